@@ -1,1 +1,1 @@
-"""The views, a module or folder for each; each is a `View` of a `Session`."""
+"""Views of the main window, one module or package each. Each is a `View` of a `Session`."""

@@ -1,4 +1,4 @@
-"""The interface that the main window needs of each view. Views hold no state but what the user chose."""
+"""Interface between the main window and its views. Views hold no state except the user's choices."""
 
 from __future__ import annotations
 
@@ -12,72 +12,76 @@ from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
 
 HINT: Final = "hint"
-"""A property of words that say what a person can do here: where it is true, pictures leave them out."""
+"""Qt property of labels that explain what the user can do; where it is true, exported pictures omit the label."""
 
 
 class View(QWidget):
-    """One panel of the window.
+    """Base of the window's views.
 
-    `window/refresher.py` calls `refresh` at most `refresh_hz` times a second, only while the view is in sight and what
-    is shown changed (the page map with every update, which `session/pace.py` bounds to one each 16 ms); `apply_theme`
-    once at the start and whenever the theme changes.
+    `window/refresher.py` calls `refresh` at most `refresh_hz` times per second, only while the view is visible and its
+    data changed (the page map on every update, which `session/pace.py` limits to one per 16 ms). `apply_theme` is
+    called once at startup and whenever the theme changes.
     """
 
     title: ClassVar[str] = ""
-    """What a person reads on the dock."""
+    """Title of the dock."""
     object_name: ClassVar[str] = ""
-    """Name of the dock in saved layouts: never changes."""
+    """Name of the dock in saved layouts; must never change."""
     refresh_hz: ClassVar[float] = 10.0
     in_step: ClassVar[bool] = False
-    """Whether it counts what the page map shows: a frame that comes alone is shown by both at once."""
+    """Whether the view must agree with the page map: after a pause in the data, both show a new frame in the same
+    turn."""
 
     done = Signal(str, object, object)
-    """Something was done that can be undone: in words ("deleting the chat"), what undoes it, what does it again."""
+    """Emitted after an undoable action, with its description ("deleting the chat"), the function that undoes it, and
+    the one that redoes it."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.session = session
         self.theme: Theme = DARK
         self.last_words = ""
-        """What a person must read though the view is gone, after `shut_down`."""
+        """Message that the user must still see after `shut_down`, when the view is gone."""
         self.setObjectName(self.object_name)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)  # the stylesheet's background is painted
         self.setAccessibleName(self.title)
 
     def refresh(self) -> None:
-        """Paint what the session's mirror and history hold now."""
+        """Paint the current contents of the session's mirror and history."""
 
     def came_in_sight(self) -> None:
-        """It is seen again: its dock was closed, or behind another."""
+        """Called when the view becomes visible again after its dock was closed or behind another."""
 
     def recall(self, settings: QSettings) -> None:
-        """Take what was chosen last time; once, before it is shown."""
+        """Restore the user's choices from `settings`. Called once, before the view is shown."""
 
     def remember(self, settings: QSettings) -> None:
-        """Keep what the person chose; the window closes."""
+        """Save the user's choices to `settings`. Called when the window closes."""
 
     def draw_all(self) -> None:
-        """Paint all of it now: a picture is taken. Views that share their work out over several calls do all of it."""
+        """Paint everything now, for an exported picture. Views that spread their work over several calls must do all of
+        it."""
         self.refresh()
 
     @property
     def is_settled(self) -> bool:
-        """Whether `draw_all` draws all: nothing more comes from elsewhere of what is shown now. A picture waits."""
+        """Whether `draw_all` can draw everything, because no data is still being loaded. Exporting a picture waits for
+        it."""
         return True
 
     def show_range(self, begin_ns: int, end_ns: int) -> None:
-        """A view on time shows this range, by the wall clock; the others have none."""
+        """Show this range, in ns of the wall clock. Views without a time axis ignore it."""
 
     def dismiss(self) -> bool:
-        """Close what Esc closes in this view; whether there was any."""
+        """Close what Esc closes in this view. Returns whether anything was closed."""
         return False
 
     def use_clock(self, clock: Callable[[], int]) -> None:
-        """What fades, fades by this clock in ns: a video's time is not the machine's."""
+        """Use `clock` (ns) for fading, because the time in a video is not the machine's."""
 
     def shut_down(self) -> None:
-        """The window closes: end what was started."""
+        """Stop what the view started. Called when the window closes."""
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`; subclasses recolour what does not follow the palette."""
+        """Apply `theme`. Subclasses recolour what does not follow Qt's palette."""
         self.theme = theme

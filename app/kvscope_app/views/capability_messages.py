@@ -1,6 +1,4 @@
-"""Messages about what an engine reports and what it does not: why something is unknown, disabled or not drawn. Knows no
-Qt.
-"""
+"""Messages about what an engine does not report: why something is unknown, disabled or not drawn. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -14,23 +12,24 @@ _OWN: Final = {"kvscope": "This engine", "devices": "This address"}
 DEVICES_ALONE: Final = (
     "This address reports GPUs, memory and cores only (see Devices).\nFor a KV cache, use File ▸ Attach to an engine."
 )
-"""In the middle of a window that has no pool to show."""
+"""Text in the middle of a window whose address has no pool."""
 SLOTS: Final = "cell positions are assigned by kvscope, not by the server"
 
 
 def engine_name(capabilities: Capabilities) -> str:
-    """What a sentence begins with."""
+    """Return the engine's name as the start of a sentence."""
     return _OWN.get(capabilities.engine) or external.engine_name(capabilities.engine)
 
 
 def from_inside(capabilities: Capabilities) -> str:
-    """How to see what an engine does not publish, as the end of a sentence; empty where it is seen, or nobody can."""
+    """Return how to observe what the engine does not publish, as the end of a sentence; "" if it reports requests or
+    there is no way."""
     engine = external.find_engine(capabilities.engine)
     return f": {engine.from_inside}" if engine is not None and engine.from_inside and not capabilities.requests else ""
 
 
 def why_no_addresses(capabilities: Capabilities) -> str:
-    """Why rows are no places in memory; empty when they are."""
+    """Return why rows are not memory addresses, or "" if they are."""
     if capabilities.physical_rows:
         return ""
     return (
@@ -39,7 +38,7 @@ def why_no_addresses(capabilities: Capabilities) -> str:
 
 
 def why_no_requests(capabilities: Capabilities) -> str:
-    """Why there is no table of requests; empty when there is one."""
+    """Return why there is no table of requests, or "" if there is one."""
     if not capabilities.blocks:
         return f"{engine_name(capabilities)} reports devices only; it has no requests"
     if capabilities.requests:
@@ -48,16 +47,16 @@ def why_no_requests(capabilities: Capabilities) -> str:
 
 
 def why_not_measured(rule: Rule, capabilities: Capabilities) -> str:
-    """Why an alarm by `rule` cannot ring; empty when it can."""
+    """Return why an alarm by `rule` can never fire, or "" if it can."""
     names = unreported_figures(rule, capabilities)
     return f"{engine_name(capabilities)} does not report {', '.join(names)}" if names else ""
 
 
 def why_no_prompts(capabilities: Capabilities) -> str:
-    """Why nothing can be sent to it."""
+    """Return why no prompts can be sent to the engine, or "" if they can."""
     return "" if capabilities.completions else f"{engine_name(capabilities)} accepts no prompts"
 
 
 def why_no_commands(capabilities: Capabilities) -> str:
-    """Why it cannot be told what to do; empty when it can."""
+    """Return why the engine cannot be controlled, or "" if it can."""
     return "" if capabilities.commands else f"{engine_name(capabilities)} can be watched but not controlled"

@@ -1,6 +1,7 @@
-"""Which views there are beside the page map: a line each. Docks, menus, keys, layouts and the names of pictures follow.
+"""List of the views other than the page map. Docks, menus, shortcuts, layouts and names of pictures are derived from
+it.
 
-Imports no Qt and no view: the command line asks for names, and a window imports a view when it is up.
+Imports no Qt and no view: the command line needs only the names, and a window imports each view once it has opened.
 """
 
 from __future__ import annotations
@@ -17,34 +18,33 @@ Area = Literal["left", "right", "bottom"]
 
 @dataclass(frozen=True, slots=True)
 class DockSpec:
-    """A docked view."""
-
     name: str
-    """The view's `object_name`: in layouts and settings, it never changes. Of pictures it has `-` for `_`."""
+    """The view's `object_name`, used in layouts and settings; must never change. Names of pictures replace `_` by
+    `-`."""
     title: str
     folder: str
-    """In `views/`; its view is in the module that has the folder's name and `_view`."""
+    """Folder in `views/`; the view is in the folder's module `<folder>_view`."""
     cls: str
     area: Area
     size: int
-    """Default width at the sides, height at the bottom, in a large window."""
+    """Default width at the sides, or height at the bottom, in a large window; pixels."""
     icon: str
     behind: str = ""
-    """The dock that it shares a place with by default, as a tab behind it; empty: a place of its own."""
+    """Name of the dock behind which this one is a tab by default; empty: a separate area."""
     is_open: bool = True
-    """Whether it is seen at the first start."""
+    """Whether the dock is open at the first start."""
     pictures: Literal["", "still", "video"] = ""
-    """What can be made of it: a recording alone fills it."""
+    """Kinds of pictures that can be exported of the view; they need only a recording."""
     is_on_time: bool = False
-    """It shows a range of time in which a cursor moves."""
+    """Whether the view shows a range of time with the session's cursor."""
 
     @property
     def picture_name(self) -> str:
-        """As a person types it."""
+        """Name of the view in commands that export pictures."""
         return self.name.replace("_", "-")
 
     def view_class(self) -> type[View]:
-        """The class, imported now."""
+        """Return the view's class, importing its module now."""
         found: type[View] = getattr(import_module(f"kvscope_app.views.{self.folder}.{self.folder}_view"), self.cls)
         return found
 
@@ -73,5 +73,5 @@ DOCKS: Final = (
     DockSpec("prefixes", "Prefixes", "prefixes", "PrefixesView", "bottom", 260, "tree", _REQUESTS, pictures="still"),
     DockSpec("roofline", "Roofline", "roofline", "RooflineView", "right", 400, "chart", _CHARTS, False, "still"),
 )
-"""In the order of menus and keys."""
+"""All views other than the page map, in the order of menus and shortcuts."""
 VIEWS_ON_TIME: Final = tuple(spec.name for spec in DOCKS if spec.is_on_time)

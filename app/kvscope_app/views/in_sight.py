@@ -1,5 +1,7 @@
-"""Whether a person may see a widget. Qt's `isVisible` is true also in a minimised window, and for a dock behind another
-tab, which Qt moves outside its window.
+"""Determines whether a widget may be visible to the user.
+
+Qt's `isVisible` is also true in a minimised window, and for a dock behind another tab, which Qt moves outside its
+window.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ from PySide6.QtCore import QPoint, QRect, QSize
 from PySide6.QtWidgets import QWidget
 
 _SMALLEST: Final = QSize(1, 1)
-"""One that has no size yet is where it is all the same."""
+"""Assumed minimum size, because a widget without a size yet still has a position."""
 
 
 def in_sight(widget: QWidget) -> bool:
-    """Whether anything of `widget` may be on a screen. Other windows over it are not known of."""
+    """Whether any part of `widget` may be on a screen. Other windows on top are not considered."""
     window = widget.window()
     if not widget.isVisible() or window.isMinimized():
         return False

@@ -1,7 +1,7 @@
-"""Names a row of the ledger: a block of the pool, or a place of a lower tier; and KV groups. Knows no Qt.
+"""Locations of ledger rows (a block of the pool, a slot of a lower tier) and names of KV groups. Imports no Qt.
 
-The ledger has the pool's rows first, then a row a place of host memory, then of the disk, then one a recurrent state;
-a person counts the places of each from 0.
+The ledger has the pool's rows first, then those of host memory, of the disk, and of recurrent states. Displayed numbers
+count the rows of each tier from 0.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from kvscope_telemetry.state.mirror import Mirror
 
 @dataclass(frozen=True, slots=True)
 class BlockLocation:
-    """One row: its tier, and its number within it."""
+    """Location of one row: its tier, and its number within the tier."""
 
     tier: Tier
     number: int
     slot: int = -1
-    """Where an engine has slots: which one, and the first and last token of its text that the row is for."""
+    """Slot of an engine that has slots, else -1. `tokens` is then the first and last token of the slot's text that the
+    row holds."""
     tokens: tuple[int, int] = (0, 0)
 
     @property
     def name(self) -> str:
-        """`Block 7`, `Host place 12`, `Slot 1, tokens 32 to 63`."""
+        """Name such as `Block 7`, `Host block 12` or `Slot 1, tokens 32 to 63`."""
         if self.slot >= 0:
             return f"Slot {self.slot}, tokens {count(self.tokens[0])} to {count(self.tokens[1])}"
         return f"{TIER_STYLES[self.tier].noun} {count(self.number)}"
 
     @property
     def short(self) -> str:
-        """`7`, `H12`: for a cell."""
+        """Short name for a cell, such as `7` or `H12`."""
         return f"{TIER_STYLES[self.tier].letter}{self.number}"
 
 
 def section_sizes(cache: CacheInfo) -> dict[Tier, int]:
-    """Rows of each tier there is, in the ledger's order."""
+    """Return the number of rows of each tier present, in the ledger's order."""
     return {tier: len(rows) for tier, rows in cache.rows_by_tier.present.items()}
 
 
@@ -63,7 +64,7 @@ _GROUPS: Final = {
 
 
 def group_name(group: KVGroup) -> str:
-    """`sliding window of 128, 5 layers`."""
+    """Return text such as `sliding window of 128, 5 layers`."""
     words = _GROUPS.get(group.kind, group.kind)
     words += f" of {count(group.window)}" if group.window else ""
     words += f", {plural(group.num_layers, 'layer')}" if group.num_layers else ""
@@ -72,8 +73,8 @@ def group_name(group: KVGroup) -> str:
 
 
 def map_sections(cache: CacheInfo) -> tuple[int, ...]:
-    """Rows of each part that the page map begins a line with: slots where there are a few, otherwise tiers. Empty where
-    there is one."""
+    """Return the number of rows of each section of the page map: slots if there are a few, else tiers. Empty for a
+    single section."""
     sizes = tuple(section_sizes(cache).values())
     num_slots = cache.num_blocks // cache.slot_blocks if cache.slot_blocks else 0
     if len(sizes) == 1 and 1 < num_slots <= MAX_SLOT_SECTIONS:
@@ -82,7 +83,8 @@ def map_sections(cache: CacheInfo) -> tuple[int, ...]:
 
 
 def place_of(cache: CacheInfo, row: int) -> BlockLocation:
-    """Where row `row` of the ledger is, 0 <= row; rows past `cache.num_rows` are of a tier of a later version."""
+    """Return the location of row `row` of the ledger, 0 <= row. Rows past `cache.num_rows` belong to a tier of a later
+    protocol version."""
     rows = cache.rows_by_tier
     tier = rows.tier_of(row)
     if tier is Tier.UNKNOWN:
@@ -95,14 +97,13 @@ def place_of(cache: CacheInfo, row: int) -> BlockLocation:
 
 
 def tier_title(tier: Tier, device: DeviceInfo) -> str:
-    """What a person calls the tier on this device."""
     if tier is Tier.HBM:
         return "GPU memory" if device.kind == "cuda" else "Memory"
     return TIER_STYLES[tier].title
 
 
 def is_swapped_out(mirror: Mirror, number: int) -> bool:
-    """Whether request `number` waits with blocks in a lower tier."""
+    """Whether request `number` is preempted with blocks in a lower tier."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.requests.state[row] != RequestState.PREEMPTED:
         return False
@@ -110,7 +111,7 @@ def is_swapped_out(mirror: Mirror, number: int) -> bool:
 
 
 def places_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
-    """`62 blocks in host memory, 3 on disk`; blocks of the pool, and states, are not spoken of."""
+    """Return text such as `62 blocks in host memory, 3 on disk`. Blocks of the pool and states are omitted."""
     lower = [(number, where) for tier, number in num_by_tier.items() if number and (where := TIER_STYLES[tier].where)]
     words = [f"{count(number)} {where}" for number, where in lower]
     return ", ".join([f"{plural(lower[0][0], noun)} {lower[0][1]}", *words[1:]]) if lower else ""

@@ -26,7 +26,7 @@ class RangeLink(QObject):
         show_span: Callable[[TimeSpan], None],
         show_default: Callable[[], None],
     ) -> None:
-        """`show_span` zooms the view; `show_default` ends its zoom."""
+        """Create the link. `show_span` zooms the view; `show_default` ends its zoom."""
         super().__init__(parent)
         self._range = visible_range
         self._show_span = show_span
@@ -40,18 +40,18 @@ class RangeLink(QObject):
 
     @property
     def is_linked(self) -> bool:
-        """Whether the view follows the visible range."""
         return self.button.isChecked()
 
     def begin(self) -> None:
-        """Show the range that others chose before this view could show any; only the first call does."""
+        """Show the range that was chosen in other views before this view had data. Only the first call has an
+        effect."""
         if not self._has_begun:
             self._has_begun = True
             if self._range.span is not None:
                 self._on_changed()
 
     def choose(self, span: TimeSpan | None) -> None:
-        """Zoom the linked views to what a person chose in this one; None where they ended its zoom."""
+        """Zoom the linked views to what the user chose in this one; None: end their zoom."""
         if not self.is_linked:
             return
         self._is_choosing = True
@@ -61,7 +61,6 @@ class RangeLink(QObject):
             self._is_choosing = False
 
     def apply_theme(self, theme: Theme) -> None:
-        """Draw the button's icon in the colours of `theme`."""
         self._theme = theme
         set_icon(self.button, "link" if self.is_linked else "unlink", theme)
 

@@ -1,12 +1,14 @@
-"""Refreshes the views: each about `refresh_hz` times a second at most, only while it is seen and something changed.
+"""Schedules refreshes of the views: each about `refresh_hz` times per second, only while it is visible and data
+changed.
 
-The page map follows every update, which `session/pace.py` takes at most each 16 ms.
+The page map follows every update, which `session/pace.py` limits to one per 16 ms.
 
-An engine that does nothing still gives signs of life. They move the curves' time alone: views follow them at leisure.
+An idle engine still sends signs of life, which only move the curves' time. After a while, views follow these at a lower
+rate.
 
-A turn of the event loop is kept short, or keys would wait: a turn refreshes the fast view alone, or one of the others,
-and what one has to paint is painted before the next has its turn. The others have a share of the time at most: where a
-machine is slow, or busy with something else, they come more seldom, and the fast view and keys as before.
+Turns of the event loop are kept short so that keyboard input is not delayed: a turn refreshes either the fast views or
+one of the others, and that one is painted before the next is refreshed. The slow views get a limited share of the time:
+on a slow or busy machine they are refreshed less often, while the fast views and keyboard input are not affected.
 """
 
 from __future__ import annotations
@@ -24,42 +26,44 @@ from kvscope_app.views.in_sight import in_sight
 from kvscope_telemetry.source import Update
 
 _FAST_HZ: Final = 50.0
-"""Views from this rate on are refreshed with every update, the others one after another, between updates."""
+"""Views with at least this rate are refreshed on every update; the others one after another, between updates."""
 _GRACE_NS: Final = 8_000_000
 _FAST_GRACE_NS: Final = 12_000_000
-"""So much sooner than its rate says a view may be refreshed. Updates come every 16 ms: the one after a late one comes
-sooner, and is not kept waiting until it has no frame of its own."""
+"""Time by which a view may be refreshed earlier than its rate allows.
+
+Updates come every 16 ms. The update after a late one comes sooner, and should not wait until the view has missed a
+frame.
+"""
 _TURN_MS: Final = 8
 _APART_NS: Final = 2_000_000
-"""A turn that comes so soon after an update was taken in is put off once: late timers are served in one go."""
+"""A turn that comes this soon after an update is postponed once, because Qt runs late timers in one go."""
 _PAUSES: Final = 3
-"""After one of the others so many times as long as it took none of them has its turn: they get a quarter at most."""
+"""After refreshing a slow view, all slow views wait this many times the refresh's duration, so they take at most a
+quarter of the time."""
 _LONGEST_PAUSE_NS: Final = 500_000_000
 _ALONE_NS: Final = 100_000_000
-"""News that come so long after the last are shown by views in step with the page map in its turn, whatever their
-rate: who steps through an engine, or watches a slow one, reads one moment everywhere."""
+"""If an update comes this long after the previous one, `in_step` views show it together with the page map, whatever
+their rate. When stepping through an engine, or with a slow one, all views then show the same moment."""
 _SETTLED_NS: Final = 8_000_000_000
-"""So long after the last news the curves have come to rest."""
+"""Time after the last data until the curves count as settled."""
 _LEISURE_NS: Final = 3_000_000_000
-"""How often views are refreshed from then on, for signs of life alone."""
+"""Interval between refreshes for signs of life alone, once the curves have settled."""
 
 
 class Refresher(QObject):
-    """Refreshes `views` of one session."""
-
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._session = session
         self._last_ns: dict[View, int] = {}
         self._dirty: set[View] = set()
         self._rested_ns = 0
-        """When one of the slow views may have its turn again."""
+        """Time at which a slow view may be refreshed again."""
         self._news_ns = 0
         self._is_alone = False
-        """Whether news have come that came alone, and are not shown yet."""
+        """Whether an update came after a pause and is not shown yet."""
         self._sign_ns = 0
         self._fed_ns = 0
-        """When an update was taken in."""
+        """Time at which the last update was applied."""
         self._is_put_off = False
         self._soon = QTimer(self, singleShot=True, interval=0)
         self._soon.timeout.connect(self._refresh_fast)
@@ -69,30 +73,26 @@ class Refresher(QObject):
         session.selection_changed.connect(self.touch_all)
         session.timeline.paused_changed.connect(self.touch_all)
         session.timeline.cursor_changed.connect(self.touch_all)
-        session.timeline.moved.connect(self.touch_all)  # a recording that is paused tells nothing else
+        session.timeline.moved.connect(self.touch_all)  # a paused recording emits no other signal
 
     def add_view(self, view: View) -> None:
-        """Refresh this view from now on."""
         self._last_ns[view] = 0
         self.touch(view)
 
     def remove(self, view: View) -> None:
-        """No more."""
         self._last_ns.pop(view, None)
         self._dirty.discard(view)
 
     def touch(self, view: View) -> None:
-        """Something this view shows may have changed."""
         self._dirty.add(view)
         self._schedule({view: self._wait_ns(view, time.monotonic_ns())})
 
     def touch_all(self) -> None:
-        """Something every view shows may have changed."""
         self._dirty.update(self._last_ns)
         self._refresh_fast()
 
     def run(self) -> None:
-        """Refresh what is due: the fast ones, or one of the others, whoever waited longer."""
+        """Refresh the views that are due: the fast ones, or the slow one that has waited longest."""
         self._is_put_off = not self._is_put_off and time.monotonic_ns() - self._fed_ns < _APART_NS
         if self._is_put_off:
             self._later.start(math.ceil(_APART_NS / 1e6))
@@ -110,7 +110,7 @@ class Refresher(QObject):
         if self._is_worth_it(update):
             self._fed_ns = time.monotonic_ns()
             self._dirty.update(self._last_ns)
-            self._soon.start()  # in a turn of its own: taking the update in was one
+            self._soon.start()  # in a separate turn: applying the update took one already
 
     def _is_worth_it(self, update: Update | None) -> bool:
         now_ns = time.monotonic_ns()
@@ -131,15 +131,18 @@ class Refresher(QObject):
         self._refresh([view for view in waits if view.refresh_hz >= _FAST_HZ] + in_step, waits)
 
     def _waits(self, views: Iterable[View]) -> dict[View, float]:
-        """Of those in sight: until each may be refreshed, ns. The others are not asked again before the next update, or
-        before they come in sight: to ask costs more than most refreshes."""
+        """Return the ns until each visible view may be refreshed.
+
+        Views that are not visible are removed from the changed ones until the next update, or until they become
+        visible: checking their visibility costs more than most refreshes.
+        """
         now_ns = time.monotonic_ns()
         seen = [view for view in views if in_sight(view)]
         self._dirty.intersection_update(seen)
         return {view: self._wait_ns(view, now_ns) for view in seen}
 
     def _refresh(self, views: list[View], waits: dict[View, float]) -> None:
-        """Those of `views` that are due, and come back for the rest of `waits`."""
+        """Refresh those of `views` that are due, and schedule the rest of `waits`."""
         try:
             for view in [view for view in views if waits[view] <= 0]:
                 del waits[view]
@@ -149,16 +152,15 @@ class Refresher(QObject):
                 if view.refresh_hz < _FAST_HZ:
                     ended_ns = time.monotonic_ns()
                     self._rested_ns = ended_ns + min(_PAUSES * (ended_ns - began_ns), _LONGEST_PAUSE_NS)
-        finally:  # one view's error leaves the others their turns
+        finally:  # an error in one view must not stop the others
             self._schedule(waits)
 
     def _wait_ns(self, view: View, now_ns: int) -> float:
-        """Until the view may be refreshed again."""
         grace_ns = _FAST_GRACE_NS if view.refresh_hz >= _FAST_HZ else _GRACE_NS
         return 1e9 / view.refresh_hz - grace_ns - (now_ns - self._last_ns[view])
 
     def _schedule(self, waits: dict[View, float]) -> None:
-        """Come back when the first of those that wait is due, and not before."""
+        """Schedule the next run for the time at which the first waiting view is due."""
         if not waits:
             return
         rest_ns = self._rested_ns - time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""What every table has: columns with titles and tips, a model that tells its head, and rows that are chosen whole."""
+"""Base of all tables: columns with titles and tooltips, a model with headers, and selection of whole rows."""
 
 from __future__ import annotations
 
@@ -22,29 +22,28 @@ _SAMPLE_PAD: Final = 26
 
 @dataclass(frozen=True, slots=True)
 class TableColumn(Generic[_P]):
-    """A column; `text` says how a cell reads, of whatever the model has of a row."""
+    """Column of a table. `text` returns a cell's text from the model's data of a row."""
 
     title: str
     text: Callable[_P, str]
     tip: str = ""
     is_number: bool = False
-    """Numbers stand at the right."""
+    """Whether cells are numbers, which are right-aligned."""
     sample: str = ""
-    """The widest text it is made for."""
+    """Widest text for which the column's width is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableHead:
-    """Titles, tips, and on which side a column's words stand. Without `tips` there are none."""
+    """Titles, tooltips and alignment of a table's columns. Empty `tips`: no tooltips."""
 
     titles: Sequence[str]
     tips: Sequence[str] = ()
     numbers: Collection[int] = ()
-    """Columns of numbers."""
+    """Indices of columns with numbers."""
 
     @classmethod
     def of(cls, columns: Sequence[TableColumn[...]]) -> Self:
-        """The head of a table with these columns."""
         numbers = frozenset(place for place, column in enumerate(columns) if column.is_number)
         return cls([column.title for column in columns], [column.tip for column in columns], numbers)
 
@@ -52,11 +51,9 @@ class TableHead:
         return len(self.titles)
 
     def side(self, column: int) -> Qt.AlignmentFlag:
-        """Of its title, and of its cells."""
         return RIGHT if column in self.numbers else LEFT
 
     def data(self, section: int, orientation: Qt.Orientation, role: int) -> Any:
-        """What a model's `headerData` returns."""
         if orientation is not Qt.Orientation.Horizontal or not 0 <= section < len(self.titles):
             return None
         if role == Qt.ItemDataRole.DisplayRole:
@@ -67,7 +64,7 @@ class TableHead:
 
 
 class TableModel(QAbstractTableModel):
-    """A model whose columns are those of its `table_head`."""
+    """Model whose columns are those of `table_head`."""
 
     table_head: ClassVar[TableHead]
 
@@ -79,7 +76,7 @@ class TableModel(QAbstractTableModel):
 
 
 class RowTable(QTableView):
-    """A table without lines, whose rows are chosen whole: one, or with `many` several."""
+    """Table without grid lines. Whole rows are selected: one, or several with `many`."""
 
     def __init__(self, name: str, *, many: bool) -> None:
         super().__init__()
@@ -95,12 +92,12 @@ class RowTable(QTableView):
         self.horizontalHeader().setHighlightSections(False)
 
     def fix_row_heights(self, padding: int) -> None:
-        """Each row has one line of text, and so many pixels around it."""
+        """Give each row the height of one line of text plus `padding` pixels at 100 % scale."""
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + scaled(padding))
 
     def fit_samples(self, columns: Sequence[TableColumn[...]]) -> None:
-        """Make each column as wide as its sample and its title."""
+        """Make each column as wide as the wider of its sample and its title."""
         self.horizontalHeader().setMinimumSectionSize(40)
         for place, column in enumerate(columns):
             width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
@@ -108,7 +105,7 @@ class RowTable(QTableView):
 
 
 class SwatchDelegate(QStyledItemDelegate):
-    """Paints a cell whose swatch keeps its colour where the row is chosen: styles tint it there."""
+    """Paints colour swatches unchanged in selected rows, where styles would tint them."""
 
     def initStyleOption(self, option: QStyleOptionViewItem, index: Index) -> None:
         super().initStyleOption(option, index)
@@ -122,7 +119,7 @@ class SwatchDelegate(QStyledItemDelegate):
 
 
 class OpenableTable(RowTable):
-    """A table whose selected rows are opened by Enter and by a double click."""
+    """Table whose selected rows are opened by Enter and by a double click."""
 
     open_wanted = Signal()
 

@@ -1,6 +1,6 @@
-"""What each tier is called and which colour its rows have, in every view. Knows no Qt.
+"""Names and colours of the tiers, in every view. Imports no Qt.
 
-Which rows a tier has is said by `CacheInfo.rows_by_tier`.
+`CacheInfo.rows_by_tier` defines which rows a tier has.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ class TierStyle:
     """Names of one tier, and the colour of its rows."""
 
     noun: str
-    """A row: `Host block`."""
+    """Noun for a row, such as `Host block`."""
     letter: str
-    """Before a row's number within the tier: `H` in `H12`."""
+    """Letter before a row's number within the tier, such as `H` in `H12`."""
     memory: str
-    """Where its bytes are: `host memory`."""
+    """Memory that holds the rows, such as `host memory`."""
     title: str = ""
     """Name of the tier; empty for the pool, whose name depends on the device, and for an unknown tier."""
     where: str = ""
-    """Where its blocks are: `in host memory`; empty where that is not said."""
+    """Location of the tier's blocks in a sentence, such as `in host memory`; empty where it is not mentioned."""
     word: str = ""
-    """Name in legends and cells, of tiers of blocks and of `HOST_STATES`: `host`."""
+    """Name in legends and cells, such as `host`; empty for device-memory states."""
     search_words: tuple[str, ...] = ()
-    """Words before a number that name a row of this tier in a search."""
+    """Words before a number that identify a row of this tier in a search."""
     color: str = ""
-    """Name of the colour in `Theme` of rows that requests need; empty where the colour depends on a row's state."""
+    """Name of the theme colour of rows that requests need; empty if the colour depends on a row's state."""
 
 
 TIER_STYLES: Final = {
@@ -55,12 +55,12 @@ TIER_STYLES: Final = {
 
 
 def tier_color(tier: Tier, theme: Theme) -> str:
-    """The colour of rows of a lower tier that requests need, as `#rrggbb`."""
+    """Return the colour of rows of a lower tier that requests need, as `#rrggbb`."""
     return str(getattr(theme, TIER_STYLES[tier].color))
 
 
 def distinct_tier_colors(theme: Theme) -> dict[Tier, str]:
-    """A colour for each tier, where tiers and not states of blocks are told apart."""
+    """Return a distinct colour for each tier, for pictures that show tiers instead of block states."""
     host = tier_color(Tier.HOST, theme)
     return {
         Tier.HBM: theme.block_active,

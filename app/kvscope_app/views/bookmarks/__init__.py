@@ -1,1 +1,1 @@
-"""The list of bookmarks and of past alarms."""
+"""View of bookmarks and past alarms."""

@@ -1,6 +1,6 @@
-"""Bookmarks: those of a person and past alarms, to go to, rename, delete and loop between.
+"""View of the user's bookmarks and past alarms, to go to, rename, delete and loop between.
 
-Owns the bar and the selection. What there is, and undo, is the session's.
+Owns the bar and the selection. The session owns the bookmarks and undo.
 """
 
 from __future__ import annotations
@@ -52,18 +52,15 @@ _NUM_BUTTONS: Final = 5
 
 
 class MarkList(QListView):
-    """Tells which were chosen and what is to be done with them."""
-
     delete_pressed = Signal()
     undo_pressed = Signal()
 
     @property
     def is_edited(self) -> bool:
-        """Whether a line is being written."""
         return self.state() == QAbstractItemView.State.EditingState
 
     def event(self, event: QEvent) -> bool:
-        """Undo and Copy here are about bookmarks, whatever they are elsewhere."""
+        """Take Undo and Copy from other shortcuts, because they apply to bookmarks here."""
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
             ours = (QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Copy)
             if any(event.matches(each) for each in ours):
@@ -84,8 +81,6 @@ class MarkList(QListView):
 
 
 class BookmarksView(View):
-    """The list, and above it what can be done."""
-
     title: ClassVar[str] = "Bookmarks"
     object_name: ClassVar[str] = "bookmarks"
     refresh_hz: ClassVar[float] = 4.0
@@ -115,7 +110,7 @@ class BookmarksView(View):
         self.setFocusProxy(self.list)
 
     def refresh(self) -> None:
-        if self.list.is_edited:  # the words being written would go
+        if self.list.is_edited:  # refreshing would discard the edited text
             return
         chosen = {mark.bookmark_id for mark in self.chosen}
         if self.model.refresh():
@@ -133,13 +128,12 @@ class BookmarksView(View):
 
     @property
     def chosen(self) -> list[Bookmark]:
-        """Those that are selected, in the order of time."""
         rows = sorted(index.row() for index in self.list.selectedIndexes())
         return [self.model.marks[row] for row in rows if row < len(self.model.marks)]
 
     @property
     def loop_range(self) -> tuple[int, int] | None:
-        """What the chosen ones would loop."""
+        """(start, end) of a loop over the selected bookmarks in ns, or None."""
         chosen = self.chosen
         if len(chosen) >= 2:
             return chosen[0].time_ns, max(chosen[-1].time_ns, chosen[-1].until_ns)
@@ -148,7 +142,7 @@ class BookmarksView(View):
         return None
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """In a narrow dock the buttons go below."""
+        """Place the buttons below in a narrow dock."""
         super().resizeEvent(event)
         directions = QBoxLayout.Direction
         is_narrow = self.width() < self.choices.sizeHint().width() + _NUM_BUTTONS * self.add.sizeHint().width() + 24
@@ -161,7 +155,6 @@ class BookmarksView(View):
                 self.list.selectionModel().select(self.model.index(row, 0), flags)
 
     def _on_clicked(self) -> None:
-        """Several are chosen for something else."""
         if len(chosen := self.chosen) == 1:
             self.session.timeline.go_to(chosen[0].time_ns)
 
@@ -242,10 +235,7 @@ class BookmarksView(View):
 
 
 class MarkModel(QAbstractListModel):
-    """Bookmarks and alarms as a list, oldest first. Owns which are shown; renaming tells their owner.
-
-    Of `bookmarks`.
-    """
+    """Model of bookmarks and alarms, oldest first. Owns the rows; renaming is passed to `Bookmarks`."""
 
     def __init__(self, bookmarks: Bookmarks, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -255,7 +245,7 @@ class MarkModel(QAbstractListModel):
         self._bookmarks = bookmarks
 
     def refresh(self) -> bool:
-        """Show what there is; whether anything changed. What was selected is not any more."""
+        """Update the rows. Returns whether anything changed, which clears the selection."""
         wanted = [mark for mark in self._bookmarks.shown if self.choice in (ALL, MINE if mark.is_note else ALARMS)]
         if wanted == self.marks:
             return False

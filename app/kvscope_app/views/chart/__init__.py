@@ -1,1 +1,1 @@
-"""Curves over time: numpy preparation, axes, one panel with its values, and the choice of the time shown."""
+"""Curves over time: preparation in numpy, axes, panels with current values, and the choice of the time range."""

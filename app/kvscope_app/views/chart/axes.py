@@ -1,4 +1,4 @@
-"""Axes that name few, round values, with units. Times are read backwards from now, or as clock times."""
+"""Axes with few, round values and units. Times are labelled backwards from now, or as times of day."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HALF_LINE = 10
 
 
 class _Axis(pg.AxisItem):  # type: ignore[misc]  # pyqtgraph has no types
-    """Without a label: to look for its prefix pyqtgraph lays out even an empty one whenever the range changes."""
+    """Base of the axes, without a title: pyqtgraph would lay out even an empty one whenever the range changes."""
 
     def __init__(self, orientation: str) -> None:
         super().__init__(orientation)
@@ -29,7 +29,7 @@ class _Axis(pg.AxisItem):  # type: ignore[misc]  # pyqtgraph has no types
 
 
 class ValueAxis(_Axis):
-    """The left axis: zero, the middle and the top."""
+    """Left axis, labelled at zero, the middle and the top."""
 
     def __init__(self, text: Callable[[float], str]) -> None:
         super().__init__("left")
@@ -38,27 +38,26 @@ class ValueAxis(_Axis):
         self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=6, tickAlpha=255)
 
     def fit_zoom(self) -> None:
-        """Room for the labels at the zoom of now."""
+        """Set the width for the labels at the current scale."""
         self.setWidth(scaled(VALUE_AXIS_WIDTH))
 
     def boundingRect(self) -> QRectF:
-        """Half a line more above and below: pyqtgraph leaves out labels that reach beyond."""
+        """Return half a line more above and below: pyqtgraph omits labels that reach beyond the rectangle."""
         wider: QRectF = super().boundingRect().adjusted(0, -scaled(_HALF_LINE), 0, scaled(_HALF_LINE))
         return wider
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
-        """Three ticks, two when the plot is low."""
+        """Return three ticks, or two if the plot is low."""
         parts = 2 if size >= 48 else 1
         step = (maxVal - minVal) / parts
         return [(step, [minVal + step * index for index in range(parts + 1)])] if step > 0 else []
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        """Values with their unit."""
         return [self._text(value) for value in values]
 
 
 class TimeAxis(_Axis):
-    """The bottom axis. While following, `−30 s`; otherwise the time of day.
+    """Bottom axis. Labels are relative to now (`-30 s`) while following, otherwise times of day.
 
     Plot coordinates are seconds of this machine's monotonic clock.
     """
@@ -66,29 +65,30 @@ class TimeAxis(_Axis):
     def __init__(self) -> None:
         super().__init__("bottom")
         self.now_s: float | None = None
-        """The right edge while following, None otherwise."""
+        """Right edge while following, else None."""
         self._wall_offset_s = time.time() - time.monotonic()
         self._has_labels = True
         self.setStyle(tickLength=0, autoExpandTextSpace=False, tickTextOffset=3, tickAlpha=255)
 
     def clock_text(self, value: float) -> str:
-        """Return the time of day at second `value` of the monotonic clock. The two clocks are compared anew by each
-        axis: a second that just begins must not become the one before.
+        """Return the time of day at second `value` of the monotonic clock.
+
+        Each axis compares the two clocks itself, and times are rounded to 0.1 s, so that a second that has just started
+        is not shown as the one before.
         """
         return time.strftime("%H:%M:%S", time.localtime(round(value + self._wall_offset_s, 1)))
 
     def show_labels(self, shown: bool) -> None:
-        """Write the times below the plot, or leave just the lines."""
         self._has_labels = shown
         self.fit_zoom()
         self.setStyle(showValues=shown)
 
     def fit_zoom(self) -> None:
-        """Room for the labels at the zoom of now."""
+        """Set the height for the labels at the current scale."""
         self.setHeight(scaled(TIME_AXIS_HEIGHT) if self._has_labels else 1)
 
     def tickValues(self, minVal: float, maxVal: float, size: float) -> list[tuple[float, list[float]]]:
-        """Round times, at least 70 px apart."""
+        """Return round times at least 70 px apart."""
         wanted = (maxVal - minVal) * scaled(70) / max(size, 1)
         step = next((step for step in _TIME_STEPS_S if step >= wanted), _TIME_STEPS_S[-1])
         origin = self.now_s if self.now_s is not None else -self._wall_offset_s
@@ -97,14 +97,13 @@ class TimeAxis(_Axis):
         return [(step, [origin + step * index for index in np.arange(first, last + 1)])]
 
     def tickStrings(self, values: Sequence[float], scale: float, spacing: float) -> list[str]:
-        """`−30 s`, or `14:03:20`."""
         if self.now_s is None:
             return [self.clock_text(value) for value in values]
         return [ago_text(self.now_s - value) for value in values]
 
 
 def ago_text(seconds: float) -> str:
-    """`now`, `−5 s`, `−2 min`, `−1.5 h`."""
+    """Return text such as `now`, `-5 s`, `-2 min` or `-1.5 h`."""
     if seconds < 0.05:
         return "now"
     if seconds >= 3600 and abs(seconds / 1800 - round(seconds / 1800)) < 1e-6:
@@ -115,7 +114,7 @@ def ago_text(seconds: float) -> str:
 
 
 def color_axis(axis: pg.AxisItem, theme: Theme) -> None:
-    """Faint opaque grid lines (blending them costs 25 ms a frame), muted text."""
+    """Apply the theme: faint opaque grid lines (blending them costs 25 ms per frame) and muted text."""
     axis.setPen(pg.mkPen(theme.grid))
     axis.setTextPen(pg.mkPen(theme.muted))
     axis.setStyle(tickFont=sans(_TICK_FONT_SCALE))

@@ -1,4 +1,4 @@
-"""The line above a plot: its title, and each curve's name and value, the value in larger digits."""
+"""Line above a plot with its title, and the name and value of each curve, the value in larger digits."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from kvscope_app.look.zoom import scaled
 
 _GAP = 12
 _TOLD_APART: Final = 2
-"""More curves than this keep their names where there is no room for names and values."""
+"""Maximum number of curves that are shown with values but without names if there is no space for both; more curves keep
+their names."""
 _SWATCH = 8
 _TIME_PLACE: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _TITLE_SHARE: Final = 0.6
-"""So much of the title is worth more than names of curves."""
+"""Share of the title that takes precedence over the names of curves."""
 
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """A curve: the key of its value, and what it is called (empty: the title says it)."""
+    """Curve in the legend: key of its value, and label (empty if the title suffices)."""
 
     name: str
     label: str
@@ -34,10 +35,11 @@ class LegendEntry:
 
 
 class ChartLegend(QWidget):
-    """Painted by hand: values change ten times a second and must not move the layout."""
+    """Painted directly instead of laid out as labels: values change ten times per second and must not move the
+    layout."""
 
     changed = Signal()
-    """Other values are shown."""
+    """Emitted when other values are shown."""
 
     def __init__(self, title: str, entries: Sequence[LegendEntry]) -> None:
         super().__init__()
@@ -52,29 +54,30 @@ class ChartLegend(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def explain(self, tip: str) -> None:
-        """What hovering says, under the values."""
+        """Set the tooltip that follows the values."""
         self._tip = tip
         self.setToolTip(tip)
 
     @property
     def values(self) -> Mapping[str, str]:
-        """What is shown, by curve."""
+        """Text of each curve's value, by curve name."""
         return self._values
 
     @property
     def time_text(self) -> str:
-        """The time that the values are of: "current", "last 10 s", or the clock time under the pointer."""
+        """Time of the values: "current", "last 10 s", or the time of day under the pointer."""
         return self._time_text
 
     @property
     def description(self) -> str:
-        """All names and values, and the time that they are of unless it is under the pointer, as a sentence."""
+        """All names and values as a sentence, with their time unless it is the time under the pointer."""
         values = ", ".join(f"{e.label} {self._values.get(e.name, '')}".strip() for e in self._entries)
         return f"{values} ({self._time_text})" if self._time_text and not self._is_read else values
 
     def set_values(self, values: Mapping[str, str], time_text: str = "", *, is_read: bool = False) -> None:
-        """Show `values`, by curve, and beside the title the time that they are of. `is_read`: the time under the
-        pointer, which is shown even if the title has to be cut for it.
+        """Show `values`, by curve, and next to the title their time.
+
+        `is_read`: whether this is the time under the pointer, for which the title is elided if necessary.
         """
         if values != self._values or time_text != self._time_text:
             self._values, self._time_text, self._is_read = dict(values), time_text, is_read
@@ -86,14 +89,13 @@ class ChartLegend(QWidget):
             self.update()
 
     def apply_theme(self, theme: Theme, colors: Mapping[str, str]) -> None:
-        """Take the colours of the theme and of the curves."""
         self._theme = theme
         self._colors = dict(colors)
         self.update()
 
     @property
     def missing_width(self) -> int:
-        """Pixels by which the line is too narrow for its title and all names and values; 0 if all of it is shown."""
+        """Pixels by which the line is too narrow for its title and all names and values; 0 if everything fits."""
         return max(0, ceil(self._width(with_labels=True, title_share=1.0)) - (self.width() - 14))
 
     def sizeHint(self) -> QSize:
@@ -104,7 +106,7 @@ class ChartLegend(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         right = self.width() - 6.0
         with_labels = self._width(with_labels=True) <= self.width() - 12
-        # Two colours are told apart by what is usual; of more, what each means is worth more than how much it is now.
+        # Two colours can be told apart by convention; with more, names matter more than current values.
         with_values = with_labels or len(self._entries) <= _TOLD_APART
         for entry in reversed(self._entries):
             right = self._paint_entry(painter, entry, right, with_labels or not with_values, with_values) - scaled(_GAP)
@@ -124,7 +126,7 @@ class ChartLegend(QWidget):
     def _paint_entry(
         self, painter: QPainter, entry: LegendEntry, right: float, with_labels: bool, with_values: bool
     ) -> float:
-        """Right to left: value, label, swatch. The left edge of what was painted."""
+        """Paint value, label and swatch from right to left. Returns the left edge of what was painted."""
         value = self._values.get(entry.name, "") if with_values else ""
         right = self._paint_text(painter, value, right, _value_font(), self._theme.text)
         if with_labels and entry.label:
@@ -159,7 +161,6 @@ class ChartLegend(QWidget):
 
 
 def _dashes(swatch: QRectF) -> tuple[QRectF, QRectF]:
-    """Two dashes of a line."""
     dash = QRectF(swatch.left() - 3, swatch.center().y() - 1, 5, 2)
     return dash, dash.translated(7, 0)
 

@@ -1,6 +1,6 @@
-"""Charts that share one time axis: the range of time shown, the moment that is read, and where the charts lie.
+"""Charts that share one time axis: visible time range, moment under the pointer, and layout.
 
-Owns panels, range and layout; knows curves only through its subclasses, which say what each chart shows.
+Owns panels, range and layout. Subclasses supply the curves of each chart.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_COLUMNS: Final = 3
 
 
 class PanelGrid(QWidget):
-    """Chart panels by name, as many side by side as there is room for."""
+    """Chart panels by name, in as many columns as fit."""
 
     max_columns: ClassVar[int] = _MOST_COLUMNS
     _num_columns = 0
@@ -41,7 +41,7 @@ class PanelGrid(QWidget):
         self.panels: dict[str, ChartPanel] = {}
         self.theme: Theme = DARK
         self.shown: tuple[str, ...] = ()
-        """Names of the panels that are laid out, in their order."""
+        """Names of the panels that are laid out, in order."""
         self._area: QScrollArea | None = None
         self.column = QVBoxLayout(self)
         self.column.setContentsMargins(0, 0, 0, 0)
@@ -53,11 +53,10 @@ class PanelGrid(QWidget):
 
     @property
     def num_columns(self) -> int:
-        """Panels side by side."""
         return self._num_columns
 
     def set_panels(self, panels: Mapping[str, ChartPanel]) -> None:
-        """Have these panels in place of those before. They are hidden until `show_panels` names them."""
+        """Replace all panels. New ones are hidden until `show_panels` names them."""
         for panel in self.panels.values():
             self.grid.removeWidget(panel)
             panel.hide()
@@ -66,7 +65,7 @@ class PanelGrid(QWidget):
         self.add_panels(panels)
 
     def add_panels(self, panels: Mapping[str, ChartPanel]) -> None:
-        """Have these panels, too."""
+        """Add panels, hidden until `show_panels` names them."""
         self.panels.update(panels)
         for panel in panels.values():
             panel.setParent(self)
@@ -75,7 +74,6 @@ class PanelGrid(QWidget):
             panel.plot.area = self._area
 
     def show_panels(self, names: Collection[str]) -> None:
-        """Show these panels, in this order, and no others."""
         columns = max(1, min(self.max_columns, self.width() // scaled(_PANEL_MIN_WIDTH)))
         if tuple(names) == self.shown and columns == self._num_columns:
             return
@@ -87,16 +85,15 @@ class PanelGrid(QWidget):
             self.grid.addWidget(self.panels[name], place // columns, place % columns)
             is_fixed = self.panels[name].minimumHeight() == self.panels[name].maximumHeight()
             self.panels[name].show_time_labels(is_fixed or place >= len(self.shown) - columns)
-        self.grid.activate()  # a paint may come before Qt does so: all panels would lie on each other
+        self.grid.activate()  # without this, a paint before Qt's layout would show all panels on top of each other
 
     def lie_in(self, area: QScrollArea | None) -> None:
-        """The wheel over the charts is for `area`."""
+        """Set the scroll area that receives wheel events over the charts."""
         self._area = area
         for panel in self.panels.values():
             panel.plot.area = area
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take its colours."""
         self.theme = theme
         for panel in self.panels.values():
             panel.apply_theme(theme)
@@ -106,29 +103,29 @@ class PanelGrid(QWidget):
         self.show_panels(self.shown)
 
     def changeEvent(self, event: QEvent) -> None:
-        """Fewer panels of larger text have room beside each other."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange and self._num_columns:
             self.show_panels(self.shown)
 
 
 class ChartStack(PanelGrid):
-    """Charts of one session, with the bar that says how much time they show.
+    """Charts of one session, with the bar that selects their time range.
 
-    A subclass says which charts have something to show (`present`), draws one (`draw_curves`) and gives the values at a
-    moment (`texts_at`). Seconds are of the monotonic clock.
+    A subclass names the charts with content (`present`), draws one (`draw_curves`) and returns the values at a moment
+    (`texts_at`). Seconds are those of the monotonic clock.
     """
 
     range_setting: ClassVar[str]
-    """Where the range is kept."""
+    """Settings key of the range."""
     default_range: ClassVar[str] = DEFAULT_RANGE
     at_once: ClassVar[int] = 1
-    """Charts that `refresh` draws: a call stays short however many there are."""
+    """Number of charts drawn per `refresh`, which bounds the duration of a call."""
     late_s: ClassVar[float] = 1.5
-    """The right edge may be so far ahead of the cursor without the cursor being drawn."""
+    """Maximum seconds by which the right edge may be ahead of the session's cursor before the cursor is drawn."""
 
     def __init__(self, session: Session, heading: str = "") -> None:
-        """With a `heading`, that and the bar stand above the charts; without, the bar is laid out by whoever asks."""
+        """Create the stack. With a `heading`, heading and bar are above the charts; without, the caller lays out the
+        bar."""
         super().__init__()
         self.session = session
         self.link = RangeLink(session.timeline.visible_range, self, self._on_linked, lambda: self._on_linked(None))
@@ -136,13 +133,13 @@ class ChartStack(PanelGrid):
         self.range_s = RANGES_S[self.default_range]
         self.bar.show_range(self.range_s)
         self.hover_s: float | None = None
-        """The moment that is read, where one is."""
+        """Moment under the pointer, if any."""
         span = session.timeline.visible_range.span
         self._fixed = None if span is None else self._seconds(span)
         """First and last second shown while not following."""
         self.bar.set_following(span is None)
         self._read_s = 0.0
-        """The moment whose values are shown while none is read."""
+        """Moment whose values are shown while the pointer reads none."""
         self._turn = 0
         self._scrolled = QTimer(self)
         self._scrolled.setSingleShot(True)
@@ -153,50 +150,50 @@ class ChartStack(PanelGrid):
         self.bar.range_chosen.connect(self._on_length_chosen)
         self.bar.live_requested.connect(self._on_follow_chosen)
 
-    # for subclasses
+    # Methods that subclasses override
 
     def present(self, first_s: float, last_s: float) -> Sequence[str]:
-        """The names of the charts that have something to show of this time."""
+        """Return the names of the charts with content in this time."""
         raise NotImplementedError
 
     def read(self, names: Sequence[str], first_s: float, last_s: float) -> None:
-        """Get what these charts need, once for all of them."""
+        """Fetch the data that these charts need, once for all of them."""
 
     def draw_curves(self, name: str, first_s: float, last_s: float) -> None:
-        """Draw one chart."""
         raise NotImplementedError
 
     def texts_at(self, name: str, at_s: float) -> Mapping[str, str]:
-        """What the legend says of each curve at a moment."""
+        """Return the legend text of each curve at a moment."""
         raise NotImplementedError
 
     def end_s(self) -> float:
-        """The right edge while following. Charts that are drawn one after another show one time: whole seconds."""
+        """Return the right edge while following, in whole seconds, so that charts drawn one after another show the same
+        time."""
         return float(math.ceil(self.session.timeline.shown_until_ns / 1e9))
 
     def whole(self, last_s: float) -> tuple[float, float]:
-        """All the time there is."""
+        """Return the whole available time as (first, last) second."""
         raise NotImplementedError
 
     def snapped(self, x: float) -> float:
-        """Return the time of the values that the charts show at `x`: the nearest point of their curves. The pointer
-        reads these, and a click goes to their time, so that both show the same.
+        """Return the time of the curve point nearest to `x`.
+
+        The pointer reads the values at this time, and a click goes to it, so that both show the same.
         """
         return x
 
     def headline_time(self, name: str) -> str:
-        """The time that a chart's values are of while no other moment is read, in a few words."""
+        """Return a short text for the time of a chart's values while no other moment is read."""
         return "current"
 
     def time_text(self, x: float) -> str:
-        """What the bar says of the moment that is read."""
+        """Return the bar's text for the moment that is read."""
         return self.clock_text(x)
 
     def clock_text(self, x: float) -> str:
-        """The time of day at `x`."""
         return next(iter(self.panels.values())).clock_text(x)
 
-    # for the view
+    # Methods that the view calls
 
     @property
     def is_following(self) -> bool:
@@ -205,12 +202,12 @@ class ChartStack(PanelGrid):
 
     @property
     def stands_still(self) -> bool:
-        """Whether what is shown does not move in time: nothing may come that would draw the charts not drawn yet."""
+        """Whether the shown time does not advance, so that no later refresh would draw the remaining charts."""
         timeline = self.session.timeline
         return timeline.paused if timeline.player is None else not timeline.player.is_playing
 
     def refresh(self) -> None:
-        """Draw the next few charts of those that are not scrolled away; all of them where time stands still."""
+        """Draw the next `at_once` visible charts; draw all visible ones if the shown time does not advance."""
         if self.stands_still:
             self.refresh_seen()
             return
@@ -220,32 +217,30 @@ class ChartStack(PanelGrid):
         self.draw([name for name in (self.shown * 2)[self._turn : self._turn + num] if self.is_seen(name)], span)
 
     def refresh_all(self) -> None:
-        """Draw every chart now."""
         span = self._prepare()
         self.draw(self.shown, span)
 
     def refresh_seen(self) -> None:
-        """Draw every chart that is not scrolled away."""
         span = self._prepare()
         self.draw([name for name in self.shown if self.is_seen(name)], span)
 
     def show_last(self, seconds: float) -> None:
-        """Show the last `seconds`, infinite for all, and follow."""
+        """Show the last `seconds` (infinite: everything) and follow."""
         self.range_s = seconds
         self.follow()
 
     def follow(self) -> None:
-        """Let the right edge be the present."""
+        """Move the right edge to the present and follow it."""
         self._set_fixed(None)
         self.refresh_all()
 
     def look_back(self, first_s: float, last_s: float) -> None:
-        """Stand still on a stretch of time."""
+        """Show a fixed time range and stop following."""
         self._set_fixed((first_s, last_s))
         self.refresh_all()
 
     def show_span(self, span: TimeSpan) -> None:
-        """Stand still on a range by the wall clock."""
+        """Show a fixed range given by the wall clock."""
         self.look_back(*self._seconds(span))
 
     def apply_theme(self, theme: Theme) -> None:
@@ -253,19 +248,19 @@ class ChartStack(PanelGrid):
         self.link.apply_theme(theme)
 
     def recall(self, settings: QSettings) -> None:
-        """Take the range of last time."""
         kept = str(settings.value(self.range_setting, ""))
         if kept in RANGES_S:
             self.range_s = RANGES_S[kept]
             self.bar.show_range(self.range_s)
 
     def remember(self, settings: QSettings) -> None:
-        """Keep the range for the next time."""
         settings.setValue(self.range_setting, next(name for name, s in RANGES_S.items() if s == self.range_s))
 
     def is_seen(self, name: str) -> bool:
-        """Whether any part of a chart is visible. A widget's own `visibleRegion` leaves out what its opaque children
-        cover: it is empty where all that is left of a chart, scrolled away in part, is its plot.
+        """Whether any part of a chart is visible.
+
+        The plot's viewport is checked too: a widget's own `visibleRegion` excludes what opaque children cover, and is
+        empty if only the plot of a partly scrolled chart is visible.
         """
         panel = self.panels[name]
         return any(not part.visibleRegion().isEmpty() for part in (panel, panel.plot.viewport()))
@@ -284,10 +279,11 @@ class ChartStack(PanelGrid):
     def lie_in(self, area: QScrollArea | None) -> None:
         super().lie_in(area)
         if area is not None:
-            area.verticalScrollBar().valueChanged.connect(lambda _: self._scrolled.start(0))  # its int is no time
+            # drop the scroll value, which `start` would take as milliseconds
+            area.verticalScrollBar().valueChanged.connect(lambda _: self._scrolled.start(0))
 
     def read_at(self, x: float | None) -> None:
-        """Show the values of a moment in all charts; None: of the newest."""
+        """Show the values of a moment in all charts; None: the newest values."""
         x = None if x is None else self.snapped(x)
         self.hover_s = x
         for panel in self.panels.values():
@@ -296,7 +292,6 @@ class ChartStack(PanelGrid):
         self._show_values(self.shown)
 
     def draw(self, names: Sequence[str], span: tuple[float, float]) -> None:
-        """Draw these charts."""
         if not names:
             return
         first_s, last_s = span
@@ -315,7 +310,7 @@ class ChartStack(PanelGrid):
         self._show_values(names)
 
     def _prepare(self) -> tuple[float, float]:
-        """Lay out what there is to show, and say which time is shown."""
+        """Lay out the charts with content, and return the visible range."""
         span = self._span()
         self.show_panels(self.present(*span))
         return span
@@ -343,7 +338,7 @@ class ChartStack(PanelGrid):
             self.bar.ranges.clear()
 
     def _on_linked(self, span: TimeSpan | None) -> None:
-        """Show the range of the linked views; None ends the zoom. Charts that cannot be seen are drawn later."""
+        """Show the range of the linked views; None ends the zoom. Hidden charts are drawn later."""
         self._set_fixed(None if span is None else self._seconds(span))
         if in_sight(self):
             self.refresh_all()
@@ -370,8 +365,6 @@ class ChartStack(PanelGrid):
 
 
 class ChartedView(View):
-    """A view with a stack of charts."""
-
     charts: ChartStack
 
     def recall(self, settings: QSettings) -> None:

@@ -1,6 +1,6 @@
-"""Numpy preparation of curves: trailing means, min/max decimation, gaps. No Qt.
+"""Preparation of curves in numpy: trailing means, min/max decimation, gaps. Imports no Qt.
 
-NaN is "nothing known": it survives a mean and a decimation, and no line is drawn to it.
+NaN means unknown: it survives means and decimation, and no line is drawn to it.
 
 See docs/internals/decisions/0010-curves-are-decimated-before-qt.md.
 """
@@ -14,7 +14,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def trailing_mean(values: FloatArray, width: int) -> FloatArray:
-    """Mean of each value and the `width - 1` before it, over those that are known; NaN stays NaN."""
+    """Return the mean of each value and the `width - 1` before it, over the known ones; NaN stays NaN."""
     if width <= 1 or not values.size:
         return values
     known = np.isfinite(values)
@@ -26,8 +26,11 @@ def trailing_mean(values: FloatArray, width: int) -> FloatArray:
 
 
 def decimate(x: FloatArray, y: FloatArray, max_columns: int, phase: int = 0) -> tuple[FloatArray, FloatArray]:
-    """At most `max_columns` pairs of minimum and maximum. `phase`: absolute number of the first point, so
-    that the same points fall together as the window moves on and the curve does not shimmer."""
+    """Return at most `max_columns` pairs of minimum and maximum.
+
+    `phase`: absolute index of the first point. It keeps groups of points stable as the window moves, so that the curve
+    does not flicker.
+    """
     factor = -(-y.size // max(max_columns, 1))
     if factor <= 1:
         return x, y
@@ -40,7 +43,7 @@ def decimate(x: FloatArray, y: FloatArray, max_columns: int, phase: int = 0) -> 
 
 
 def join_near(x: FloatArray, y: FloatArray, max_gap: float) -> tuple[FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-    """The known points, and which of them are joined to the next: those at most `max_gap` apart."""
+    """Return the known points, and a mask of those that are joined to the next: at most `max_gap` apart."""
     known = np.isfinite(y)
     x, y = x[known], y[known]
     joined = np.zeros(x.size, bool)
@@ -51,9 +54,10 @@ def join_near(x: FloatArray, y: FloatArray, max_gap: float) -> tuple[FloatArray,
 def close_areas(
     x: FloatArray, y: FloatArray, joined: npt.NDArray[np.bool_], floor: float = 0.0
 ) -> tuple[FloatArray, FloatArray, npt.NDArray[np.bool_]]:
-    """The same curve, down to `floor` on both sides of each gap: what is filled below it ends there as well.
+    """Return the curve with a drop to `floor` on both sides of each gap, so that the area below it also ends there.
 
-    A floor below what is seen keeps out of sight what joins the two sides: nothing is known to be zero there.
+    Choose a floor below the visible range, so that the connection between the two sides is not seen: the value in a gap
+    is not known to be zero.
     """
     before = np.flatnonzero(~joined[:-1])
     at = np.repeat(before + 1, 2)
@@ -63,8 +67,10 @@ def close_areas(
 
 
 def gaps(x: FloatArray, known: npt.NDArray[np.bool_], patience: float) -> list[tuple[float, float]]:
-    """Stretches of `x` where nothing is known, after the first that is. One that reaches the end counts only
-    once it is longer than `patience`: something may still come."""
+    """Return stretches of `x` without known values, after the first known one.
+
+    A stretch that reaches the end counts only if it is longer than `patience`, because data may still arrive.
+    """
     known = known | ~np.logical_or.accumulate(known)
     edges = np.flatnonzero(np.diff(np.concatenate(([True], known, [True])).astype(np.int8)))
     last = x.size - 1
@@ -76,9 +82,8 @@ def gaps(x: FloatArray, known: npt.NDArray[np.bool_], patience: float) -> list[t
 
 
 def nearest(x: FloatArray, at: float) -> float:
-    """Return the point of `x`, shape (n,), ascending and evenly spaced, that is nearest to `at`; `at` itself where it
-    lies beyond both ends by more than the distance of two points.
-    """
+    """Return the point of `x`, shape (n,), ascending and evenly spaced, that is nearest to `at`. Returns `at` itself if
+    it is beyond either end by more than the spacing."""
     if x.size < 2 or not 2 * x[0] - x[1] <= at <= 2 * x[-1] - x[-2]:
         return at
     return float(x[nearest_index(x, at)])
@@ -91,7 +96,8 @@ def nearest_index(x: FloatArray, at: float) -> int:
 
 
 def nice_ceiling(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, … at or above `value`, so that an axis ends on a round number."""
+    """Return the smallest 1, 2, 3, 4, 5, 6, 8 or 10 times a power of ten that is at least `value`; 1.0 if `value` is
+    not positive and finite."""
     if not np.isfinite(value) or value <= 0:
         return 1.0
     scale = 10.0 ** np.floor(np.log10(value))

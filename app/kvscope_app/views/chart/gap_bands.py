@@ -1,7 +1,7 @@
-"""Stretches of time shaded behind the curves, from the bottom to the top: one item for all of them.
+"""Shaded time stretches behind the curves, over the full height of the plot, as a single graphics item.
 
-pyqtgraph's own item for a stretch takes 37 KiB, and minutes of an engine that answers now and then, or beside a busy
-neighbour, have hundreds of them in each chart.
+pyqtgraph's item for one stretch takes 37 KiB, and a few minutes of an engine that answers only now and then, or
+that shares its machine with a busy process, have hundreds of them in each chart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BEHIND = -20
 
 
 class GapBands(pg.GraphicsObject):  # type: ignore[misc]
-    """Shows `gaps`, each from x to x."""
+    """Item that shades `gaps`, each given as (first x, last x)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,18 +27,16 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
         self.setZValue(_BEHIND)
 
     def show_gaps(self, gaps: Sequence[tuple[float, float]]) -> None:
-        """These, and no others."""
         if self.gaps != (shown := tuple(gaps)):
             self.gaps = shown
             self.update()
 
     def set_color(self, color: str) -> None:
-        """Of all of them."""
         self.color = QColor(color)
         self.update()
 
     def boundingRect(self) -> QRectF:
-        """All that is seen: the bands reach from edge to edge, however far that is."""
+        """Return the visible rectangle: the bands cover the full height, whatever the range."""
         seen = self.viewRect()
         bounds = QRectF() if seen is None else QRectF(seen)
         if bounds != self._bounds:
@@ -47,7 +45,7 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
         return bounds
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
-        """In the coordinates of the screen or picture: an SVG file has too few digits for seconds since the boot."""
+        """Paint in the coordinates of the screen or picture: SVG files have too few digits for seconds since boot."""
         to_picture = painter.worldTransform()
         painter.save()
         painter.setWorldTransform(QTransform())
@@ -56,6 +54,6 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
         painter.restore()
 
     def place_of(self, to_picture: QTransform, first: float, last: float) -> QRectF:
-        """What is seen from x to x, in the coordinates of the picture."""
+        """Return the visible rectangle between two x values, in the coordinates of the picture."""
         seen = self.boundingRect()
         return to_picture.mapRect(QRectF(first, seen.top(), last - first, seen.height()).intersected(seen))

@@ -1,6 +1,6 @@
-"""One plot under a line with its title and current values. Owns the pyqtgraph items and their colours.
+"""Plot under a line with its title and current values. Owns the pyqtgraph items and their colours.
 
-Knows curves as arrays, not where they come from.
+Curves are passed in as arrays; must not depend on their source.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from kvscope_app.views.chart.plot import Plot
 _PAD: Final = 4.0
 PLOT_MIN_HEIGHT = 64
 TEXT_MARGIN = 7
-"""Half a line of text: the outermost values of the axis reach beyond the plot."""
+"""Margin of half a line of text: the outermost axis labels extend beyond the plot."""
 _SHRINK_BELOW = 0.45
 _KEY_SHARE = 0.1
-"""Of the time shown, an arrow key moves; with Shift less."""
+"""Share of the visible time by which an arrow key moves it; `_KEY_READ` with Shift, for the moment read."""
 _KEY_READ = 0.01
 _KEY_ZOOM = 0.5
 _OUT_OF_SIGHT = 0.1
-"""Of the height of the plot, below its end."""
+"""Share of the plot's height, below its bottom, at which filled areas end."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurveSpec:
-    """One curve. `color` names a colour of the theme, or is an index into its series."""
+    """Curve of a panel. `color` is the name of a theme colour, or an index into the theme's series."""
 
     name: str
     label: str
@@ -52,35 +52,35 @@ class CurveSpec:
     dashed: bool = False
 
     def color_of(self, theme: Theme) -> str:
-        """`#rrggbb`."""
+        """Return the colour as `#rrggbb`."""
         return theme.series[self.color] if isinstance(self.color, int) else str(getattr(theme, self.color))
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A small triangle at a time, with the text of its tooltip."""
+    """Small triangle at a time, with a tooltip."""
 
     x: float
     text: str
     about: object = None
-    """What was there, for whoever is told that it was clicked; None where that is not known one by one."""
+    """Object that `mark_chosen` emits on a click; None if the mark represents events that are not known one by one."""
 
 
 class ChartPanel(QWidget):
-    """Title, values, plot. Coordinates: x in seconds, y from 0 to `top` or a round number above the data."""
+    """Title, values and plot. Coordinates: x in seconds, y from 0 to `top` or to a round number above the data."""
 
     hovered = Signal(object)
-    """x under the mouse in seconds, None when it left."""
+    """Emitted with the x under the mouse in seconds, None when it leaves."""
     chosen = Signal(float)
-    """x of a click, in seconds."""
+    """Emitted with the x of a click in seconds."""
     peak_chosen = Signal(float)
-    """x of a maximum that the user wants to go to, in seconds."""
+    """Emitted with the x of a maximum that the user wants to go to, in seconds."""
     mark_chosen = Signal(object)
-    """What the mark that was clicked is about."""
+    """Emitted with `Mark.about` of the clicked mark."""
     range_dragged = Signal(float, float)
-    """The person moved or zoomed the time shown."""
+    """Emitted with the new range in seconds when the user pans or zooms."""
     fit_wanted = Signal()
-    """The person wants to see the present again, at the length that was chosen."""
+    """Emitted when the user wants to follow the present again, with the selected length."""
     _is_built = False
 
     def __init__(
@@ -107,11 +107,11 @@ class ChartPanel(QWidget):
         self._time_axis = time_axis or TimeAxis()
         self.plot = Plot(ValueAxis(axis_text), self._time_axis)
         self.dot_items: dict[str, pg.ScatterPlotItem] = {}
-        """Points that no line reaches."""
+        """Dots for points that are joined to no other, by curve name."""
         self.curve_items = {curve.name: self._add_curve(curve) for curve in self.curves}
         self._filled = {curve.name: curve.filled for curve in self.curves}
         self.gap_bands = GapBands()
-        """Stretches where nothing was heard of the engine."""
+        """Stretches without data from the engine."""
         self.stop_bands = StopBands()
         self.mark_points = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
         self.shown_marks: tuple[float, tuple[Mark, ...]] = (0.0, ())
@@ -130,7 +130,7 @@ class ChartPanel(QWidget):
         return QSize(320, 150)
 
     def show_time(self, first_s: float, last_s: float, now_s: float | None) -> None:
-        """Show `first_s` to `last_s`; `now_s` is the right edge while following."""
+        """Show `first_s` to `last_s`; `now_s` is the right edge while following, else None."""
         self._time_axis.now_s = now_s
         view = self.plot.view_box
         view.blockSignals(True)
@@ -139,11 +139,11 @@ class ChartPanel(QWidget):
         self._time_axis.setRange(first_s, last_s)
 
     def settle(self) -> None:
-        """Work out now where everything lies: pyqtgraph does so in the next paint, and then paints twice."""
+        """Finish the layout now. Otherwise pyqtgraph does it in the next paint, and then paints twice."""
         self.plot.scene().prepareForPaint()
 
     def zoom_by(self, steps: int) -> None:
-        """The time, around the moment that is read."""
+        """Zoom the time by `steps` around the moment that is read; 0: follow the present again."""
         if not steps:
             self.fit_wanted.emit()
             return
@@ -153,17 +153,14 @@ class ChartPanel(QWidget):
         self.range_dragged.emit(middle - (middle - first) * share, middle + (last - middle) * share)
 
     def clock_text(self, x: float) -> str:
-        """The time of day at `x`."""
         return self._time_axis.clock_text(x)
 
     def show_time_labels(self, shown: bool) -> None:
-        """Name the times below this plot."""
         self._time_axis.show_labels(shown)
         self._has_time_labels = shown
         self._leave_room()
 
     def changeEvent(self, event: QEvent) -> None:
-        """Larger text takes more room."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange and self._is_built:
             self._leave_room()
@@ -190,29 +187,29 @@ class ChartPanel(QWidget):
         return highest
 
     def fit(self, highest: float) -> None:
-        """Let the value axis end on a round number above `highest`; it shrinks only when much too high."""
+        """Set the end of the value axis to a round number above `highest`; it shrinks only if much too high."""
         if self._fixed_top is not None:
             return
         if highest <= 0:
-            return  # nothing to fit to: ends of zero and zero would say nothing
+            return  # an axis from zero to zero would be useless
         if highest > self._top or highest < self._top * _SHRINK_BELOW:
             self._top = nice_ceiling(highest * 1.04)
             self.plot.view_box.setYRange(0, self._top, padding=0)
 
     def show_gaps(self, gaps: Sequence[tuple[float, float]]) -> None:
-        """Shade stretches where nothing was heard of the engine."""
+        """Shade stretches without data from the engine."""
         self.gap_bands.show_gaps(gaps)
 
     def show_stops(self, bands: Sequence[StopBand]) -> None:
-        """Shade the time in which the engine stood still, and say why."""
+        """Shade the time in which the engine was paused or suspended, with the reason."""
         self.stop_bands.show_bands(bands)
 
     def show_peaks(self, peaks: Sequence[CurvePeak]) -> None:
-        """Show the maxima of the curves above the plot, the most important one first."""
+        """Show the maxima of the curves above the plot, most important first."""
         self.peak_line.show_peaks(peaks)
 
     def show_marks(self, marks: Sequence[Mark]) -> None:
-        """Draw marks near the bottom; hovering one shows its text."""
+        """Draw marks near the bottom; hovering shows their text."""
         y = self._top * 0.06 if self._fixed_top is None else self._fixed_top * 0.06
         shown = (y, tuple(marks))
         if shown != self.shown_marks:
@@ -220,19 +217,19 @@ class ChartPanel(QWidget):
             self.mark_points.setData([mark.x for mark in marks], [y] * len(marks), data=list(marks))
 
     def show_cursor(self, x: float | None) -> None:
-        """The hover line, the same in every panel."""
+        """Move the hover line, which all panels share; None hides it."""
         self.cursor_line.setVisible(x is not None)
         if x is not None:
             self.cursor_line.setPos(x)
 
     def show_place(self, x: float | None) -> None:
-        """Where in time the session's cursor is, where that is not the right edge."""
+        """Show the session's cursor at `x`; None hides it, where it is at the right edge."""
         self._place.setVisible(x is not None)
         if x is not None:
             self._place.setPos(x)
 
     def apply_theme(self, theme: Theme) -> None:
-        """pyqtgraph does not follow the palette."""
+        """Apply the theme to all items; pyqtgraph does not follow Qt's palette."""
         self.theme = theme
         self.plot.theme = theme
         self.plot.setBackground(theme.base)
@@ -285,7 +282,7 @@ class ChartPanel(QWidget):
             self._describe()
 
     def _describe(self) -> None:
-        """The values, for who cannot see them: now, or at the moment that is read."""
+        """Describe the values for assistive technology, as of now or of the moment that is read."""
         self.plot.setAccessibleDescription(self._sentence())
 
     def _sentence(self) -> str:
@@ -294,7 +291,7 @@ class ChartPanel(QWidget):
         return when + self.legend.description + (f", engine {stopped}" if stopped else "")
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        """Offer the maxima, and what the menu of the surrounding dock offers."""
+        """Show a menu with the maxima and the actions of the surrounding dock's menu."""
         if not self.peak_line.peaks:
             event.ignore()
             return
@@ -340,7 +337,7 @@ class ChartPanel(QWidget):
         self.range_dragged.emit(float(first), float(last))
 
     def _on_key(self, key: Qt.Key, shift: bool) -> None:
-        """Arrows move the time, with Shift the moment that is read, Enter goes there."""
+        """Handle keys: arrows move the time, with Shift the moment that is read; Enter goes to that moment."""
         (first, last), _ = self.plot.view_box.viewRange()
         length = last - first
         if key in (Qt.Key.Key_Left, Qt.Key.Key_Right):
@@ -361,17 +358,14 @@ def _mark_tip(x: float, y: float, data: Mark) -> str:
 
 
 class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
-    """A curve as wide as it looks on any screen and in pictures of any scale, which can be drawn into an SVG file.
+    """Curve whose line width is the same on any screen and at any picture scale, and which can be drawn to SVG.
 
-    A pen of one pixel, which no scale widens, would be a hair on a screen of many pixels. Into an SVG file it is
-    drawn in the coordinates of the picture: numbers there have six digits, too few for seconds since the boot, and
-    readers differ in what a line of one pixel is where its coordinates are stretched.
-
-    pyqtgraph's, on every screen.
+    A cosmetic pen of one pixel would be too thin on high-resolution screens, so on screens pyqtgraph paints the curve
+    with a scaled pen. For SVG the curve is drawn in picture coordinates: numbers there have six digits, too few for
+    seconds since boot, and viewers differ in how they draw a one-pixel line under scaled coordinates.
     """
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
-        """Draw it."""
         if painter.paintEngine().type() is not QPaintEngine.Type.SVG:
             self._draw_as_wide(painter, option, widget)
         elif self.xData is not None and len(self.xData):
@@ -380,7 +374,9 @@ class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
     def _draw_as_wide(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:
         thin, view = self.opts["pen"], self.getViewWidget()
         on_screen = 0.0 if view is None else (self.sceneTransform() * view.viewportTransform()).m22()
-        scale = painter.deviceTransform().m22() / on_screen if on_screen else 1.0  # with the screen's own
+        scale = (
+            painter.deviceTransform().m22() / on_screen if on_screen else 1.0
+        )  # includes the screen's device pixel ratio
         wide = QPen(thin)
         wide.setWidthF(max(1.0, thin.widthF()) * max(1.0, scale))
         self.opts["pen"] = wide
@@ -402,15 +398,15 @@ class CurveItem(pg.PlotCurveItem):  # type: ignore[misc]
 
 
 def stop_ground(theme: Theme) -> str:
-    """What is behind everything while the engine stands still."""
+    """Return the background colour for time in which the engine is paused or suspended."""
     return mix(theme.base, theme.warn, 0.17)
 
 
 class StopBands(GapBands):
-    """Bands over the time in which the engine stood still: paused by somebody, or suspended. They say so where they are
-    wide enough, and everywhere in the tooltip. Of two runs, A's take the upper half and B's the lower.
+    """Bands over the time in which the engine was paused or suspended.
 
-    Shows `bands`.
+    A band shows its text where it is wide enough; the tooltip shows it everywhere. When two runs are compared, bands of
+    run A take the upper half and those of B the lower. Shows `bands`.
     """
 
     def __init__(self) -> None:
@@ -419,18 +415,16 @@ class StopBands(GapBands):
         self._ink = QColor()
 
     def show_bands(self, bands: Sequence[StopBand]) -> None:
-        """These, and no others."""
         if self.bands != (shown := tuple(bands)):
             self.bands = shown
             self.update()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._ink = QColor(theme.warn)
         self.set_color(stop_ground(theme))
 
     def words_at(self, x: float) -> str:
-        """Of the bands at `x`; empty where there are none."""
+        """Return the text of the bands at `x`, or "" if there are none."""
         return "; ".join(band.texts[0] for band in self.bands if band.first_s <= x <= band.last_s)
 
     def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None) -> None:

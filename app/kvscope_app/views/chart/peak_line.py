@@ -1,4 +1,4 @@
-"""The line between a chart's legend and its plot: the maximum of each curve in the time shown, as links to it."""
+"""Line between a chart's legend and its plot with links to the maximum of each curve in the visible time."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ _GAP = 12
 
 @dataclass(frozen=True, slots=True)
 class CurvePeak:
-    """The maximum of a curve in the time shown."""
-
     x: float
-    """Where it is, in seconds."""
+    """Position in seconds."""
     text: str
     """Curve, value and time, such as "running 11 at 23:49:33"."""
 
 
 class PeakLine(QWidget):
-    """Links to the maxima, as many as fit. Painted by hand: they change while values come, and must not move the
-    layout.
+    """Links to the maxima, as many as fit.
+
+    Painted directly instead of laid out as labels: the maxima change as values arrive, and must not move the layout.
     """
 
     chosen = Signal(float)
-    """`CurvePeak.x` of the link that was clicked."""
+    """Emitted with `CurvePeak.x` of the clicked link."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +44,7 @@ class PeakLine(QWidget):
         self.hide()
 
     def show_peaks(self, peaks: Sequence[CurvePeak]) -> None:
-        """Show the maxima, the most important one first."""
+        """Show the maxima, most important first."""
         self.show()
         if self.peaks != (shown := tuple(peaks)):
             self.peaks, self._hovered = shown, None
@@ -59,7 +58,7 @@ class PeakLine(QWidget):
 
     @property
     def links(self) -> list[tuple[QRect, CurvePeak]]:
-        """Where each maximum is shown; those for which there is no space are left out."""
+        """Rectangle of each maximum that fits."""
         found: list[tuple[QRect, CurvePeak]] = []
         metrics, left = QFontMetricsF(_font()), float(_LEFT)
         for peak in self.peaks:

@@ -1,4 +1,4 @@
-"""The plot of a panel: the wheel zooms its time, unless the panels scroll; arrows move it. Knows no curves."""
+"""Plot of a panel: the wheel zooms the time unless the panels scroll, and arrow keys move it. Contains no curves."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ KEYS: Final = frozenset((Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Return, Q
 
 
 class Plot(pg.GraphicsView):  # type: ignore[misc]
-    """A view box with an axis at its left and one below it. With Ctrl the wheel always zooms; without, it is for `area`
-    where that has more than it shows.
+    """View box with an axis on its left and one below. With Ctrl the wheel always zooms; without, it scrolls `area` if
+    that has scrollable content.
 
-    pyqtgraph's own `PlotItem` brings a menu of sixty widgets to each plot, which nobody sees here and each change of
-    the theme has to style: nearly half of all widgets of a window.
+    pyqtgraph's `PlotItem` is not used: it creates a menu of sixty widgets per plot, which is never shown but is styled
+    on each theme change, and would be nearly half of all widgets of a window.
     """
 
     keyed = Signal(object, bool)
-    """One of `KEYS` was pressed, and whether with Shift."""
+    """Emitted when one of `KEYS` is pressed, with whether Shift is held."""
     focused = Signal()
 
     def __init__(self, left: pg.AxisItem, bottom: pg.AxisItem) -> None:
@@ -36,12 +36,12 @@ class Plot(pg.GraphicsView):  # type: ignore[misc]
         self._body = pg.GraphicsWidget()
         self._grid = QGraphicsGridLayout()
         self._lay_out()
-        self.enableMouse(False)  # what moves is the view box
+        self.enableMouse(False)  # the view box moves, not this view
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
 
     def set_margins(self, top: int, bottom: int) -> None:
-        """Room above and below, in device-independent pixels."""
+        """Set the margins above and below, in device-independent pixels."""
         self._grid.setContentsMargins(0, top, 0, bottom)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -53,7 +53,7 @@ class Plot(pg.GraphicsView):  # type: ignore[misc]
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)
-        self.viewport().update()  # QWidget updates the frame alone, which is another widget
+        self.viewport().update()  # QWidget updates only the frame, which is a different widget
         self.focused.emit()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:

@@ -1,4 +1,4 @@
-"""How much time the plots show, whether they follow what is shown, and what time the mouse is on."""
+"""Bar above charts: visible time range, follow button, and the time under the mouse."""
 
 from __future__ import annotations
 
@@ -12,25 +12,29 @@ from kvscope_app.look.makers import tool_button
 from kvscope_app.look.widgets import FittingLabel, SegmentedControl
 
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
-"""`All`: the whole session, as far as it is kept."""
+"""Seconds of each range. `All` is the whole session, as far as it is retained."""
 DEFAULT_RANGE = "1 min"
 _FIRST_TO_GO = (0, 2)
-"""Of the ranges, where there is no room for all."""
+"""Indices of the ranges that are hidden if not all fit."""
 _LONGEST_CLOCK = "00:00:00"
-"""A time of day that needs as much width as any other."""
+"""Text as wide as the widest time of day."""
 
 
 class TimeBar(QWidget):
-    """Range buttons at the left, Live (in a recording Follow) and the link at the right, the time under the mouse
-    between them."""
+    """Range buttons on the left, Live (in a recording: Follow) and the link button on the right, and the time under the
+    mouse between them."""
 
     range_chosen = Signal(float)
-    """Seconds; infinite for all there is."""
+    """Emitted with the selected range in seconds; infinite for everything."""
     live_requested = Signal()
 
     def __init__(self, link: QToolButton, *, is_file: bool = False, inset: bool = True) -> None:
-        """`link`: the button that links the charts' range. `is_file`: of a recording, where nothing is live. `inset`:
-        with margins of its own.
+        """Create the bar.
+
+        Args:
+            link: Button that links the charts' range with that of other views.
+            is_file: Whether a recording is shown, which is never live.
+            inset: Whether the bar has margins.
         """
         super().__init__()
         self.ranges = SegmentedControl(list(RANGES_S), "Visible range")
@@ -52,10 +56,10 @@ class TimeBar(QWidget):
         layout.addWidget(link)
 
     def minimumSizeHint(self) -> QSize:
-        """The least width, for narrow docks.
+        """Return the minimum width, for narrow docks.
 
-        With less and less room, the time under the mouse is hidden, buttons stand closer together, and two ranges are
-        hidden. No text is cut.
+        As the bar narrows, the time under the mouse is hidden, buttons move closer together, and two ranges are hidden.
+        No text is elided.
         """
         least = self._whole_width() - sum(map(self.ranges.width_of, _FIRST_TO_GO))
         return QSize(least, super().minimumSizeHint().height())
@@ -72,11 +76,11 @@ class TimeBar(QWidget):
         self.time.setVisible(self.width() >= whole + clock + self._row.spacing())
 
     def show_time(self, *lengths: str) -> None:
-        """Show the time under the mouse, by the longest of these texts that fits; without texts, no time."""
+        """Show the longest of these texts for the time under the mouse that fits; without texts, nothing."""
         self.time.set_lengths(*lengths)
 
     def _whole_width(self) -> int:
-        """The least width of all buttons, those that are hidden included."""
+        """Return the minimum width of all buttons, including hidden ones."""
         hidden = sum(self.ranges.width_of(index) for index in _FIRST_TO_GO if not self.ranges.is_shown(index))
         margins = self._row.contentsMargins()
         ends = self.live.minimumSizeHint().width() + self._row.spacing() + self.link.minimumSizeHint().width()
@@ -84,7 +88,7 @@ class TimeBar(QWidget):
         return margins.left() + buttons + self._row.spacing() + margins.right()
 
     def show_range(self, seconds: float) -> None:
-        """Which of the ranges is shown; none where it is another."""
+        """Highlight the button of this range; none if there is no such button."""
         lengths = list(RANGES_S.values())
         if seconds in lengths:
             self.ranges.set_current(lengths.index(seconds))
@@ -92,7 +96,6 @@ class TimeBar(QWidget):
             self.ranges.clear()
 
     def set_following(self, following: bool) -> None:
-        """Show whether the plots follow what is shown."""
         self.live.setChecked(following)
 
     def _on_live(self) -> None:

@@ -1,1 +1,1 @@
-"""The console: chat with the engine, several conversations at once, and the load beside it."""
+"""Console: chat with the engine in several conversations, and a load generator."""

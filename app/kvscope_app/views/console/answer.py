@@ -1,6 +1,6 @@
-"""One answer on its way: from Submit to its end, as the replies tell it. No Qt.
+"""One unfinished answer: its state from Submit to its end, updated from replies. Imports no Qt.
 
-Owns the message it writes into until the end; nobody else changes that message meanwhile.
+Until the end, only `ChatAnswer` may modify the message that it writes into.
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ _ENDINGS: dict[str, Ending] = {"stop": "stop", "length": "length", "abort": "sto
 
 
 class AnswerPhase(Enum):
-    """Where the answer is."""
-
     SENT = auto()
     QUEUED = auto()
-    """Accepted, no token yet."""
+    """Accepted, but no token yet."""
     WRITING = auto()
     STOPPING = auto()
-    """Stop was pressed; the engine has not said that it stopped."""
+    """Stop was pressed, but the engine has not confirmed it."""
     ENDED = auto()
 
 
 class ChatAnswer:
-    """Writes into `message`. `max_tokens`: the limit that was asked for, None: as many as fit."""
+    """Writes the replies into `message`. `max_tokens`: requested limit; None: as many as fit."""
 
     def __init__(
         self, request_id: str, conversation: Conversation, message: Message, epoch: int, max_tokens: int | None = None
@@ -40,7 +38,7 @@ class ChatAnswer:
         self.message = message
         self.phase = AnswerPhase.SENT
         self.has_news = False
-        """Whether text came since this was last set to False."""
+        """Whether text arrived since this was last set to False."""
         self._max_tokens = max_tokens
         self._sent_s = time.monotonic()
         self._first_s = 0.0
@@ -49,32 +47,28 @@ class ChatAnswer:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing more will come."""
         return self.phase is AnswerPhase.ENDED
 
     @property
     def waited_s(self) -> float:
-        """Since it was sent."""
+        """Seconds since the prompt was sent."""
         return time.monotonic() - self._sent_s
 
     def stopping(self) -> None:
-        """Stop was asked for."""
         if not self.is_ended:
             self.phase = AnswerPhase.STOPPING
 
     def accepted(self, reply: Accepted) -> None:
-        """The engine took it."""
         if self.phase is AnswerPhase.SENT:
             self.phase = AnswerPhase.QUEUED
         number = reply.numbers[0] if reply.numbers else 0
         self._update(number=number, num_prompt_tokens=reply.num_prompt_tokens)
 
     def is_request(self, number: int) -> None:
-        """Which of the engine's requests it is."""
         self._update(number=number)
 
     def tokens(self, reply: Tokens, stopped_s: float = 0.0) -> None:
-        """Append the text of `reply`. `stopped_s`: how long the engine has been paused or suspended so far in all."""
+        """Append the text of `reply`. `stopped_s`: total time so far in which the engine was paused or suspended."""
         now_s = time.monotonic()
         self._first_s = self._first_s or now_s
         self._first_running_s = self._first_running_s or now_s - stopped_s
@@ -88,7 +82,6 @@ class ChatAnswer:
         self._update(num_tokens=num_tokens, first_seen_s=self._first_s - self._sent_s, tokens_per_s=speed)
 
     def finished(self, reply: Finished) -> None:
-        """The engine ended it, and says its own times."""
         usage, timing = reply.usage, reply.timing
         stats = self.message.stats
         self._update(
@@ -109,16 +102,14 @@ class ChatAnswer:
         self.end(_ENDINGS.get(reply.finish_reason, "stopped"), reply.error or reason)
 
     def refused(self, reply: Refused) -> None:
-        """The engine did not take it."""
         self.end("refused", reply.reason)
 
     def end(self, ending: Ending, note: str = "") -> None:
-        """No more will come, for this reason."""
         self.message.ending, self.message.note = ending, note
         self.phase = AnswerPhase.ENDED
 
     def _limit_reached(self) -> str:
-        """Which limit ended the answer: the option *Max tokens*, or the context."""
+        """Return text on which limit ended the answer: the option *Max tokens*, or the context."""
         if self._max_tokens is not None and self.message.stats.num_tokens >= self._max_tokens:
             return f"Max tokens is {count(self._max_tokens)}"
         return f"the context is full ({plural(self.message.stats.context_tokens, 'token')})"

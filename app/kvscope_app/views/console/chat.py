@@ -1,7 +1,7 @@
-"""The chat: all conversations, the answers on their way, and their link to the session. No widgets.
+"""Chat controller: all conversations, the unfinished answers, and their connection to the session. Imports no widgets.
 
-Several answers may be written at once, one a conversation. Text is handed on in batches, every
-`FLUSH_MS`, however fast tokens come.
+Several answers may be written concurrently, one per conversation. Text is passed on in batches every `FLUSH_MS`,
+however fast tokens arrive.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ from kvscope_telemetry.source import SourceState
 
 FLUSH_MS: Final = 40
 STOP_PATIENCE_MS: Final = 5000
-"""How long after its answer to a stop an engine may take to end a request."""
+"""Time an engine may take to end a request after it replied to a stop."""
 
 
 class Chat(QObject):
-    """Owns the conversations. Widgets show what it holds and ask it to act."""
+    """Owner of the conversations. Widgets show its state and call its methods."""
 
     listed = Signal()
-    """Conversations came, went, or changed their title or activity."""
+    """Emitted when conversations were added or removed, or changed their title or activity."""
     messages_changed = Signal(str)
-    """Messages of the conversation with this key were added or removed."""
+    """Emitted with the key of a conversation whose messages were added or removed."""
     text_added = Signal(str)
-    """Text was added to the answer of the conversation with this key."""
+    """Emitted with the key of a conversation whose answer got more text."""
     answer_changed = Signal(str)
-    """Phase or numbers of the answer of this conversation changed."""
+    """Emitted with the key of a conversation whose answer changed its phase or statistics."""
     answer_ended = Signal(str, object)
-    """Key of the conversation, and the message that is whole now."""
+    """Emitted with the key of the conversation and the completed message."""
     notified = Signal(str)
-    """Something a person must read, in one line."""
+    """Emitted with a one-line message for the user."""
 
     def __init__(self, session: Session, store: ConversationStore, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.follow_on_map = True
-        """Whether a new request is selected everywhere."""
+        """Whether a new request is selected in all views."""
         self._session = session
         self._answers: dict[str, ChatAnswer] = {}
         self._epoch: int | None = None
@@ -85,23 +85,22 @@ class Chat(QObject):
         session.status_changed.connect(self._on_status)
 
     def find(self, key: str) -> Conversation | None:
-        """The conversation with this key."""
+        """Return the conversation with this key, or None."""
         return next((c for c in self.conversations if c.key == key), None)
 
     def answer_of(self, key: str) -> ChatAnswer | None:
-        """The answer being written in a conversation, None when there is none."""
         return next((a for a in self._answers.values() if a.conversation.key == key), None)
 
     def draft_of(self, key: str) -> Draft:
-        """The unsent text of a conversation. Whoever changes it calls `touch_draft`."""
+        """Return the unsent text of a conversation. Callers that modify it must call `touch_draft`."""
         return self._drafts.setdefault(key, Draft())
 
     def touch_draft(self, key: str) -> None:
-        """The draft of this conversation changed."""
         self._keeper.touch_draft(key)
 
     def add(self, like: Conversation | None = None) -> Conversation:
-        """A new conversation at the top; an empty one that is there already is taken."""
+        """Add a new conversation at the top, with the options of `like`. If the first one is still empty, it is
+        reused."""
         first = self.conversations[0] if self.conversations else None
         if first is not None and not first.messages and not first.named:
             return first
@@ -111,7 +110,7 @@ class Chat(QObject):
         return fresh
 
     def delete(self, conversation: Conversation) -> None:
-        """Remove a conversation; what it waits for is aborted. There is always one left."""
+        """Remove a conversation and abort its request. A new one is created if none is left."""
         self.stop(conversation)
         self._answers = {k: a for k, a in self._answers.items() if a.conversation is not conversation}
         self.conversations.remove(conversation)
@@ -121,7 +120,6 @@ class Chat(QObject):
         self.listed.emit()
 
     def restore(self, conversation: Conversation) -> None:
-        """Bring back a deleted one."""
         for message in conversation.messages:
             if message.role == "assistant" and not message.ending:
                 message.ending = "stopped"
@@ -131,14 +129,13 @@ class Chat(QObject):
         self.listed.emit()
 
     def rename(self, conversation: Conversation, title: str) -> None:
-        """Give it a title; an empty one changes nothing."""
+        """Set the title; an empty one is ignored."""
         if title.strip() and title != conversation.title:
             conversation.title, conversation.named = title.strip(), True
             self._keeper.touch(conversation)
             self.listed.emit()
 
     def touch(self, conversation: Conversation) -> None:
-        """Its options changed."""
         self._keeper.touch(conversation)
 
     def ask(self, conversation: Conversation, prompt: str) -> None:
@@ -149,26 +146,26 @@ class Chat(QObject):
         self._submit(conversation)
 
     def ask_again(self, conversation: Conversation, answer: Message) -> None:
-        """Write another version of `answer`. What was there stays, and can be shown again."""
+        """Generate another version of `answer`. The previous version is kept and can be shown again."""
         if self.answer_of(conversation.key) is None and answer.role == "assistant":
             conversation.last = answer.parent
             self._submit(conversation)
 
     def ask_instead(self, conversation: Conversation, edited: Message, prompt: str) -> None:
-        """Send another version of the prompt `edited`. What was there stays, and can be shown again."""
+        """Send another version of the prompt `edited`. The previous version is kept and can be shown again."""
         if self.answer_of(conversation.key) is None:
             conversation.last = edited.parent
             self.ask(conversation, prompt)
 
     def show_path(self, conversation: Conversation, last: str) -> None:
-        """Show and send the messages that end in the one with the key `last`."""
+        """Show and send the messages on the path that ends with the message of key `last`."""
         if last != conversation.last:
             conversation.last = last
             self._keeper.touch(conversation)
             self.messages_changed.emit(conversation.key)
 
     def stop(self, conversation: Conversation) -> None:
-        """Ask the engine to stop the answer; it is stopped when the engine says so."""
+        """Ask the engine to stop the answer, which stops when the engine confirms it."""
         answer = self.answer_of(conversation.key)
         if answer is None:
             return
@@ -180,19 +177,18 @@ class Chat(QObject):
         self.answer_changed.emit(conversation.key)
 
     def is_written_elsewhere(self, conversation: Conversation) -> bool:
-        """Whether another window writes an answer there now. It comes here as it is saved."""
+        """Whether another window is writing an answer in this conversation. The answer appears here as it is saved."""
         return self._keeper.is_written_elsewhere(conversation.key)
 
     def look(self) -> None:
-        """Take in what other windows wrote, now."""
+        """Load what other windows wrote."""
         self._keeper.look()
 
     def save(self) -> None:
-        """Write what changed to disk now."""
         self._keeper.save()
 
     def shut_down(self) -> str:
-        """The window closes: answers on their way are kept as far as they came. What a person must read then."""
+        """Mark unfinished answers as interrupted and save. Returns a message for the user, or ""."""
         for answer in self._answers.values():
             if not answer.is_ended:
                 answer.end("interrupted", "the window was closed")
@@ -214,7 +210,7 @@ class Chat(QObject):
         self._send(answer, asked)
         self._flush_timer.start()
         self._keeper.touch(conversation)
-        self._keeper.save()  # now: other windows see that one is being written here
+        self._keeper.save()  # save now, so that other windows see that an answer is being written here
         self._move_to_top(conversation)
         self.messages_changed.emit(conversation.key)
 
@@ -255,7 +251,8 @@ class Chat(QObject):
             answer.refused(reply)
 
     def _give_up(self, answer: ChatAnswer) -> None:
-        """The engine said long ago that it stopped this one, and no last word came: to it we are a stranger."""
+        """End an answer whose request the engine stopped long ago without a final reply, because it no longer knows
+        this client."""
         if not answer.is_ended:
             answer.end("stopped", "the engine sent no reason")
 
@@ -264,7 +261,7 @@ class Chat(QObject):
             self._session.select_request(answer.message.stats.number)
 
     def _look_for_number(self, answer: ChatAnswer) -> None:
-        """Of an engine that takes prompts at its own API, and names each by the id that it was sent with."""
+        """Look up the request number by request id, for engines whose own API does not report it."""
         if not answer.message.stats.number:
             number = self._session.live_mirror.requests.newest_with(answer.request_id)
             if number:
@@ -273,7 +270,7 @@ class Chat(QObject):
                 self.answer_changed.emit(answer.conversation.key)
 
     def flush(self) -> None:
-        """Hand on text that came, then the ends."""
+        """Emit the text that arrived, then the ends of answers."""
         for answer in list(self._answers.values()):
             key = answer.conversation.key
             has_news, answer.has_news = answer.has_news, False
@@ -293,7 +290,7 @@ class Chat(QObject):
             self._flush_timer.stop()
 
     def _on_status(self) -> None:
-        """An engine that ended, or another one, does not go on writing: what came is kept, and marked."""
+        """Mark answers as interrupted if the engine ended or was replaced; their text is kept."""
         status, epoch = self._session.status, self._session.live_mirror.epoch
         is_other = self._epoch is not None and epoch is not None and epoch != self._epoch
         if status.state is SourceState.ENDED or is_other:
@@ -309,7 +306,7 @@ class Chat(QObject):
         self.listed.emit()
 
     def _on_kept(self) -> None:
-        """Other windows changed the list; there is always one conversation left."""
+        """Handle changes of the list by other windows. A new conversation is created if none is left."""
         if not self.conversations:
             self.conversations.append(new_conversation())
         self.listed.emit()

@@ -1,4 +1,4 @@
-"""The line above a conversation: which one it is, and what can be done with it as a whole."""
+"""Line above a conversation: its name, and actions on the whole conversation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kvscope_app.views.console.picker import ConversationCombo
 
 
 class ChatHead(QWidget):
-    """The drop-down (or the line that renames, in its place) and five buttons."""
+    """Drop-down of conversations (or, instead, the field for renaming) and five buttons."""
 
     renamed = Signal(str)
-    """The title a person gave."""
+    """Emitted with the title that the user entered."""
     rename_ended = Signal()
-    """Renaming ended by a key: the keyboard focus is free."""
+    """Emitted when renaming ended by a key, so that the keyboard focus can move on."""
 
     def __init__(self, combo: ConversationCombo) -> None:
         super().__init__()
@@ -39,13 +39,12 @@ class ChatHead(QWidget):
             button.toggled.connect(self._draw_icons)
 
     def show_beside_list(self, has_list: bool) -> None:
-        """Without the drop-down where a list names the conversations."""
+        """Hide the drop-down if a list shows the conversations."""
         self._has_list = has_list
         self._spring.setVisible(has_list)
         self._show_title_line(False)
 
     def begin_rename(self, title: str) -> None:
-        """Let the person change the title in place."""
         self.title_line.setText(title)
         self.title_line.selectAll()
         self._show_title_line(True)
@@ -53,17 +52,14 @@ class ChatHead(QWidget):
 
     @property
     def is_renaming(self) -> bool:
-        """Whether the line that renames is shown."""
         return not self.title_line.isHidden()
 
     def cancel_rename(self) -> None:
-        """Keep the title as it is."""
         with QSignalBlocker(self.title_line):
             self._show_title_line(False)
         self.rename_ended.emit()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Draw the icons."""
         self._theme = theme
         self._draw_icons()
 
@@ -77,7 +73,7 @@ class ChatHead(QWidget):
 
     def _on_renamed(self) -> None:
         if self.is_renaming:
-            by_key = self.title_line.hasFocus()  # otherwise it ended because the focus went elsewhere
+            by_key = self.title_line.hasFocus()  # otherwise it ended because the focus moved elsewhere
             self._show_title_line(False)
             self.renamed.emit(self.title_line.text())
             if by_key:

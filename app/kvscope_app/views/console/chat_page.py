@@ -1,6 +1,6 @@
-"""One chat: the conversation that is shown, its options, and where the next prompt is written.
+"""Chat page: the shown conversation, its options, and the prompt field.
 
-Joins the widgets to the chat; owns which conversation is shown.
+Connects the widgets with the `Chat` controller, and owns the choice of the shown conversation.
 """
 
 from __future__ import annotations
@@ -66,10 +66,8 @@ _LIST_WIDTH: Final = 220
 
 
 class ChatPage(QWidget):
-    """The whole chat in one widget."""
-
     done = Signal(str, object, object)
-    """As a view's."""
+    """See `View.done`."""
 
     def __init__(self, session: Session, chat: Chat) -> None:
         super().__init__()
@@ -77,7 +75,7 @@ class ChatPage(QWidget):
         self.current: Conversation = chat.conversations[0]
         self._deleted: Conversation | None = None
         self._not_sent = False
-        """Whether the notice says why a prompt was not sent."""
+        """Whether the notice explains why a prompt was not sent."""
         self._stats_s = 0.0
         self._model = ConversationModel(chat, self)
         self.list = ConversationList(self._model, self.show_row, self._delete_row)
@@ -97,7 +95,6 @@ class ChatPage(QWidget):
         self.show_conversation(self.current)
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show another conversation, with what was typed in it."""
         if conversation is not self.current:
             self._select_request_of(conversation)
         self.current = conversation
@@ -108,12 +105,10 @@ class ChatPage(QWidget):
         self._show_messages()
 
     def new_conversation(self) -> None:
-        """Begin another one with the same options."""
         self.show_conversation(self.chat.add(self.current))
         self.composer.edit.setFocus()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Hand the colours on."""
         self._model.theme = theme
         for part in (self.head, self.transcript, self.options, self.context):
             part.apply_theme(theme)
@@ -126,7 +121,7 @@ class ChatPage(QWidget):
         self.head.show_beside_list(wide)
 
     def event(self, event: QEvent) -> bool:
-        """Take Esc from the window's shortcut while there is something to stop or to cancel here."""
+        """Take Esc from the window's shortcut if there is something to stop or to cancel here."""
         is_esc = event.type() == QEvent.Type.ShortcutOverride and _is_escape(event)
         if is_esc and self._to_escape() is not None:
             event.accept()
@@ -151,7 +146,7 @@ class ChatPage(QWidget):
         return partial(self.chat.stop, self.current) if is_stoppable else None
 
     def show_status(self) -> None:
-        """Show what can be sent, what the engine does for the answer, and how full the context is."""
+        """Show what can be sent, the engine's progress on the answer, and how full the context is."""
         self.options.show_adapters(self.session.status.adapters)
         answer, blocked = self.chat.answer_of(self.current.key), self.why_blocked()
         self.composer.show_state(
@@ -189,7 +184,6 @@ class ChatPage(QWidget):
         return self.chat.draft_of(self.current.key)
 
     def _show_draft(self) -> None:
-        """Fill the composer with what was typed in this conversation."""
         draft = self._draft
         self.composer.edit.setPlainText(draft.shown)
         self.composer.edit.moveCursor(self.composer.edit.textCursor().MoveOperation.End)
@@ -225,12 +219,11 @@ class ChatPage(QWidget):
         self._ask(text, edited)
 
     def _on_not_sent(self) -> None:
-        """Enter was pressed where nothing can be sent: say why, until something can be."""
+        """Explain why nothing can be sent, until that changes."""
         self._tell(self.why_blocked() or _WAIT_HINT)
         self._not_sent = True
 
     def _ask(self, text: str, edited: Message | None = None) -> None:
-        """Send a prompt, as a new version of `edited` where that is given."""
         self._tell("")
         before = self.current.last
         if edited is None:
@@ -247,7 +240,7 @@ class ChatPage(QWidget):
         self._note_done("regenerating an answer", before)
 
     def _note_done(self, words: str, before: str) -> None:
-        """Another path is shown since: let Undo bring back the one that ended in `before`."""
+        """Register an undo step that shows the path ending in `before` again."""
         key, after = self.current.key, self.current.last
         self.done.emit(words, partial(self._show_path, key, before), partial(self._show_path, key, after))
 
@@ -263,13 +256,13 @@ class ChatPage(QWidget):
         self._select_request_of(self.current)
 
     def _on_starter(self, prompt: str) -> None:
-        """Send `prompt`, or put it into the composer if it cannot be sent now or the composer holds a draft."""
+        """Send `prompt`, or put it into the prompt field if it cannot be sent now or the field has text."""
         has_text = bool(self.composer.edit.toPlainText().strip())
         if self.why_blocked() or self.chat.answer_of(self.current.key) is not None or has_text:
             self.composer.set_text(prompt)
         else:
             self._ask(prompt)
-            self.composer.edit.setFocus()  # the button that was clicked hides, and the focus would leave the console
+            self.composer.edit.setFocus()  # the clicked button is hidden, and the focus would leave the console
 
     def _on_follow(self, on: bool) -> None:
         self.chat.follow_on_map = on
@@ -287,7 +280,6 @@ class ChatPage(QWidget):
         self.composer.edit.setFocus()
 
     def _cancel_edit(self) -> None:
-        """Leave the prompt as it is; what was typed before comes back."""
         draft = self._draft
         draft.edited = draft.edited_text = ""
         self.chat.touch_draft(self.current.key)
@@ -295,7 +287,6 @@ class ChatPage(QWidget):
         self.composer.edit.setFocus()
 
     def delete(self) -> None:
-        """Delete the conversation that is shown; it can be brought back."""
         self._delete(self.current)
 
     def _delete_row(self, row: int) -> None:
@@ -318,7 +309,7 @@ class ChatPage(QWidget):
             self._bring_back(self._deleted)
 
     def _remove(self, conversation: Conversation) -> None:
-        if conversation not in self.chat.conversations:  # another window was faster
+        if conversation not in self.chat.conversations:  # another window has already removed it
             return
         row = self.chat.conversations.index(conversation)
         self.chat.delete(conversation)
@@ -326,7 +317,7 @@ class ChatPage(QWidget):
             self.show_conversation(self.chat.conversations[min(row, len(self.chat.conversations) - 1)])
 
     def _bring_back(self, conversation: Conversation) -> None:
-        """Restore a deleted conversation, unless it is there again, and show it."""
+        """Restore a deleted conversation, unless it exists again, and show it."""
         if conversation is self._deleted:
             self._deleted = None
             self._tell("")
@@ -341,7 +332,7 @@ class ChatPage(QWidget):
             self.show_conversation(self.chat.conversations[row])
 
     def rename(self) -> None:
-        """In place: the list where it is seen, the drop-down's own line otherwise."""
+        """Rename in place: in the list if it is visible, otherwise in the line above the conversation."""
         row = self.chat.conversations.index(self.current)
         if self.list.isVisible():
             edit_item(self.list, self._model.index(row))
@@ -386,7 +377,8 @@ class ChatPage(QWidget):
             self._tell(f"Request #{count(number)} is no longer known to the engine.")
 
     def _select_request_of(self, conversation: Conversation) -> None:
-        """Select the last request on the path of `conversation` if one of the conversation shown before is selected."""
+        """Select the last request on the path of `conversation`, if a request of the previous conversation is
+        selected."""
         epoch, selected = self.session.mirror.epoch, self.session.selected_request
         before = {m.stats.number for m in self.current.messages if m.stats.epoch == epoch}
         if self.chat.follow_on_map and selected is not None and selected in before:
@@ -498,10 +490,7 @@ class ChatPage(QWidget):
 
 
 class ContextBar(QWidget):
-    """How full the model's context is: a thin bar and the two numbers.
-
-    Tokens of the conversation, and how many one request may have, 0 when that is not known.
-    """
+    """Bar with the fill of the model's context, and its numbers of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -520,7 +509,10 @@ class ContextBar(QWidget):
         row.addWidget(self.text, 1)
 
     def show_fill(self, used: int, limit: int, wanted: int = 0) -> None:
-        """`used` of `limit` tokens. `wanted`: how many the next answer may have, 0 where that is not limited."""
+        """Show `used` of `limit` tokens. `wanted`: maximum tokens of the next answer, 0 if unlimited.
+
+        A `limit` of 0 means unknown.
+        """
         left = max(limit - used, 0)
         is_short = bool(used and limit) and left < max(wanted, round((1 - NEARLY_FULL) * limit))
         self._share = min(used / limit, 1.0) if limit else 0.0
@@ -537,7 +529,6 @@ class ContextBar(QWidget):
         self._color()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Recolour."""
         self._theme = theme
         self._color()
 
@@ -556,12 +547,12 @@ def _is_escape(event: QEvent) -> bool:
     )
 
 
-# What an empty conversation shows: a few prompts to begin with.
+# Sample prompts, shown in an empty conversation.
 class Starters(QWidget):
-    """Buttons that send a prompt; with Shift they put it into the composer, to be edited first."""
+    """Buttons that send a prompt; with Shift they put it into the prompt field for editing."""
 
     chosen = Signal(str)
-    """To be sent."""
+    """Emitted with a prompt to send."""
     edit_wanted = Signal(str)
 
     def __init__(self) -> None:
@@ -578,7 +569,7 @@ class Starters(QWidget):
         column.addStretch(2)
 
     def offer(self, can_be_sent: bool) -> None:
-        """Where nobody takes prompts, none is proposed."""
+        """Show the sample prompts only if prompts can be sent."""
         for part in (self._hint, *self.findChildren(StarterButton)):
             part.setVisible(can_be_sent)
 
@@ -593,7 +584,7 @@ class Starters(QWidget):
 
 
 class StarterButton(QPushButton):
-    """A prompt on one line, ended by "…" where there is no room."""
+    """Button with a prompt on one line, elided if it does not fit."""
 
     def __init__(self, prompt: str) -> None:
         super().__init__()
@@ -614,4 +605,4 @@ class StarterButton(QPushButton):
     def _fit(self) -> None:
         room = self.width() - _TEXT_MARGINS
         elided = self.fontMetrics().elidedText(self._prompt, Qt.TextElideMode.ElideRight, room)
-        self.setText(elided.replace("&", "&&"))  # a single one marks a key
+        self.setText(elided.replace("&", "&&"))  # a single & marks a mnemonic

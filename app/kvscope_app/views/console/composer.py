@@ -1,4 +1,4 @@
-"""Where a prompt is written: Enter sends, Shift+Enter makes a new line, Up brings back earlier prompts."""
+"""Prompt field: Enter sends, Shift+Enter inserts a new line, Up recalls earlier prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_LINES = 8
 
 
 class PromptEdit(QPlainTextEdit):
-    """As tall as its text, up to `MAX_LINES`."""
+    """Text field as high as its text, up to `MAX_LINES`."""
 
     sent = Signal()
 
@@ -30,22 +30,22 @@ class PromptEdit(QPlainTextEdit):
         self._fit()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Files dropped here are the window's: it opens recordings. Pasting does not ask."""
+        """Refuse dropped files, because the window opens them as recordings."""
         return not source.hasUrls() and super().canInsertFromMimeData(source)
 
     def set_earlier(self, prompts: Sequence[str]) -> None:
-        """Prompts that Up brings back, oldest first."""
+        """Set the prompts that Up recalls, oldest first."""
         self._earlier = list(prompts)
         self._recalled = 0
 
     def height_of(self, num_lines: int) -> int:
-        """Pixels that many lines take."""
+        """Return the height of that many lines, in pixels."""
         frame = self.contentsMargins()
         margins = 2 * round(self.document().documentMargin()) + frame.top() + frame.bottom()
         return num_lines * self.fontMetrics().lineSpacing() + margins + 2
 
     def event(self, event: QEvent) -> bool:
-        """Leave Undo and Redo to the window where there is nothing to undo in the text."""
+        """Leave Undo and Redo to the window if the text has nothing to undo."""
         if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
             undo, redo = QKeySequence.StandardKey.Undo, QKeySequence.StandardKey.Redo
             text = self.document()
@@ -60,7 +60,7 @@ class PromptEdit(QPlainTextEdit):
         if key in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and not modifiers & Qt.KeyboardModifier.ShiftModifier:
             self.sent.emit()
         elif key == Qt.Key.Key_Escape:
-            event.ignore()  # the page decides what it stops or cancels
+            event.ignore()  # the page decides what Esc stops or cancels
         elif not (key in (Qt.Key.Key_Up, Qt.Key.Key_Down) and self._recall(key == Qt.Key.Key_Up)):
             super().keyPressEvent(event)
 
@@ -72,7 +72,7 @@ class PromptEdit(QPlainTextEdit):
         self._fit()
 
     def _recall(self, earlier: bool) -> bool:
-        """Whether the key changed the text: only on an empty line, or where one was brought back."""
+        """Recall a prompt if the field is empty or shows a recalled one. Returns whether the key was handled."""
         text = self.toPlainText()
         is_own = text and not (self._recalled and text == self._earlier[-self._recalled])
         if is_own or not self._earlier:
@@ -86,7 +86,7 @@ class PromptEdit(QPlainTextEdit):
         return True
 
     def show_hint(self, words: str) -> None:
-        """What stands there while there is no text, in as many lines as it takes."""
+        """Set the placeholder text; the field grows to fit it."""
         if words != self.placeholderText():
             self.setPlaceholderText(words)
             self._fit()
@@ -96,7 +96,7 @@ class PromptEdit(QPlainTextEdit):
         scrolls = (
             Qt.ScrollBarPolicy.ScrollBarAsNeeded if num_lines > MAX_LINES else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         )
-        self.setVerticalScrollBarPolicy(scrolls)  # a bar that is not needed would take width, and wrap a line more
+        self.setVerticalScrollBarPolicy(scrolls)  # an unneeded scroll bar would take width and wrap one more line
         height = self.height_of(max(1, min(num_lines, MAX_LINES)))
         if height != self.height():
             self.setFixedHeight(height)
@@ -109,11 +109,11 @@ class PromptEdit(QPlainTextEdit):
 
 
 class Composer(QWidget):
-    """The edit between two buttons: Stop before it, while an answer is written, and Send after it."""
+    """Prompt field between two buttons: Stop before it, while an answer is written, and Send after it."""
 
     sent = Signal(str)
     refused = Signal()
-    """Enter was pressed while nothing can be sent."""
+    """Emitted when Enter is pressed while nothing can be sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Composer(QWidget):
         self._show_button()
 
     def show_state(self, *, is_writing: bool, is_stopping: bool, blocked: str) -> None:
-        """Show what can be done now. `blocked` says why nothing can be sent, empty when it can."""
+        """Show what can be done now. `blocked`: why nothing can be sent, "" if it can."""
         self._is_writing, self._blocked = is_writing, blocked
         self.edit.show_hint(blocked or "Ask something")
         self.stop.setVisible(is_writing)
@@ -151,7 +151,6 @@ class Composer(QWidget):
             button.setFixedHeight(self.edit.height_of(1))
 
     def set_text(self, text: str) -> None:
-        """Put a text there to be changed."""
         self.edit.setPlainText(text)
         self.edit.moveCursor(self.edit.textCursor().MoveOperation.End)
         self.edit.setFocus()

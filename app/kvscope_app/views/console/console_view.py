@@ -1,4 +1,4 @@
-"""The console dock: the chat, and the load beside it. Owns where conversations are kept and when they are saved."""
+"""View of the console: chat and load generator. Owns where conversations are stored and when they are saved."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kvscope_app.views.console.load_view import LoadView
 from kvscope_app.views.console.store import ConversationStore
 
 ASK_STATUS_S: Final = 5.0
-"""How often the engine is asked while the console is seen."""
+"""Interval at which the engine's status is requested while the console is visible."""
 NO_ENGINE_TO_TALK_TO: Final = "This is a recording: there is no engine to prompt."
 
 
 class ConsoleView(View):
-    """Two tabs, or a sentence where a recording is played.
+    """Two tabs, or an explanation in a recording.
 
-    `folder`: where conversations are kept, the application's data folder by default.
+    `folder`: where conversations are stored, by default in the application's data folder.
     """
 
     title: ClassVar[str] = "Console"
@@ -63,27 +63,24 @@ class ConsoleView(View):
         self.load.remember(settings)
 
     def new_conversation(self) -> None:
-        """Begin another one."""
         self._tabs.setCurrentWidget(self.page)
         self.page.new_conversation()
 
     def rename(self) -> None:
-        """Give the conversation that is shown another name."""
         self._tabs.setCurrentWidget(self.page)
         self.page.rename()
 
     def delete(self) -> None:
-        """Delete the conversation that is shown; it can be undone."""
         self.page.delete()
 
     def refresh(self) -> None:
-        """Streaming paints itself; here only what follows from the engine's state."""
+        """Update what depends on the engine's state. Streamed text is painted separately."""
         self._ask_status()
         self.page.show_status()
         self.load.refresh()
 
     def _ask_status(self) -> None:
-        """Which adapters there are is said when it is asked."""
+        """Request the status, because the engine reports its adapters only on request."""
         now_s = time.monotonic()
         if self.session.takes_prompts and now_s - self._asked_status_s >= ASK_STATUS_S:
             self._asked_status_s = now_s

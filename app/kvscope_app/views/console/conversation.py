@@ -1,7 +1,7 @@
-"""A conversation: its messages with all their versions, its options, and the turns that are sent. No Qt.
+"""Conversation: its messages with all versions, its options, and the turns to send. Imports no Qt.
 
-Messages form a tree: each names the message that it follows. Regenerating an answer and editing a prompt add another
-message after the same one, so that nothing is removed; the path that ends in `last` is what is shown and sent.
+Messages form a tree: each names the message that it follows. Regenerating an answer or editing a prompt adds another
+message after the same one, so that nothing is removed. The path that ends in `last` is shown and sent.
 """
 
 from __future__ import annotations
@@ -20,75 +20,75 @@ from kvscope_telemetry.messages.sampling_params import ModelSampling, ResolvedSa
 NEW_TITLE: Final = "New conversation"
 MAX_TITLE: Final = 60
 DEFAULT_SAMPLING: Final = SamplingParams(max_tokens=512)
-"""What is not said is as the model's makers have it, or as `UNKNOWN_MODEL`."""
+"""Default options. Unset ones have the defaults of the model's generation config, or of `UNKNOWN_MODEL`."""
 UNKNOWN_MODEL: Final = ModelSampling(temperature=0.7, top_p=0.95)
-"""For a model whose makers say nothing."""
+"""Defaults for a model without a generation config."""
 
 Ending: TypeAlias = Literal["", "stop", "length", "stopped", "refused", "error", "interrupted"]
-"""How an answer ended; empty while it is being written."""
+"""Reason for the end of an answer; empty while it is being written."""
 
 
 class AnswerStats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Numbers of one answer, kept with it. None: not known."""
+    """Statistics of one answer, stored with it. None: unknown."""
 
     number: int = 0
-    """Of the request in its engine, 0 before it was accepted."""
+    """Number of the request in its engine, 0 until it is accepted."""
     epoch: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_tokens: int = 0
     ttft_s: float | None = None
-    """From arrival to first token, as the engine says."""
+    """Time from arrival to first token, as reported by the engine."""
     first_seen_s: float | None = None
-    """From Submit to the first token here: the way between is in it."""
+    """Time from Submit to the first token received here, including transmission."""
     tokens_per_s: float | None = None
-    """Tokens after the first per second of the engine's running time, without pauses."""
+    """Tokens after the first per second of the engine's running time, excluding pauses."""
     total_s: float | None = None
     queue_s: float | None = None
-    """Before the engine began with it."""
+    """Time before the engine started the request."""
     adapter: str = ""
-    """The LoRA adapter that was asked for; empty: none."""
+    """Requested LoRA adapter; empty: none."""
     stopped_s: float = 0.0
-    """How much of `total_s` the engine was paused or suspended."""
+    """Part of `total_s` in which the engine was paused or suspended."""
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of context in use after the answer."""
         return self.num_prompt_tokens + self.num_tokens
 
 
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One version of one turn. `note` says why an answer ended as it did, when there is more to say than `ending`."""
+    """One version of one turn. `note` gives details of the ending beyond `ending`."""
 
     role: Literal["user", "assistant"]
     content: str = ""
     key: str = ""
-    """Unique within the conversation; `Conversation` sets it where it is missing."""
+    """Unique within the conversation; `Conversation` sets it if it is missing."""
     parent: str = ""
-    """`key` of the message before it, empty for the first."""
+    """`key` of the previous message; empty for the first."""
     ending: Ending = ""
     note: str = ""
     stats: AnswerStats = AnswerStats()
 
 
 class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """All messages of a chat, and the path through them that is shown. Owned by the chat controller; widgets read it.
+    """All messages of a chat, and the path through them that is shown. Only the chat controller modifies it; widgets
+    read it.
 
-    Messages without keys are chained in the order given.
+    Messages without keys are chained in the given order.
     """
 
     key: str
     title: str = NEW_TITLE
     named: bool = False
-    """Whether a person gave the title."""
+    """Whether the user set the title."""
     system: str = ""
     sampling: SamplingParams = DEFAULT_SAMPLING
     adapter: str = ""
-    """The LoRA adapter that prompts ask for, by name; empty: the model alone."""
+    """Name of the LoRA adapter for prompts; empty: none."""
     messages: list[Message] = []
-    """Every version of every turn, in the order written. None is ever removed."""
+    """Every version of every turn, in the order written. Messages are never removed."""
     last: str = ""
-    """`key` of the message that the shown path ends in; empty: nothing is shown."""
+    """`key` of the last message of the shown path; empty: nothing is shown."""
     changed_s: float = 0.0
     """Seconds since 1970."""
 
@@ -100,7 +100,7 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def path(self) -> list[Message]:
-        """The messages that are shown and sent, the first prompt first."""
+        """Messages that are shown and sent, oldest first."""
         by_key = {message.key: message for message in self.messages}
         path: list[Message] = []
         key = self.last
@@ -111,25 +111,24 @@ class Conversation(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def last_stats(self) -> AnswerStats | None:
-        """Numbers of the newest shown answer that the engine accepted and later prompts do not leave out."""
+        """Statistics of the newest shown answer that the engine accepted and that later prompts include."""
         path = self.path
         skipped = left_out(path)
         answered = (m.stats for m in reversed(path) if m.stats.num_prompt_tokens and m.key not in skipped)
         return next(answered, None)
 
     def append(self, role: Literal["user", "assistant"], content: str = "") -> Message:
-        """Add a message at the end of the shown path."""
         message = Message(role=role, content=content, key=secrets.token_hex(6), parent=self.last)
         self.messages.append(message)
         self.last = message.key
         return message
 
     def versions(self, message: Message) -> list[Message]:
-        """The messages that follow the same one as `message`, itself among them, the oldest first."""
+        """Return all messages that follow the same one as `message`, including itself, oldest first."""
         return [other for other in self.messages if other.parent == message.parent]
 
     def newest_end(self, message: Message) -> str:
-        """Key of the last message of the path that takes the newest version of each turn after `message`."""
+        """Return the key of the last message on the path that takes the newest version of each turn after `message`."""
         newest_after = {other.parent: other.key for other in self.messages}
         key = message.key
         while key in newest_after:
@@ -142,18 +141,16 @@ class Draft(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     text: str = ""
     edited: str = ""
-    """`key` of the prompt that is being edited; empty: none is."""
+    """`key` of the prompt that is being edited; empty: none."""
     edited_text: str = ""
-    """The edited prompt as it is now; `text` waits until it is sent or cancelled."""
+    """Current text of the edited prompt; `text` is kept until the edit is sent or cancelled."""
 
     @property
     def shown(self) -> str:
-        """The text in the composer."""
         return self.edited_text if self.edited else self.text
 
 
 def new_conversation(like: Conversation | None = None) -> Conversation:
-    """An empty one, with the options of another."""
     fresh = Conversation(key=secrets.token_hex(8), changed_s=time.time())
     if like is not None:
         fresh.system, fresh.sampling, fresh.adapter = like.system, like.sampling, like.adapter
@@ -161,26 +158,29 @@ def new_conversation(like: Conversation | None = None) -> Conversation:
 
 
 def title_from(prompt: str) -> str:
-    """The beginning of a prompt as a title."""
+    """Return the start of a prompt as a title of at most `MAX_TITLE` characters."""
     line = " ".join(prompt.split())
     return line if len(line) <= MAX_TITLE else line[: MAX_TITLE - 1].rstrip() + "…"
 
 
 def sampling_of(model: ModelSampling) -> ResolvedSampling:
-    """What is sent for fields that a person leaves empty."""
+    """Return the values in effect for options that the user leaves empty."""
     return SamplingParams().resolved(UNKNOWN_MODEL if model == ModelSampling() else model)
 
 
 def sampling_to_send(conversation: Conversation, model: ModelSampling) -> SamplingParams:
-    """The conversation's options. What the model's makers say is left to its engine, so that it is never said twice."""
+    """Return the conversation's sampling options to send.
+
+    Defaults of the model's generation config are left to the engine, so that they are applied only once.
+    """
     sampling = conversation.sampling
     return sampling.resolved(UNKNOWN_MODEL) if model == ModelSampling() else sampling
 
 
 def left_out(path: Sequence[Message]) -> set[str]:
-    """Keys of the turns that later prompts leave out: prompts whose answer ended without text, and those answers.
+    """Return the keys of the turns that later prompts omit: prompts whose answer ended without text, and those answers.
 
-    Chat templates want roles to alternate, so a prompt without an answer cannot be sent.
+    Chat templates require alternating roles, so a prompt without an answer cannot be sent.
     """
     keys: set[str] = set()
     for message, answer in pairwise(path):
@@ -190,7 +190,7 @@ def left_out(path: Sequence[Message]) -> set[str]:
 
 
 def to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:
-    """The turns that the engine gets: the system prompt and the shown path, without those `left_out`."""
+    """Return the turns for the engine: the system prompt and the shown path, without those in `left_out`."""
     turns = [ChatMessage(role="system", content=conversation.system)] if conversation.system.strip() else []
     path = conversation.path
     skipped = left_out(path)
@@ -199,9 +199,9 @@ def to_send(conversation: Conversation) -> tuple[ChatMessage, ...]:
 
 
 def join_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[Message]:
-    """All messages of two windows' copies of a conversation: every message once, as far as either window has it.
+    """Merge two windows' copies of a conversation. Each message is taken from the copy that has more of it.
 
-    Messages that are equal stay our objects, so that the cards that show them are kept.
+    Equal messages remain the objects of `ours`, so that the cards that show them are kept.
     """
     own = {message.key: message for message in ours}
     joined = [_further(own.pop(message.key, message), message) for message in theirs]
@@ -209,7 +209,7 @@ def join_messages(ours: Sequence[Message], theirs: Sequence[Message]) -> list[Me
 
 
 def _further(ours: Message, theirs: Message) -> Message:
-    """The copy of a message that has more of it."""
+    """Return the copy of a message that has more content."""
     if len(ours.content) != len(theirs.content):
         return ours if len(ours.content) > len(theirs.content) else theirs
     return ours if ours == theirs or not theirs.ending else theirs

@@ -1,4 +1,4 @@
-"""When conversations are saved, what is done when that fails, and what other windows wrote meanwhile. No widgets."""
+"""Saves conversations, handles failures to save, and loads what other windows wrote. Imports no widgets."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from kvscope_telemetry.whole_file import write_whole
 
 SAVE_AFTER_MS: Final = 800
 SAVE_WRITING_S: Final = 2.0
-"""How much of an answer that is being written may be lost when the desktop is killed."""
+"""Maximum seconds of an unfinished answer that are lost if kvscope is killed."""
 RETRY_MS: Final = 5000
-"""After a save that failed; what was not saved is held until one succeeds."""
+"""Delay before a failed save is retried. Unsaved changes stay in memory until a save succeeds."""
 LOOK_MS: Final = 1000
-"""How often is looked for what other windows wrote."""
+"""Interval at which changes by other windows are polled."""
 _SAVED_AGAIN: Final = "Conversations are being saved again."
 
 
 class ConversationSaver(QObject):
-    """Keeps the store in step with the chat's own `conversations` and `drafts`.
+    """Synchronizes the store with the chat's `conversations` and `drafts`.
 
     `is_writing(key)`: whether an answer is being written in this window.
     """
 
     notified = Signal(str)
-    """Something a person must read, in one line."""
+    """Emitted with a one-line message for the user."""
     listed = Signal()
-    """Conversations came, went, or changed their title."""
+    """Emitted when conversations were added or removed, or changed their title."""
     messages_changed = Signal(str)
-    """Another window changed the messages of the conversation with this key."""
+    """Emitted with the key of a conversation whose messages another window changed."""
 
     def __init__(
         self,
@@ -62,28 +62,26 @@ class ConversationSaver(QObject):
         self._look_timer.start()
 
     def touch(self, conversation: Conversation) -> None:
-        """It changed: save it soon."""
+        """Record that a conversation changed, and save it soon."""
         conversation.changed_s = time.time()
         self._unsaved.add(conversation.key)
         self._save_within(SAVE_AFTER_MS)
 
     def touch_partial(self, conversation: Conversation) -> None:
-        """Its answer goes on: the save timer does not start anew with each token."""
+        """Record that an answer grew. A running save timer is not restarted, so that saving does not wait for the
+        end."""
         self._unsaved.add(conversation.key)
         if not self._save_timer.isActive():
             self._save_timer.start(round(SAVE_WRITING_S * 1000))
 
     def touch_draft(self, key: str) -> None:
-        """The unsent text of a conversation changed: save it soon."""
         self._unsaved_drafts.add(key)
         self._save_within(SAVE_AFTER_MS)
 
     def is_written_elsewhere(self, key: str) -> bool:
-        """Whether another window writes an answer there now."""
         return key in self.store.written_elsewhere
 
     def delete(self, conversation: Conversation) -> None:
-        """Remove a conversation and its draft from the disk."""
         self._unsaved.discard(conversation.key)
         self._unsaved_drafts.discard(conversation.key)
         try:
@@ -92,7 +90,7 @@ class ConversationSaver(QObject):
             self.notified.emit(str(error))
 
     def save(self) -> None:
-        """Write what changed now. What cannot be written is reported, held and tried again."""
+        """Save changes now. What cannot be saved is reported, kept in memory and retried."""
         self._save_timer.stop()
         failure = ""
         for key in sorted(self._unsaved_drafts):
@@ -112,7 +110,6 @@ class ConversationSaver(QObject):
         self._tell_how_it_went(failure)
 
     def look(self) -> None:
-        """Take in what other windows wrote."""
         busy = {c.key for c in self._conversations if self._is_writing(c.key)}
         before = set(self.store.written_elsewhere)
         changes = self.store.take_changes(but=self._unsaved | busy)
@@ -124,11 +121,11 @@ class ConversationSaver(QObject):
             self.listed.emit()
 
     def shut_down(self) -> str:
-        """The window closes: save, and give the file back. What a person must read then, empty where all is well."""
+        """Save and close the file. Returns a message for the user, or "" if all was saved."""
         self._look_timer.stop()
         self.save()
         if self._unsaved or self._unsaved_drafts:
-            self.save()  # it opens the file anew; there will be no later
+            self.save()  # reopens the file; this is the last chance to save
         self._save_timer.stop()
         self.store.close()
         return self._rescue()
@@ -148,11 +145,12 @@ class ConversationSaver(QObject):
             self._join(conversation, changed.theirs)
 
     def _join(self, ours: Conversation, theirs: Conversation) -> None:
-        """Save `ours` with what another window wrote meanwhile. Where both wrote a turn, both are versions of it."""
+        """Merge what another window wrote meanwhile into `ours`, and save it. If both wrote a turn, both versions are
+        kept."""
         our_last, their_path = ours.last, {message.key for message in theirs.path}
         ours.messages = join_messages(ours.messages, theirs.messages)
         if our_last in their_path and not self._is_writing(ours.key):
-            ours.last = theirs.last  # they only went on
+            ours.last = theirs.last  # the other window only continued the path
         self.store.accept(ours.key)
         self.store.save(ours, is_writing=self._is_writing(ours.key))
         if ours.last == our_last and theirs.last not in {message.key for message in ours.path}:
@@ -183,25 +181,25 @@ class ConversationSaver(QObject):
 
 
 def take_over(ours: Conversation, theirs: Conversation) -> None:
-    """Become `theirs`. Messages that are equal stay the same objects, so that the cards that show them are kept."""
+    """Update `ours` to `theirs`. Equal messages remain the same objects, so that the cards that show them are kept."""
     ours.messages, ours.last = join_messages(ours.messages, theirs.messages), theirs.last
     ours.title, ours.named = theirs.title, theirs.named
     ours.system, ours.sampling, ours.adapter = theirs.system, theirs.sampling, theirs.adapter
     ours.changed_s = theirs.changed_s
 
 
-# Words that could not be saved when a window closed: written as files, where there is room for them.
+# Conversations that could not be saved when a window closed are written to files, wherever there is space.
 #
-# In the conversations' own folder they are named as the store takes them in at the next start.
+# Files in the conversations' own folder have names that the store imports at the next start.
 def rescue(folder: Path, conversations: Iterable[Conversation]) -> tuple[list[Path], bool]:
-    """The files written, and whether all that was given is in them. Raises nothing."""
+    """Write conversations to files. Returns the files, and whether they contain all conversations. Does not raise."""
     given = list(conversations)
     paths = [path for path in (_write(folder, conversation) for conversation in given) if path is not None]
     return paths, len(paths) == len(given)
 
 
 def rescue_text(paths: list[Path], is_all: bool, folder: Path) -> str:
-    """One line that says where they are."""
+    """Return one line for the user that names the files."""
     where = ", ".join(str(path) for path in paths)
     if not is_all:
         return f"Conversations could not be saved, and there was no space for a copy{f' but {where}' if where else ''}."

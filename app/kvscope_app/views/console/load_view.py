@@ -1,4 +1,4 @@
-"""The load: a small panel that puts the cache under pressure in two clicks."""
+"""View of the load generator: a small panel that puts the cache under pressure."""
 
 from __future__ import annotations
 
@@ -49,8 +49,6 @@ _CAN_TAKE = (SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK, SourceStat
 
 
 class LoadView(View):
-    """Settings, one button, counts."""
-
     title: ClassVar[str] = "Load"
     object_name: ClassVar[str] = "load"
     refresh_hz: ClassVar[float] = 4.0
@@ -61,7 +59,7 @@ class LoadView(View):
         self.pace, self.mix = _choice([p.value for p in Pace], "Load"), _choice([m.value for m in Mix], "Prompts")
         self.mix.setCurrentText(LoadSettings().mix.value)
         self.adapter = _choice([NO_ADAPTER], "LoRA adapter")
-        """Seen where the engine has any."""
+        """Selector of the adapter, visible if the engine has any."""
         self._adapter_name = label("Adapter", "muted")
         self._adapters: tuple[str, ...] = ()
         self.concurrency = _whole(1, MAX_CONCURRENCY, LoadSettings().concurrency, " requests", "Concurrent requests")
@@ -72,7 +70,7 @@ class LoadView(View):
         self.rate.setSuffix(" req/s")
         self.rate.setMinimumWidth(_MIN_FIELD_WIDTH)
         self.rate.setAccessibleName("Requests per second")
-        self.rate.hide()  # before the form is laid out: a hidden page keeps the width that it had with both fields
+        self.rate.hide()  # before the layout: a hidden page keeps the width it had with both fields
         self.shortest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().min_output_tokens, "", "Minimum output tokens")
         self.longest = _whole(1, MAX_OUTPUT_TOKENS, LoadSettings().max_output_tokens, "", "Maximum output tokens")
         self.button = QPushButton("Start")
@@ -83,7 +81,7 @@ class LoadView(View):
         self.refresh()
 
     def settings(self) -> LoadSettings:
-        """What the fields say. Raises BadInput."""
+        """Return the settings of the fields. Raises BadInput."""
         return LoadSettings(
             pace=Pace(self.pace.currentText()),
             concurrency=self.concurrency.value(),
@@ -110,8 +108,8 @@ class LoadView(View):
         self.longest.setValue(chosen.max_output_tokens)
 
     def remember(self, settings: QSettings) -> None:
-        with suppress(BadInput):  # fields that contradict each other are not worth keeping
-            chosen = replace(self.settings(), adapters=LoadSettings().adapters)  # adapters are the engine's
+        with suppress(BadInput):  # contradictory fields are not saved
+            chosen = replace(self.settings(), adapters=LoadSettings().adapters)  # adapters depend on the engine
             settings.setValue(LOAD, msgspec.json.encode(chosen).decode())
 
     def _chosen_adapters(self) -> tuple[str, ...]:
@@ -121,7 +119,7 @@ class LoadView(View):
         return (chosen or "",)
 
     def _offer_adapters(self) -> None:
-        """Those that the engine has now."""
+        """Update the selector to the adapters that the engine has now."""
         names = tuple(each.name for each in self.session.status.adapters or ())
         for part in (self.adapter, self._adapter_name):
             part.setVisible(bool(names))
@@ -166,7 +164,7 @@ class LoadView(View):
             return
         if self.generator.is_stopping:
             return
-        self.session.select_request(None)  # the map shows all of them alike
+        self.session.select_request(None)  # so that the map shows all requests equally
         try:
             self.generator.start(self.settings())
         except BadInput as error:
@@ -195,14 +193,14 @@ class LoadView(View):
         self._color_message()
 
     def _why_not(self) -> str:
-        """Why this engine takes no load, whatever its state."""
+        """Return why this engine cannot take load in any state, or ""."""
         if not self.session.takes_prompts:
             return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
         return _FOR_OPERATORS if self.session.is_viewer else ""
 
     def _color_message(self) -> None:
         wanted = f"color: {self.theme.bad if self.generator.message else self.theme.muted};"
-        if wanted != self.message.styleSheet():  # Qt works out all looks anew, even where nothing changed
+        if wanted != self.message.styleSheet():  # Qt recomputes all styles even if nothing changed
             self.message.setStyleSheet(wanted)
 
     def _on_pace(self) -> None:
@@ -211,7 +209,7 @@ class LoadView(View):
         self.rate.setVisible(not at_once)
 
     def _on_changed(self) -> None:
-        """A running load takes new settings at once."""
+        """Apply new settings to a running load immediately."""
         if self.generator.is_running:
             try:
                 self.generator.start(self.settings())
@@ -288,7 +286,7 @@ def _choice(texts: list[str], name: str) -> QComboBox:
     box.addItems(texts)
     box.setAccessibleName(name)
     box.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
-    box.setMinimumContentsLength(_FEWEST_LETTERS)  # in a narrow dock: the list itself is as wide as it needs
+    box.setMinimumContentsLength(_FEWEST_LETTERS)  # for narrow docks; the popup list is as wide as it needs
     return box
 
 

@@ -1,4 +1,4 @@
-"""One message: who wrote it, its text, how it ended and its numbers. Owns the state of one card alone."""
+"""Card of one message: role, text, how it ended, and statistics. Owns the state of this card only."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _ENDING_TEXT = {
 }
 
 _QUEUED_FROM_S = 0.01
-"""A shorter wait is none."""
+"""Waiting times below this are not shown."""
 
 
 class MessageCard(QFrame):
-    """Shows one message; an answer that is being written grows."""
+    """Shows one message; an unfinished answer grows."""
 
     request_wanted = Signal(object, object)
-    """Epoch and number of the request the person wants to see in the engine. Objects: an int has 32 bits here."""
+    """Emitted with epoch and number of the request to show. Declared as objects, because Qt's int has 32 bits."""
     again_wanted = Signal()
     edit_wanted = Signal()
     version_wanted = Signal(int)
-    """Show the version so many after this one; negative: before."""
+    """Emitted with the offset of the version to show, relative to this one."""
 
     def __init__(self, message: Message) -> None:
         super().__init__()
@@ -66,7 +66,6 @@ class MessageCard(QFrame):
         self.show_whole()
 
     def show_whole(self) -> None:
-        """Show the message as it is when nothing is being written."""
         reasoning, answer = self._parts()
         is_markdown = self._is_answer and self.message.ending != ""
         (self.body.show_markdown if is_markdown else self.body.show_plain)(answer)
@@ -76,7 +75,7 @@ class MessageCard(QFrame):
         self.show_state("")
 
     def show_text(self) -> None:
-        """Show the text that came so far. Reasoning is folded when the answer begins."""
+        """Show the text received so far. Reasoning is folded when the answer starts."""
         reasoning, answer = self._parts()
         if self.fold.isHidden() or (answer and not self.body.toPlainText()):
             self.fold.setChecked(not answer)
@@ -85,7 +84,7 @@ class MessageCard(QFrame):
         self._show_parts(reasoning, answer)
 
     def show_state(self, progress: str, *, can_ask: bool = True) -> None:
-        """Show what the engine is doing, or how the answer ended, and the numbers.
+        """Show the engine's progress, or how the answer ended, and the statistics.
 
         `can_ask`: whether a prompt can be sent now.
         """
@@ -105,13 +104,12 @@ class MessageCard(QFrame):
         self.copy.setVisible(bool(self.message.content))
 
     def show_left_out(self, is_left_out: bool) -> None:
-        """Mark a turn that later prompts leave out."""
         if is_left_out != self._is_left_out:
             self._is_left_out = is_left_out
             self.show_state("")
 
     def show_versions(self, index: int, num_versions: int) -> None:
-        """Show which of its versions this is, counted from 0; nothing where there is one."""
+        """Show the index of this version, counted from 0; hidden if there is one version."""
         self.version.setText(f"{index + 1}/{num_versions}")
         self.previous.setEnabled(index > 0)
         self.next.setEnabled(index < num_versions - 1)
@@ -131,7 +129,7 @@ class MessageCard(QFrame):
         self.body.setVisible(bool(answer))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Prompts lie on a raised card; what went wrong is red."""
+        """Apply the theme: prompts are on a raised card, and failures are red."""
         back = theme.raised if not self._is_answer else "transparent"
         line = mix(theme.raised, theme.border, 0.6) if not self._is_answer else "transparent"
         self.setStyleSheet(
@@ -164,7 +162,7 @@ class MessageCard(QFrame):
         head.addWidget(self.who, 1)
         for button in (self.link, self.copy, self.redo):
             head.addWidget(button)
-        versions = QHBoxLayout()  # below the text: beside the buttons above it they would widen a narrow dock
+        versions = QHBoxLayout()  # below the text: next to the buttons above it, they would widen a narrow dock
         versions.setSpacing(2)
         for widget in (self.previous, self.version, self.next):
             versions.addWidget(widget)
@@ -181,8 +179,10 @@ class MessageCard(QFrame):
 
 
 def stats_text(stats: AnswerStats) -> str:
-    """`120 tokens · 45.2 tok/s · first after 120 ms · prompt 345 tokens, 128 cached`; until the engine says:
-    `first seen after 130 ms`."""
+    """Return text such as `120 tokens - 45.2 tok/s - first after 120 ms - prompt 345 tokens, 128 cached`.
+
+    Until the engine reports its own time, `first seen after 130 ms` is shown.
+    """
     parts = []
     if stats.num_tokens:
         parts.append(plural(stats.num_tokens, "token"))

@@ -1,6 +1,6 @@
-"""System prompt, LoRA adapter and sampling options of a conversation. What is not accepted is said below the fields.
+"""Panel with system prompt, LoRA adapter and sampling options of a conversation, and an error line.
 
-Values are checked by `SamplingParams` alone, so that the limits are the engine's.
+`SamplingParams` alone validates the values, so that the limits are the engine's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kvscope_telemetry.messages.sampling_params import LEFT_TO_THE_MODEL, ModelS
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A sampling option: its name in `SamplingParams`, what it is called, what it does."""
+    """Sampling option: name in `SamplingParams`, label, and tooltip."""
 
     name: str
     text: str
@@ -73,10 +73,10 @@ _ADAPTER_TIP: Final = "The LoRA adapter that answers are computed with"
 
 
 class OptionsPanel(QWidget):
-    """Fields of one conversation; changes are written into it when they are accepted."""
+    """Fields of one conversation; valid changes are written into it."""
 
     changed = Signal()
-    """The conversation's options changed, or what is wrong with them."""
+    """Emitted when the conversation's options or the error changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class OptionsPanel(QWidget):
         self.system.setFixedHeight(3 * self.system.fontMetrics().lineSpacing() + 18)
         self.fields = {field.name: _line(field) for field in FIELDS}
         self.adapter = QComboBox()
-        """Seen where the engine has adapters, or the conversation asks for one."""
+        """Selector of the adapter, visible if the engine has adapters or the conversation requests one."""
         self.adapter.setAccessibleName("LoRA adapter")
         self.adapter.setToolTip(_ADAPTER_TIP)
         self.adapter.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
@@ -100,7 +100,7 @@ class OptionsPanel(QWidget):
         self._adapter_name.setToolTip(_ADAPTER_TIP)
         self.reset = QPushButton("Reset")
         self.error = label(wraps=True)
-        """Placed by whoever shows the panel, so that it is read even while the options are folded away."""
+        """Error label. The owner of the panel places it, so that it is visible while the options are folded."""
         self.error.hide()
         self._conversation: Conversation | None = None
         self._model: ModelSampling | None = None
@@ -112,12 +112,11 @@ class OptionsPanel(QWidget):
 
     @property
     def problem(self) -> str:
-        """Why the options cannot be used, in one line; empty when they can."""
+        """Why the options are invalid, in one line; "" if they are valid."""
         return self.error.text()
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show its options."""
-        self._conversation = None  # filling in is no change
+        self._conversation = None  # filling in the fields is not a change
         if self.system.toPlainText() != conversation.system:
             self.system.setPlainText(conversation.system)
         self._fill(conversation.sampling)
@@ -126,14 +125,15 @@ class OptionsPanel(QWidget):
         self._check()
 
     def show_adapters(self, adapters: tuple[LoadedAdapter, ...] | None) -> None:
-        """Those that the engine has; None: it has not said."""
+        """Set the engine's adapters; None: not reported yet."""
         if adapters != self._adapters:
             self._adapters = adapters
             self._offer_adapters()
             self._check()
 
     def show_model(self, model: ModelSampling) -> None:
-        """Empty fields show what is sent for them: what the model's makers say, where they say anything."""
+        """Show in empty fields the values in effect for them: those of the model's generation config, else the
+        console's."""
         if model == self._model:
             return
         self._model = model
@@ -146,11 +146,10 @@ class OptionsPanel(QWidget):
                 self.fields[field.name].setToolTip(f"{field.tip}. Empty: {source}")
 
     def apply_theme(self, theme: Theme) -> None:
-        """Errors are red."""
         self.error.setStyleSheet(f"color: {theme.bad};")
 
     def read(self) -> SamplingParams:
-        """The options as they are written. Raises BadInput naming the first that is not accepted."""
+        """Return the options in the fields. Raises BadInput for the first invalid one."""
         values: dict[str, object] = {field.name: _parse(field, self.fields[field.name].text()) for field in FIELDS}
         return SamplingParams(stop=parse_stops(self.stop.text()), **values)  # type: ignore[arg-type]
 
@@ -162,7 +161,7 @@ class OptionsPanel(QWidget):
         self.stop.setText("|".join(text.encode("unicode_escape").decode() for text in sampling.stop))
 
     def _offer_adapters(self) -> None:
-        """The model alone, what is loaded, and what the conversation asks for."""
+        """Fill the selector with no adapter, the loaded ones, and the one that the conversation requests."""
         chosen, loaded = self._chosen_adapter, self._adapters or ()
         self.adapter.clear()
         self.adapter.addItem("None", "")
@@ -249,7 +248,8 @@ class OptionsPanel(QWidget):
 
 
 def parse_stops(text: str) -> tuple[str, ...]:
-    r"""Texts between bars; `\n`, `\t` and `\\` are what they are in most languages."""
+    r"""Split at bars; `\n`, `\t` and `\\` are escapes as in most languages. Raises BadInput for an incomplete
+    escape."""
     return tuple(_unescape(part) for part in text.split("|") if part)
 
 
@@ -261,7 +261,8 @@ def _unescape(text: str) -> str:
 
 
 def _parse(field: Field, text: str) -> object:
-    """Return the number in `text`, or `text` itself, so that `SamplingParams` names it and says what is accepted."""
+    """Return the number in `text`, or `text` itself if invalid, so that `SamplingParams` reports the option and its
+    limits."""
     text = text.strip()
     if not text and field.may_be_empty:
         return None

@@ -1,4 +1,4 @@
-"""Chooses the conversation that is shown: a list beside it where there is space, otherwise a drop-down above it."""
+"""Selects the shown conversation: a list next to it if there is space, otherwise a drop-down above it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from kvscope_app.views.console.conversation import Conversation
 Index = QModelIndex | QPersistentModelIndex
 
 DATE_ROLE: Final = Qt.ItemDataRole.UserRole
-"""When a conversation was last changed, as text."""
+"""Item role: when a conversation was last changed, as text."""
 _GAP_PX: Final = 10
 
 
 class ConversationModel(QAbstractListModel):
-    """The chat's conversations, newest first; titles can be edited in place."""
+    """Model of the chat's conversations, newest first; titles can be edited in place."""
 
     def __init__(self, chat: Chat, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -45,7 +45,6 @@ class ConversationModel(QAbstractListModel):
         self._shown: list[Conversation] = list(chat.conversations)
 
     def follow(self) -> None:
-        """Show the conversations as the chat has them now."""
         if self._shown != self._chat.conversations or len(self._shown) != len(self._chat.conversations):
             self.beginResetModel()
             self._shown = list(self._chat.conversations)
@@ -83,7 +82,7 @@ class ConversationModel(QAbstractListModel):
 
 
 class TitleDelegate(QStyledItemDelegate):
-    """Draws a title, cut where there is no space for it, and its date at the right end of the row."""
+    """Draws a title, elided if necessary, and its date at the right end of the row."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, option, index)
@@ -111,7 +110,7 @@ class TitleDelegate(QStyledItemDelegate):
 
 
 def date_text(changed_s: float, now_s: float | None = None) -> str:
-    """Local time of day of today, the date of other days. Both are seconds since 1970."""
+    """Return the local time of day if it is today, else the date. Both arguments are seconds since 1970."""
     then, today = time.localtime(changed_s), time.localtime(now_s)
     if then[:3] == today[:3]:
         return f"{then.tm_hour:02}:{then.tm_min:02}"
@@ -119,7 +118,7 @@ def date_text(changed_s: float, now_s: float | None = None) -> str:
 
 
 class ConversationList(QListView):
-    """The list; F2 or a double click renames. Its context menu acts on the row under the mouse."""
+    """List of conversations; F2 or a double click renames. Its context menu acts on the row under the mouse."""
 
     def __init__(
         self, model: ConversationModel, on_chosen: Callable[[int], None], on_deleted: Callable[[int], None]
@@ -139,11 +138,9 @@ class ConversationList(QListView):
         self.activated.connect(lambda index: on_chosen(index.row()))
 
     def show_row(self, row: int) -> None:
-        """Mark the conversation that is shown."""
         self.setCurrentIndex(self.model().index(row, 0))
 
     def menu_of(self, row: int) -> QMenu:
-        """Context menu of the conversation in a row."""
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         index = QPersistentModelIndex(self.model().index(row, 0))
@@ -155,12 +152,10 @@ class ConversationList(QListView):
         index = self.indexAt(event.pos())
         if index.isValid():
             self.menu_of(index.row()).popup(event.globalPos())
-        # Accepted in any case: the dock's own menu acts on the conversation that is shown.
+        # Accept the event in any case: the dock's own menu would act on the shown conversation.
 
 
 class ConversationCombo(QComboBox):
-    """The drop-down."""
-
     def __init__(self, model: ConversationModel, on_chosen: Callable[[int], None]) -> None:
         super().__init__()
         self.setAccessibleName("Conversation")
@@ -172,12 +167,11 @@ class ConversationCombo(QComboBox):
         self.activated.connect(on_chosen)
 
     def show_row(self, row: int) -> None:
-        """Name the conversation that is shown."""
         self.setCurrentIndex(row)
 
     @property
     def popup_width(self) -> int:
-        """Pixels that the titles and dates need, at most the window's width."""
+        """Width in pixels that the titles and dates need, at most the window's width."""
         wanted = self.view().sizeHintForColumn(0) + self.view().verticalScrollBar().sizeHint().width()
         return max(min(wanted, self.window().width()), self.width())
 
@@ -186,7 +180,7 @@ class ConversationCombo(QComboBox):
         super().showPopup()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """As Qt does, but a title that has no room ends in "…"."""
+        """Paint as Qt does, but elide a title that does not fit."""
         option = QStyleOptionComboBox()
         self.initStyleOption(option)
         painter = QStylePainter(self)

@@ -17,7 +17,7 @@ _WAIT_SHOWN_FROM_S = 1.0
 
 
 def progress_text(answer: ChatAnswer, session: Session) -> str:
-    """Why no token came yet, or why no more come; empty while the answer is being written."""
+    """Return why there is no token yet, or no further one; "" while the answer is being written."""
     if answer.phase is AnswerPhase.STOPPING:
         return "Stopping…"
     state = session.status.state
@@ -32,7 +32,7 @@ def progress_text(answer: ChatAnswer, session: Session) -> str:
 
 
 def _in_engine(mirror: Mirror, answer: ChatAnswer) -> str:
-    """Return what the mirror reports about the request, as text."""
+    """Return the mirror's state of the request as text."""
     number = answer.message.stats.number
     row = mirror.requests.row_of(number) if mirror.epoch == answer.message.stats.epoch else None
     if row is not None:
@@ -46,6 +46,6 @@ def _in_engine(mirror: Mirror, answer: ChatAnswer) -> str:
 
 
 def _timed(text: str, answer: ChatAnswer) -> str:
-    """`text` with the time since Send, once that is worth telling; none is told beside tokens that came."""
+    """Append the time since sending to `text`, if it exceeds `_WAIT_SHOWN_FROM_S` and no token has arrived yet."""
     is_timed = text and not answer.message.content and answer.waited_s > _WAIT_SHOWN_FROM_S
     return f"{text}  ·  {seconds(answer.waited_s)}" if is_timed else text

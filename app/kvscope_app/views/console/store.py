@@ -1,7 +1,8 @@
-"""Conversations on disk, shared by all windows of all kvscopes of a person: one SQLite file. No Qt.
+"""Store of conversations in an SQLite file that all windows of a user's kvscope processes share. Imports no Qt.
 
-Each conversation has a revision, and is written only by who has seen the newest one: a window never overwrites what
-another wrote. One that is being written names its writer, so that others tell a living one from one that was killed.
+Each conversation has a revision, and may be written only by a window that has seen the newest one, so a window never
+overwrites what another wrote. An unfinished answer names its writer, so that other windows know
+whether that process still runs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SUFFIX: Final = ".json"
 _TAKEN: Final = ".imported"
 _ASIDE: Final = ".unreadable"
 MAX_LOADED: Final = 200
-"""The newest are loaded; the others stay where they are."""
+"""Number of newest conversations that are loaded; the others stay in the file."""
 _UPSERT: Final = (
     "INSERT INTO conversations VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (key) DO UPDATE"
     " SET revision = ?2, changed_s = ?3, writer = ?4, data = ?5"
@@ -48,7 +49,7 @@ _UPSERT: Final = (
 
 
 class ChangedElsewhere(KvscopeError):
-    """Another window wrote this conversation since it was read here: `theirs`."""
+    """Another window has written this conversation since it was read here: `theirs`."""
 
     def __init__(self, theirs: Conversation) -> None:
         super().__init__("the conversation was changed in another window")
@@ -57,38 +58,38 @@ class ChangedElsewhere(KvscopeError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Conversations, newest first, and what a person must be told."""
+    """Conversations, newest first, and warnings for the user."""
 
     conversations: list[Conversation]
     warnings: list[str]
     drafts: dict[str, Draft] = field(default_factory=dict)
-    """Unsent text by conversation. One that has nothing but a draft is among `conversations`."""
+    """Unsent text by conversation key. A conversation that has only a draft is included in `conversations`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredChanges:
-    """What other windows did since the last look."""
+    """Changes by other windows since the last poll."""
 
     written: list[Conversation] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
 
 
 class ConversationStore:
-    """The database in `folder`, opened when it is needed, again after a failure."""
+    """Database in `folder`, opened on demand, and again after a failure."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written_elsewhere: set[str] = set()
-        """Conversations that a living window other than this one's writes now."""
+        """Keys of conversations in which another window, whose process runs, is writing."""
         self._writer = f"{own_identity()}-{secrets.token_hex(4)}"
         self._connection: sqlite3.Connection | None = None
         self._revisions: dict[str, int] = {}
-        """The newest revision of each conversation that was seen here."""
+        """Newest revision of each conversation that was seen here."""
         self._looked_at = -1
-        """SQLite's number for the state of the file, as other connections change it."""
+        """Last seen `data_version` of SQLite, which changes when another connection writes."""
 
     def load(self) -> Loaded:
-        """Read the newest `MAX_LOADED`; conversations that were rescued into files are taken in."""
+        """Read the newest `MAX_LOADED` conversations, after importing those that were rescued into files."""
         warnings: list[str] = []
         conversations: list[Conversation] = []
         drafts: dict[str, Draft] = {}
@@ -102,15 +103,20 @@ class ConversationStore:
         except (OSError, sqlite3.Error) as error:
             warnings.append(f"The conversations were not read: {_reason(error)}")
             self.close()
-        # A conversation is saved with its first prompt: before that, its draft is all there is of it.
+        # A conversation is saved with its first prompt; before that, only its draft is stored.
         unsent = [Conversation(key=key, changed_s=time.time()) for key in drafts if key not in self._revisions]
         return Loaded([*unsent, *conversations], warnings, drafts)
 
     def save(self, conversation: Conversation, *, sync: bool = True, is_writing: bool = False) -> None:
-        """Write one. Raises ChangedElsewhere, or KvscopeError when the disk does not take it; what was there stays.
+        """Write one conversation. On an error, the stored version remains.
 
-        `sync`: wait until the disk has it, so that it also outlives the machine's end, not only the desktop's.
-        `is_writing`: more is to come soon; other windows wait for it.
+        Args:
+            sync: Wait until the data is on disk, so that it survives a crash of the machine and not only of kvscope.
+            is_writing: More changes will follow soon; other windows wait for them.
+
+        Raises:
+            ChangedElsewhere: another window has written the conversation since.
+            KvscopeError: writing failed.
         """
         try:
             database = self._open([])
@@ -131,7 +137,7 @@ class ConversationStore:
     def save_draft(self, key: str, draft: Draft) -> None:
         """Write the unsent text of a conversation, or remove an empty one. The last writer wins.
 
-        Raises KvscopeError when the disk does not take it.
+        Raises KvscopeError if writing fails.
         """
         try:
             database = self._open([])
@@ -145,7 +151,7 @@ class ConversationStore:
             raise KvscopeError(f"the draft was not saved: {_reason(error)}") from error
 
     def accept(self, key: str) -> None:
-        """What another window wrote was taken into account here: the next `save` may replace it."""
+        """Mark the stored version as seen after merging it, so that the next `save` may replace it."""
         try:
             row = self._open([]).execute("SELECT revision FROM conversations WHERE key = ?", (key,)).fetchone()
         except (OSError, sqlite3.Error) as error:
@@ -153,7 +159,7 @@ class ConversationStore:
         self._revisions[key] = row[0] if row else 0
 
     def delete(self, key: str) -> None:
-        """Remove one; none there is none to remove. Raises KvscopeError when the disk does not take it."""
+        """Delete a conversation and its draft; a missing one is ignored. Raises KvscopeError if writing fails."""
         self._revisions.pop(key, None)
         try:
             database = self._open([])
@@ -164,9 +170,9 @@ class ConversationStore:
             raise KvscopeError(f"the conversation was not deleted: {_reason(error)}") from error
 
     def take_changes(self, but: Collection[str] = ()) -> StoredChanges:
-        """What others wrote and deleted since the last look; costs next to nothing when they did nothing.
+        """Return what other windows wrote and deleted since the last call. Nearly free if there were no changes.
 
-        `but`: keys that are changed here and not saved yet. Their `save` will find what others wrote.
+        `but`: keys with unsaved changes here, which are skipped; their `save` finds what others wrote.
         """
         try:
             if self._connection is None and not (self.folder / FILE_NAME).exists():
@@ -178,16 +184,16 @@ class ConversationStore:
                 return StoredChanges()
             self._looked_at = state
             return self._changes(database, orphans, but)
-        except (OSError, sqlite3.Error):  # the next save tells, if it is still so
+        except (OSError, sqlite3.Error):  # the next save reports the error if it persists
             self.close()
             return StoredChanges()
 
     def close(self) -> None:
-        """Give the file back; the next use opens it again."""
+        """Close the file; the next use opens it again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-            self._looked_at = -1  # another connection counts anew
+            self._looked_at = -1  # another connection counts separately
 
     def _open(self, warnings: list[str]) -> sqlite3.Connection:
         if self._connection is None:
@@ -206,7 +212,7 @@ class ConversationStore:
         return revision
 
     def _take_in_files(self, database: sqlite3.Connection, warnings: list[str]) -> None:
-        """All or none; a file is set aside only when what is in it is safe."""
+        """Import rescued files in one transaction. A file is renamed only after its content has been committed."""
         found = list(read_files(conversation_files(self.folder), warnings))
         if not found:
             return
@@ -224,7 +230,7 @@ class ConversationStore:
                 database.execute("ROLLBACK")
             raise
         for path, _ in found:
-            with suppress(OSError):  # then it is read again, and nothing is new in it
+            with suppress(OSError):  # it is read again, but contains nothing new
                 mark_taken(path)
 
     def _read_newest(self, database: sqlite3.Connection, warnings: list[str]) -> list[Conversation]:
@@ -261,7 +267,8 @@ class ConversationStore:
         return conversations
 
     def _note_writer(self, conversation: Conversation, writer: str) -> None:
-        """An answer that was being written when its desktop was killed will not go on."""
+        """Track which conversations other windows are writing. Mark unfinished answers as interrupted if their writer
+        is gone."""
         self.written_elsewhere.discard(conversation.key)
         if writer and writer != self._writer and is_alive(writer.rpartition("-")[0]):
             self.written_elsewhere.add(conversation.key)
@@ -277,7 +284,6 @@ class ConversationStore:
         database.execute("DELETE FROM conversations WHERE key = ?", (key,))
 
     def _orphans(self, database: sqlite3.Connection) -> list[str]:
-        """Conversations whose writer was killed since."""
         if not self.written_elsewhere:
             return []
         rows = database.execute("SELECT key, writer FROM conversations WHERE writer <> ''").fetchall()
@@ -301,14 +307,13 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-# Conversations that the database could not take when kvscope was closed: a JSON file each. Read once, then set aside.
+# Conversations that could not be written to the database when kvscope was closed: one JSON file each, read once.
 def conversation_files(folder: Path) -> list[Path]:
-    """Files that were not read yet."""
     return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file())
 
 
 def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, Conversation]]:
-    """What is in them. One that cannot be read is kept aside and told of; it never hides the others."""
+    """Yield the content of the files. An unreadable file is set aside and reported, and does not affect the others."""
     for path in paths:
         try:
             yield path, _read(path)
@@ -319,7 +324,7 @@ def read_files(paths: list[Path], warnings: list[str]) -> Iterator[tuple[Path, C
 
 
 def mark_taken(path: Path) -> None:
-    """It is in the database now; the file stays, under a name that is not read again."""
+    """Rename an imported file, so that it is kept but not read again."""
     path.replace(path.with_suffix(_SUFFIX + _TAKEN))
 
 

@@ -1,4 +1,4 @@
-"""Text of one message, as tall as it is: plain while it is being written, Markdown once it is whole."""
+"""Text of one message at full height: plain while it is being written, Markdown once it is complete."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser
 
 _THINK: Final = re.compile(r"\s*<think>\s*(.*?)\s*(?:</think>\s*(.*))?", re.DOTALL)
 _THINK_END: Final = re.compile(r"(.*?)\n</think>\s*(.*)", re.DOTALL)
-"""Reasoning whose first tag was written by the chat template."""
-_PIECES: Final = re.compile(  # bounded: the time grows with the length of the text, whatever is in it
+"""Matches reasoning whose opening tag was part of the chat template."""
+_PIECES: Final = re.compile(  # quantifiers are bounded, so that the time is linear in the length of any text
     r"""
     (?P<code>^[ ]{0,3}(?P<fence>`{3,}|~{3,})[^\n]*\n.*?(?:^[ ]{0,3}(?P=fence)[^\n]*(?:\n|\Z)|\Z)
       |(?<!`)(?P<ticks>`+)(?!`).{1,2000}?(?<!`)(?P=ticks)(?!`))
@@ -23,13 +23,13 @@ _PIECES: Final = re.compile(  # bounded: the time grows with the length of the t
     re.DOTALL | re.MULTILINE | re.VERBOSE,
 )
 _GOES_ON: Final = " \ue000"
-"""Ends a line that the next one continues: Qt makes a paragraph of each line, with the same space between all."""
+"""Suffix of a line whose paragraph continues, because Qt makes a paragraph of each line, all with the same spacing."""
 _RULE_CHARACTERS: Final = frozenset("-=_*:| ")
 _PUNCTUATION: Final = re.compile(r"([!-/:-@\[-`{-~])")
 
 
 class TextBody(QTextBrowser):
-    """No scroll bars of its own: the transcript scrolls."""
+    """Text widget without scroll bars; the transcript scrolls."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class TextBody(QTextBrowser):
         self.document().documentLayout().documentSizeChanged.connect(self._fit)
         self.anchorClicked.connect(_open_web_link)
         self._plain = ""
-        """The plain text that is shown; empty while Markdown is."""
+        """Plain text that is shown; empty while Markdown is."""
 
     def show_plain(self, text: str) -> None:
-        """Show text as it is. Where it continues what is shown, only the rest is added."""
+        """Show plain text. If it extends the shown text, only the rest is inserted."""
         if self._plain and text.startswith(self._plain):
             cursor = QTextCursor(self.document())
             cursor.movePosition(QTextCursor.MoveOperation.End)
@@ -61,21 +61,22 @@ class TextBody(QTextBrowser):
         self._plain = text
 
     def show_markdown(self, text: str) -> None:
-        """Show GitHub's Markdown; HTML in it stays text."""
+        """Show GitHub-flavoured Markdown; HTML in it is shown as text."""
         self._plain = ""
         features = QTextDocument.MarkdownFeature
         self.document().setMarkdown(chat_markdown(text), features.MarkdownDialectGitHub | features.MarkdownNoHTML)
         self._finish_blocks()
 
     def loadResource(self, kind: int, name: QUrl | str) -> Any:
-        """A model's text loads nothing, neither files nor pages."""
+        """Load nothing: text written by a model must not open files or pages."""
         return None
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()
 
     def _finish_blocks(self) -> None:
-        """Let code wrap, as there is no bar to scroll sideways with, and close the lines of a paragraph up."""
+        """Let code wrap, as there is no horizontal scroll bar, and remove the spacing between lines of one
+        paragraph."""
         block, goes_on = self.document().begin(), False
         while block.isValid():
             cursor, form = QTextCursor(block), block.blockFormat()
@@ -96,16 +97,17 @@ class TextBody(QTextBrowser):
 
 
 def chat_markdown(text: str) -> str:
-    r"""The Markdown that shows `text` as models mean it.
+    r"""Return Markdown that shows `text` as models intend it.
 
-    Line breaks stay line breaks, formulas (`\(…\)`, `\[…\]`, `$…$`, `$$…$$`) keep their backslashes, underscores and
-    asterisks, and an image, which is never loaded, becomes a link with its alternative text. Code is left alone.
+    Line breaks stay line breaks. Formulas (`\(...\)`, `\[...\]`, `$...$`, `$$...$$`) keep their backslashes,
+    underscores and asterisks. An image, which is never loaded, becomes a link with its alternative text. Code is
+    unchanged.
     """
     return _PIECES.sub(_as_meant, text)
 
 
 def split_reasoning(text: str) -> tuple[str, str]:
-    """The part between `<think>` tags at the beginning of an answer, and the answer without it."""
+    """Return (the text between `<think>` tags at the start of an answer, the answer without it)."""
     found = _THINK.fullmatch(text) or _THINK_END.fullmatch(text)
     return ("", text) if found is None else (found[1].strip(), found[2] or "")
 

@@ -1,4 +1,4 @@
-"""The shown messages of one conversation, newest below. Follows the end unless the person scrolled up."""
+"""Shown messages of one conversation, newest at the bottom. Follows the end unless the user scrolled up."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from kvscope_app.views.console.conversation import Conversation, Message, left_o
 from kvscope_app.views.console.message_card import MessageCard
 
 MAX_SHOWN: Final = 40
-"""Messages shown at first; "Show earlier" adds as many again."""
+"""Number of messages shown initially; "Show earlier messages" adds as many again."""
 _NEAR_END_PX: Final = 24
 
 
 class Transcript(QScrollArea):
-    """Shows one conversation at a time."""
-
     request_wanted = Signal(object, object)
     again_wanted = Signal(object)
-    """The answer of which another version is wanted."""
+    """Emitted with the answer to regenerate."""
     edit_wanted = Signal(object)
-    """The prompt to change."""
+    """Emitted with the prompt to edit."""
     version_wanted = Signal(object)
-    """The version of a message that is to be shown."""
+    """Emitted with the version of a message to show."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +36,7 @@ class Transcript(QScrollArea):
         self._conversation: Conversation | None = None
         self._first = 0
         self._last_width = 0
-        """What the layout around knows of the least width."""
+        """Minimum width that was last reported to the surrounding layout."""
         self._follows = True
         self._body = QWidget()
         self._column = QVBoxLayout(self._body)
@@ -53,12 +51,12 @@ class Transcript(QScrollArea):
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
 
     def minimumSizeHint(self) -> QSize:
-        """As wide as the widest card must be: what is cut off at the side could not be scrolled to."""
+        """Return a width that fits the widest card, since content that is cut off at the side could not be scrolled
+        to."""
         bar = self.verticalScrollBar().sizeHint().width()
         return QSize(self._body.minimumSizeHint().width() + bar, super().minimumSizeHint().height())
 
     def show_conversation(self, conversation: Conversation) -> None:
-        """Show its messages; the cards that are there already stay."""
         if conversation is not self._conversation:
             self._conversation = conversation
             self._first = max(len(conversation.path) - MAX_SHOWN, 0)
@@ -66,13 +64,12 @@ class Transcript(QScrollArea):
         self._rebuild(conversation)
 
     def show_text(self, message: Message) -> None:
-        """More text of this message came."""
         if (card := self._card_of(message)) is not None:
             card.show_text()
             self._tell_width()
 
     def show_state(self, written: Message | None, progress: str, *, can_ask: bool) -> None:
-        """Show what the engine is doing for the answer `written`, None: nothing is being written.
+        """Show the engine's progress on the answer `written`; None: none is being written.
 
         `can_ask`: whether a prompt can be sent now.
         """
@@ -82,7 +79,6 @@ class Transcript(QScrollArea):
         self._tell_width()
 
     def show_end(self, message: Message) -> None:
-        """This message is whole now: show it as Markdown."""
         if (card := self._card_of(message)) is not None:
             card.show_whole()
             card.apply_theme(self._theme)
@@ -90,14 +86,13 @@ class Transcript(QScrollArea):
             self._tell_width()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Recolour the cards."""
         self._theme = theme
         for card in self.cards:
             card.apply_theme(theme)
 
     def _rebuild(self, conversation: Conversation) -> None:
         path = conversation.path
-        self._first = min(self._first, max(len(path) - MAX_SHOWN, 0))  # another version may be shorter
+        self._first = min(self._first, max(len(path) - MAX_SHOWN, 0))  # the path of another version may be shorter
         shown = path[self._first :]
         same = 0
         while same < min(len(shown), len(self.cards)) and self.cards[same].message is shown[same]:

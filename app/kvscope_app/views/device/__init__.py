@@ -1,1 +1,2 @@
-"""Every GPU and the machine itself: who takes their memory, how busy, warm and slowed down they are, and since when."""
+"""Devices: memory by process, utilization, temperature and throttling of every GPU and of the host, with their
+history."""

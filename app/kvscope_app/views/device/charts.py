@@ -1,6 +1,6 @@
-"""The curves of devices over time: a chart a quantity, a curve a GPU, and the host's own.
+"""Curves of devices over time: a chart per quantity with a curve per GPU, and charts of the host.
 
-A quantity of which nothing was ever told has no chart.
+A quantity without any data has no chart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GIB: Final = float(1 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A chart: a column of the log, of which devices, and how its axis and its values are written."""
+    """Quantity of a chart: column of the device log, whether of GPUs or of the host, and format of axis and values."""
 
     title: str
     column: str
@@ -36,7 +36,7 @@ class Quantity:
     value_text: Callable[[float], str]
     tip: str
     unit: float = 1.0
-    """What the axis counts."""
+    """Size of the axis unit, by which values are divided."""
     top: float | None = None
 
 
@@ -92,8 +92,6 @@ _BY_TITLE: Final = {quantity.title: quantity for quantity in QUANTITIES}
 
 
 class DeviceCharts(ChartStack):
-    """A chart for each quantity of which something was told."""
-
     range_setting: ClassVar[str] = DEVICES_RANGE
     at_once: ClassVar[int] = 5
 
@@ -102,7 +100,7 @@ class DeviceCharts(ChartStack):
         self._devices: tuple[tuple[str, str], ...] = ()
 
     def show_devices(self, devices: Sequence[tuple[str, str]]) -> None:
-        """Key and name of each GPU there is; charts are made anew when these change."""
+        """Set the (key, name) pairs of the GPUs; charts are recreated if these changed."""
         if tuple(devices) != self._devices or not self.panels:
             self._devices = tuple(devices)
             self.set_panels({quantity.title: self._make_panel(quantity) for quantity in QUANTITIES})
@@ -150,7 +148,7 @@ class DeviceCharts(ChartStack):
 
 
 def _value_at(time_s: FloatArray, values: FloatArray, at_s: float) -> float | None:
-    """The newest until then; None where it is not known."""
+    """Return the newest value up to `at_s` (or the first one, if all are later), or None if it is unknown."""
     place = int(np.searchsorted(time_s, at_s, "right")) - 1
     if not time_s.size:
         return None

@@ -1,4 +1,4 @@
-"""A card for one GPU or the host: its name and state, a bar of memory by user, and every reported figure."""
+"""Card of one GPU or of the host: name and state, a bar of memory by process, and all reported figures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from kvscope_app.views.memory.bar import BarSegment, StackedBar
 
 _BAR_HEIGHT: Final = 18
 _COLUMN_WIDTH: Final = 250
-"""A figure with its name takes at most this."""
+"""Maximum width of a figure with its name."""
 
 
 class DeviceCard(QWidget):
-    """Shows what it is given; repaints nothing that is as before."""
+    """Card of one device; repaints only what changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,6 @@ class DeviceCard(QWidget):
         self._lay_out()
 
     def show_state(self, title: str, text: str, color: str) -> None:
-        """Who it is and how; `color` names a colour of the theme."""
         _set(self.title, title)
         _set(self.state, text)
         self.state.setVisible(bool(text))
@@ -54,7 +53,7 @@ class DeviceCard(QWidget):
             self._color_state()
 
     def show_memory(self, line: str, pieces: Sequence[MemoryUser], total: int | None) -> None:
-        """Whose it is; `total`: what the whole bar stands for."""
+        """Show memory by user. `total`: bytes that the full bar represents, None if unknown."""
         _set(self.memory, f"Memory {line}")
         taken = sum(piece.num_bytes for piece in pieces)
         _set(self.share, percent(taken / total, 0) if total and pieces else "")
@@ -63,7 +62,7 @@ class DeviceCard(QWidget):
         self.bar.setAccessibleName(f"Memory of {self.title.text()}")
 
     def show_figures(self, figures: Sequence[DeviceFigure]) -> None:
-        """Each with its name; rows are made the first time."""
+        """Show the figures. Rows are recreated if the names changed."""
         if [told.name for told in figures] != list(self._figures):
             self._make_figures(figures)
         for told in figures:
@@ -72,11 +71,9 @@ class DeviceCard(QWidget):
             set_look(value, "warning" if told.is_bad else "muted" if told.value == UNKNOWN else "")
 
     def value(self, name: str) -> str:
-        """The text shown for figure `name`."""
         return self._figures[name][1].text()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take its colours."""
         self._theme = theme
         self.bar.set_colors(theme.raised, theme.panel)
         self._show_bar()
@@ -121,7 +118,7 @@ class DeviceCard(QWidget):
         self._place()
 
     def _place(self) -> None:
-        """As many side by side as the width takes, read downwards."""
+        """Arrange the figures in as many columns as fit, filled column by column."""
         columns = max(1, min(4, self.width() // scaled(_COLUMN_WIDTH)))
         if columns == self._num_columns or not self._figures:
             return

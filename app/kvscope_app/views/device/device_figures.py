@@ -1,4 +1,4 @@
-"""What is told of a GPU and of the host, in words and numbers a person reads. No Qt. Unknown is said so, never 0."""
+"""Figures of a GPU and of the host as text. Imports no Qt. Unknown values are shown as unknown, never as 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigure:
-    """A figure: what it is called, its value, and what it means. `is_bad`: a person should look."""
+    """Name, value and meaning of a figure. `is_bad`: whether it needs attention."""
 
     name: str
     value: str
@@ -22,13 +22,13 @@ class DeviceFigure:
 
 
 def gpu_title(gpu: Gpu, devices: Devices) -> str:
-    """`GPU 0 · NVIDIA H100`, and whether the engine is on it."""
+    """Return text such as `GPU 0 - NVIDIA H100`, marked if the engine uses this one of several GPUs."""
     used = " · the engine's" if gpu.index in devices.used_gpus and len(devices.gpus) > 1 else ""
     return " · ".join(filter(None, (f"GPU {gpu.index}", gpu.name))) + used
 
 
 def gpu_state(gpu: Gpu) -> tuple[str, str]:
-    """What holds it back, in words, and the colour of that: "bad", "warn" or "muted"."""
+    """Return text on faults and throttling, and its theme colour: "bad", "warn" or "muted"."""
     if gpu.fault:
         return f"Does not answer: {gpu.fault}", "bad"
     if gpu.ecc_uncorrected:
@@ -41,7 +41,6 @@ def gpu_state(gpu: Gpu) -> tuple[str, str]:
 
 
 def gpu_figures(gpu: Gpu) -> list[DeviceFigure]:
-    """Every other figure of it."""
     return [
         DeviceFigure("Busy", percent(gpu.utilization, 0), "Share of time that a kernel was running"),
         DeviceFigure(
@@ -70,7 +69,6 @@ def gpu_figures(gpu: Gpu) -> list[DeviceFigure]:
 
 
 def host_figures(host: Host) -> list[DeviceFigure]:
-    """Of the machine."""
     return [
         DeviceFigure(
             "CPU utilization", _of(percent(busy_share(host), 0), plural(len(host.cores or ()), "core")), "Total"
@@ -90,22 +88,19 @@ def host_figures(host: Host) -> list[DeviceFigure]:
 
 
 def memory_line(used: int | None, total: int | None) -> str:
-    """`30.0 GiB of 80.0 GiB`."""
     return _of(num_bytes(used), num_bytes(total))
 
 
 def gpu_memory_line(gpu: Gpu) -> str:
-    """The same of a GPU."""
     return memory_line(taken_bytes(gpu), gpu.memory_total_bytes)
 
 
 def no_gpu_words(devices: Devices) -> str:
-    """Why there is none to show; empty where there is one, or nothing was asked."""
+    """Return why no GPU is shown; "" if there is one or no fault was reported."""
     return f"No NVIDIA GPU detected: {devices.fault}" if devices.fault and not devices.gpus else ""
 
 
 def rate_text(value: float | None) -> str:
-    """Bytes a second."""
     return UNKNOWN if value is None else f"{num_bytes(value)}/s"
 
 

@@ -1,6 +1,6 @@
-"""Devices: each GPU and the host, who uses their memory, their figures and curves, and the processes.
+"""View of devices: each GPU and the host with memory by process, figures and curves, and a table of processes.
 
-Owns which card is of which device. Draws what the newest sample up to the shown moment says.
+Owns the card of each device. Shows the newest sample up to the moment shown.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ EMPTY_TEXT = (
 
 
 class DeviceView(ChartedView):
-    """A card a GPU, one of the host, the charts and the table of processes."""
+    """A card per GPU, one for the host, the charts and the table of processes."""
 
     title: ClassVar[str] = "Devices"
     object_name: ClassVar[str] = "devices"
@@ -167,10 +167,8 @@ class DeviceView(ChartedView):
         self.stack.addWidget(scroll)
 
 
-# Processes on GPUs and in the host's memory: a table to read, sort and copy.
+# Table of the processes on GPUs and on the host, which can be sorted and copied.
 class ProcessModel(TableModel):
-    """Rows as they were told last."""
-
     table_head: ClassVar[TableHead] = _HEAD
 
     def __init__(self) -> None:
@@ -179,7 +177,7 @@ class ProcessModel(TableModel):
         self.theme: Theme = DARK
 
     def show_rows(self, rows: list[ProcessRow]) -> None:
-        """Tell of these from now on; who is the same stays where it is."""
+        """Show `rows`. If the processes are the same as before, rows keep their positions."""
         same = [(row.device, row.pid) for row in rows] == [(row.device, row.pid) for row in self._rows]
         if not same:
             self.beginResetModel()
@@ -205,7 +203,7 @@ class ProcessModel(TableModel):
 
 
 class ProcessTable(RowTable):
-    """Sorted by a click on a title; as it was told until then. As high as its rows, up to a limit."""
+    """Table sorted by a click on a header, in reported order until then. Its height fits its rows, up to a limit."""
 
     def __init__(self) -> None:
         super().__init__("Processes", many=True)
@@ -229,7 +227,6 @@ class ProcessTable(RowTable):
         self._fit()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take its colours."""
         self.rows.theme = theme
         self.viewport().update()
 

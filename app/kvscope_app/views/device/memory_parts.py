@@ -1,7 +1,7 @@
-"""Splits a device's memory by process, as the segments of a bar and as rows of a table. No Qt.
+"""Memory of a device by process, as segments of a bar and as rows of a table. Imports no Qt.
 
-The segments add up to all that the driver, or the system, says is taken: what belongs to no process that is told has a
-segment of its own.
+The segments add up to the used memory that the driver or system reports. Memory of no reported process is a separate
+segment.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from kvscope_app.session.device_log import host_taken_bytes, taken_bytes
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 MAX_NAMED: Final = 6
-"""More processes than this share a segment."""
+"""Maximum number of processes with their own segment; the others share one."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUser:
-    """A process, or something else, that uses memory; `place` is the process's index among the colours."""
+    """Process or other user of memory. `place` is its colour index, -1 if it is not a single process."""
 
     label: str
     num_bytes: int
@@ -26,7 +26,6 @@ class MemoryUser:
 
 
 def gpu_pieces(gpu: Gpu) -> list[MemoryUser]:
-    """Of what is taken on a GPU."""
     taken = taken_bytes(gpu)
     if taken is None:
         return []
@@ -38,7 +37,7 @@ def gpu_pieces(gpu: Gpu) -> list[MemoryUser]:
 
 
 def host_pieces(host: Host) -> list[MemoryUser]:
-    """Of what is taken of the host's memory: what processes hold of their own, without files that they map."""
+    """Return the users of host memory: anonymous and shared memory of each process, without mapped files."""
     taken = host_taken_bytes(host)
     if taken is None:
         return []
@@ -48,7 +47,7 @@ def host_pieces(host: Host) -> list[MemoryUser]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """A process on a device. None: not known."""
+    """Process on a device; None means unknown."""
 
     device: str
     pid: int
@@ -56,11 +55,11 @@ class ProcessRow:
     num_bytes: int | None
     cores: float | None = None
     place: int = -1
-    """Which segment of the device's bar it is, for its colour."""
+    """Index of the process's segment in the device's bar, which determines its colour."""
 
 
 def process_rows(devices: Devices) -> list[ProcessRow]:
-    """All that are told of: GPU by GPU, then the host's."""
+    """Return all reported processes, GPU by GPU, then those of the host."""
     rows = []
     for gpu in devices.gpus:
         places = _places([(process.pid, process.used_bytes) for process in gpu.processes or ()])
@@ -74,7 +73,7 @@ def process_rows(devices: Devices) -> list[ProcessRow]:
 
 
 def _places(sized: list[tuple[int, int | None]]) -> dict[int, int]:
-    """Those that have a segment of their own."""
+    """Return the segment index by process id, for processes with their own segment."""
     known = sorted(((size, pid) for pid, size in sized if size), key=lambda pair: -pair[0])
     return {pid: place for place, (_, pid) in enumerate(known[:MAX_NAMED])}
 
@@ -89,7 +88,8 @@ def _named(sized: list[tuple[str, int]]) -> list[MemoryUser]:
 
 
 def _filled_up(pieces: list[MemoryUser], taken: int) -> list[MemoryUser]:
-    """Never more than is taken: what two processes share is counted once."""
+    """Limit the pieces to `taken` bytes in total, since memory shared by processes counts once, and add the
+    unattributed rest."""
     kept, left = [], taken
     for piece in pieces:
         size = min(piece.num_bytes, left)

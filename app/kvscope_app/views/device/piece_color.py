@@ -1,4 +1,4 @@
-"""The colour of a process in the bar of a device's memory, and beside its name in the table."""
+"""Colour of a process in the memory bar of a device, and next to its name in the table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from kvscope_app.look.theme import Theme
 
 
 def piece_color(place: int, theme: Theme) -> str:
-    """`#rrggbb` of the segment at `place`; a negative one is of no single process."""
+    """Return the colour `#rrggbb` of the segment at index `place`; a negative index means no single process."""
     *series, grey = theme.series
     return grey if place < 0 else series[place % len(series)]

@@ -1,4 +1,4 @@
-"""What every table of events has: its columns, and how an event reads in them. Owns the words, not the events."""
+"""Base of the models of event tables: columns and cell texts. Owns the texts, not the events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHY: Final = 3
 
 
 class EventEntries(TableModel):
-    """A table of events; `wall_offset_ns` makes their times wall clock."""
+    """Model of events; `wall_offset_ns` converts their times to wall clock."""
 
     table_head: ClassVar[TableHead] = TableHead(HEADERS)
 
@@ -32,14 +32,12 @@ class EventEntries(TableModel):
         self.theme: Theme = DARK
         self._wall_offset_ns = wall_offset_ns
         self.cursor_ns: int | None = None
-        """Where the window stands, since 1970: what comes after it stands back. None: at the end."""
+        """Session's cursor in ns since 1970, after which events are shown muted; None: the cursor is at the end."""
 
     @abstractmethod
-    def entry_at(self, row: int) -> LoggedEvent | None:
-        """The event in a row."""
+    def entry_at(self, row: int) -> LoggedEvent | None: ...
 
     def wall_ns(self, entry: LoggedEvent) -> int:
-        """When it was, since 1970."""
         return entry.time_ns + self._wall_offset_ns
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -49,7 +47,7 @@ class EventEntries(TableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return self._text(entry, index.column())
         if role == Qt.ItemDataRole.ToolTipRole and index.column() == WHY:
-            return f"<p>{escape(why_text(entry.event))}</p>"  # as rich text, which is wrapped
+            return f"<p>{escape(why_text(entry.event))}</p>"  # rich text is wrapped
         if role == Qt.ItemDataRole.ForegroundRole:
             if index.column() == 0 or self.is_ahead(entry):
                 return self.theme.color("muted")
@@ -57,16 +55,14 @@ class EventEntries(TableModel):
         return None
 
     def is_ahead(self, entry: LoggedEvent) -> bool:
-        """Whether it had not happened yet at the moment that is shown."""
+        """Whether the event is later than the moment shown."""
         return self.cursor_ns is not None and self.wall_ns(entry) > self.cursor_ns
 
     def kind_color(self, entry: LoggedEvent) -> QColor:
-        """Of the word for what happened."""
         kind = BY_NAME.get(entry.event.kind)
         return self.theme.color("text" if kind is None else kind.color)
 
     def head(self, entry: LoggedEvent) -> tuple[str, str, str]:
-        """Time, what happened, and to which request: the columns before the reason."""
         return self._text(entry, 0), self._text(entry, 1), self._text(entry, 2)
 
     def _text(self, entry: LoggedEvent, column: int) -> str:
@@ -80,7 +76,7 @@ class EventEntries(TableModel):
 
 
 def why_text(event: Event) -> str:
-    """The cause in one line, and what it moved as far as the cause does not say so itself."""
+    """Return the cause in one line, with the numbers and requests that the cause does not mention itself."""
     cause = cause_text(event)
     said = set(re.findall(r"\d+", cause))
     parts = [cause] if cause else []

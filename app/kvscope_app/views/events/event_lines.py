@@ -1,4 +1,5 @@
-"""Events as lines of values for other programs: with tabs for the clipboard, in a file with commas. Knows no widget."""
+"""Events as lines of values for other programs: tab-separated on the clipboard, comma-separated in files. Imports no
+widget."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _A_TURN: Final = 1_000
 
 
 def to_lines(rows: Iterable[tuple[int, Event]], delimiter: str = "\t", *, with_head: bool = True) -> str:
-    """A line for each wall-clock time and event; times are local, with their zone, and in ns since 1970."""
+    """Return one line per (wall-clock time, event). Times are local with UTC offset, and in ns since 1970."""
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
     if with_head:
@@ -33,10 +34,11 @@ def to_lines(rows: Iterable[tuple[int, Event]], delimiter: str = "\t", *, with_h
 
 
 class EventExport(QObject):
-    """Writes events to a file, some in each turn of the event loop; what is there before is replaced once all is."""
+    """Writes events to a file, a portion per turn of the event loop. An existing file is replaced only after all are
+    written."""
 
     done = Signal(str)
-    """What to tell: how many, or why not."""
+    """Emitted with the result: the number of events, or the error."""
 
     def __init__(self, path: str, events: list[TimedEvent], parent: QObject) -> None:
         super().__init__(parent)

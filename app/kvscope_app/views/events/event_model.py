@@ -1,4 +1,4 @@
-"""The newest events of a log, newest first. Owns which are shown and the filter."""
+"""Model of the newest events of a log, newest first. Owns the rows and the filter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ MAX_SHOWN: Final = 2_000
 
 
 class EventFilter(StrEnum):
-    """Which events a person wants to see."""
-
     ALL = "All events"
     REQUESTS = "Without evictions"
     PREEMPTIONS = "Preemptions"
@@ -34,7 +32,7 @@ _KINDS: Final[dict[EventFilter, tuple[str, ...]]] = {
 
 
 class EventModel(EventEntries):
-    """The newest `MAX_SHOWN` events of a log, or of one request in it."""
+    """Newest `MAX_SHOWN` events of a log, or of one request in it."""
 
     def __init__(self, wall_offset_ns: int, parent: QObject | None = None) -> None:
         super().__init__(wall_offset_ns, parent)
@@ -44,7 +42,7 @@ class EventModel(EventEntries):
         self._num_clears = 0
 
     def follow(self, log: EventLog) -> None:
-        """Add what the log got since the last call."""
+        """Add what was appended to the log since the last call."""
         if log.num_clears != self._num_clears:
             self._num_clears, self._serial = log.num_clears, 0
             self.show_entries([])
@@ -53,13 +51,12 @@ class EventModel(EventEntries):
         self._prepend(fresh)
 
     def show_only(self, wanted: EventFilter, log: EventLog) -> None:
-        """Show one kind of events."""
         self._filter = wanted
         self.show_entries(log.of_kinds(_KINDS[wanted], MAX_SHOWN))
         self._serial = log.last_serial
 
     def show_entries(self, entries: Sequence[LoggedEvent]) -> None:
-        """Show `entries`, oldest first, instead of what is shown."""
+        """Replace the rows by `entries`, given oldest first."""
         newest_first = list(reversed(entries))[:MAX_SHOWN]
         if newest_first == self._entries:
             return
@@ -68,7 +65,6 @@ class EventModel(EventEntries):
         self.endResetModel()
 
     def entry_at(self, row: int) -> LoggedEvent | None:
-        """The event in a row."""
         return self._entries[row] if 0 <= row < len(self._entries) else None
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008

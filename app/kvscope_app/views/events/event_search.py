@@ -1,7 +1,7 @@
-"""Which events of an index pass a filter: kinds and request at once, by columns; text a bounded number at a time.
+"""Finds events of an index that pass a filter: by kind and request on columns, by text a bounded number per call.
 
-Owns the filter and, for the text, what is known of each event. An event is named by its serial: its place, counted from
-the first there ever was. Knows no Qt.
+Owns the filter and the text matches found so far. An event is identified by its serial: its index counted from the
+first event ever recorded. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 IntArray = npt.NDArray[np.int64]
 _UNKNOWN, _NO, _YES = range(3)
 _LATE: Final = 1024
-"""An event that comes late is put among so many of the newest."""
+"""Number of newest events among which a late event may be inserted."""
 _NUMBER: Final = re.compile(r"#(\d{1,18})")
 
 
 class EventSearch:
-    """`update` finds; `serials` are what was found so far, ascending."""
+    """Search of an index. Call `update`; `serials` are the matches found so far, ascending."""
 
     def __init__(self) -> None:
         self.serials: IntArray = np.empty(0, np.int64)
         self.kinds: frozenset[str] | None = None
-        """None: all."""
+        """Kinds to match; None: all."""
         self.request: tuple[int, int] | None = None
-        """Its epoch and number; None: of any."""
+        """(epoch, number) of the request to match; None: any."""
         self.span: TimeSpan | None = None
-        """Only events of this time; None: of all."""
+        """Time range to match; None: any."""
         self._words: tuple[str, ...] = ()
         self._verdicts = np.empty(0, np.uint8)
         self._begin = 0
@@ -46,18 +46,18 @@ class EventSearch:
         self._newest: TimedEvent | None = None
 
     def set_kinds(self, kinds: Collection[str] | None) -> None:
-        """Only of these; None: of all."""
         self.kinds = None if kinds is None else frozenset(kinds)
 
     def set_text(self, text: str) -> None:
-        """Only with all of these words; `#12` is request 12, whatever else has these digits."""
+        """Match only events with all of these words. `#12` matches request 12 only, not other numbers with these
+        digits."""
         words = tuple(text.lower().split())
         if words != self._words:
             self._words = words
             self._verdicts[:] = _UNKNOWN
 
     def update(self, events: EventIndex, max_texts: int = 400) -> bool:
-        """Take in what came; whether texts are left to be looked at. The newest are looked at first."""
+        """Search new events, newest first. Returns whether texts remain to be searched."""
         self._keep_up(events)
         first_ns, last_ns = (None, None) if self.span is None else (self.span.begin_ns, self.span.end_ns)
         wanted = events.find(first_ns, last_ns, self.kinds, self.request) + events.num_forgotten
@@ -72,7 +72,7 @@ class EventSearch:
         return bool(unknown.size > max_texts)
 
     def _keep_up(self, events: EventIndex) -> None:
-        """A verdict for each event there is, of those that were looked at."""
+        """Align the verdicts with the events in the index, keeping those that are known."""
         before, begin = self._verdicts, self._begin
         self._begin = events.num_forgotten
         self._verdicts = np.full(len(events), _UNKNOWN, np.uint8)
@@ -87,7 +87,7 @@ class EventSearch:
 
 
 def matches(event: Event, words: Collection[str]) -> bool:
-    """Whether all of the words, in small letters, are in what a person reads of it."""
+    """Whether the event's text contains all of the lower-case words."""
     numbers = {int(found[1]) for word in words if (found := _NUMBER.fullmatch(word))}
     if not numbers <= {event.number, event.other}:
         return False

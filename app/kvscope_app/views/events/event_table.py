@@ -1,4 +1,4 @@
-"""Events as a table of columns, or where it is too narrow for these as cards. Choosing one tells its request."""
+"""Table of events with columns, or, if it is too narrow, with cards. Choosing an event emits its request."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _MARGIN: Final = 8
 _GAP: Final = 10
 _PADDING: Final = 4
 NARROW: Final = 900
-"""Below this width a reason of usual length (120 to 200 characters) does not fit beside the other columns."""
+"""Width below which a reason of usual length (120 to 200 characters) does not fit next to the other columns."""
 
 
 class EventTable(RowTable):
-    """The events; choosing one tells its request."""
+    """Table of events; choosing one emits its request."""
 
     request_chosen = Signal(object, object)
-    """Epoch and number: as objects, since a signal's int has 32 bits and an epoch 63."""
+    """Emitted with epoch and number. Declared as objects, because Qt's int has 32 bits and an epoch 63."""
 
     entry_chosen = Signal(object)
-    """The event itself."""
+    """Emitted with the event."""
     _is_built = False
 
     def __init__(self, model: EventEntries, name: str) -> None:
@@ -72,8 +72,10 @@ class EventTable(RowTable):
         self.clicked.connect(self._on_chosen)
 
     def show_cursor(self, row: int, *, has_moved: bool) -> None:
-        """Where the window stands: above `row`; 0 where that is the newest. Once it `has_moved` it is brought in sight:
-        rows that come above leave a person's place in the list alone."""
+        """Draw the session's cursor above `row`; 0: at the newest event.
+
+        If the cursor `has_moved`, it is scrolled into view; otherwise new rows do not change the scroll position.
+        """
         if row != self._cursor_row:
             self._cursor_row = row
             self.viewport().update()
@@ -100,19 +102,17 @@ class EventTable(RowTable):
         super().keyPressEvent(event)
 
     def scroll_by(self, num_rows: int) -> None:
-        """Further down, at once: rows that were just added count."""
+        """Scroll down immediately, including rows that were just added."""
         self.updateGeometries()
         self.verticalScrollBar().setValue(self.verticalScrollBar().value() + num_rows)
 
     def copy_selected(self) -> None:
-        """The chosen rows, as they stand, with tabs."""
         rows = sorted({index.row() for index in self.selectionModel().selectedIndexes()})
         entries = [entry for row in rows if (entry := self._events.entry_at(row)) is not None]
         if entries:
             QGuiApplication.clipboard().setText(to_lines((self._events.wall_ns(e), e.event) for e in entries))
 
     def changeEvent(self, event: QEvent) -> None:
-        """Larger text makes higher cards."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange and self._is_built:
             self._fit(self.width())
@@ -128,7 +128,7 @@ class EventTable(RowTable):
         self._measure()
 
     def _measure(self, *_: object) -> None:
-        """Rows that are in sight get the height that they take: of thousands the others need not be measured."""
+        """Set the heights of the visible rows; measuring thousands of others is not needed."""
         header, bottom = self.verticalHeader(), self.viewport().height()
         row, width = self.rowAt(0), self.viewport().width()
         while 0 <= row < self._events.rowCount() and self.rowViewportPosition(row) < bottom:
@@ -138,7 +138,7 @@ class EventTable(RowTable):
             row += 1
 
     def _fit(self, width: int) -> None:
-        """Columns, or where these leave no room for the reason a card an event, each at first as high as it can get."""
+        """Choose columns, or cards if the reason would not fit. Cards initially have the maximum height."""
         is_narrow, line = width < NARROW, self.fontMetrics().height()
         height = self._card.greatest_height(line, width) if is_narrow else line + 6
         if height == self._row_height:
@@ -159,12 +159,10 @@ class EventTable(RowTable):
 
 
 class EventCard(QStyledItemDelegate):
-    """How an event is painted where a table is too narrow for columns: its head in one line, below it the reason,
-    wrapped.
+    """Delegate that paints an event as a card: its head in one line, and below it the wrapped reason.
 
-    A card is as high as its reason takes, up to a number of lines; the rest of a longer one is left to the tooltip.
-
-    Paints the entry of a row, whatever the column.
+    A card is as high as its reason requires, up to a maximum number of lines; the tooltip contains the rest. The card
+    shows the whole event of a row, whatever the column.
     """
 
     def __init__(self, model: EventEntries, parent: QObject) -> None:
@@ -173,11 +171,10 @@ class EventCard(QStyledItemDelegate):
 
     @staticmethod
     def greatest_height(line: int, width: int) -> int:
-        """Of a card that is `width` wide, for a font whose lines are `line` pixels high."""
+        """Return the maximum height of a card of this width, for lines of `line` pixels."""
         return (1 + _most_lines(width)) * line + 2 * _PADDING
 
     def height(self, row: int, font: QFont, width: int) -> int:
-        """Of the card of a row, `width` wide."""
         entry = self._events.entry_at(row)
         text = "" if entry is None else why_text(entry.event)
         num_lines = len(_lines(text, font, width - 2 * _MARGIN, _most_lines(width)))
@@ -212,19 +209,19 @@ class EventCard(QStyledItemDelegate):
 
 
 def _most_lines(width: int) -> int:
-    """Of the reason: what is usual fits."""
+    """Return the maximum number of lines of the reason, which fits usual texts."""
     return next((lines for below, lines in _LINES_BELOW_WIDTH if width < below), _FEWEST_LINES)
 
 
 def _word(painter: QPainter, box: QRect, text: str, color: QColor) -> int:
-    """Where the next word begins."""
+    """Draw a word. Returns the x coordinate of the next one."""
     painter.setPen(color)
     painter.drawText(box, Qt.AlignmentFlag.AlignLeft, text)
     return box.left() + painter.fontMetrics().horizontalAdvance(text) + _GAP
 
 
 def _lines(text: str, font: QFont, width: int, most: int) -> list[str]:
-    """`text` in lines that are `width` wide, at most so many: the last has all the rest."""
+    """Break `text` into at most `most` lines of this width; the last one contains the rest."""
     layout = QTextLayout(text, font)
     layout.setTextOption(QTextOption(Qt.AlignmentFlag.AlignLeft))
     layout.beginLayout()
@@ -237,7 +234,7 @@ def _lines(text: str, font: QFont, width: int, most: int) -> list[str]:
 
 
 def _reason(painter: QPainter, box: QRect, text: str) -> None:
-    """As many lines as there is room for, the last with an ellipsis where more would follow."""
+    """Draw as many lines as fit, eliding the last if there is more."""
     metrics = painter.fontMetrics()
     lines = _lines(text, painter.font(), box.width(), max(1, box.height() // metrics.height()))
     for number, words in enumerate(lines):

@@ -1,6 +1,6 @@
-"""Events: all that happened to requests over the whole timeline, newest first, to be searched, followed and exported.
+"""View of all events of the timeline, newest first, with search, cursor and export.
 
-Owns the filter bar and the way from a line to the session's cursor and selection.
+Owns the filter bar, and connects the lines with the session's cursor and selection.
 """
 
 from __future__ import annotations
@@ -46,8 +46,6 @@ EMPTY_TEXT: Final = "No events yet.\nAdmissions, preemptions, completions and re
 
 
 class EventsView(View):
-    """The table, and above it what of it is shown."""
-
     title: ClassVar[str] = "Events"
     object_name: ClassVar[str] = "events"
     refresh_hz: ClassVar[float] = 5.0
@@ -108,13 +106,13 @@ class EventsView(View):
         self.table.viewport().update()
 
     def export_to(self, path: str) -> EventExport:
-        """Write what is shown: with tabs into a `.tsv`, else with commas."""
+        """Write the listed events to a file: tab-separated if it ends in `.tsv`, else comma-separated."""
         writing = EventExport(path, self.model.shown_events(), self)
         writing.done.connect(self.count.set_lengths)
         return writing
 
     def _show(self, has_more: bool) -> None:
-        """Whoever reads further down goes on reading the same lines."""
+        """Update the rows without moving the lines that the user reads further down."""
         bar, before, top = self.table.verticalScrollBar(), self.model.rowCount(), self.table.rowAt(0)
         chosen = self.model.timed_at(self.table.currentIndex().row())
         self.model.show_serials(self.session.overview.events, self._search.serials)
@@ -132,7 +130,6 @@ class EventsView(View):
         self.export.setEnabled(shown > 0)
 
     def _show_cursor(self) -> None:
-        """Where the window stands among the events, unless that is the end."""
         timeline = self.session.timeline
         at_ns = None if timeline.is_live else timeline.cursor_ns
         has_moved = at_ns is not None and at_ns != self.model.cursor_ns
@@ -142,7 +139,7 @@ class EventsView(View):
         self.table.show_cursor(0 if at_ns is None else self.model.num_ahead(at_ns), has_moved=has_moved)
 
     def _choose_again(self, chosen: object) -> None:
-        """The row of an event after a reset, where it is among the newest."""
+        """Select the row of an event again after a model reset, if it is among the newest."""
         flags = QItemSelectionModel.SelectionFlag.ClearAndSelect | QItemSelectionModel.SelectionFlag.Rows
         for row in range(min(self.model.rowCount(), 500)):
             if self.model.timed_at(row) is chosen:
@@ -151,7 +148,7 @@ class EventsView(View):
 
     def _on_chosen(self, entry: LoggedEvent) -> None:
         rows = {index.row() for index in self.table.selectionModel().selectedIndexes()}
-        if len(rows) <= 1:  # several are chosen to be copied
+        if len(rows) <= 1:  # several rows are selected for copying
             self._choice.show_event(TimedEvent(entry.time_ns, entry.epoch, entry.event))
 
     def _on_kinds(self) -> None:
@@ -165,7 +162,7 @@ class EventsView(View):
         self.refresh()
 
     def _on_preemptions(self, alone: bool) -> None:
-        """As ticked in the menu, alone of all kinds, in one click."""
+        """Check only preemptions in the menu of kinds, or nothing."""
         for kind, action in self.kind_actions.items():
             with QSignalBlocker(action):
                 action.setChecked(alone and kind == "preempted")
@@ -175,7 +172,7 @@ class EventsView(View):
         ask_save(self, "Export events", Path("events.csv"), _FILES, self.export_to)
 
     def _make_kinds(self) -> dict[str, QAction]:
-        """A menu that stays a menu: each kind can be ticked; none ticked means all."""
+        """Create the menu of kinds; none checked means all."""
         menu = QMenu(self.kinds)
         actions = {kind: menu.addAction(kind_text(kind)) for kind in KIND_NAMES}
         for action in actions.values():
@@ -215,7 +212,7 @@ class EventsView(View):
 
 
 class IndexModel(EventEntries):
-    """Events of an overview as a table, newest first: nothing is kept a row but its serial. Owns which rows there are.
+    """Model of an overview's events, newest first, that stores only a serial per row. Owns the rows.
 
     Times of an overview are wall clock already.
     """
@@ -226,7 +223,7 @@ class IndexModel(EventEntries):
         self._serials: IntArray = np.empty(0, np.int64)
 
     def show_serials(self, events: EventIndex, serials: IntArray) -> None:
-        """These events, ascending; rows that stay are left alone."""
+        """Show these events, ascending; unchanged rows are not touched."""
         kept = self._serials[int(np.searchsorted(self._serials, events.num_forgotten)) :]
         if events is not self._events or not np.array_equal(serials[: kept.size], kept):
             self.beginResetModel()
@@ -244,7 +241,7 @@ class IndexModel(EventEntries):
             self.endInsertRows()
 
     def timed_at(self, row: int) -> TimedEvent | None:
-        """The event in a row; None where it was forgotten meanwhile."""
+        """Return the event in a row, or None if it was dropped meanwhile."""
         if not 0 <= row < self._serials.size:
             return None
         place = int(self._serials[-1 - row]) - self._events.num_forgotten
@@ -255,12 +252,11 @@ class IndexModel(EventEntries):
         return None if timed is None else LoggedEvent(row + 1, timed.time_ns, timed.epoch, timed.event)
 
     def num_ahead(self, time_ns: int) -> int:
-        """How many rows, from the first on, are later than `time_ns`."""
+        """Return the number of rows from the top that are later than `time_ns`."""
         first = int(np.searchsorted(self._events.time_ns, time_ns, "right")) + self._events.num_forgotten
         return int(self._serials.size - np.searchsorted(self._serials, first))
 
     def shown_events(self) -> list[TimedEvent]:
-        """All that are shown, oldest first."""
         places = self._serials - self._events.num_forgotten
         return [self._events[place] for place in places[places >= 0].tolist()]
 

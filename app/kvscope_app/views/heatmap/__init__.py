@@ -1,1 +1,1 @@
-"""Fragmentation over time: which addresses held what, how the free ones lie, and how much of what is held is used."""
+"""Fragmentation over time: what each address held, the lengths of free runs, and the used share of held blocks."""

@@ -1,6 +1,6 @@
-"""Where addresses are: from the bins of a pool of one size to rows of the picture. numpy alone.
+"""Maps address bins of pools of different sizes to rows of the picture. Uses numpy only.
 
-A pool may be of another size after a restart: rows of all are of the same addresses, those of the largest.
+A pool may change its size at a restart. The rows cover the addresses of the largest pool.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from kvscope_telemetry.summaries.summary import MAX_BINS
 Keys = npt.NDArray[np.uint8]
 IntArray = npt.NDArray[np.int64]
 NO_ADDRESS: Final = 1
-"""Key of an address that the pool of that time had not."""
+"""Key of an address that the pool did not have at that time."""
 
 
 def num_cells(num_addresses: int) -> int:
-    """Rows of cells that so many addresses have."""
+    """Return the number of cell rows for `num_addresses` addresses."""
     return min(num_addresses, MAX_BINS)
 
 
 def spread(keys: Keys, num_own: int, num_addresses: int) -> Keys:
-    """`keys`, shape (seconds, bins of a pool of `num_own` addresses), over the cells of `num_addresses` addresses."""
+    """Resample `keys`, shape (seconds, bins of a pool of `num_own` addresses), to the cells of `num_addresses`
+    addresses."""
     if num_own == num_addresses:
         return keys
     own, wanted = bin_edges(num_own), bin_edges(num_addresses)
@@ -38,7 +39,7 @@ def spread(keys: Keys, num_own: int, num_addresses: int) -> Keys:
 
 
 def highest(keys: Keys, starts: IntArray, ends: IntArray, axis: int) -> Keys:
-    """The highest key of each of the ranges along `axis`; of an empty one, 0."""
+    """Return the highest key in each range [start, end) along `axis`; 0 for an empty range."""
     size = keys.shape[axis]
     if not size or not starts.size:
         shape = (starts.size, keys.shape[1]) if axis == 0 else (keys.shape[0], starts.size)
@@ -51,7 +52,7 @@ def highest(keys: Keys, starts: IntArray, ends: IntArray, axis: int) -> Keys:
         begin, stop = int(low.min()), int(min(high.max() + 1, size))
         part = keys[begin:stop] if axis == 0 else keys[:, begin:stop]
         pad = np.zeros_like(part[:1] if axis == 0 else part[:, :1])
-        part = np.concatenate((part, pad), axis)  # reduceat takes no end beyond the last
+        part = np.concatenate((part, pad), axis)  # reduceat accepts no end beyond the last index
         pairs = np.stack((low - begin, np.minimum(high + 1, size) - begin), axis=1).ravel()
         reduced = np.maximum.reduceat(part, pairs, axis)
         result = reduced[::2] if axis == 0 else reduced[:, ::2]
@@ -62,6 +63,6 @@ def highest(keys: Keys, starts: IntArray, ends: IntArray, axis: int) -> Keys:
 
 
 def picture_rows(num_rows: int, height: int) -> tuple[IntArray, IntArray]:
-    """First cell of each of `height` rows of pixels, and the one after its last."""
+    """Return the first cell and one past the last cell of each of `height` pixel rows, shape (height,) each."""
     edges = np.arange(height + 1, dtype=np.int64) * num_rows // max(height, 1)
     return edges[:-1], np.maximum(edges[1:], edges[:-1] + 1)

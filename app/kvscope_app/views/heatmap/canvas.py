@@ -1,6 +1,6 @@
-"""The widget of a picture: blits its pixels, labels its rows, and moves a cursor of cells by keyboard.
+"""Widget of a heatmap picture: blits its pixels, labels its rows, and moves a cell cursor by keyboard.
 
-Owns the keyboard cursor. All drawing of cells is the raster's, all words are the view's.
+Owns the keyboard cursor. `Raster` draws the cells; the view supplies all text.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _GAP_SHARE: Final = 0.30
 _STOP_SHARE: Final = 0.45
-"""The picture is seen through the band of a pause."""
+"""Opacity of the band over stopped time; the picture is visible through it."""
 
 
 class RowLabel(NamedTuple):
-    """A word in the gutter at a cell; `line`: a border runs above that cell."""
+    """Text in the gutter at a cell row. `line`: whether a border is drawn above that row."""
 
     cell: float
     text: str
@@ -47,17 +47,13 @@ class RowLabel(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A moment and a row of the store."""
-
     time_ns: int
     row: int
 
 
 class HeatCanvas(TimeArea):
-    """Shows a store of keys."""
-
     cell_pointed = Signal(object)
-    """A `Cell` under the mouse or the keyboard cursor, None when there is none."""
+    """Emitted with the `Cell` under the mouse or the keyboard cursor, None if there is none."""
 
     def __init__(self, frame: TimeFrame, name: str, *, height: int, grows: bool, parent: QWidget | None = None) -> None:
         super().__init__(frame, parent)
@@ -65,7 +61,7 @@ class HeatCanvas(TimeArea):
         self.store: KeyStore | None = None
         self.labels: tuple[RowLabel, ...] = ()
         self.cell: Cell | None = None
-        """The keyboard's."""
+        """Cell of the keyboard cursor."""
         self._height = height
         self._image = QImage()
         vertical = QSizePolicy.Policy.Expanding if grows else QSizePolicy.Policy.Fixed
@@ -80,20 +76,20 @@ class HeatCanvas(TimeArea):
         return QSize(240, self._height)
 
     def set_colors(self, colors: Pixels, theme: Theme) -> None:
-        """The pixel of each key."""
+        """Set the pixel of each key, shape (256,)."""
         hatch = mix(theme.base, theme.muted, _GAP_SHARE)
         self.raster.set_colors(colors, pixel(theme.base), pixel(hatch))
         self.redraw()
 
     def show_store(self, store: KeyStore, labels: Sequence[RowLabel], from_ns: int | None) -> None:
-        """Draw what of `store` is new: from `from_ns` on."""
+        """Show `store`; keys from `from_ns` on have changed."""
         if store is not self.store or tuple(labels) != self.labels:
             self.store, self.labels = store, tuple(labels)
             self.update()
         self.redraw(from_ns)
 
     def redraw(self, from_ns: int | None = None) -> None:
-        """Draw what is not drawn yet."""
+        """Draw the columns that are missing, or changed from `from_ns` on."""
         if self.store is None or not self.isVisible():
             self.raster.forget()
             return
@@ -107,7 +103,7 @@ class HeatCanvas(TimeArea):
             )
 
     def zoom_by(self, steps: int) -> None:
-        """Around the keyboard's cell; while following, around the newest."""
+        """Zoom around the keyboard cursor; without one, around the newest second while following, else the middle."""
         if not steps:
             self.frame.fit()
             return
@@ -116,10 +112,8 @@ class HeatCanvas(TimeArea):
         self.frame.zoom(ZOOM_STEP**steps, at_newest if self.cell is None else scale.x_of(self.cell.time_ns))
 
     def announce(self, sentence: str) -> None:
-        """Tell assistive technology what the cursor is on."""
+        """Announce `sentence`, which describes the cell under the cursor, to assistive technology."""
         announce(self, sentence)
-
-    # Qt's side
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -161,8 +155,6 @@ class HeatCanvas(TimeArea):
             self._go(None)
         else:
             super().keyPressEvent(event)
-
-    # private
 
     def _step(self, dx: int, dy: int) -> None:
         assert self.store is not None, "nothing to step on"

@@ -1,7 +1,7 @@
-"""What a cell's colour says: a key of one byte for each bin and second, in four ways. numpy alone.
+"""One-byte keys that determine a cell's colour, for each bin and second, in four modes. Uses numpy only.
 
-Keys are ordered by what must not be missed: where several cells share a pixel, the highest is shown, as on the page
-map. Key 0 is a second of which nothing is known, 1 an address that was not there, 2 free.
+Keys are ordered by importance: where several cells share a pixel, the highest is shown, as on the page map. Key 0 is a
+second without data, 1 an address that did not exist, 2 free.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ IntArray = npt.NDArray[np.int64]
 GAP: Final = 0
 FREE: Final = 2
 LEVELS: Final = 16
-"""How strong a colour is: by the share of the bin that is in use."""
+"""Number of strengths of a colour, by the share of the bin that is in use."""
 _FAINTEST: Final = 0.45
-"""A single block among thousands is as strong as this."""
+"""Strength of the faintest level, so that a single block among thousands is visible."""
 _UNHELD: Final = 3
 _OWNER: Final = 128
 
 
 class HeatMode(StrEnum):
-    """What the colour of a cell means."""
-
     STATE = "state"
     USED = "used slots"
     OWNER = "owner"
@@ -49,16 +47,19 @@ _STATES: Final = (
     page_map.ACTIVE,
     page_map.SHARED,
 )
-"""Keys of the page map; the place in here times `LEVELS`, and a level, is ours."""
+"""Keys of the page map's states. A heatmap key is `_FIRST` plus the index in this tuple times `LEVELS` plus a level."""
 _FIRST: Final = 16
 _ACTIVE: Final = np.array([5, 3, 2, 5, 3], np.uint8)
 _CACHED: Final = np.array([4, 1, 0, 4, 1], np.uint8)
 _SHARED: Final = np.array([6, 3, 2, 6, 3], np.uint8)
-"""By tier, places in `_STATES`."""
+"""Indices in `_STATES`, by tier."""
 
 
 def cell_keys(mode: HeatMode, overview: SessionOverview, places: IntArray, tiers: IntArray) -> Keys:
-    """The keys of the bins in the seconds at `places`, all of one pool; `tiers`: of each bin. Shape (n, bins)."""
+    """Return the keys of the bins in the seconds at indices `places`, all of one pool. Shape (n, bins).
+
+    `tiers`: tier of each bin, shape (bins,).
+    """
     active, cached = (np.asarray(overview.bins(name, places), np.uint8) for name in ("active", "cached"))
     if active.shape[1] != tiers.size:
         return np.full((len(places), tiers.size), GAP, np.uint8)
@@ -71,12 +72,12 @@ def cell_keys(mode: HeatMode, overview: SessionOverview, places: IntArray, tiers
         return _with_level(np.broadcast_to(tiers[None], in_use.shape), in_use)
     shared = np.asarray(overview.bins("shared", places), np.uint8)
     state = np.where(active > 0, _ACTIVE[tiers], _CACHED[tiers])
-    state = np.where((shared > 0) & (active > 0), _SHARED[tiers], state)  # bytes: seven million of them in two hours
+    # keep uint8: two hours have seven million bins
+    state = np.where((shared > 0) & (active > 0), _SHARED[tiers], state)
     return _with_level(state, np.where(active > 0, active, cached))
 
 
 def look_up(mode: HeatMode, theme: Theme) -> Pixels:
-    """The pixel of each of the 256 keys."""
     colors = [theme.base] * 256
     colors[NO_ADDRESS] = theme.base
     colors[FREE] = theme.block_free
@@ -85,12 +86,12 @@ def look_up(mode: HeatMode, theme: Theme) -> Pixels:
 
 
 def unheld_color(theme: Theme) -> str:
-    """Of a bin with cached blocks that nobody holds, where colours are owners."""
+    """Return the colour of a bin of cached blocks without owner, in owner mode."""
     return mix(theme.block_cached, theme.block_free, 0.62)
 
 
 def _with_level(kinds: npt.NDArray[np.integer], shares: npt.NDArray[np.integer]) -> Keys:
-    """FREE where nothing is in use."""
+    """Return keys of kinds with the level of their share (0 to 255), or FREE if the share is 0."""
     keys = (kinds.astype(np.uint8, copy=False) << 4) + (shares.astype(np.uint8, copy=False) >> 4) + np.uint8(_FIRST)
     keys[shares == 0] = FREE
     return keys

@@ -1,4 +1,4 @@
-"""What a cell of the heatmap, or of the lengths of free runs, says in a sentence. Knows no Qt."""
+"""Describes a cell of the heatmap, or of the free-run picture, in a sentence. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 def place_of_time(overview: SessionOverview, time_ns: int) -> int:
-    """Place of the second that the moment is in, -1 when nothing is known of it."""
+    """Return the index of the second that contains the moment, or -1 if there is no data for it."""
     place = overview.place_at(time_ns)
     return place if place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS else -1
 
 
 def cell_words(overview: SessionOverview, pools: PoolRegistry, time_ns: int, address: int) -> str:
-    """`14:03:20  ·  Block 128 to 135  ·  75 % active, 25 % cached  ·  request 12`."""
+    """Return text such as `14:03:20  -  Block 128 to 135  -  75 % active, 25 % cached  -  request #12`."""
     place = place_of_time(overview, time_ns)
     if place < 0:
         return f"{clock_text(time_ns)}  ·  nothing recorded"
@@ -42,7 +42,7 @@ def cell_words(overview: SessionOverview, pools: PoolRegistry, time_ns: int, add
 
 
 def runs_words(overview: SessionOverview, time_ns: int, exponent: int) -> str:
-    """`14:03:20  ·  12 runs of 4 to 7 free blocks, of 40 in all`."""
+    """Return text such as `14:03:20  -  12 runs of 4 to 7 free blocks, 40 in total  -  longest 96 blocks`."""
     place = place_of_time(overview, time_ns)
     if place < 0:
         return f"{clock_text(time_ns)}  ·  nothing recorded"
@@ -70,7 +70,7 @@ def _use(overview: SessionOverview, place: int, row: int, size: int) -> list[str
 
 
 def _percent(share: int, size: int) -> str:
-    """Of a single block nothing: it is, or is not."""
+    """Return the percentage followed by a space, or "" for a single block, which is in one state entirely."""
     if size == 1:
         return ""
     return "under 1 % " if share <= 2 else f"{round(share / 255 * 100)} % "

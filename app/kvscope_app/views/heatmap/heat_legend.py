@@ -1,4 +1,4 @@
-"""What the heatmap's colours mean, in the words of the page map's legend."""
+"""Legend of the heatmap's colours, with the labels of the page map's legend."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 _BETWEEN: Final = 14
 _SCALE_WIDTH: Final = 90
 _NOT_DRAWN: Final = ("held, empty slots", "no memory behind it")
-"""What the bins of an overview do not tell."""
+"""Labels that do not apply, because overview bins do not contain this."""
 GAP_WORD: Final = "not recorded"
 _OWNERS_WORD: Final = "one colour per request"
 
 
 def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo) -> list[LegendSwatch]:
-    """The single colours of `mode`."""
     if mode is HeatMode.STATE:
         return [swatch for swatch in STATE.legend(theme, shown) if swatch.word not in _NOT_DRAWN]
     free = LegendSwatch(theme.block_free, "free")
@@ -42,7 +41,7 @@ def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: Devic
 
 
 class HeatLegend(SwatchLegend):
-    """One line, two where there is height; what does not fit is in the tooltip."""
+    """Legend of one line, or two if the view is high enough; the tooltip contains what does not fit."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent, between=_BETWEEN, scale_width=_SCALE_WIDTH)
@@ -50,12 +49,18 @@ class HeatLegend(SwatchLegend):
         self._swatches: list[LegendSwatch] = []
         self._has_gaps, self._is_low = False, False
         self.tells_stops = False
-        """Whether it says what a band is in which the engine stood still."""
+        """Whether the legend explains the band over time in which the engine was paused or suspended."""
 
     def show_mode(
         self, mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo, *, gaps: bool, stops: bool = False
     ) -> None:
-        """Explain `mode`; `gaps`: there are seconds of which nothing is known, `stops`: the engine stood still."""
+        """Explain `mode`.
+
+        Args:
+            shown: Tiers and states that occur.
+            gaps: Whether there are seconds without data.
+            stops: Whether the engine was ever paused or suspended.
+        """
         self._mode, self.theme, self._has_gaps, self.tells_stops = mode, theme, gaps, stops
         self._swatches = heat_swatches(mode, theme, shown, device)
         if gaps:
@@ -68,7 +73,7 @@ class HeatLegend(SwatchLegend):
         self.update()
 
     def set_low(self, is_low: bool) -> None:
-        """Whether the map needs the height more."""
+        """Restrict the legend to one line, because the map needs the height."""
         if is_low != self._is_low:
             self._is_low = is_low
             self.updateGeometry()
@@ -98,7 +103,7 @@ class HeatLegend(SwatchLegend):
 
     @property
     def _begin(self) -> int:
-        """Where the swatches begin: after the scale, or the owners."""
+        """x coordinate of the first swatch, after the scale or the owners' colours."""
         if self._mode is HeatMode.USED:
             return self.scale_width(FILL_SCALE)
         return self.owners_width(_OWNERS_WORD) if self._mode is HeatMode.OWNER else 0

@@ -1,6 +1,6 @@
-"""Fragmentation: the heatmap of addresses over time, the lengths of free runs, and how much is lost to both kinds.
+"""View of fragmentation: heatmap of addresses over time, lengths of free runs, and both kinds of loss.
 
-Owns what colours mean and which parts there is room for. What is drawn comes from the session's overview alone.
+Owns the colour mode and the choice of the parts that fit. All data comes from the session's overview.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ _TIPS: Final = (
 _MAP_HEIGHT: Final = 92
 _RUNS_HEIGHT: Final = 78
 _OTHERS_HEIGHT: Final = 92
-"""Of what is always there beside the map: a row of buttons, the ruler, the legend."""
+"""Height of the parts that are always shown besides the map: a row of buttons, the ruler and the legend."""
 _MARGIN: Final = 8
 _WIDE: Final = 760
-"""From this width on the words stand beside the buttons."""
+"""Width from which the text is next to the buttons instead of below them."""
 _LOW: Final = 420
-"""Below this height the legend has one line."""
+"""Height below which the legend has one line."""
 _SMALLEST: Final = QSize(300, 168)
 
 
 class HeatmapView(View):
-    """One column of pixels a second, or more of either."""
+    """View with one pixel column per second, or another ratio when zoomed."""
 
     title: ClassVar[str] = "Fragmentation"
     object_name: ClassVar[str] = "heatmap"
@@ -89,7 +89,6 @@ class HeatmapView(View):
         self._connect()
 
     def set_mode(self, mode: HeatMode) -> None:
-        """Let colours mean something else."""
         self.mode = mode
         self._modes.set_current(MODES.index(mode))
         self._stores = None
@@ -97,7 +96,6 @@ class HeatmapView(View):
         self.refresh()
 
     def refresh(self) -> None:
-        """Draw what is new since the last call."""
         overview = self.session.overview
         reason = why_no_addresses(self.session.mirror.capabilities)
         self._modes.setEnabled(not reason)
@@ -135,7 +133,7 @@ class HeatmapView(View):
         self._color()
 
     def minimumSizeHint(self) -> QSize:
-        """Parts that find no room go: they do not make the dock larger."""
+        """Return a fixed minimum: parts that do not fit are hidden and do not enlarge the dock."""
         return _SMALLEST
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -148,7 +146,7 @@ class HeatmapView(View):
         self._set_width()
         self.refresh()
 
-    # what there is
+    # Data
 
     def _note_pool(self, overview: SessionOverview) -> None:
         mirror = self.session.mirror
@@ -173,7 +171,7 @@ class HeatmapView(View):
         sizes = num_sizes(num)
         return cells, KeyStore(lambda overview, at: run_keys(overview, at, sizes), sizes)
 
-    # how it looks
+    # Appearance
 
     def _color(self) -> None:
         self.map.set_colors(look_up(self.mode, self.theme), self.theme)
@@ -197,7 +195,7 @@ class HeatmapView(View):
             self.frame.set_width(width)
 
     def _show_parts_with_room(self) -> None:
-        """The map first; of the others as many as leave it its height, the most telling first."""
+        """Show as many parts, most informative first, as leave the map its minimum height."""
         is_wide = self.width() >= scaled(_WIDE)
         self._top.setDirection(QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom)
         self.legend.set_low(self.height() < scaled(_LOW))
@@ -208,7 +206,7 @@ class HeatmapView(View):
             part.setVisible(room >= 0)
         self._runs_title.setVisible(not self.runs.isHidden())
 
-    # what the person does
+    # User input
 
     def _point(self, cell: Cell | None) -> None:
         self._hover_ns = None if cell is None else cell.time_ns
@@ -240,7 +238,7 @@ class HeatmapView(View):
             by.announce(words)
 
     def _go_to(self, time_ns: int) -> None:
-        """How things stood at the end of that second: so it is drawn."""
+        """Go to the end of the second at `time_ns`, because that is the state drawn."""
         self.session.timeline.go_to((time_ns // SECOND_NS + 1) * SECOND_NS - 1)
         self.refresh()
 
@@ -248,7 +246,7 @@ class HeatmapView(View):
         if in_sight(self):
             self.refresh()
 
-    # once
+    # Construction
 
     def _make_parts(self) -> None:
         frame = self.frame
@@ -322,7 +320,7 @@ class HeatmapView(View):
 
 
 def run_colors(theme: Theme) -> Pixels:
-    """The pixel of each key of the lengths of free runs: one hue, the more the stronger."""
+    """Return the pixel of each key of the free-run picture: one hue, stronger for more runs."""
     colors = [theme.base] * 256
     for level in range(1, MOST_LEVEL + 1):
         share = 0.4 + 0.6 * (level - 1) / (MOST_LEVEL - 1)
@@ -331,12 +329,9 @@ def run_colors(theme: Theme) -> Pixels:
 
 
 class LossStrips:
-    """The four curves around the heatmap: how much is lost to either kind of fragmentation, and the free runs behind
-    it.
+    """Four curves around the heatmap: loss by either kind of fragmentation, and the free runs behind it.
 
-    Owns which curves there are and what each shows of an overview. Must not know where they stand.
-
-    On one time frame.
+    Owns the choice of curves and their data. They share one time frame; the view places them.
     """
 
     def __init__(self, frame: TimeFrame) -> None:
@@ -357,7 +352,6 @@ class LossStrips:
         self._shown: tuple[SessionOverview, int] | None = None
 
     def show_overview(self, overview: SessionOverview) -> None:
-        """Draw the curves of all of `overview`, unless nothing is new in it."""
         version = (overview, overview.version)
         if version == self._shown:
             return
@@ -368,7 +362,7 @@ class LossStrips:
         self.internal.show_values(overview.time_ns, waste_of(overview))
 
     def show_current(self, mirror: Mirror) -> None:
-        """Show the values at the cursor, whose state `mirror` is: the same as in Memory."""
+        """Show the values at the cursor, for which `mirror` is the state, as the Memory view does."""
         use, has_slots = pool_use(mirror), mirror.capabilities.filled
         runs = free_run_lengths(mirror.ledger.state[: mirror.num_blocks])
         waste, scattered = use.internal_fragmentation, use.external_fragmentation
@@ -382,9 +376,9 @@ def _share_strip(frame: TimeFrame, title: str, tip: str, series: int) -> CurveSt
     return CurveStrip(frame, title, tip, series, percent, lambda share: percent(share, 0), top=1.0)
 
 
-# The words beside the rows: which addresses, or how long a run. Must not know how they are drawn.
+# Labels next to the rows: addresses, or lengths of runs. Must not depend on how they are drawn.
 def address_labels(num_addresses: int, hello: Hello | None) -> list[RowLabel]:
-    """Where each memory begins; of one memory alone, its first and last address."""
+    """Return a label where each tier starts; with a single tier, its first and last address."""
     cells = num_cells(num_addresses)
     if hello is None or hello.cache.num_rows != num_addresses:
         return [RowLabel(0, "0"), RowLabel(cells, count(num_addresses - 1))]
@@ -396,6 +390,6 @@ def address_labels(num_addresses: int, hello: Hello | None) -> list[RowLabel]:
 
 
 def run_labels(num_sizes: int) -> list[RowLabel]:
-    """The shortest run of each row, the longest row first."""
+    """Return the minimum length of each row's runs, longest row first."""
     top = num_sizes - 1
     return [RowLabel(top - power, f"{count(1 << power)}" + ("+" if power else "")) for power in range(top, -1, -1)]

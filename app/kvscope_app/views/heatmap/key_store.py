@@ -1,6 +1,6 @@
-"""The keys of every second of an overview, made once, and the highest of any stretch of time.
+"""Keys of every second of an overview, computed once, and the maximum over any stretch of time.
 
-Owns how many are kept: beyond `max_rows` two neighbours become one. Knows no colours.
+Owns the number of rows: beyond `max_rows`, pairs of neighbours are merged. Must not depend on colours.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 IntArray = npt.NDArray[np.int64]
 MakeKeys = Callable[[SessionOverview, IntArray], Keys]
-"""Of the seconds at these places of the overview, shape (n, cells)."""
+"""Function (overview, indices of seconds) -> keys, shape (n, cells)."""
 MAX_ROWS: Final = 16_384
-"""Four and a half hours to the second."""
+"""Rows for 4.5 hours at one row per second."""
 _AT_ONCE: Final = 1_024
 
 
 class KeyStore:
-    """One row of `num_cells` keys a second."""
+    """One row of `num_cells` keys per second, or per several seconds after merging."""
 
     def __init__(self, make: MakeKeys, num_cells: int, max_rows: int = MAX_ROWS) -> None:
         self.num_made = 0
-        """Seconds whose keys were made, ever."""
+        """Total number of seconds whose keys were computed."""
         self.num_cells = num_cells
         self._make, self._max_rows = make, max_rows
         self._stride = 1
@@ -44,16 +44,15 @@ class KeyStore:
 
     @property
     def first_ns(self) -> int:
-        """When the first second begins."""
         return int(self._begin_ns[0]) if self._size else 0
 
     @property
     def last_ns(self) -> int:
-        """When the last second ends."""
         return int(self._end_ns[self._size - 1]) if self._size else 0
 
     def follow(self, overview: SessionOverview) -> int | None:
-        """Take what is new; the time from which on something may look different, None when nothing does."""
+        """Update to the overview's new data. Returns the time from which keys may have changed, or None if nothing
+        changed."""
         if self._seen == (overview, overview.version):
             return None
         same = self._seen is not None and self._seen[0] is overview
@@ -69,15 +68,16 @@ class KeyStore:
         return from_ns
 
     def columns(self, scale: TimeScale, first: int, last: int) -> Keys:
-        """The highest keys of the columns `first` to `last` (not included) of the picture, shape (columns, cells);
-        0 where no second is."""
+        """Return the maximum keys of the picture columns `first` to `last` (exclusive), shape (columns, cells); 0
+        without data."""
         edges = (scale.first + np.arange(first, last + 1, dtype=np.int64)) * scale.column_ns
         starts = np.searchsorted(self._end_ns[: self._size], edges[:-1], "right")
         ends = np.searchsorted(self._begin_ns[: self._size], edges[1:], "left")
         return highest(self._keys[: self._size], starts, ends, axis=0)
 
     def _kept(self, overview: SessionOverview) -> int:
-        """Rows that stay; the last is always made anew: its second may have been in progress."""
+        """Return the number of rows that remain valid. The last row is always recomputed: its second may have been
+        incomplete."""
         begins, times = self._begin_ns[: self._size], overview.time_ns
         if not times.size:
             return 0
@@ -122,7 +122,7 @@ class KeyStore:
         self._keys = np.concatenate((self._keys, np.empty((more, self.num_cells), np.uint8)))
 
     def _thin_out(self) -> None:
-        """Two rows become one, with the higher keys."""
+        """Merge pairs of rows, keeping the higher keys."""
         starts = np.arange(0, self._size, 2)
         lasts = np.minimum(starts + 1, self._size - 1)
         self._end_ns[: starts.size] = self._end_ns[lasts]

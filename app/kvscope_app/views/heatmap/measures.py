@@ -1,4 +1,4 @@
-"""Free runs of a pool by size, second by second, from an overview. numpy alone."""
+"""Free runs of a pool by size and second, from an overview. Uses numpy only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 IntArray = npt.NDArray[np.int64]
 NO_RUNS: Final = 2
-"""Key of a size of which there is no run; above it, one more for each doubling of how many there are."""
+"""Key of a size without any run; each doubling of the number of runs adds one."""
 MOST_LEVEL: Final = 12
 
 
 def num_sizes(num_addresses: int) -> int:
-    """Sizes of runs that a pool can have: 1, 2 to 3, 4 to 7, …"""
+    """Return the number of run-size classes of a pool: 1, 2 to 3, 4 to 7, ..."""
     return max(int(num_addresses).bit_length(), 1)
 
 
 def run_keys(overview: SessionOverview, places: IntArray, num: int) -> Keys:
-    """How many free runs there are of each of `num` sizes, the longest first, shape (n, num)."""
+    """Return keys for the number of free runs in each of `num` size classes, longest first, shape (n, num)."""
     counts = np.zeros((len(places), num), np.int64)
     for row, place in enumerate(places.tolist()):
         runs = overview.free_runs(place)[:num]
@@ -32,5 +32,5 @@ def run_keys(overview: SessionOverview, places: IntArray, num: int) -> Keys:
 
 
 def size_text(exponent: int) -> str:
-    """`1`, `2 to 3`, `4 to 7`: the blocks of a run."""
+    """Return the run lengths of a size class, in blocks: `1`, `2 to 3`, `4 to 7`."""
     return "1" if exponent == 0 else f"{1 << exponent} to {(2 << exponent) - 1}"

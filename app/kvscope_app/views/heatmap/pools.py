@@ -1,6 +1,7 @@
-"""Which addresses there were at each time: the sizes of the pool and the lower tiers, by engine start.
+"""Sizes of the pool and the lower tiers at each time, by engine start.
 
-An overview tells how many rows there were; how they are divided is told by the engine alone, of its present start.
+An overview contains only the number of rows. Their division into tiers is known only from the engine, for its current
+start.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ IntArray = npt.NDArray[np.int64]
 
 
 class PoolRegistry:
-    """The caches of all engine starts seen so far, by epoch."""
+    """Caches of all engine starts seen so far, by epoch."""
 
     def __init__(self) -> None:
         self._caches: dict[int, CacheInfo] = {}
         self._newest: CacheInfo | None = None
 
     def note(self, epoch: int, cache: CacheInfo) -> bool:
-        """This start's cache; whether that is news."""
+        """Record the cache of an engine start. Returns whether it is new or changed."""
         is_news = self._caches.get(epoch) != cache
         self._caches[epoch] = self._newest = cache
         return is_news
 
     def cache_of(self, epoch: int, num_rows: int) -> CacheInfo | None:
-        """What is known of a start's cache; one with as many rows as the present one is taken for alike."""
+        """Return the cache of an engine start, or None. An unknown start is assumed to have the newest cache if the
+        number of rows is equal."""
         cache = self._caches.get(epoch, self._newest)
         return cache if cache is not None and cache.num_rows == num_rows else None
 
     def tiers(self, epoch: int, num_rows: int) -> IntArray:
-        """The tier of each bin, by its first row; all are the pool's where nothing else is known."""
+        """Return the tier of each bin, by its first row; `Tier.HBM` for all if the cache is unknown."""
         result = np.zeros(num_cells(num_rows), np.int64)
         cache = self.cache_of(epoch, num_rows)
         if cache is not None:
@@ -44,7 +46,8 @@ class PoolRegistry:
         return result
 
     def keys(self, mode: HeatMode, overview: SessionOverview, places: IntArray, num_addresses: int) -> Keys:
-        """The keys of the seconds at `places`, over the cells of `num_addresses` addresses."""
+        """Return the keys of the seconds at indices `places`, over the cells of `num_addresses` addresses, shape (n,
+        cells)."""
         result = np.zeros((len(places), num_cells(num_addresses)), np.uint8)
         epochs, rows = overview.epoch[places], overview.column("num_rows")[places].astype(np.int64)
         cuts = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1

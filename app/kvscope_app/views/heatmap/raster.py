@@ -1,6 +1,6 @@
-"""The picture of a store of keys: one buffer of pixels that is scrolled, and drawn in the columns that changed alone.
+"""Picture of a key store: one pixel buffer that is scrolled, so that only changed columns are drawn.
 
-Knows no Qt. Columns are time, rows cells.
+Imports no Qt. Columns are time, rows are cells.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from kvscope_app.views.heatmap.time_scale import TimeScale
 from kvscope_app.views.page_map.drawing.ink import Pixels
 
 HATCH_EVERY: Final = 8
-"""A gap in time is hatched: no colour says "nothing is known"."""
+"""Spacing of the hatching of gaps in time, which no key colour could represent."""
 
 
 class Raster:
-    """Row-major `0xffRRGGBB` pixels of `store` in the times of `scale`."""
+    """Row-major `0xffRRGGBB` pixels of `store` for the times of `scale`."""
 
     def __init__(self) -> None:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
         self.num_drawn = 0
-        """Columns drawn, ever."""
+        """Total number of columns drawn."""
         self._scale = TimeScale()
         self._store: KeyStore | None = None
         self._colors: Pixels = np.zeros(256, np.uint32)
@@ -35,18 +35,17 @@ class Raster:
         self._is_stale = True
 
     def set_colors(self, colors: Pixels, gap: int, hatch: int) -> None:
-        """The pixel of each key; a gap's ground and its lines."""
+        """Set the pixel of each key, and the background and line pixels of gaps."""
         self._colors, self._gap, self._is_stale = colors, (gap, hatch), True
 
     def forget(self) -> None:
-        """Draw all of it the next time."""
         self._is_stale = True
 
     def show(self, store: KeyStore, scale: TimeScale, height: int, from_ns: int | None = None) -> int:
-        """Draw what is not there yet; all from `from_ns` on is drawn anew. How many columns were drawn."""
+        """Draw missing columns, and all from `from_ns` on. Returns the number of columns drawn."""
         size = (max(height, 1), max(scale.width, 1))
         if self.pixels.shape != size:
-            self.pixels = np.zeros(size, np.uint32)  # the image of the old one is dropped with it
+            self.pixels = np.zeros(size, np.uint32)  # the caller drops the image of the old buffer
             self._is_stale = True
         moved = scale.first - self._scale.first
         is_same = store is self._store and replace(self._scale, first=0) == replace(scale, first=0)
@@ -89,7 +88,7 @@ class Raster:
         self.num_drawn += last - first
 
     def _is_within(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Which columns are between the first second and the last: before and after there is no gap."""
+        """Return a mask of the columns between the first and the last second; time outside is not a gap."""
         assert self._store is not None, "nothing to draw"
         begins = (self._scale.first + np.arange(first, last)) * self._scale.column_ns
         within: npt.NDArray[np.bool_] = (begins >= self._store.first_ns) & (begins < self._store.last_ns)

@@ -1,4 +1,4 @@
-"""Small curves above each other over the heatmap's time, and the ruler with the times below them."""
+"""Small curves stacked on the heatmap's time axis, and the ruler with the times below them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PAD: Final = 3
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _TICK_APART: Final = 74
 _Curve = tuple[float, list[QLineF]]
-"""The value at the top, and the lines."""
+"""(value at the top, lines)."""
 _STOP_SHARE: Final = 0.0
 
 
 class CurveStrip(TimeArea):
-    """One curve, its title and its value at the moment pointed at, or else at the cursor."""
+    """One curve with its title and its value at the hovered moment, or else at the cursor."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class CurveStrip(TimeArea):
         self._values: FloatArray = np.zeros(0)
         self._current = float("nan")
         self._lines: tuple[tuple[object, ...], _Curve] | None = None
-        """What the curve was drawn with last, and what came of it: a cursor that moves changes nothing of it."""
+        """Inputs of the last drawn curve, and its result: moving the cursor does not require a new curve."""
         self.setAccessibleName(title)
         self.setToolTip(tip)
         self.setFixedHeight(scaled(STRIP_HEIGHT))
@@ -59,24 +59,24 @@ class CurveStrip(TimeArea):
         return QSize(240, scaled(STRIP_HEIGHT))
 
     def show_values(self, times: IntArray, values: FloatArray) -> None:
-        """The value of the second that begins at each of `times`; NaN where there is none."""
+        """Show the value of the second that starts at each of `times`; NaN where unknown."""
         self._times, self._values, self._lines = times, values, None
         self.update()
 
     def show_current(self, value: float) -> None:
-        """Show the value at the cursor; NaN where it is unknown. The second that it lies in may not be over."""
+        """Show the value at the cursor, whose second may be incomplete; NaN if unknown."""
         if value != self._current:
             self._current = value
             self.update()
 
     @property
     def value_text(self) -> str:
-        """The value at the moment pointed at, or else at the cursor."""
+        """Value at the hovered moment, or else at the cursor, as text."""
         value = self._current if self.hover_ns is None else self.value_at(self.hover_ns)
         return self._text(value) if np.isfinite(value) else "–"
 
     def value_at(self, time_ns: int) -> float:
-        """Of the second that the moment is in; NaN where there is none."""
+        """Return the value of the second that contains the moment, or NaN."""
         place = int(np.searchsorted(self._times, time_ns, "right")) - 1
         if place < 0 or time_ns - int(self._times[place]) >= SECOND_NS:
             return float("nan")
@@ -104,7 +104,7 @@ class CurveStrip(TimeArea):
         return self._lines[1]
 
     def _extremes(self) -> tuple[FloatArray, FloatArray]:
-        """The lowest and the highest known value in each column of pixels."""
+        """Return the minimum and the maximum known value in each pixel column; NaN without data."""
         scale = self.frame.scale
         width = max(self.width() - gutter(), 1)
         edges = scale.begin_ns + np.arange(width + 1) * ((scale.end_ns - scale.begin_ns) / width)
@@ -155,20 +155,18 @@ class CurveStrip(TimeArea):
 
 
 class Ruler(TimeArea):
-    """The times of day below the parts."""
-
     def __init__(self, frame: TimeFrame, parent: QWidget | None = None) -> None:
         super().__init__(frame, parent)
         self.setAccessibleName("Time of day")
         self.setFixedHeight(scaled(20))
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Where in the widget which time is."""
+        """Return (x in the widget, text) of each tick."""
         scale = self.frame.scale
         width = max(self.width() - gutter(), 1)
         wanted = (scale.end_ns - scale.begin_ns) / SECOND_NS * scaled(_TICK_APART) / width
         step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
-        shift = time.localtime(scale.begin_ns // SECOND_NS).tm_gmtoff  # round times of day, not of 1970
+        shift = time.localtime(scale.begin_ns // SECOND_NS).tm_gmtoff  # round in local time, not in UTC
         first = -(-(scale.begin_ns + shift * SECOND_NS) // (step * SECOND_NS))
         last = (scale.end_ns + shift * SECOND_NS) // (step * SECOND_NS)
         seconds = [index * step - shift for index in range(first, last + 1)]
@@ -189,5 +187,5 @@ class Ruler(TimeArea):
 
 
 def clock_text(time_ns: int) -> str:
-    """`14:03:20`, by this machine's clock."""
+    """Return text such as `14:03:20`, in local time."""
     return time.strftime("%H:%M:%S", time.localtime(time_ns // SECOND_NS))

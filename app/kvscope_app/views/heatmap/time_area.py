@@ -1,6 +1,6 @@
-"""A part of the view that has time across: the wheel zooms, dragging moves, a click goes there, a double click fits.
+"""Base of parts with a time axis: the wheel zooms, dragging pans, a click goes to a time, a double click fits.
 
-Owns where the mouse is. What is drawn is its heirs'; what time is shown is the frame's.
+Owns the mouse state. Subclasses draw; `TimeFrame` owns the visible time.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from kvscope_app.views.heatmap.time_frame import TimeFrame
 from kvscope_telemetry.running_time import RunningTime
 
 GUTTER: Final = 80
-"""Pixels at the left for the axis at 100 %, the same in every part, so that times lie above each other."""
+"""Width of the left axis in pixels at 100 % scale, equal in all parts so that their times are aligned."""
 ZOOM_STEP: Final = 1.25
 _DRAG_FROM: Final = 4
 
 
 def gutter() -> int:
-    """`GUTTER` at the zoom of now."""
+    """Return `GUTTER` in pixels at the current scale."""
     return scaled(GUTTER)
 
 
 class TimeArea(QWidget):
-    """Shows the times of `frame` right of the gutter."""
+    """Widget that shows the times of `frame` right of the gutter."""
 
     chosen = Signal(object)
-    """The moment that was clicked, nanoseconds since 1970."""
+    """Emitted with the clicked moment, in ns since 1970."""
     pointed = Signal(object)
-    """Where the mouse is, a QPointF; None when it left."""
+    """Emitted with the mouse position, a QPointF, or None when it leaves."""
 
     def __init__(self, frame: TimeFrame, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -52,38 +52,34 @@ class TimeArea(QWidget):
         frame.changed.connect(self.update)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Paint in the colours of `theme`."""
         self.theme = theme
         self.update()
 
     def show_cursor(self, time_ns: int) -> None:
-        """Where the session is."""
         before, self.cursor_ns = self.cursor_ns, time_ns
         if round(self.x_of(time_ns)) != round(self.x_of(before)):
             self.update()
 
     def show_stops(self, stops: RunningTime) -> None:
-        """When the engine stood still."""
+        """Show when the engine was paused or suspended."""
         if (stops.version, id(stops)) != self._stops_shown:
             self._stops, self._stops_shown = stops, (stops.version, id(stops))
             self.update()
 
     def show_hover(self, time_ns: int | None) -> None:
-        """The moment the mouse is on, in this part or another."""
         if time_ns != self.hover_ns:
             self.hover_ns = time_ns
             self.update()
 
     def x_of(self, time_ns: int) -> float:
-        """Where a moment is in the widget."""
         return gutter() + self.frame.scale.x_of(time_ns) / self.devicePixelRatioF()
 
     def time_at(self, x: float) -> int:
-        """The moment at `x` of the widget."""
         return self.frame.scale.time_at((x - gutter()) * self.devicePixelRatioF())
 
     def draw_stops(self, painter: QPainter, share: float) -> None:
-        """A veil over each time in which the engine stood still, `share` of it opaque, and a bar along its top."""
+        """Draw a translucent band with opacity `share` over each time in which the engine was stopped, and a bar along
+        its top."""
         veil = QColor(self.theme.base)
         veil.setAlphaF(share)
         for begin_ns, end_ns in zip(*(times.tolist() for times in self._stops.stretches), strict=True):
@@ -94,15 +90,12 @@ class TimeArea(QWidget):
                 painter.fillRect(QRectF(band.left(), 0, band.width(), 3), self.theme.color("warn"))
 
     def draw_cursor(self, painter: QPainter) -> None:
-        """The session's moment, and the one under the mouse."""
         for time_ns, color in ((self.hover_ns, "muted"), (self.cursor_ns, "selection")):
             x = round(self.x_of(time_ns)) if time_ns else -1
             if gutter() <= x < self.width():
-                if color == "selection":  # seen on every ground
+                if color == "selection":  # visible on any background
                     painter.fillRect(x - 1, 0, 3, self.height(), self.theme.color("base"))
                 painter.fillRect(x, 0, 1, self.height(), self.theme.color(color))
-
-    # Qt's side
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         steps = event.angleDelta().y() / 120

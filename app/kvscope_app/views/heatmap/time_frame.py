@@ -1,6 +1,6 @@
-"""The time that all parts of the view show: one scale, and how it moves. Parts ask for moves; only this one makes them.
+"""Visible time that all parts of the view share: one scale, and the rules by which it moves. Parts only request moves.
 
-Three ways: everything fits (and goes on fitting), the newest stays at the right edge, or it stands where it was put.
+There are three modes: fit everything (also as data grows), follow the newest data at the right edge, or stay.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 class Stance(StrEnum):
-    """What becomes of the picture when a second is added."""
+    """Rule by which the visible time changes as data is added."""
 
     FIT = "fit"
     FOLLOW = "follow"
@@ -23,11 +23,11 @@ class Stance(StrEnum):
 
 
 class TimeFrame(QObject):
-    """`scale` is in device pixels."""
+    """Owner of `scale`, which is in device pixels."""
 
     changed = Signal()
     span_chosen = Signal(object)
-    """A person zoomed or panned to a `TimeSpan`; None: to what the stance shows by itself."""
+    """Emitted with the `TimeSpan` that the user zoomed or panned to; None if the user chose to fit or follow."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -35,62 +35,60 @@ class TimeFrame(QObject):
         self.stance = Stance.FIT
         self._range: tuple[int, int] | None = None
         self._wanted: TimeSpan | None = None
-        """The range asked for with `show_only`; a new width is fitted to it."""
+        """Range requested by `show_only`; it is fitted again when the width changes."""
 
     def set_width(self, width: int) -> None:
-        """There are so many columns."""
         if width != self.scale.width and width > 0:
             self._show(self.scale.resized(width))
             if self._wanted is not None:
                 self.show_only(self._wanted)
 
     def set_range(self, begin_ns: int, end_ns: int) -> None:
-        """There is something to see from `begin_ns` to `end_ns`."""
         if self._range != (begin_ns, end_ns):
             self._range = (begin_ns, end_ns)
             self._show(self.scale)
 
     @property
     def span(self) -> TimeSpan:
-        """Range of time shown, whole columns of pixels."""
+        """Visible time range, in whole pixel columns."""
         return TimeSpan(self.scale.begin_ns, self.scale.end_ns)
 
     def fit(self) -> None:
-        """Show everything, as a person chose."""
+        """Show everything, as chosen by the user."""
         self._take(Stance.FIT, self.scale)
         self.span_chosen.emit(None)
 
     def end_zoom(self) -> None:
-        """Show everything, unless the newest is followed."""
+        """Show everything, unless the newest data is followed."""
         if self.stance is Stance.STAND:
             self._take(Stance.FIT, self.scale)
 
     def show_only(self, span: TimeSpan) -> None:
-        """Show this, and stand."""
+        """Show exactly this range, and stay on it."""
         width = self.scale.width
         wanted_ns = -(-span.length_ns // max(width - 1, 1))
         column_ns = min(max(wanted_ns, SHORTEST_NS // width), MAX_COLUMN_NS)
         self._take(Stance.STAND, TimeScale(span.begin_ns // column_ns, width, column_ns), span)
 
     def set_following(self, following: bool) -> None:
-        """Keep the newest at the right edge, or let it go out of sight."""
+        """Follow the newest data at the right edge, or stop following."""
         self._take(Stance.FOLLOW if following else Stance.STAND, self.scale)
         if following:
             self.span_chosen.emit(None)
 
     def zoom(self, factor: float, x: float) -> None:
-        """Closer around column `x`; the newest is followed no longer."""
+        """Zoom in by `factor` around column `x`, and stop following."""
         self._take(Stance.STAND, self.scale.zoomed(factor, x))
         self.span_chosen.emit(self.span)
 
     def pan(self, columns: int) -> None:
-        """Look at what is earlier by `columns`; not beyond what there is."""
+        """Move to earlier times by `columns`, within the range."""
         if columns:
             self._take(Stance.STAND, self._bounded(self.scale.moved(-columns)))
             self.span_chosen.emit(self.span)
 
     def reveal(self, time_ns: int) -> None:
-        """Move as little as shows this moment."""
+        """Pan by the minimum that makes this moment visible."""
         x = int(self.scale.x_of(time_ns))
         if x < 0 or x >= self.scale.width:
             self.pan(-(x if x < 0 else x - self.scale.width + 1))
@@ -99,7 +97,7 @@ class TimeFrame(QObject):
         if self._range is None:
             return scale
         begin, end = (at // scale.column_ns for at in self._range)
-        seen = scale.width // 8  # so much of it stays in sight
+        seen = scale.width // 8  # share of the width that stays covered by data
         return scale.moved(min(max(scale.first, begin - scale.width + seen), end - seen) - scale.first)
 
     def _take(self, stance: Stance, scale: TimeScale, wanted: TimeSpan | None = None) -> None:

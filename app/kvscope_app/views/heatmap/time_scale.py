@@ -1,7 +1,7 @@
-"""Which times are shown: whole columns of pixels, each of so many nanoseconds. Knows no Qt.
+"""Visible times as whole pixel columns of equal duration. Imports no Qt.
 
-Columns are counted from 1970, so that a moment lies in the same column while the picture scrolls, and what was drawn
-of it stays right.
+Columns are counted from 1970, so that a moment keeps its column while the picture scrolls, and drawn columns stay
+valid.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 MIN_COLUMN_NS: Final = SECOND_NS // 50
 MAX_COLUMN_NS: Final = 3600 * SECOND_NS
 FIRST_COLUMN_NS: Final = SECOND_NS // 32
-"""An overview of few seconds is not drawn wider than this unless the person zooms in."""
+"""Minimum column duration when fitting: a short overview is not stretched further unless the user zooms in."""
 _LADDER: Final = 1.1
-"""How an overview that grows is fitted: rarely, each time with some room."""
+"""Ratio between column durations when fitting a growing overview, so that refits are rare and each leaves some
+space."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeScale:
-    """`width` columns from column `first` on."""
+    """`width` columns of `column_ns` nanoseconds each, starting with column `first`."""
 
     first: int = 0
     width: int = 1
@@ -30,42 +31,38 @@ class TimeScale:
 
     @property
     def begin_ns(self) -> int:
-        """Left edge."""
         return self.first * self.column_ns
 
     @property
     def end_ns(self) -> int:
-        """Right edge."""
         return (self.first + self.width) * self.column_ns
 
     def time_at(self, x: float) -> int:
-        """The moment at column `x` of the picture."""
         return int((self.first + x) * self.column_ns) if x % 1 else (self.first + int(x)) * self.column_ns
 
     def x_of(self, time_ns: int) -> float:
-        """Where a moment is in the picture, in columns; beyond it when it is not shown."""
+        """Return the column of a moment, fractional; outside 0 to `width` if it is not visible."""
         return (time_ns - self.begin_ns) / self.column_ns
 
     def resized(self, width: int) -> TimeScale:
-        """Wider or narrower, the right edge where it is."""
+        """Return the scale with another width and the same right edge."""
         return replace(self, first=self.first + self.width - width, width=width)
 
     def moved(self, columns: int) -> TimeScale:
-        """Later by `columns`."""
         return replace(self, first=self.first + columns)
 
     def zoomed(self, factor: float, x: float) -> TimeScale:
-        """Closer by `factor`; the moment at column `x` stays where it is."""
+        """Return the scale zoomed in by `factor`, keeping the moment at column `x` fixed."""
         wanted = round(self.column_ns / factor)
         column_ns = min(max(wanted, min(MIN_COLUMN_NS, self.column_ns)), MAX_COLUMN_NS)
         return TimeScale(round(self.time_at(x) / column_ns - x), self.width, column_ns)
 
     def ending_at(self, time_ns: int) -> TimeScale:
-        """The column of the moment before `time_ns` is the last."""
+        """Return the scale whose last column contains the moment just before `time_ns`."""
         return replace(self, first=-(-time_ns // self.column_ns) - self.width)
 
     def fitted(self, begin_ns: int, end_ns: int) -> TimeScale:
-        """All from `begin_ns` to `end_ns`, with some room to grow."""
+        """Return a scale that covers `begin_ns` to `end_ns` with some space to grow."""
         needed = max((end_ns - begin_ns) / max(self.width - 1, 1) / FIRST_COLUMN_NS, 1.0)
         steps = math.ceil(math.log(needed, _LADDER) - 1e-9)
         column_ns = min(math.ceil(FIRST_COLUMN_NS * _LADDER**steps), MAX_COLUMN_NS)

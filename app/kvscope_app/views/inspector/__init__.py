@@ -1,3 +1,1 @@
-"""The inspector: everything about the selected block, request or step, the history of the block, and the search for
-them.
-"""
+"""Inspector: all facts about the selected block, request or step, the history of the block, and the search for them."""

@@ -1,7 +1,7 @@
-"""The history of the selected block: the recorded part is read on a thread, and live changes are added as they come.
+"""History of the selected block: the recorded part is read on a thread, and live changes are added as they arrive.
 
-Owns which block it is of and what is known of it: first what is near the cursor, in the end all that was recorded, a
-slice at a time. Bounded in rows and work; given up when another is selected.
+Owns the selected block and its known history, which is read slice by slice, first near the cursor and eventually all.
+Bounded in rows and work; reading is cancelled when another block is selected.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from kvscope_telemetry.source import Update
 from kvscope_telemetry.state.mirror import Mirror
 
 _LENGTHS_NS: Final = tuple(length * 1_000_000_000 for length in (20, 100, 480))
-"""What is read at a time, first near the cursor; then as much as the last, until nothing is left."""
+"""Lengths of the slices, the first ones near the cursor. Once exhausted, the last length repeats until nothing is
+left."""
 MAX_WORK_S: Final = 180.0
-"""What is not read by then is known once the cursor is there."""
+"""Time limit in seconds. The rest is read when the cursor moves there."""
 MAX_ROWS: Final = 60_000
-"""Of all slices together; no further ones are read."""
+"""Maximum rows over all slices; no further slices are read beyond it."""
 _NEAR_PIECES: Final = 2 * len(_LENGTHS_NS)
 _REST_S: Final = 0.001
-"""Given to others, now and then, while what is far is read."""
+"""Seconds of sleep at intervals while distant slices are read, so that other threads can run."""
 _LOOK_MS: Final = 80
 _NEAR_NS: Final = 1_000_000_000
 _STEP_NS: Final = 250_000_000
-"""How often the end of a life that goes on is moved."""
+"""Interval at which the end of an ongoing history is moved."""
 _QUIET_NS: Final = 600_000_000_000
-"""How long an engine may do nothing; a clock that is further ahead is another machine's."""
+"""Maximum time an engine is assumed to be idle; if the cursor is further ahead, its clock is another machine's."""
 NOT_KEPT: Final = "Earlier history is not available"
 
 
 class BlockHistory(QObject):
-    """Of no block before `show`."""
+    """History of one block; empty before the first `show`."""
 
     changed = Signal()
 
@@ -56,7 +57,7 @@ class BlockHistory(QObject):
         self._live: GrowingBlockHistory | None = None
         self._live_begin_ns = 0
         self._live_after = (0, 0)
-        """Epoch and number of the frame that was then."""
+        """Epoch and sequence number of the newest frame at `_live_begin_ns`."""
         self._whole: BlockHistoryPart | None = None
         self._asked_ns = 0
         self._is_wanted = False
@@ -68,22 +69,20 @@ class BlockHistory(QObject):
 
     @property
     def block(self) -> int | None:
-        """Whose life it is."""
         return self._block
 
     @property
     def is_reading(self) -> bool:
-        """Whether more of it comes."""
         return self._work is not None or self._is_wanted
 
     @property
     def share(self) -> float:
-        """What is done of the reading, 0 to 1."""
+        """Progress of reading, 0 to 1."""
         return 0.0 if self._work is None else self._work.share
 
     @property
     def part(self) -> BlockHistoryPart | None:
-        """All that is known; None before anything is."""
+        """All known history, or None if there is none yet."""
         if self._whole is None:
             live = self._live_history()
             self._whole = live if self._read is None else self._read if live is None else joined(self._read, live)
@@ -92,7 +91,6 @@ class BlockHistory(QObject):
         return self._whole
 
     def show(self, block: int | None) -> None:
-        """Be of `block` from now on."""
         if block == self._block:
             return
         self._give_up()
@@ -104,7 +102,7 @@ class BlockHistory(QObject):
         self.changed.emit()
 
     def follow_cursor(self) -> None:
-        """The cursor may be where nothing was read."""
+        """Read around the cursor if it is outside the known history. Call after the cursor moved."""
         timeline = self._session.timeline
         cursor_ns, known, around = timeline.cursor_ns, self._read, timeline.range_ns
         if self._block is None or self.is_reading or known is None or around is None:
@@ -116,14 +114,14 @@ class BlockHistory(QObject):
             self._read_around(cursor_ns)
 
     def close(self) -> None:
-        """No more."""
+        """Cancel reading and wait for the thread."""
         work = self._work
         self._give_up()
         self._timer.stop()
         if work is not None:
             work.wait(2.0)
 
-    # What comes
+    # Live changes
 
     def _begin_live(self, block: int) -> None:
         mirror = self._session.live_mirror
@@ -152,27 +150,28 @@ class BlockHistory(QObject):
         return self._live.part(self._live_begin_ns, self._now_ns())
 
     def _now_ns(self) -> int:
-        """Until when nothing else happened; an engine that does nothing says nothing."""
+        """Return the time up to which nothing else happened. An idle engine sends nothing, so this may be the cursor's
+        time."""
         told_ns = max(_wall_ns(self._session.live_mirror), self._live_begin_ns)
         timeline = self._session.timeline
         cursor_ns = told_ns if timeline.paused else timeline.cursor_ns
         return cursor_ns if 0 < cursor_ns - told_ns < _QUIET_NS else told_ns
 
-    # What was
+    # Recorded history
 
     def _read_around(self, cursor_ns: int) -> None:
-        """Once the thread that reads now has ended."""
+        """Request reading around `cursor_ns`, which starts once the running thread has ended."""
         self._handle = self._handle or self._session.own_handle()
         if self._handle is None:
             self.failure = NOT_KEPT
             return
         self._give_up()
         self._asked_ns, self._is_wanted = cursor_ns, True
-        if not self._timer.isActive():  # who goes from block to block with a key held down must not put off the look
+        # do not restart the timer: selecting many blocks in a row with a held key would postpone it forever
+        if not self._timer.isActive():
             self._timer.start()
 
     def _last_ns(self, around: tuple[int, int]) -> int:
-        """Until when there is something to read."""
         return around[1] if self._live is None else self._live_begin_ns
 
     def _start(self) -> None:
@@ -193,7 +192,7 @@ class BlockHistory(QObject):
         self._work = Background(work, "kvscope-block-history")
 
     def _look(self) -> None:
-        """Called while something is read."""
+        """Collect what the thread has read. Called by the timer while something is read."""
         if self._work is None and self._is_wanted:
             self._start()
         has_more = bool(self._parts)
@@ -221,7 +220,6 @@ class BlockHistory(QObject):
         self._whole = None
 
     def _give_up(self) -> None:
-        """What is still read, or wanted, is of no use."""
         self._is_wanted = False
         self._parts = deque()
         if self._work is not None:
@@ -229,7 +227,7 @@ class BlockHistory(QObject):
 
 
 def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple[int, int]]:
-    """Ranges of time that touch each other: before the cursor, after it, further before, …"""
+    """Yield adjacent time ranges: before the cursor, after it, further before, and so on."""
     begin_ns = end_ns = cursor_ns
     if first_ns == last_ns:
         yield cursor_ns, cursor_ns
@@ -248,7 +246,6 @@ def reading_order(cursor_ns: int, first_ns: int, last_ns: int) -> Iterator[tuple
 
 
 def known_text(part: BlockHistoryPart) -> str:
-    """How much of a life is known."""
     begin_ns = max(part.begin_ns, int(part.rows["time_ns"][0])) if part.rows.size else part.end_ns
     return f"over {seconds((part.end_ns - begin_ns) / 1e9)}"
 
@@ -262,16 +259,17 @@ def _read_pieces(
     watch: ProgressCallback,
     end: tuple[int, tuple[int, int]] | None,
 ) -> None:
-    """`end`: where what comes goes on, and after which frame."""
+    """Read `pieces` into `parts`. `end`: time at which live changes take over, and the (epoch, seq) of the frame at
+    that time."""
     until_s = time.monotonic() + MAX_WORK_S
     recorded, num_rows = handle.get(watch), 0
     earliest_ns: int | None = None
     for place, (from_ns, until_ns) in enumerate(pieces):
         if earliest_ns is not None and until_ns <= earliest_ns:
-            continue  # what is before would not touch it
+            continue  # would not be adjacent to what is known
 
         def look(share: float, place: int = place) -> bool:
-            time.sleep(0 if place < _NEAR_PIECES else _REST_S)  # the window's thread has its turn
+            time.sleep(0 if place < _NEAR_PIECES else _REST_S)  # lets the window's thread run
             return watch((place + share) / len(pieces)) and time.monotonic() < until_s
 
         last = end[1] if end is not None and until_ns == end[0] else None

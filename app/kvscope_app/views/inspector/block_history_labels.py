@@ -1,4 +1,4 @@
-"""Describes what happened to a block, and its state at a moment. Knows no Qt."""
+"""Text on what happened to a block, and on its state at a moment. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ KIND_COLORS: Final = {
     MomentKind.LEFT: "muted",
     MomentKind.FREED: "muted",
 }
-"""The theme's names; all others are told as text is."""
+"""Names of theme colours; other kinds have the text colour."""
 
 
 def moment_text(moment: BlockMoment) -> str:
-    """`taken by request #12`."""
+    """Return text such as `Taken by request #12`."""
     who = f"request #{count(moment.request)}" if moment.request != NO_OWNER else ""
     held = f"Shared by {count(moment.ref_count)} requests"
     if moment.kind is MomentKind.KNOWN:
@@ -58,14 +58,13 @@ def moment_text(moment: BlockMoment) -> str:
 
 
 def row_text(row: np.void) -> str:
-    """How the block was while a row of its life stood."""
     if row["how"] == ChangeKind.LOST:
         return "unknown"
     return _how(int(row["state"]), int(row["ref_count"]), int(row["owner"]), int(row["filled"]))
 
 
 def color_of(row: np.void) -> str:
-    """The page map's colour for it, as the theme calls it; "" where it is not known."""
+    """Return the name of the page map's colour for a row, or "" if its state is unknown."""
     if row["how"] == ChangeKind.LOST:
         return ""
     state = int(row["state"])

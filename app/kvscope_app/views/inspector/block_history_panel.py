@@ -1,6 +1,5 @@
-"""The panel with the selected block's history: a strip along time above a list of what happened. A click goes to that
-time.
-"""
+"""Panel with the selected block's history: a strip over time above a list of what happened. A click goes to that
+time."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ from kvscope_telemetry.texts.block_texts import Asked
 
 _ROOM_FOR_STEPS: Final = 380
 _WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSED, MomentKind.LOADED, MomentKind.IDLE)
-"""After these it holds a text that is worth telling."""
+"""Kinds after which the block holds text that is shown."""
 
 
 class MomentTable(RowTable):
-    """The list; Enter or a click goes there, Ctrl+C copies."""
+    """List of moments. Enter or a click goes to the moment, Ctrl+C copies."""
 
     chosen = Signal(object)
 
@@ -52,7 +51,7 @@ class MomentTable(RowTable):
             super().keyPressEvent(event)
 
     def copy(self) -> str:
-        """The selected rows, or all, as tab separated lines, oldest first."""
+        """Copy the selected rows, or all, as tab-separated lines, oldest first. Returns the text."""
         rows = {index.row() for index in self.selectedIndexes()} or set(range(self._moments.rowCount()))
         moments = [moment for row in sorted(rows, reverse=True) if (moment := self._moments.moment_at(row)) is not None]
         text = "\n".join("\t".join(self._moments.text(moment, column) for column in (0, 2, 1)) for moment in moments)
@@ -65,13 +64,13 @@ class MomentTable(RowTable):
 
     def _go(self, row: int) -> None:
         moment = self._moments.moment_at(row)
-        is_one = len(self.selectionModel().selectedRows()) <= 1  # several are chosen to be copied
+        is_one = len(self.selectionModel().selectedRows()) <= 1  # several rows are selected for copying
         if moment is not None and is_one:
             self.chosen.emit(moment.time_ns)
 
 
 class BlockHistoryPanel(QWidget):
-    """Owns the block's history."""
+    """Owner of the block's history and of the widgets that show it."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -93,14 +92,12 @@ class BlockHistoryPanel(QWidget):
         self._lay_out()
 
     def show_block(self, block: int | None) -> None:
-        """Whose life is told."""
         if block != self.history.block:
             self.strip.fit()
             self._session.texts.want(self, ())
         self.history.show(block)
 
     def refresh(self) -> None:
-        """Draw what is known now."""
         mirror = self._session.mirror
         if mirror.hello is None:
             return
@@ -114,14 +111,12 @@ class BlockHistoryPanel(QWidget):
         self._want_texts()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Hand the colours on."""
         self.strip.apply_theme(theme)
         self.model.theme = theme
         self.table.viewport().update()
         set_icon(self.fit, "fit", theme)
 
     def close_history(self) -> None:
-        """No more is read."""
         self.history.close()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -129,7 +124,6 @@ class BlockHistoryPanel(QWidget):
         self.table.setColumnHidden(2, self.width() < _ROOM_FOR_STEPS)
 
     def _want_texts(self) -> None:
-        """Of the moments that are seen."""
         first, last = self.table.rowAt(0), self.table.rowAt(self.table.viewport().height() - 1)
         rows = range(max(first, 0), (self.model.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
         seen = (self.model.moment_at(row) for row in rows)

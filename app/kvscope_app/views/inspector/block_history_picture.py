@@ -1,4 +1,5 @@
-"""Turns a block's history into columns of pixels: the row in each column, its colour and its height. numpy alone.
+"""Converts a block's history into pixel columns: the history row of each column, its colour and height. Uses numpy
+only.
 
 The cost depends on the number of pixels, not of rows.
 """
@@ -22,7 +23,7 @@ Pixels = npt.NDArray[np.uint32]
 
 
 class BlockHistoryPicture:
-    """Call `draw`, then take what it came to."""
+    """Picture of a block's history. Call `draw`, then read the pixels."""
 
     def __init__(self, theme: Theme) -> None:
         self._ground = QColor(theme.block_free).rgba()
@@ -36,7 +37,7 @@ class BlockHistoryPicture:
         self._owner: npt.NDArray[np.int64] = _NOTHING
 
     def draw(self, rows: Rows, span: TimeSpan, width: int, block_size: int) -> None:
-        """`width` columns of `span`; what stands at the right edge of a column is its."""
+        """Prepare `width` columns of `span`. A column shows the state at its right edge."""
         ends = span.begin_ns + (np.arange(1, width + 1) * (span.length_ns / width)).astype(np.int64)
         places = np.searchsorted(rows["time_ns"], ends, "right") - 1
         seen = rows[np.maximum(places, 0)]
@@ -52,7 +53,8 @@ class BlockHistoryPicture:
         self._owner = np.where(is_known & holds, seen["owner"], NO_OWNER).astype(np.int64)
 
     def state_pixels(self, height: int) -> Pixels:
-        """Ink as high as the block is full, on the ground of an empty one; hatched where it is not known."""
+        """Return columns filled in proportion to the block's filled slots, hatched where unknown; shape (height,
+        width)."""
         ink_rows = np.maximum(np.ceil(self._share * height), np.where(self._kind == 4, height, 0))
         inks = self._inks[np.maximum(self._kind, 0)]
         y = np.arange(height)[:, None]
@@ -65,12 +67,12 @@ class BlockHistoryPicture:
         return np.ascontiguousarray(pixels)
 
     def owner_pixels(self) -> Pixels:
-        """The owner's colour in each column; clear where there is none."""
+        """Return the owner's colour in each column, transparent where there is none; shape (width,)."""
         pixels: Pixels = np.where(self._owner < 0, np.uint32(0), self._owners[self._owner % NUM_OWNER_COLORS])
         return pixels.astype(np.uint32)
 
     def owner_runs(self, least: int) -> list[tuple[int, int, int]]:
-        """First column, end and number of each owner in turn that has at least so many columns."""
+        """Return (first column, end, owner) of each run of one owner that is at least `least` columns wide."""
         if not self._owner.size:
             return []
         cuts = np.flatnonzero(np.diff(self._owner)) + 1
@@ -81,5 +83,5 @@ class BlockHistoryPicture:
 
 
 _KINDS: Final = np.array([0, 1, 3, 4, 0])
-"""Of `BlockState`: where its ink is; unknown ones are drawn as free."""
+"""Index of the colour in `_inks` by `BlockState`; unknown states are drawn as free."""
 assert (BlockState.FREE, BlockState.ACTIVE, BlockState.CACHED, BlockState.UNMAPPED) == (0, 1, 2, 3)

@@ -1,6 +1,6 @@
-"""A block's history along time: its owners, states and fill, and what happened to it.
+"""Strip of a block's history over time: owners, states and fill, and events.
 
-Owns the span of time that is seen. A click goes there; the wheel zooms, dragging moves, a double click shows all.
+Owns the visible time span. A click goes to a time; the wheel zooms, dragging pans, a double click shows all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvscope_telemetry.recordings.block_history import BlockHistoryPart
 from kvscope_telemetry.summaries.block_moments import KINDS, MomentKind
 
 _OWNERS: Final = 16
-"""Height of who owned it; below it how it was, what happened, the time."""
+"""Height of the row of owners. Below it are the rows of states, events and the time axis."""
 _STATE: Final = 34
 _MARKS: Final = 9
 _AXIS: Final = 16
@@ -45,17 +45,15 @@ _SHORTEST_NS: Final = 1_000_000_000
 
 
 class BlockHistoryStrip(QWidget):
-    """Draws a `BlockHistoryPart`."""
-
     chosen = Signal(object)
-    """The moment that was clicked, nanoseconds since 1970."""
+    """Emitted with the clicked moment, in ns since 1970."""
 
     def __init__(self) -> None:
         super().__init__()
         self.theme: Theme = DARK
         self.part: BlockHistoryPart | None = None
         self.span: TimeSpan | None = None
-        """None: all there is."""
+        """Visible span; None: the whole history."""
         self._block_size = 1
         self._cursor_ns = 0
         self._times = _NO_TIMES
@@ -67,7 +65,6 @@ class BlockHistoryStrip(QWidget):
         self.setAccessibleName("Block history over time")
 
     def show_part(self, part: BlockHistoryPart | None, block_size: int, cursor_ns: int) -> None:
-        """Draw this."""
         if part is self.part and cursor_ns == self._cursor_ns:
             return
         self.part, self._block_size, self._cursor_ns = part, block_size, cursor_ns
@@ -75,18 +72,15 @@ class BlockHistoryStrip(QWidget):
         self.update()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self.theme, self._picture = theme, BlockHistoryPicture(theme)
         self.update()
 
     def fit(self) -> None:
-        """Show all of it."""
         self.span = None
         self.update()
 
     @property
     def seen(self) -> TimeSpan:
-        """The time that is drawn."""
         return self.span or self._whole
 
     @property
@@ -98,18 +92,15 @@ class BlockHistoryStrip(QWidget):
         return TimeSpan(min(begin_ns, part.end_ns - _SHORTEST_NS), part.end_ns)
 
     def x_of(self, time_ns: int) -> float:
-        """Where a moment is."""
         return self.seen.share_at(time_ns) * self.width()
 
     def words_at(self, time_ns: int) -> str:
-        """How the block was then, in a line."""
+        """Return text on the block's state at a moment."""
         part = self.part
         place = -1 if part is None else int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
         if part is None or place < 0:
             return ""
         return f"{clock_text(time_ns)}: {row_text(part.rows[place])}"
-
-    # Qt's side
 
     def sizeHint(self) -> QSize:
         return QSize(240, _OWNERS + _STATE + _MARKS + _AXIS)
@@ -187,7 +178,7 @@ class BlockHistoryStrip(QWidget):
         return super().event(event)
 
     def _time_near(self, x: float) -> int:
-        """The moment drawn at `x`: one when something happened, where one is near."""
+        """Return the moment drawn at `x`, or that of an event within `_NEAR` pixels."""
         time_ns = self.seen.time_at(x / max(self.width(), 1))
         place = int(np.searchsorted(self._times, time_ns))
         near: list[int] = self._times[max(place - 1, 0) : place + 1].tolist()
@@ -199,12 +190,12 @@ class BlockHistoryStrip(QWidget):
         image = QImage(
             pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_ARGB32_Premultiplied
         )
-        painter.drawImage(QRect(0, _OWNERS, self.width(), _STATE), image)  # drawn before `pixels` goes
+        painter.drawImage(QRect(0, _OWNERS, self.width(), _STATE), image)  # `pixels` must outlive this call
 
     def _draw_owners(self, painter: QPainter, ratio: float) -> None:
         pixels = self._picture.owner_pixels()
         image = QImage(pixels.data, pixels.size, 1, pixels.nbytes, QImage.Format.Format_ARGB32_Premultiplied)
-        painter.drawImage(QRect(0, 1, self.width(), _OWNERS - 3), image)  # drawn before `pixels` goes
+        painter.drawImage(QRect(0, 1, self.width(), _OWNERS - 3), image)  # `pixels` must outlive this call
         painter.setFont(sans(0.82))
         least = painter.fontMetrics().horizontalAdvance("#0")
         for begin, end, owner in self._picture.owner_runs(round(least * ratio)):
@@ -215,7 +206,7 @@ class BlockHistoryStrip(QWidget):
                 painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
 
     def _draw_marks(self, painter: QPainter) -> None:
-        """One a pixel, the last of its place."""
+        """Draw at most one mark per pixel, the last one."""
         assert self.part is not None, "there are marks to draw"
         seen, moments = self.seen, self.part.block_moments
         part = slice(*np.searchsorted(moments.times_ns, (seen.begin_ns, seen.end_ns)).tolist())

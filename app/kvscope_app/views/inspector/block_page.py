@@ -1,4 +1,5 @@
-"""All about one block: its row, who holds it and where, its neighbours, its text. Reads a mirror; knows no Qt."""
+"""Facts about one block: its row, its holders and positions, its neighbours, its text. Reads a mirror; imports no
+Qt."""
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ _OWNER_ROWS: Final = ("Owner", "Holds")
 
 
 def block_page(mirror: Mirror, block: int, content: BlockContent | None = None, instead: str = "") -> FactsPage:
-    """Of `block`, 0 <= block < mirror.num_rows; `content`: what its tokens are, where that is known, `instead`: what
-    there is to read where it is not."""
+    """Return the page of `block`, 0 <= block < mirror.num_rows.
+
+    Args:
+        content: The block's tokens and text, None if unknown.
+        instead: Text shown if `content` is None.
+    """
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     size = mirror.hello.cache.block_size
     facts = block_facts(mirror, block, size)

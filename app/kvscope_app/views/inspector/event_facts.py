@@ -1,4 +1,5 @@
-"""The event that a person went to: its cause, and links to each request and block that it names. No Qt."""
+"""Facts about the event that the user went to: its cause, and links to the requests and blocks involved. Imports no
+Qt."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ _MAX_BLOCKS: Final = 12
 
 
 def event_facts(timed: TimedEvent, cache: CacheInfo, frame: Frame | None, *, is_before: bool) -> Iterator[Fact]:
-    """`frame`: the one that tells it, where it could be read; `is_before`: whether the state before it is shown."""
+    """Yield the facts of an event.
+
+    Args:
+        frame: The frame that reported it, None if it could not be read.
+        is_before: Whether the state before the event is shown.
+    """
     event = timed.event
     yield Fact(event.kind.capitalize(), clock_text(timed.time_ns))
     shown, other = ("before", "after") if is_before else ("after", "before")

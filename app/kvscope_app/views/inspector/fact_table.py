@@ -1,4 +1,4 @@
-"""The table of a page: rows that wrap, values that lead somewhere, and copying. Owns what is selected in it."""
+"""Table of a page with wrapping rows, links and copying. Owns the selection in it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ _TOP: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop
 _NAME_SHARE: Final = 0.36
 _NAME_MOST: Final = 190
 _SHORT: Final = 22
-"""Values of so few letters take one line."""
+"""Maximum length of values that may take one line; longer values are not measured."""
 _HEADING_PAD: Final = 14
 _NAME_PAD: Final = 10
-"""What of the first column is not for letters."""
+"""Pixels of the first column that are not available for text."""
 
 
 class FactTable(QTableView):
-    """Shows a page."""
-
     followed = Signal(object)
-    """The `Link` that was clicked."""
+    """Emitted with the `Link` that was activated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,20 +70,17 @@ class FactTable(QTableView):
         self._selected_name = ""
 
     def show_page(self, page: FactsPage | None) -> None:
-        """Tell this from now on."""
         self.facts.show_page(page)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self.facts.theme = theme
         self.viewport().update()
 
     def copy(self, *, all_rows: bool = False) -> str:
-        """Put the selected rows, or all where none are, on the clipboard as tab separated lines; what that is."""
+        """Copy the selected rows, or all if none is selected, as tab-separated lines. Returns the text."""
         return _put(as_text(self._chosen(all_rows=all_rows)))
 
     def copy_json(self) -> str:
-        """The same of all rows, as a JSON object."""
         return _put(as_json(self._chosen(all_rows=True)))
 
     def minimumSizeHint(self) -> QSize:
@@ -116,7 +111,6 @@ class FactTable(QTableView):
             self._fit_rows(list(range(self.facts.rowCount())))
 
     def changeEvent(self, event: QEvent) -> None:
-        """Larger text needs higher rows."""
         super().changeEvent(event)
         if event.type() is QEvent.Type.FontChange and hasattr(self, "facts"):
             self._fit_rows(list(range(self.facts.rowCount())))
@@ -127,11 +121,11 @@ class FactTable(QTableView):
         self._selected_name = "" if fact is None else fact.name
 
     def _on_reset(self) -> None:
-        """Other facts are there; the one that was selected stays so where it still is."""
+        """Fit the rows to other facts, and select the previously selected fact again if it still exists."""
         self.clearSpans()
         facts = [(row, self.facts.fact_at(row)) for row in range(self.facts.rowCount())] if self._selected_name else []
         selected = next((row for row, fact in facts if fact is not None and fact.name == self._selected_name), None)
-        if selected is not None:  # whatever keys a person holds down meanwhile
+        if selected is not None:  # regardless of keyboard modifiers held meanwhile
             flags = QItemSelectionModel.SelectionFlag
             self.selectionModel().select(self.facts.index(selected, 0), flags.ClearAndSelect | flags.Rows)
         for row in self.facts.headings:
@@ -146,7 +140,7 @@ class FactTable(QTableView):
             if fact is None:
                 self.setRowHeight(row, line + _HEADING_PAD)
             elif (
-                len(fact.value) <= _SHORT  # what is longer is not even measured
+                len(fact.value) <= _SHORT  # longer values are not measured
                 and metrics.horizontalAdvance(fact.value) <= room_beside
                 and metrics.horizontalAdvance(fact.name) <= room
                 and "\n" not in fact.value
@@ -185,13 +179,13 @@ def _put(text: str) -> str:
 
 
 class FactModel(QAbstractTableModel):
-    """A page of facts as Qt's tables see it: a row a heading, a row a fact. Owns which rows there are.
+    """Model of a page: one row per heading and per fact, with columns for name and value.
 
-    Names and values. A page that only says other values changes its rows in place.
+    If only values change, rows are updated in place.
     """
 
     rows_changed = Signal(list)
-    """These rows read otherwise now."""
+    """Emitted with the rows whose values changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +193,6 @@ class FactModel(QAbstractTableModel):
         self._rows: list[Fact | Group] = []
 
     def show_page(self, page: FactsPage | None) -> None:
-        """Tell this from now on."""
         rows: list[Fact | Group] = []
         for group in () if page is None else page.groups:
             rows += [group, *group.facts]
@@ -217,11 +210,10 @@ class FactModel(QAbstractTableModel):
 
     @property
     def headings(self) -> list[int]:
-        """Rows that are headings."""
         return [place for place, row in enumerate(self._rows) if isinstance(row, Group)]
 
     def fact_at(self, row: int) -> Fact | None:
-        """None for a heading, and beyond the end."""
+        """Return the fact in a row, or None for a heading and beyond the end."""
         found = self._rows[row] if 0 <= row < len(self._rows) else None
         return found if isinstance(found, Fact) else None
 

@@ -1,4 +1,4 @@
-"""The search field: type a number, an id or words and press Enter; the result is selected in every view."""
+"""Search popup: type a number, an id or text and press Enter; the result is selected in every view."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOTHING: Final = "No match at this time."
 
 
 class FindSheet(QFrame):
-    """Closes when it loses the focus."""
+    """Popup that closes when it loses the focus."""
 
     def __init__(self, parent: QWidget, finder: Finder) -> None:
         super().__init__(parent, Qt.WindowType.Popup)
@@ -37,7 +37,7 @@ class FindSheet(QFrame):
         self.note = label(_HELP, "muted", wraps=True)
         self._window, self._finder = parent, finder
         self._entered_row = -1
-        """The place of a text that Enter went to last."""
+        """Row of the text match that Enter went to last."""
         self.line.setPlaceholderText("Find a block, a request, a step or text")
         self.line.setAccessibleName("Find")
         self.line.setClearButtonEnabled(True)
@@ -57,7 +57,7 @@ class FindSheet(QFrame):
         finder.texts.changed.connect(self._show_note)
 
     def show_above(self) -> None:
-        """Over the window, empty."""
+        """Show the empty popup near the top of the window."""
         window = self._window
         self.setFixedWidth(min(scaled(_WIDTH), max(240, window.width() - 40)))
         self._fit()
@@ -124,7 +124,8 @@ class FindSheet(QFrame):
         self.adjustSize()
 
     def _enter(self, step: int) -> None:
-        """Choose; of several places of a text go on from one to the next, as long as it is open."""
+        """Choose the current finding. With several text matches, repeated Enter goes to the next one and the popup
+        stays open."""
         row = self.list.currentRow()
         finding = self._finding_at(row)
         if finding is None or not finding.is_text or self.list.count() == 1:

@@ -1,6 +1,6 @@
-"""Selects what was found in all views, and goes to its time.
+"""Selects a finding in all views, and goes to its time.
 
-Owns the wish to select a request or a block of a time that is not shown yet.
+Owns the pending selection of a request or a block at a time that is not shown yet.
 """
 
 from __future__ import annotations
@@ -15,24 +15,21 @@ from kvscope_app.views.page_map.block_facts import block_facts
 
 
 class Finder(QObject):
-    """Of one session."""
-
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.session = session
         self.texts = TextSearch(session, self)
         self._choice = Choice(session)
         self._wanted_block: tuple[int, int] | None = None
-        """Epoch and block of a time that is perhaps not shown yet."""
+        """(epoch, block) to select once its time is shown."""
         session.timeline.shown.connect(self._settle)
 
     def look(self, typed: str) -> list[Finding]:
-        """What there is at once; texts come by `texts.found`."""
+        """Return immediate findings. Text matches follow through `texts.found`."""
         self.texts.search(typed)
         return findings(typed, self.session.mirror, self.session.overview)
 
     def choose(self, finding: Finding) -> None:
-        """Select it in every view."""
         self._wanted_block = None
         if finding.block is not None and finding.time_ns is not None:
             self._wanted_block = (finding.epoch, finding.block)
@@ -47,7 +44,7 @@ class Finder(QObject):
             self.session.select_request(finding.request)
 
     def _choose_block(self, block: int) -> None:
-        """And who holds it, as a click in the page map does."""
+        """Select a block and a request that holds it, as a click in the page map does."""
         mirror = self.session.mirror
         if mirror.hello is None or block >= mirror.num_rows:
             return

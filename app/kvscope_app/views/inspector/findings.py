@@ -1,6 +1,4 @@
-"""Finds what a person may mean by the text they typed: a block, a request or a step. Reads mirror and overview; knows
-no Qt.
-"""
+"""Finds blocks, requests or steps that match the typed text. Reads mirror and overview; imports no Qt."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ _NUMBER: Final = re.compile(rf"({'|'.join(('#', 'request', 'step', *_TIERS))})?\
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that was found. With a `time_ns` it is of that time, not of what is shown."""
+    """Search result. If `time_ns` is set, it refers to that time, else to the moment shown."""
 
     text: str
     detail: str
@@ -38,11 +36,11 @@ class Finding:
     epoch: int = 0
     time_ns: int | None = None
     is_text: bool = False
-    """A place of words that were looked for, perhaps one of several."""
+    """Whether this is a text match, of which there may be several."""
 
 
 def findings(typed: str, mirror: Mirror, overview: SessionOverview) -> list[Finding]:
-    """The likeliest first."""
+    """Return the findings, most likely first."""
     typed = typed.strip()
     if not typed or mirror.hello is None:
         return []
@@ -98,7 +96,7 @@ def _shown_request(mirror: Mirror, row: int) -> Finding:
 
 
 def _by_id(mirror: Mirror, wanted: str) -> Iterator[Finding]:
-    """The newest whose id or LoRA adapter has it."""
+    """Yield the newest requests whose id or LoRA adapter contains `wanted`."""
     ids, adapters = mirror.requests.request_ids, mirror.requests.adapters
     matching = (
         row
@@ -109,7 +107,7 @@ def _by_id(mirror: Mirror, wanted: str) -> Iterator[Finding]:
 
 
 def _step(mirror: Mirror, overview: SessionOverview, step: int) -> Iterator[Finding]:
-    """The second of it."""
+    """Yield the second that contains the step."""
     if mirror.step == step:
         return
     places = np.flatnonzero(overview.epoch == (mirror.epoch or 0))

@@ -1,6 +1,6 @@
-"""Inspector: everything about the selected block, request, or the step that is shown; below a block, its life.
+"""View of all facts about the selected block, the selected request or the current step, and the history of the block.
 
-Owns which of the three is told. What is selected is the session's.
+Owns the choice between the three. The session owns the selection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvscope_telemetry.source import Update
 _BEFORE_S: Final = 2.0
 _AFTER_S: Final = 0.5
 Place = tuple[int, int]
-"""Epoch and number of a frame."""
+"""Epoch and sequence number of a frame."""
 BLOCK, REQUEST, STEP = range(3)
 EMPTY_TEXTS: Final = (
     "No block selected.\nClick one in the page map, or find it by number (Ctrl+F).",
@@ -56,7 +56,7 @@ _PAUSE_FIRST: Final = "pause (Space) to list them"
 
 
 class InspectorView(View):
-    """A switch between the three, the facts, the life of the block."""
+    """Switch between the three subjects, table of facts, and history of the block."""
 
     title: ClassVar[str] = "Inspector"
     object_name: ClassVar[str] = "inspector"
@@ -79,11 +79,10 @@ class InspectorView(View):
         self._selected: tuple[int | None, int | None] = (None, None)
         self._lay_out()
         self._connect()
-        self._on_selection()  # what was selected before this view was made
+        self._on_selection()  # apply the selection made before this view existed
         self.setFocusProxy(self.table)
 
     def show_subject(self, subject: int) -> None:
-        """Tell about the block, the request or the step."""
         self.subject = subject
         self.subjects.set_current(subject)
         self.refresh()
@@ -123,8 +122,6 @@ class InspectorView(View):
         self.session.texts.want(self.block_history, ())
         self.block_history.close_history()
         self.steps.close()
-
-    # private
 
     def _page(self) -> FactsPage | None:
         session, mirror = self.session, self.session.mirror
@@ -176,15 +173,15 @@ class InspectorView(View):
         return step_page(mirror, frame, self._newest, why, can_step=can_step, event=event)
 
     def _frame(self) -> Frame | None:
-        """Of the step that is shown, once it is read; None while time goes on."""
+        """Return the frame of the step shown once it has been read; None while time advances."""
         mirror = self.session.mirror
         if self.session.timeline.is_playing or mirror.hello is None:
             return None
-        at_ns = mirror.time_ns + wall_offset_ns(mirror.hello)  # perhaps long ago: the engine did nothing since
+        at_ns = mirror.time_ns + wall_offset_ns(mirror.hello)  # may be long ago if the engine was idle since
         return self.steps.get((mirror.hello.epoch, mirror.seq), at_ns)
 
     def _event_facts(self, number: int | None = None) -> Iterable[Fact]:
-        """Of the event that is shown, where it is `number`'s, or whoever's."""
+        """Return the facts of the event shown, if it involves request `number`; None: in any case."""
         timed, hello = self.session.timeline.shown_event, self.session.mirror.hello
         if (
             timed is None
@@ -201,7 +198,7 @@ class InspectorView(View):
         return EMPTY_TEXTS[self.subject] if selected is None else GONE_TEXTS[self.subject]
 
     def _color_swatch(self, page: FactsPage | None) -> None:
-        """The block's colour in the page map, or the request's everywhere."""
+        """Colour the swatch like the block on the page map, or like the request everywhere."""
         session, mirror, color = self.session, self.session.mirror, ""
         if page is not None and self.subject == REQUEST and session.selected_request is not None:
             color = owner_color(session.selected_request, self.theme).name()
@@ -219,7 +216,6 @@ class InspectorView(View):
         self._swatch.setVisible(bool(color))
 
     def _on_selection(self) -> None:
-        """What was selected last is what is told."""
         before, now = self._selected, (self.session.selected_block, self.session.selected_request)
         self._selected = now
         if now[0] is not None and now[0] != before[0]:
@@ -233,7 +229,7 @@ class InspectorView(View):
             self.refresh()
 
     def _on_event(self) -> None:
-        """Somebody went to an event: the request that it happened to is told, or the step where it is nobody's."""
+        """Show the request of the event that the user went to, or the step if it has none."""
         if (timed := self.session.timeline.shown_event) is not None:
             self.subject = REQUEST if timed.event.number else STEP
             self.subjects.set_current(self.subject)
@@ -313,9 +309,9 @@ class InspectorView(View):
 
 
 class StepReader(RecordedLookup[Place, Frame]):
-    """The frame of the step that is shown, read from what was recorded on a thread. Reads nothing while time goes on.
+    """Reads the frame of the step shown from the recording, on a thread.
 
-    Ask for the frame of a place with `get`; the last one is kept.
+    Call `get` with epoch and sequence number of a frame; the last frame is cached.
     """
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:

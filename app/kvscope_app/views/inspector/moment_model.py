@@ -1,4 +1,4 @@
-"""What happened to a block as Qt's tables see it: the newest first. Owns the order of the rows."""
+"""Model of the moments in a block's history, newest first. Owns the order of the rows."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ WHAT: Final = 1
 
 
 class MomentModel(TableModel):
-    """Moments that are added to at either end."""
-
     table_head: ClassVar[TableHead] = TableHead(HEADERS)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
         self.text_of: Callable[[BlockMoment], str] = lambda moment: ""
-        """What the block held then, as far as it is known."""
+        """Function moment -> text that the block held then, "" if unknown."""
         self.now_row = -1
-        """Of what happened last by the cursor."""
+        """Row of the last moment at or before the cursor."""
         self._moments: tuple[BlockMoment, ...] = ()
 
     def show_cursor(self, time_ns: int) -> bool:
-        """Mark what happened last by then; whether that is another row."""
+        """Mark the last moment at or before `time_ns`. Returns whether that is another row than before."""
         before, self.now_row = self.now_row, self.row_at(time_ns)
         for row in {before, self.now_row} if before != self.now_row else ():
             if 0 <= row < len(self._moments):
@@ -45,7 +43,7 @@ class MomentModel(TableModel):
         return before != self.now_row
 
     def show_moments(self, moments: tuple[BlockMoment, ...]) -> None:
-        """Tell these, oldest first in `moments`."""
+        """Show `moments`, given oldest first."""
         before, more = self._moments, len(moments) - len(self._moments)
         if moments is before:
             return
@@ -65,11 +63,10 @@ class MomentModel(TableModel):
             self.endInsertRows()
 
     def moment_at(self, row: int) -> BlockMoment | None:
-        """None beyond the end."""
         return self._moments[len(self._moments) - 1 - row] if 0 <= row < len(self._moments) else None
 
     def row_at(self, time_ns: int) -> int:
-        """The row of what happened last by then; -1: nothing had."""
+        """Return the row of the last moment at or before `time_ns`, or -1."""
         place = bisect_right(self._moments, time_ns, key=lambda moment: moment.time_ns) - 1
         return len(self._moments) - 1 - place if place >= 0 else -1
 
@@ -91,12 +88,11 @@ class MomentModel(TableModel):
         return None
 
     def tell_texts(self) -> None:
-        """More is known of what it held."""
+        """Update the rows because more texts are known."""
         if self._moments:
             self.dataChanged.emit(self.index(0, WHAT), self.index(len(self._moments) - 1, WHAT))
 
     def text(self, moment: BlockMoment, column: int) -> str:
-        """A cell."""
         if column == WHAT:
             held = " ".join(self.text_of(moment).split())
             return f"{moment_text(moment)}: “{held}”" if held else moment_text(moment)

@@ -1,4 +1,4 @@
-"""Shows the parts of a step's time as a strip: scheduling, the forward pass, the rest of the run, the commit."""
+"""Strip with the phases of a step's time: scheduling, forward pass, rest of the run, commit."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ _LEAST_PX: Final = 1.0
 
 
 class StripPhase(NamedTuple):
-    """A part of a step."""
-
     name: str
     time_ns: int
     color: int
-    """In the theme's series."""
+    """Index in the theme's series."""
 
 
 class PhaseStrip(QWidget):
-    """Parts side by side, as wide as they were long; each says what it is where there is room, and in a tip."""
+    """Phases side by side with widths proportional to their times, labelled where there is space and in tooltips."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -37,7 +35,7 @@ class PhaseStrip(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_phases(self, phases: tuple[StripPhase, ...]) -> None:
-        """These, in their order; hidden without any."""
+        """Show `phases` in order; hidden without any."""
         shown = tuple(phase for phase in phases if phase.time_ns > 0)
         self.setVisible(bool(shown))
         if shown != self.phases:
@@ -46,12 +44,10 @@ class PhaseStrip(QWidget):
             self.update()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Other colours."""
         self.theme = theme
         self.update()
 
     def boxes(self) -> list[tuple[StripPhase, QRectF]]:
-        """Each with its place."""
         left, width = float(scaled(_MARGIN)), self.width() - 2.0 * scaled(_MARGIN)
         total = sum(phase.time_ns for phase in self.phases)
         found = []

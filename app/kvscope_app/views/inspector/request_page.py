@@ -1,4 +1,5 @@
-"""All about one request: the table's columns, its blocks, its prefix, its events. Reads what the session has; no Qt."""
+"""Facts about one request: the table's columns, its blocks, its prefix, its events. Reads the session; imports no
+Qt."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_EVENTS: Final = 50
 _ELSEWHERE: Final = ("Adapter", "Arrived", "Client", "Reason for the delay")
-"""Columns of the table that the page has in other words."""
+"""Table columns whose facts the page shows in another form."""
 _COLD: Final = 0.1
-"""Of an even share of attention: a block that gets less is cold."""
+"""Share of an equal part of the attention below which a block counts as cold."""
 
 
 def request_page(
@@ -41,13 +42,13 @@ def request_page(
     event: Iterable[Fact] = (),
     columns: RequestColumns | None = None,
 ) -> FactsPage | None:
-    """Return the page of request `number`; None when the state shown does not have it.
+    """Return the page of request `number`, or None if the state shown does not contain it.
 
     Args:
-        texts: What can be read of its prompt and its answer.
+        texts: Known text of its prompt and its output.
         find_first: See `phases`.
         event: Facts of the event that is shown.
-        columns: The request as the table of requests shows it; None: up to the moment shown.
+        columns: The request as shown in the table of requests; None: computed for the moment shown.
     """
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
@@ -67,7 +68,7 @@ def request_page(
 
 
 def wall_offset_ns(hello: Hello) -> int:
-    """What makes its engine's monotonic times wall clock."""
+    """Return the offset that converts the engine's monotonic times to wall clock, in ns."""
     return hello.wall_time_ns - hello.time_ns
 
 
@@ -126,7 +127,10 @@ def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
 
 
 def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
-    """What it holds of each KV group, where there are several; what it found cached all of them had."""
+    """Yield the blocks that a request holds of each KV group, if there are several groups.
+
+    A cached prefix counts only as far as all groups had it.
+    """
     row = mirror.requests.row_of(number)
     if row is None or len(cache.groups) < 2:
         return
@@ -146,7 +150,6 @@ def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
 
 
 def _state_words(mirror: Mirror, cache: CacheInfo, group: int, row: int, num_cached: int) -> str:
-    """Of the recurrent state that a request has."""
     size = f" of {num_bytes(cache.state_bytes)}" if cache.state_bytes else ""
     words = f"{group_name(cache.groups[group])}: {place_of(cache, row).name.lower()}{size}"
     return words + (f"; it went on from that after {plural(num_cached, 'token')}" if num_cached else "")
@@ -168,16 +171,14 @@ def _events(history: History, events: list[LoggedEvent]) -> Iterator[Fact]:
 
 
 class _ColdBlocks(NamedTuple):
-    """Of the blocks of one request that were measured."""
-
     words: str
     coldest: int
-    """Which block."""
+    """Row of the coldest block."""
     coldest_share: float
 
 
 def _cold_blocks(mirror: Mirror, number: int) -> _ColdBlocks | None:
-    """Of request `number`; None where nothing was measured."""
+    """Return the cold blocks of request `number`, or None if none was measured."""
     table = mirror.requests.blocks(number).astype(np.int64)
     units = mirror.ledger.attention[table]
     measured = np.flatnonzero(units)

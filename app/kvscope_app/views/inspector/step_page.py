@@ -1,4 +1,4 @@
-"""All about one step: how long its parts took, who ran in it, what it changed. Reads a frame; knows no Qt."""
+"""Facts about one step: durations of its phases, requests that ran, changes. Reads a frame; imports no Qt."""
 
 from __future__ import annotations
 
@@ -40,8 +40,15 @@ def step_page(
     can_step: bool,
     event: Iterable[Fact] = (),
 ) -> FactsPage:
-    """Of the step shown. `frame`: its own, where it could be read; otherwise `newest`, the series of the newest update,
-    tells the times, and `why_no_batch` why not who ran. `event`: of the event that is shown."""
+    """Return the page of the step shown.
+
+    Args:
+        frame: Its frame, None if it could not be read.
+        newest: Series of the newest update, which supply the durations without a frame.
+        why_no_batch: Why the requests that ran are unknown, without a frame.
+        can_step: Whether the session can move by single frames.
+        event: Facts of the event that is shown.
+    """
     assert mirror.hello is not None, "there are steps only once there is an engine"
     if not mirror.capabilities.steps:
         reading = ("Reading", _step(mirror, can_step=can_step))
@@ -99,7 +106,7 @@ def _work(mirror: Mirror, frame: Frame | None, newest: Series) -> Iterator[Fact]
 
 
 def newest_timings(mirror: Mirror, newest: Series) -> Timings:
-    """How long the parts of the step shown took, where the newest update told of it."""
+    """Return the phase durations of the step shown if the newest update contains it, else zeros."""
     if not _is_of(mirror, newest):
         return Timings()
     return Timings(**{field: int(newest[field][-1]) for field in _PHASES})
@@ -123,7 +130,7 @@ def _batch(frame: Frame) -> Iterator[Fact]:
     batch = frame.batch
     numbers, sizes = np.frombuffer(batch.number, "<u4").tolist(), np.frombuffer(batch.num_tokens, "<u4").tolist()
     yield from _sizes(len(numbers), batch.num_prefill_tokens, batch.num_decode_tokens)
-    left = batch.num_decode_tokens  # those that decode come first, with a token each
+    left = batch.num_decode_tokens  # decodes come first, with one token each
     for number, size in list(zip(numbers, sizes, strict=False))[:_MAX_REQUESTS]:
         is_decode = size == 1 and left > 0
         left -= is_decode
@@ -134,7 +141,6 @@ def _batch(frame: Frame) -> Iterator[Fact]:
 
 
 def _changed(frame: Frame, cache: CacheInfo) -> Iterator[Fact]:
-    """Rows of the ledger, blocks and recurrent states apart, and requests."""
     moves, first_state = frame.moves, cache.first_state if cache.num_states else cache.num_rows
     rows = (
         ("Blocks", "States", frame.blocks.ids),

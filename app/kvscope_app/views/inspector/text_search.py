@@ -1,7 +1,7 @@
-"""Looks for words in what blocks hold at the moment that is shown: blocks of requests first, then cached ones. Where
-texts were recorded, other times are looked at after that.
+"""Searches the text of blocks at the moment shown: blocks of requests first, then cached ones. If texts were recorded,
+other times are searched after that.
 
-Owns which blocks are still to be read, some at a time, and what is said of it. Who tells texts is the session's.
+Owns the blocks that are still to be read, in portions, and the status text. The session supplies the texts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.texts.block_texts import Asked, RecordedText
 
 MAX_BLOCKS: Final = 16_384
-"""That are looked at, the newest requests' first."""
+"""Maximum number of blocks that are searched, newest requests first."""
 MAX_FOUND: Final = 12
 FEWEST_LETTERS: Final = 2
 _AT_A_TIME: Final = 1024
@@ -38,20 +38,18 @@ _AROUND: Final = 28
 
 @dataclass(frozen=True, slots=True)
 class SearchBlock:
-    """A block whose text is searched."""
-
     asked: Asked
     run: int
-    """The request in whose table it follows the one before; 0: none."""
+    """Number of the request in whose table the block follows the previous one; 0: none."""
 
 
 class TextSearch(QObject):
-    """Searches for one text at a time."""
+    """Search for one text at a time."""
 
     found = Signal(object)
-    """A `Finding`."""
+    """Emitted with a `Finding`."""
     changed = Signal()
-    """`note` says otherwise."""
+    """Emitted when `note` changed."""
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -72,7 +70,7 @@ class TextSearch(QObject):
         session.texts.arrived.connect(self._go_on)
 
     def search(self, text: str) -> None:
-        """Look for this from now on, once typing has stopped; for nothing, where it is too short."""
+        """Search for `text` once typing has stopped. A text shorter than `FEWEST_LETTERS` ends the search."""
         self._end("")
         self._text = text.strip().casefold()
         if len(self._text) < FEWEST_LETTERS:
@@ -103,7 +101,7 @@ class TextSearch(QObject):
         self._go_on()
 
     def _go_on(self) -> None:
-        """More texts are known: when all that are to be had are, they are read."""
+        """Search the current portion once all of its available texts have arrived."""
         texts = self._session.texts
         if not self._open or any(texts.is_coming(place.asked) for place in self._open):
             return
@@ -133,7 +131,7 @@ class TextSearch(QObject):
         self._looking.start()
 
     def _look_elsewhen(self) -> None:
-        """What was found at other times, once it is."""
+        """Emit what was found at other times, once that search is over."""
         if self._elsewhen is None or not self._elsewhen.is_over:
             return
         found, failure, self._elsewhen = self._elsewhen.made or [], self._elsewhen.failure, None
@@ -147,7 +145,7 @@ class TextSearch(QObject):
         self._end(self._summary() + (f" Other times could not be searched: {failure}." if failure else ""))
 
     def _match(self, place: SearchBlock, text: str) -> None:
-        """In the block's text, and where it goes on from the one before it in the same table."""
+        """Search the block's text, including matches that continue from the previous block of the same table."""
         block = place.asked.block
         before_run, before_block, tail = self._before
         tail = tail if place.run and place.run == before_run else ""
@@ -188,7 +186,7 @@ class TextSearch(QObject):
         return f"{summary}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
 
     def _no_answer(self) -> None:
-        if self._session.texts.is_reading:  # a long recording, for the first time
+        if self._session.texts.is_reading:  # a long recording is being read for the first time
             self._give_up.start()
         else:
             self._end("The engine does not answer text requests")
@@ -212,19 +210,19 @@ class TextSearch(QObject):
 
 _HOW_NEXT: Final = "Enter: next, Shift+Enter: previous."
 _MOST_KNOWN: Final = 256
-"""Places that may be there now as well, and are told already."""
+"""Number of extra matches requested, since some are in blocks at the moment shown and were found already."""
 
 
 def _is_there(text: RecordedText, mirror: Mirror, there: set[int]) -> bool:
-    """Whether the text is in a block at the moment that is shown, and was searched with it."""
+    """Whether the text is in a block at the moment shown, and so was searched already."""
     if text.hash:
         return int(text.hash, 16) in there
     return text.block < mirror.num_rows and int(mirror.ledger.owner[text.block]) == text.owner
 
 
 def blocks_in_order(mirror: Mirror) -> Iterator[tuple[int, int]]:
-    """Blocks that hold text, each once, and the request in whose table it is: tables of requests, the newest first,
-    then what is cached."""
+    """Yield (block, request) for each block with text once: tables of requests, newest first, then cached blocks with
+    request 0."""
     seen: set[int] = set()
     requests, end = mirror.requests, mirror.num_rows if mirror.hello is None else mirror.hello.cache.first_state
     for row in np.flatnonzero(requests.num_blocks > 0)[::-1].tolist():

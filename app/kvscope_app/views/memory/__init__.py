@@ -1,1 +1,1 @@
-"""Where the device's bytes went, and how well the pool's blocks are used."""
+"""Use of the device's memory, and of the KV pool's blocks."""

@@ -1,6 +1,6 @@
-"""Accounts for the device's memory: the bytes of parts that do not overlap. No Qt.
+"""Breakdown of the device's memory into parts that do not overlap. Imports no Qt.
 
-What nobody measured is None and is shown as unknown, never as zero.
+Values that were not measured are None and are shown as unknown, never as zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.pool_use import PoolUse, pool_use
 
 _COUNTED: Final = ("weights", "kv_active", "kv_cached", "kv_free")
-"""Without these there is no account that something could be missing in."""
+"""Parts that must all be known before the unattributed rest can be computed."""
 _REST_MEANING: Final = (
     "Memory of the engine's process beyond the parts above, as reported by the driver or system: "
     "libraries, the program itself, and anything uncounted. Negative when reserved parts are not backed by "
@@ -33,19 +33,17 @@ _REST_MEANING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The parts, and the device's whole memory."""
-
     parts: tuple[MemoryPart, ...]
     total_bytes: int | None
 
     @property
     def whole_bytes(self) -> int:
-        """What the bar's length stands for: the device, or the known parts when its size is unknown."""
+        """Bytes that the bar's full length represents: the device's size, or the known parts if that is unknown."""
         known = sum(max(part.num_bytes or 0, 0) for part in self.parts)
         return max(self.total_bytes or 0, known, 1)
 
     def share(self, part: MemoryPart) -> float | None:
-        """The part's share of the device; None when either is unknown."""
+        """Return the part's share of the device (0 to 1), or None if either size is unknown."""
         if part.num_bytes is None or not self.total_bytes:
             return None
         return part.num_bytes / self.total_bytes
@@ -54,8 +52,11 @@ class Account:
 def account(
     mirror: Mirror, memory: MemoryBreakdown | None, sample: DeviceSample | None, devices: Devices | None = None
 ) -> Account:
-    """What is known of the device's memory now. What the engine counts and what the driver, or the system, says differ
-    by a part of its own, so that the parts add up to the whole at every sample."""
+    """Return the current breakdown of the device's memory.
+
+    The difference between the engine's own accounting and what the driver or system reports is a separate part, so that
+    the parts of each sample add up to the total.
+    """
     use = device_use(mirror.hello, devices, sample)
     block_bytes = mirror.hello.cache.block_bytes if mirror.hello else 0
     kv = [count * block_bytes if block_bytes and count is not None else None for count in block_counts(mirror)]
@@ -97,32 +98,32 @@ def account(
 
 @dataclass(frozen=True, slots=True)
 class KVDetail:
-    """How well the pool's blocks are used. Tokens, slots and blocks are counts."""
+    """Use of the pool's blocks. Tokens, slots and blocks are counts."""
 
     block_size: int
     block_bytes: int
     use: PoolUse
     num_saved_blocks: int
-    """Blocks that would be needed more if nothing were shared."""
+    """Additional blocks that would be needed without sharing."""
     resident_bytes: int | None = None
-    """Memory behind blocks now, measured (allocator `virtual`)."""
+    """Memory that currently backs blocks, as measured (allocator `virtual`)."""
     dtype: str = ""
     allocator: str = ""
     capabilities: Capabilities = OWN_ENGINE
 
     @property
     def token_bytes(self) -> float | None:
-        """KV of one token over all layers; None when the engine does not tell a block's size."""
+        """KV bytes of one token over all layers; None if the engine does not report the block size."""
         return self.block_bytes / self.block_size if self.block_bytes and self.block_size else None
 
     @property
     def saved_bytes(self) -> int | None:
-        """Memory that sharing saves; None when the engine does not tell a block's size."""
+        """Bytes saved by sharing; None if the engine does not report the block size."""
         return self.num_saved_blocks * self.block_bytes if self.block_bytes else None
 
 
 def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail:
-    """Of the pool alone, read from the ledger, O(blocks)."""
+    """Return the use of the device's pool, without lower tiers. Reads the ledger in O(blocks)."""
     cache = mirror.hello.cache if mirror.hello else CacheInfo(num_blocks=0, block_size=0)
     ref_count = mirror.ledger.ref_count[: mirror.num_blocks]
     shared = ref_count[(ref_count > 1).nonzero()[0]]
@@ -139,7 +140,7 @@ def kv_detail(mirror: Mirror, memory: MemoryBreakdown | None = None) -> KVDetail
 
 
 def host_tier_bytes(mirror: Mirror) -> int:
-    """What the host tier takes of the device's memory: something where that is the host's, on a CPU."""
+    """Return the bytes that the host tier takes of the device's memory: nonzero only if the device is a CPU."""
     if mirror.hello is None or mirror.hello.device.kind != "cpu":
         return 0
     cache = mirror.hello.cache
@@ -147,7 +148,6 @@ def host_tier_bytes(mirror: Mirror) -> int:
 
 
 def _states(mirror: Mirror) -> list[MemoryPart]:
-    """Those of recurrent layers, where there are any."""
     if mirror.hello is None or not mirror.hello.cache.num_states:
         return []
     kinds = (
@@ -170,8 +170,10 @@ def _states(mirror: Mirror) -> list[MemoryPart]:
 
 
 def block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:
-    """Return active, cached and free blocks, None where unknown. A GPU's pages are all made at the start, a CPU's when
-    they are touched: there those behind no block take nothing of the device.
+    """Return the numbers of active, cached and free blocks, None where unknown.
+
+    On a GPU, all memory of the pool is allocated at startup. On a CPU, pages are allocated when they are touched, so
+    free blocks without memory are not counted there.
     """
     if not mirror.capabilities.free_rows:
         return round(mirror.used_share * mirror.num_blocks) if mirror.used_share >= 0 else None, None, None
@@ -180,7 +182,7 @@ def block_counts(mirror: Mirror) -> tuple[int | None, int | None, int | None]:
 
 
 def _known(value: int) -> int | None:
-    """-1 on the wire means unknown."""
+    """Map -1, which means unknown in messages, to None."""
     return value if value >= 0 else None
 
 

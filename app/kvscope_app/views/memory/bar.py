@@ -1,4 +1,4 @@
-"""One horizontal bar of stacked parts, and the swatch that names a colour. Knows shares and colours only."""
+"""Horizontal bar of stacked segments, and a colour swatch. Depends only on shares and colours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MIN_WIDTH = 2.0
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """A part of the bar: its share of the whole (0 to 1), colour `#rrggbb`, and tooltip."""
+    """Segment of the bar: share of the whole (0 to 1), colour `#rrggbb`, and tooltip."""
 
     share: float
     color: str
@@ -26,7 +26,7 @@ class BarSegment:
 
 
 class StackedBar(QWidget):
-    """Segments from the left; what is left over stays empty."""
+    """Bar of segments from left to right; the remainder stays empty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,14 +36,12 @@ class StackedBar(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def show_segments(self, segments: Sequence[BarSegment]) -> None:
-        """Paint `segments`, left to right."""
         if tuple(segments) != self._segments:
             self._segments = tuple(segments)
             self.setAccessibleDescription("; ".join(segment.text for segment in segments))
             self.update()
 
     def set_colors(self, background: str, line: str) -> None:
-        """The empty part, and the line between segments."""
         self._background, self._line = QColor(background), QColor(line)
         self.update()
 
@@ -72,7 +70,7 @@ class StackedBar(QWidget):
         return super().event(event)
 
     def _boxes(self) -> list[tuple[BarSegment, QRectF]]:
-        """Each segment with its place; one that is not empty is at least 2 px wide."""
+        """Return each segment with its rectangle; a segment with a share above 0 is at least 2 px wide."""
         boxes, left = [], 0.0
         for segment in self._segments:
             width = max(segment.share * self.width(), _MIN_WIDTH) if segment.share > 0 else 0.0
@@ -82,8 +80,6 @@ class StackedBar(QWidget):
 
 
 class Swatch(QWidget):
-    """A small square of one colour."""
-
     SIZE = 10
 
     def __init__(self) -> None:
@@ -92,7 +88,6 @@ class Swatch(QWidget):
         self.setFixedSize(scaled(self.SIZE), scaled(self.SIZE))
 
     def set_color(self, color: str) -> None:
-        """Show `color`, `#rrggbb`."""
         if QColor(color) != self._color:
             self._color = QColor(color)
             self.update()

@@ -1,4 +1,4 @@
-"""The KV pool in detail, as lines of name, value and meaning. No Qt."""
+"""Details of the KV pool as rows of (name, value, meaning). Imports no Qt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ Row = tuple[str, str, str]
 
 
 def detail_rows(detail: KVDetail) -> list[Row]:
-    """Name, value and meaning of each line about the pool."""
     return [
         ("Allocation", detail.allocator or UNKNOWN, "How requests get their blocks (--allocator)"),
         *(_slots(detail) if detail.capabilities.filled else []),
@@ -22,7 +21,7 @@ def detail_rows(detail: KVDetail) -> list[Row]:
 
 
 def counter_rows(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> list[Row]:
-    """What happened to blocks since the engine began; nothing where it does not count."""
+    """Return rows about block events since the engine started; empty if it does not count them."""
     if not (counters.admitted or counters.evicted_blocks or counters.copied_blocks):
         return []
     copied = "Copied on write", plural(counters.copied_blocks, "block"), "Copies of shared blocks made before a write"
@@ -119,5 +118,5 @@ def _others(detail: KVDetail) -> list[Row]:
 
 
 def _share(part: int, whole: int) -> str:
-    """`1 749 (98.5 %)`."""
+    """Return text such as `1 749 (98.5 %)`."""
     return f"{count(part)} ({percent(part / whole)})" if whole else count(part)

@@ -1,6 +1,6 @@
-"""Who has a device's memory, the engine, others, the driver, nobody: of the newest sample, so that it adds up. No Qt.
+"""Division of a device's memory between the engine, other processes, the driver and free memory. Imports no Qt.
 
-Where all is told, `total = engine + others + reserved + free`, of one sample and to the byte.
+All values come from the newest sample. If all are known, `total = engine + others + reserved + free`, to the byte.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Bytes, None where not known. `taken`: of the engine, and of others where these are not known."""
+    """Bytes, None where unknown."""
 
     total: int | None = None
     free: int | None = None
     reserved: int | None = None
-    """By the driver and the firmware, for themselves."""
+    """Memory reserved by driver and firmware for themselves."""
     engine: int | None = None
     others: int | None = None
 
     @property
     def taken(self) -> int | None:
-        """What the engine's own account has to explain."""
+        """Memory that the engine's breakdown must explain. If the engine's share is unknown, it includes other
+        processes."""
         if self.engine is not None:
             return self.engine
         if self.total is None or self.free is None:
@@ -33,7 +34,7 @@ class DeviceUse:
 
 
 def device_use(hello: Hello | None, devices: Devices | None, sample: DeviceSample | None) -> DeviceUse:
-    """By the whole sample of the machine where there is one, else by what a glance needs."""
+    """Return the division by the full device sample if there is one, else by the small `DeviceSample`."""
     total_bytes = hello.device.total_bytes or None if hello is not None else None
     if hello is not None and devices is not None:
         gpu = next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus[:1]), None)
@@ -55,7 +56,11 @@ def _of_gpu(gpu: Gpu, pid: int) -> DeviceUse | None:
 
 
 def _of_host(host: Host, pid: int) -> DeviceUse | None:
-    """Files that the engine maps can be had back, and the system counts them as available: here they are its own."""
+    """Return the division of host memory.
+
+    Files that the engine maps could be reclaimed, so the system counts them as available; here they count as the
+    engine's.
+    """
     total, available = host.memory_total_bytes, host.memory_available_bytes
     process = next((process for process in host.processes or () if process.pid == pid), None)
     if total is None or available is None or process is None or process.resident_bytes is None:
@@ -79,5 +84,5 @@ def _of_sample(sample: DeviceSample | None, told_total: int | None) -> DeviceUse
 
 
 def _known(value: int) -> int | None:
-    """-1 on the wire means unknown."""
+    """Map -1, which means unknown in messages, to None."""
     return value if value >= 0 else None

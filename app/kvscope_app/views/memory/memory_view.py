@@ -1,6 +1,6 @@
-"""Memory: how the device's bytes are used, and how well the KV pool's blocks are used.
+"""View of memory: how the device's bytes and the KV pool's blocks are used.
 
-Paints an `Account` and a `KVDetail`, which `memory.account` computes.
+Shows an `Account` and a `KVDetail`, which `memory.account` computes.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _TIP: Final = (
 )
 EMPTY_TEXT = "Waiting for the engine's first report."
 _WIDE = 680
-"""From this width on the two tables stand side by side."""
+"""Width from which the two tables are side by side."""
 _SEGMENTS_TIP = "A map of the segments and blocks of PyTorch's allocator, as reported now"
 _SERIES = {"weights": 6, "workspace": 7, "other": 4, "others": 3, "torch_cache": 5, "context": 2, "driver": 1}
 
 
 class MemoryView(ChartedView):
-    """A stacked bar, a table of the same parts in bytes, and the KV pool in tokens and slots."""
+    """Stacked bar, a table of the same parts in bytes, and the KV pool in tokens and slots."""
 
     title: ClassVar[str] = "Memory"
     object_name: ClassVar[str] = "memory"
@@ -123,7 +123,7 @@ class MemoryView(ChartedView):
         self.charts.refresh_all()
 
     def open_segments(self) -> None:
-        """Ask the engine how torch's allocator divides the memory, in a sheet of its own."""
+        """Open the dialog that requests the segments of PyTorch's allocator from the engine."""
         self.segments_sheet = SegmentsSheet(self.window(), self.session, self.theme)
         self.segments_sheet.show()
 
@@ -184,8 +184,6 @@ class MemoryView(ChartedView):
 
 
 class PartTable(QWidget):
-    """A row a part: colour, name, bytes, share of the device."""
-
     def __init__(self) -> None:
         super().__init__()
         self._grid = _grid(self)
@@ -194,9 +192,9 @@ class PartTable(QWidget):
         self._theme: Theme | None = None
 
     def show_account(self, now: Account) -> None:
-        """Fill in the numbers; rows are made the first time."""
+        """Show the values. Rows are recreated if the parts change."""
         if [part.key for part in now.parts] != [part.key for part in self._parts]:
-            self._clear()  # another engine, with a tier more or less
+            self._clear()  # another engine, with more or fewer tiers
         self._parts = now.parts
         for part in now.parts:
             if part.key not in self.rows:
@@ -217,11 +215,9 @@ class PartTable(QWidget):
                 widget.deleteLater()
 
     def value(self, key: str) -> str:
-        """The bytes shown for part `key`."""
         return self.rows[key][1].text()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Recolour the swatches."""
         self._theme = theme
         self._color_swatches()
 
@@ -243,15 +239,13 @@ class PartTable(QWidget):
 
 
 class DetailTable(QWidget):
-    """Names at the left, numbers at the right."""
-
     def __init__(self) -> None:
         super().__init__()
         self._grid = _grid(self)
         self.rows: dict[str, tuple[QLabel, QLabel]] = {}
 
     def show_rows(self, rows: list[tuple[str, str, str]]) -> None:
-        """Rows of name, value and meaning. A name has its place from when it was first shown."""
+        """Show rows of (name, value, meaning). A name keeps the row in which it was first shown."""
         shown = {name for name, *_ in rows}
         for name, (text, value) in self.rows.items():
             text.setVisible(name in shown)
@@ -262,7 +256,6 @@ class DetailTable(QWidget):
             _show_value(self.rows[name][1], value_text)
 
     def value(self, name: str) -> str:
-        """The value shown for `name`."""
         return self.rows[name][1].text()
 
     def _add_row(self, name: str, meaning: str) -> None:
@@ -276,10 +269,10 @@ class DetailTable(QWidget):
 
 
 def part_color(part: MemoryPart, theme: Theme) -> str:
-    """Colour of a part: blocks have the page map's, the rest one of the series."""
+    """Return the colour of a part: blocks have that of the page map, other parts one of the theme's series."""
     if part.color in _SERIES:
         return theme.series[_SERIES[part.color]]
-    if part.color == "kv_free":  # the pool's, so a shade of the blocks in use
+    if part.color == "kv_free":  # part of the pool, so a shade of the colour of blocks in use
         return mix(theme.block_active, theme.base, 0.72)
     return theme.raised if part.color == "free" else str(getattr(theme, part.color))
 
@@ -305,10 +298,8 @@ def _show_value(shown: QLabel, text: str) -> None:
 
 
 class ForecastLine(QWidget):
-    """One line: when free and cached blocks are gone at the present rate. There is none while they are not going.
-
-    At the cursor of `session`; hidden while there is nothing to say.
-    """
+    """Line with the time until free and cached blocks run out at the current rate, at the session's cursor. Hidden if
+    they do not."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -325,11 +316,10 @@ class ForecastLine(QWidget):
 
     @property
     def text(self) -> str:
-        """What is said, empty when nothing is."""
+        """Text shown, "" while hidden."""
         return "" if self.isHidden() else self._text.text()
 
     def refresh(self) -> None:
-        """Show what there is to say of the moment that is shown."""
         left_s = forecast_at(self._session.overview, self._session.timeline.cursor_ns)
         self.setVisible(left_s is not None)
         if left_s is not None:
@@ -338,11 +328,11 @@ class ForecastLine(QWidget):
             self.sign.setVisible(left_s < _SOON_S)
 
     def _which(self) -> str:
-        """Which blocks can still be given out: where none is free, cached ones are evicted."""
+        """Return which blocks are still available, such as "Free and cached blocks". If none is free, cached ones are
+        evicted."""
         overview, place = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
         there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[place] > 0]
         return f"{' and '.join(there)} blocks".strip().capitalize()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self.sign.setPixmap(pixmap("warning", theme.warn, scaled(16)))

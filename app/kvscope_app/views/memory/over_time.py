@@ -1,6 +1,6 @@
-"""Memory over the session: bytes of the KV pool, of the lower tiers, and of the device, from the overview.
+"""Charts of memory over the session, from the overview: bytes of the KV pool, of the lower tiers, and of the device.
 
-Where there is no overview it shows nothing.
+Hidden without an overview.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEIGHT: Final = 118
 
 @dataclass(frozen=True, slots=True)
 class _Chart:
-    """Curves of columns of the overview. The first lies on top of the others where they are filled."""
+    """Chart of overview columns. Filled curves are stacked; the first is on top."""
 
     title: str
     curves: tuple[CurveSpec, ...]
@@ -73,27 +73,27 @@ _COLUMNS: Final = frozenset(curve.name for chart in _CHARTS for curve in chart.c
 
 
 class _Scale:
-    """The unit of an axis: it ends on a round number of that."""
+    """Unit of an axis, chosen so that the axis ends on a round number of that unit."""
 
     def __init__(self) -> None:
         self._power = 0
 
     @property
     def unit_bytes(self) -> int:
-        """1, 1,024, …"""
+        """Bytes per unit: 1, 1024, 1024**2, ..."""
         return 1 << 10 * self._power
 
     def fit(self, highest: float) -> None:
-        """To the largest of the values: `1000 MiB` would have no room."""
+        """Choose the unit for a maximum of `highest` bytes; `1000 MiB` would be too wide for the axis."""
         self._power = min(int(math.log2(2 * highest) // 10), len(_UNITS) - 1) if highest >= 1 else 0
 
     def text(self, value: float) -> str:
-        """`1.5 GiB`."""
+        """Return text such as `1.5 GiB` for `value` units."""
         return f"{value:g} {_UNITS[self._power]}" if value else "0"
 
 
 class MemoryOverTime(ChartStack):
-    """A chart below another, each where something of it was told."""
+    """Stack of charts in one column, each shown if it has data."""
 
     range_setting: ClassVar[str] = MEMORY_RANGE
     default_range: ClassVar[str] = "10 min"
@@ -104,7 +104,7 @@ class MemoryOverTime(ChartStack):
         self.scales = {chart.title: _Scale() for chart in _CHARTS}
         self._window: HistoryWindow | None = None
         self._values: dict[str, dict[str, FloatArray]] = {}
-        """Bytes of each chart's curves, shape (n,) each, of the charts of which something was told."""
+        """Bytes of each chart's curves, shape (n,) each; only charts with data."""
         self.set_panels({chart.title: self._make_panel(chart) for chart in _CHARTS})
         self.hide()
 
@@ -151,7 +151,7 @@ class MemoryOverTime(ChartStack):
         return min(begin_s, last_s - SHORTEST_S), last_s
 
     def _current(self, name: str) -> dict[str, float]:
-        """Return the bytes of each curve at the moment that is shown, as the tables above the charts have them."""
+        """Return the bytes of each curve at the moment shown, consistent with the tables above the charts."""
         mirror, sample = self.session.mirror, self.session.history.newest_sample
         block_bytes = mirror.hello.cache.block_bytes if mirror.hello is not None else 0
         active, cached, _ = block_counts(mirror)
@@ -190,7 +190,7 @@ def _in_use(mirror: Mirror, tier: Tier) -> int:
 
 
 def _known(value: int | None) -> float:
-    """NaN for what is unknown: None, or -1 on the wire."""
+    """Return NaN for unknown values: None, or -1 in messages."""
     return float(value) if value is not None and value >= 0 else np.nan
 
 

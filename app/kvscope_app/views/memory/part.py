@@ -1,4 +1,4 @@
-"""One part of a device's memory. No Qt."""
+"""Part of a device's memory. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """One part of the device's memory. `color` names a colour of the theme."""
+    """Part of the device's memory. `color` is the name of a theme colour or a key of the view's series."""
 
     key: str
     label: str

@@ -1,4 +1,4 @@
-"""The lower tiers in the memory view: for each a bar, and the bytes it keeps for requests, as cache, and free."""
+"""Lower tiers in the memory view: for each a bar, and the bytes that are swapped out, cached and free."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BAR_HEIGHT: Final = 14
 
 
 class TierTable(QWidget):
-    """Hidden while there is no lower tier."""
+    """Table of the lower tiers; hidden without any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class TierTable(QWidget):
     def show_uses(
         self, uses: tuple[TierOccupancy, ...], counters: Counters, capabilities: Capabilities = OWN_ENGINE
     ) -> None:
-        """Fill in the numbers; a tier's rows are made the first time."""
+        """Show the values. A tier's rows are created when it first appears."""
         self._uses = uses
         self.setVisible(bool(uses))
         for use in uses:
@@ -61,18 +61,16 @@ class TierTable(QWidget):
         self._moved.setText(moved_text(counters, capabilities))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._theme = theme
         for use in self._uses:
             self.parts[use.tier].show_use(use, theme)
 
     def value(self, tier: Tier, kind: str) -> str:
-        """The bytes shown of what `tier` keeps as `kind`: "swapped", "cached" or "free"."""
+        """Return the text shown for the bytes of `kind` in `tier`: "swapped", "cached" or "free"."""
         return self.parts[tier].values[kind].text()
 
     @property
     def moved(self) -> str:
-        """The line of what went between the tiers."""
         return self._moved.text()
 
 

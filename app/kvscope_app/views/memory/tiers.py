@@ -1,4 +1,4 @@
-"""How the tiers below the pool are used: bytes by what they are kept for, and what moved. No Qt."""
+"""Use of the tiers below the pool by purpose, and the blocks moved between tiers. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -14,34 +14,32 @@ from kvscope_telemetry.state.mirror import Mirror
 
 @dataclass(frozen=True, slots=True)
 class TierOccupancy:
-    """Places of one lower tier; `swapped`, `cached` and `free` add up to `size`."""
+    """Numbers of blocks (or states) in one lower tier; `swapped`, `cached` and `free` add up to `size`."""
 
     tier: Tier
     size: int
     swapped: int
-    """Keep blocks of requests that were swapped out: needed."""
+    """Blocks of swapped-out requests, which are still needed."""
     cached: int
-    """Keep prefixes that were offloaded from above: given up when room is needed."""
+    """Blocks of offloaded prefixes, which are evicted when space is needed."""
     block_bytes: int
-    """0: the engine does not tell."""
+    """Bytes per block; 0: not reported."""
 
     @property
     def title(self) -> str:
-        """What a person calls the tier."""
         return TIER_STYLES[self.tier].title
 
     @property
     def free(self) -> int:
-        """Places that keep nothing."""
         return self.size - self.swapped - self.cached
 
     def num_bytes(self, places: int) -> int | None:
-        """Bytes of so many places; None when the engine does not tell a block's size."""
+        """Return the bytes of a number of blocks, or None if the block size is unknown."""
         return places * self.block_bytes if self.block_bytes else None
 
 
 def tier_uses(mirror: Mirror) -> tuple[TierOccupancy, ...]:
-    """The lower tiers there are, nearest first; O(1)."""
+    """Return the lower tiers present, nearest first, in O(1)."""
     if mirror.hello is None:
         return ()
     cache = mirror.hello.cache
@@ -59,7 +57,7 @@ def tier_uses(mirror: Mirror) -> tuple[TierOccupancy, ...]:
 
 
 def moved_text(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> str:
-    """What went between the tiers since the engine began, in one line."""
+    """Describe the blocks moved between tiers since the engine started, in one line."""
     if not capabilities.ref_counts:
         return f"{plural(counters.offloaded_blocks, 'block')} stored below; loads are not reported"
     parts = [
@@ -73,7 +71,7 @@ def moved_text(counters: Counters, capabilities: Capabilities = OWN_ENGINE) -> s
 
 
 def _moved_states(counters: Counters) -> str:
-    """The same of recurrent states, where any moved."""
+    """Describe the recurrent states moved, or return "" if none."""
     numbers = (
         (counters.swapped_states, "swapped out"),
         (counters.offloaded_states, "moved down"),

@@ -1,6 +1,6 @@
-"""The device memory that an engine holds besides weights and KV, as far as its allocator reports it. No Qt.
+"""Device memory that an engine holds besides weights and KV, as far as its allocator reports it. Imports no Qt.
 
-On a GPU torch's allocator knows what is in tensors and what it keeps for the next ones; a CPU's tells nothing.
+On a GPU, PyTorch's allocator reports memory in tensors and memory cached for new ones; on a CPU nothing is reported.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ Row = tuple[str, str, str]
 
 
 def workspace_parts(memory: MemoryBreakdown | None) -> list[MemoryPart]:
-    """Tensors, the allocator's cache and the context; one part where an older engine tells but their sum."""
+    """Return parts for tensors, the allocator's cache and the context; a single part if an older engine reports only
+    the sum."""
     if memory is None or memory.allocated_bytes < 0 or memory.reserved_bytes < 0:
         workspace_bytes = memory.workspace_bytes if memory is not None and memory.workspace_bytes >= 0 else None
         return [MemoryPart("workspace", "Workspace", workspace_bytes, "workspace", "Activations, graphs and buffers")]
-    kv = 0 if memory.kv_resident_bytes >= 0 else memory.kv_bytes  # pages are not of torch's allocator
+    kv = 0 if memory.kv_resident_bytes >= 0 else memory.kv_bytes  # virtual KV pages are not allocated by PyTorch
     tensors = max(0, memory.allocated_bytes - memory.weights_bytes - kv)
     held = max(0, memory.reserved_bytes - memory.weights_bytes - kv)
     parts = [
@@ -33,7 +34,7 @@ def workspace_parts(memory: MemoryBreakdown | None) -> list[MemoryPart]:
 
 
 def allocator_rows(memory: MemoryBreakdown | None) -> list[Row]:
-    """Name, value and meaning of what the allocator and the plan of the memory say."""
+    """Return rows of (name, value, meaning) for the allocator and the memory plan."""
     if memory is None:
         return []
     rows = [

@@ -1,1 +1,1 @@
-"""The page map: one cell a block of the KV cache."""
+"""Page map: one cell per block of the KV cache."""

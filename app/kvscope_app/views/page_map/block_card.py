@@ -1,4 +1,4 @@
-"""The card that floats beside a hovered block: its facts and the text it holds."""
+"""Card that floats next to a hovered block, with the block's facts and text."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _GAP: Final = 14
 _WIDTH: Final = 284
 _MAX_TEXT: Final = 240
 _MAX_NOTES: Final = 3
-"""Of what is told beside the text, such as an adapter."""
+"""Maximum notes shown with the facts, such as the LoRA adapter."""
 
 
 class BlockCard(QFrame):
-    """Shows one block. Never takes mouse or focus."""
+    """Card of one block. Takes neither mouse input nor focus."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -42,7 +42,6 @@ class BlockCard(QFrame):
         self.hide()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the state colours of `theme`."""
         self._theme = theme
         self._text.setFont(mono(0.92))
         self._text.setStyleSheet(
@@ -50,11 +49,11 @@ class BlockCard(QFrame):
         )
 
     def show_block(self, facts: BlockFacts, content: BlockContent | None, instead: str = "") -> None:
-        """Fill in a block; `instead`: what there is to read while its text is not known."""
+        """Show a block. `instead`: text to show while the block's text is unknown."""
         self._title.setText(facts.title)
         self._state.setText(facts.state)
         color = str(getattr(self._theme, facts.color))
-        if facts.is_cached_below:  # as its cell
+        if facts.is_cached_below:  # as its cell is drawn
             color = lower_cached(color, self._theme)
         self._state.setStyleSheet(
             f"background: {color}; color: {_ink_on(color)}; border-radius: 7px; padding: 1px 8px; font-weight: 600;"
@@ -70,7 +69,7 @@ class BlockCard(QFrame):
         if right + self.width() <= within.right() or left >= within.left():
             x = right if right + self.width() <= within.right() else left
             y = beside.top() - 8
-        else:  # no room at either side: below, or above
+        else:  # no space at either side: below, or above
             below, x = beside.bottom() + _GAP, beside.center().x() - self.width() // 2
             y = below if below + self.height() <= within.bottom() else beside.top() - _GAP - self.height()
         x = min(x, within.right() - self.width())
@@ -118,5 +117,5 @@ class BlockCard(QFrame):
 
 
 def _ink_on(color: str) -> str:
-    """Black or white, whichever is read better on `color`."""
+    """Return a dark or light text colour, whichever contrasts more with `color`."""
     return "#0d0f13" if QColor(color).lightnessF() > 0.45 else "#f4f6fa"

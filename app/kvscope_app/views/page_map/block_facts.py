@@ -1,4 +1,4 @@
-"""What is known about one block, in words. Reads a mirror; knows no Qt."""
+"""Facts about one block as text, read from a mirror. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -45,45 +45,45 @@ _EMPTY_PLACE: Final = "Empty, until a block is swapped out or moved down."
 
 @dataclass(frozen=True, slots=True)
 class BlockFacts:
-    """One block as its card and a screen reader tell it."""
+    """Facts about one block, as shown on its card and announced by screen readers."""
 
     block: int
     title: str
-    """"Block 7", "Host place 12"."""
+    """For example "Block 7" or "Host block 12"."""
     state: str
     """"free", "active", "cached", "shared", "unmapped", "reserved", "swapped out" or "unknown"."""
     color: str
-    """The theme's name of its colour."""
+    """Name of the block's colour in the theme."""
     rows: tuple[tuple[str, str], ...]
-    """(label, value), the most telling first."""
+    """(label, value) pairs, most informative first."""
     holders: tuple[int, ...]
-    """Requests whose block tables hold it, at most `MAX_HOLDERS_NAMED`."""
+    """Requests whose block tables hold the block, at most `MAX_HOLDERS_NAMED`."""
     owner: int | None
     asked: Asked | None
-    """What its text is asked for by; None when the block holds nothing that could be asked for."""
+    """Key for requesting the block's token text; None if the block holds none."""
 
     is_state: bool
-    """It is a recurrent state, and no block."""
+    """Whether this is a recurrent state instead of a KV block."""
     empty: str
-    """What there is to say of one that holds nothing, otherwise ""."""
+    """Explanation for a block without content, otherwise ""."""
 
     @property
     def is_cached_below(self) -> bool:
-        """A prefix in a lower tier, whose cell is duller than one of a request's."""
+        """Whether this is a cached prefix in a lower tier, whose cell is duller than that of a swapped-out block."""
         return self.state == "cached" and any(self.color == style.color for style in TIER_STYLES.values())
 
     @property
     def sentence(self) -> str:
-        """All of it in one line."""
+        """All facts in one line, for screen readers."""
         return ", ".join([f"{self.title}: {self.state}", *(f"{k.lower()} {v}" for k, v in self.rows)])
 
 
 def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
-    """Facts about `block`, 0 <= block < ledger.num_blocks."""
+    """Return facts about `block`, 0 <= block < ledger.num_blocks."""
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     ledger = mirror.ledger
     place = place_of(mirror.hello.cache, block)
-    if ledger.tier[block] == Tier.UNKNOWN:  # its rows lie after those on disk
+    if ledger.tier[block] == Tier.UNKNOWN:  # rows of unknown tiers follow those on disk
         place = replace(place, tier=Tier.UNKNOWN)
     state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state(ledger, block)
     capabilities = mirror.capabilities
@@ -170,14 +170,17 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
 
 
 def _state_tokens(num_tokens: int, most: int) -> str:
-    """Tokens whose recurrent state it is; the ledger counts no further than `most`."""
+    """Describe the tokens that a recurrent state covers. The ledger's count saturates at `most`."""
     beyond = " or more" if num_tokens == most == MAX_BLOCK_SIZE else ""
     return f"the first {plural(num_tokens, 'token')} of its text{beyond}"
 
 
 def eviction_place(ledger: Ledger, block: int) -> str:
-    """Return the position of `block` among those of its tier that are evicted, in words: `no. 12 of 340 cached blocks,
-    after 20 free blocks`. Empty for a block in use, a pinned one, or where the order is not reported."""
+    """Return the eviction position of `block` within its tier, such as `no. 12 of 340 cached blocks, after 20 free
+    blocks`.
+
+    Empty for a block in use or pinned, or if the order is not reported.
+    """
     order = ledger.eviction_order
     if not order[block]:
         return ""
@@ -190,13 +193,13 @@ def eviction_place(ledger: Ledger, block: int) -> str:
         of = f"of {plural(int(num_queued), 'block')} that may be given out"
     else:
         of = f"of {plural(int(num_queued), 'cached block')}"
-        if num_free and ledger.tier[block] == Tier.HBM:  # lower tiers keep some places free for moves
+        if num_free and ledger.tier[block] == Tier.HBM:  # lower tiers keep some slots free for moves
             of += f", after {plural(int(num_free), 'free block')}"
     return f"next {of}" if number == 1 else f"no. {count(number)} {of}"
 
 
 def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
-    """What a place of a lower tier keeps for a request, "" when it keeps nothing for one."""
+    """Describe what a slot of a lower tier holds for a request, or return "" if nothing."""
     if mirror.ledger.tier[block] not in LOWER_TIERS or not holders:
         return ""
     number = holders[0]
@@ -234,7 +237,7 @@ def _digits(share: float) -> int:
 
 
 def _whose(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
-    """Whose attention it is a share of, and how long ago that was."""
+    """Describe which request's attention was measured, and how many steps ago."""
     measured = int(mirror.ledger.attention_step[block])
     age = max(0, mirror.step - measured)
     whose = f"request #{holders[0]}'s" if len(holders) == 1 else "a request's"

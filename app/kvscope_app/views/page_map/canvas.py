@@ -1,6 +1,7 @@
-"""The widget that shows a scene: blits its pixels, and turns mouse and keys into camera, cursor and selection.
+"""Widget of the page map: blits the scene's pixels, and turns mouse and keyboard input into camera moves, cursor and
+selection.
 
-Owns the hovered block and the keyboard cursor. All drawing of cells is the scene's.
+Owns the hovered block and the keyboard cursor. The scene draws all cells.
 
 See docs/internals/decisions/0009-the-page-map-is-one-image.md.
 """
@@ -41,7 +42,7 @@ _DRAG_FROM: Final = 4
 _HEADING_PAD: Final = 5
 _MIN_SIZE: Final = QSize(180, 64)
 _RING: Final = 12
-"""Pixels of the ring around a small block."""
+"""Minimum size in pixels of the ring around the selected block."""
 CELL_KEYS: Final = {
     Qt.Key.Key_Left: (-1, 0),
     Qt.Key.Key_Right: (1, 0),
@@ -50,22 +51,22 @@ CELL_KEYS: Final = {
     Qt.Key.Key_PageUp: (0, -10),
     Qt.Key.Key_PageDown: (0, 10),
 }
-"""How many cells right and down a key goes."""
+"""Cells to move (right, down) for each key."""
 
 
 class Canvas(QWidget):
-    """Shows `scene`. Positions in signals are block ids; -1 is none."""
+    """Widget that shows `scene`. Signals carry block ids; -1 means no block."""
 
     pointed = Signal(int)
-    """The mouse or the keyboard cursor went to this block."""
+    """Emitted when the mouse or the keyboard cursor moves to another block, or off all blocks (-1)."""
     chosen = Signal(int)
-    """This block was clicked, or Enter was pressed on it."""
+    """Emitted when a block is clicked, or Enter is pressed on it."""
     menu_wanted = Signal(QPoint)
-    """A person asks what can be done with `current_block`; where on the screen."""
+    """Emitted when the user requests the context menu of `current_block`; carries a global screen position."""
     inspect_wanted = Signal()
-    """A block was double-clicked; the first click chose it."""
+    """Emitted on a double click on a block; the first click has already selected the block."""
     dismissed = Signal()
-    """Escape, or a click beside all blocks."""
+    """Emitted on Escape, or on a click outside all blocks."""
 
     def __init__(self, scene: Scene, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -74,7 +75,7 @@ class Canvas(QWidget):
         self.pointed_block = -1
         self.selected_row = -1
         self.clock: Callable[[], int] = time.monotonic_ns
-        """By which what lit up fades, in ns."""
+        """Clock for fading flashes, in ns."""
         self.headings: tuple[Heading, ...] = ()
         self.cursor_block = -1
         self._pinned: frozenset[int] = frozenset()
@@ -94,7 +95,6 @@ class Canvas(QWidget):
         self.setAccessibleName("Page map: one cell a block of the KV cache")
 
     def apply_theme(self, theme: Theme) -> None:
-        """Paint in the colours of `theme`."""
         self.theme = theme
         self.scene.set_theme(theme)
         self.update()
@@ -109,28 +109,28 @@ class Canvas(QWidget):
             self._fader.start()
 
     def fade(self) -> None:
-        """Let what was lit go out by as much as time went by."""
+        """Advance fading flashes to the current time."""
         self._faded_ns = self.clock()
         self.show_span(self.scene.fade(self._faded_ns))
 
     @property
     def map_rect(self) -> QRect:
-        """The part of the widget that shows blocks: without the row numbers, and without what strips cover.
+        """Part of the widget that shows blocks: excludes the row numbers and the area that overlay strips cover.
 
-        In a very low window strips cover some rows, so that the map keeps its minimum height.
+        In a very low window the strips cover some rows, so that the map keeps its minimum height.
         """
         height = self.height() - self._covered_height
         return QRect(self.gutter, 0, self.width() - self.gutter, max(height, min(self.height(), _MIN_SIZE.height())))
 
     def set_covered_height(self, height: int) -> None:
-        """Show no blocks in the lowest `height` pixels: strips of the window lie over them."""
+        """Exclude the lowest `height` pixels from the map, because strips of the window overlay them."""
         if height != self._covered_height:
             self._covered_height = height
             self.refit_pixels()
             self.update()
 
     def refit_pixels(self) -> None:
-        """Give the scene as many pixels as there are now."""
+        """Resize the scene's pixel buffer to the map's current size in device pixels."""
         ratio = self.devicePixelRatioF()
         gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
         self.gutter = gutter if self.scene.tells_addresses else 0
@@ -146,7 +146,7 @@ class Canvas(QWidget):
             self.update()
 
     def show_selected(self, block: int | None) -> None:
-        """Ring this block; one that is out of sight is brought into it."""
+        """Draw a ring around `block` (None: around none), and scroll it into view."""
         wanted = -1 if block is None or self.scene.cells is None or block >= self.scene.grid.num_blocks else block
         if wanted == self.selected_row:
             return
@@ -156,45 +156,40 @@ class Canvas(QWidget):
         self.update()
 
     def show_headings(self, headings: tuple[Heading, ...]) -> None:
-        """What stands above each section, one each; none when there is one section."""
+        """Set the heading above each section, one per section; empty if there is a single section."""
         if headings != self.headings:
             self.headings = headings
             self.update()
 
     def zoom(self, factor: float, at: QPointF | None = None) -> None:
-        """Closer or farther around a point of the widget, or around the centre."""
+        """Zoom by `factor` around a point of the widget, or around the centre."""
         x, y = self.to_scene(at) if at is not None else (self.scene.width / 2, self.scene.height / 2)
         self.show_span(self.scene.zoom(factor, x, y))
         self.update()
 
     def fit_all(self) -> None:
-        """Show every block."""
         self.show_span(self.scene.fit_all())
         self.update()
 
     def cell_rect(self, block: int) -> QRect:
-        """Where a block's cell is in the widget."""
         ratio = self.devicePixelRatioF()
         x, y = self.scene.camera.corner_of(*self.scene.grid.place_of(block))
         size = max(1.0, self.scene.camera.pitch / ratio)
         return QRectF(x / ratio + self.gutter, y / ratio, size, size).toAlignedRect()
 
     def announce(self, sentence: str) -> None:
-        """Tell assistive technology what the cursor is on."""
+        """Announce `sentence`, which describes the block under the cursor, to assistive technology."""
         announce(self, sentence)
 
     @property
     def current_block(self) -> int:
-        """Where the cursor is: the block clicked last, or gone to by keys."""
+        """Block under the cursor (last clicked, or reached by keyboard); -1 if none."""
         return self.cursor_block
 
     def show_pins(self, pinned: frozenset[int]) -> None:
-        """Mark these blocks."""
         if pinned != self._pinned:
             self._pinned = pinned
             self.update()
-
-    # Qt's side
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -213,7 +208,9 @@ class Canvas(QWidget):
         painter.drawImage(target, self._image, source)
         if dirty.x() < self.gutter:
             painter.fillRect(QRect(0, dirty.y(), self.gutter, dirty.height()), self.theme.color("base"))
-        if dirty.x() < self.gutter + gutter_left(self.scene, ratio):  # on the image, where it is wider than the grid
+        if dirty.x() < self.gutter + gutter_left(
+            self.scene, ratio
+        ):  # the gutter is over the image where the window is wider than the grid
             draw_gutter(painter, self.scene, self.theme, self.gutter, ratio, dirty)
         painter.setFont(sans(0.82))
         painter.setClipRect(map_rect)
@@ -302,8 +299,6 @@ class Canvas(QWidget):
         else:
             super().keyPressEvent(event)
 
-    # private
-
     def _arrow(self, dx: int, dy: int, pan: bool) -> None:
         if pan:
             step = 48 * self.devicePixelRatioF()
@@ -345,7 +340,7 @@ class Canvas(QWidget):
         return self._press is not None and (position - self._press).manhattanLength() >= _DRAG_FROM
 
     def _fade_alone(self) -> None:
-        """Nothing new comes, but what was lit goes out."""
+        """Continue fading while no new frame arrives."""
         if self.clock() - self._faded_ns >= FADE_MS * 900_000:
             self.fade()
         if not self.scene.is_fading:
@@ -363,9 +358,9 @@ class Canvas(QWidget):
             painter.drawRect(self.cell_rect(self.cursor_block).adjusted(-3, -3, 2, 2))
 
     def _draw_ring(self, painter: QPainter, cell: QRect) -> None:
-        """Around the selected block; large enough to be seen where cells are single pixels."""
+        """Draw a ring around the selected block, large enough to be visible where cells are single pixels."""
         grow = max(2, (_RING - cell.width()) // 2)
         ring = QRectF(cell.adjusted(-grow, -grow, grow - 1, grow - 1))
-        for color, width in (("base", 4), ("selection", 2)):  # seen on every ground
+        for color, width in (("base", 4), ("selection", 2)):  # visible on any background
             painter.setPen(QPen(self.theme.color(color), width))
             painter.drawRoundedRect(ring, 3, 3)

@@ -1,4 +1,5 @@
-"""What page maps are coloured by, as actions: the same keys in a window of one engine and in a comparison."""
+"""Actions that select the colour mode of page maps, with the same shortcuts in an engine's window and in a
+comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def color_actions(
     mode_now: Callable[[], ColorMode],
     why_not: Callable[[ColorMode], str] | None = None,
 ) -> list[ActionSpec]:
-    """One a mode, with its number as its key; that of now is checked."""
+    """Return one action per mode, with its number as shortcut; the current mode's action is checked."""
     return [
         ActionSpec(
             f"color_{mode}",

@@ -1,9 +1,9 @@
-"""What the page map can be coloured by. Each way is one `ColorMode` in `COLOR_MODES`; menus, keys, legends, tips and
-what settings and layouts accept follow from that list.
+"""Colour modes of the page map. Each is one `ColorMode` in `COLOR_MODES`, from which menus, shortcuts, legends,
+tooltips and the values that settings and layouts accept are derived.
 
-A mode gives each block a key of one byte, and each key a colour. Keys are ordered by what must not be missed: where
-several blocks share a pixel, the highest key is shown. Key 0 is "no block here", key 1 address space without memory,
-key 2 a free block. Knows no widgets.
+A mode maps each block to a one-byte key, and each key to a colour. Keys are ordered by importance: where several blocks
+share a pixel, the highest key is shown. Key 0 means no block, key 1 address space without memory, key 2 a free block.
+Imports no widgets.
 """
 
 from __future__ import annotations
@@ -34,35 +34,37 @@ _HOLLOW: Final = 0.66
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColorMode:
-    """One thing that colours can say, and everything that is said of it elsewhere. As text it is its name."""
+    """One way to colour the page map, with its keys, colours, legend and requirements. `str()` gives its name."""
 
     name: str
-    """On its button, in menus, settings and layouts: never changes."""
+    """Identifier on the button and in menus, settings and layouts; must never change."""
     tip: str
     keys: Callable[[Ledger, Rows, int, int], Keys]
-    """The keys of `rows` (ids of shape (n,), or a slice) with a block size, at a step, shape (n,)."""
+    """Function (ledger, rows, block size, step) -> keys of `rows` (ids of shape (n,), or a slice), shape (n,)."""
     colors: Callable[[Theme], Mapping[int, str]]
-    """By key, of blocks with content."""
+    """Colour of each key of a block with content."""
     swatches: Callable[[Theme, ShownItems], Sequence[LegendSwatch]] = lambda theme, shown: ()
-    """The single colours that a legend explains."""
+    """Function that returns the discrete colours that the legend explains."""
     scale: Callable[[ShownItems], Scale | None] = lambda shown: None
-    """The shades that a legend explains."""
+    """Function that returns the colour gradient that the legend explains, or None."""
     is_available: Callable[[Capabilities], bool] = lambda capabilities: True
-    """Whether an engine tells what the mode needs."""
+    """Whether an engine with the given capabilities reports what the mode needs."""
     needs: str = ""
-    """What an engine must report for the mode; empty for the mode of KV groups, of which an engine may have one."""
+    """Data that an engine must report for the mode; empty for the KV group mode, which only needs several
+    groups."""
     hint: str = ""
-    """What a person can do where an engine of kvscope does not tell it."""
+    """Hint for the user if an engine that accepts commands does not report what the mode needs."""
     by_request: bool = False
-    """Each request has a colour: the legend names those that run, in one line, since they come and go."""
+    """Whether each request has a colour. The legend then lists the running requests in one line, since they come and
+    go."""
     by_step: bool = False
-    """Colours change with each step, though no block does."""
+    """Whether colours change with each step even if no block changes."""
 
     def __str__(self) -> str:
         return self.name
 
     def why_not(self, capabilities: Capabilities) -> str:
-        """Why blocks of such an engine cannot be coloured by this; empty when they can."""
+        """Return why blocks of such an engine cannot be coloured by this mode, or "" if they can."""
         if self.is_available(capabilities):
             return ""
         how = f": {self.hint}" if self.hint and capabilities.commands else from_inside(capabilities)
@@ -71,7 +73,7 @@ class ColorMode:
         return f"{engine_name(capabilities)} does not report {self.needs}{how}"
 
     def key_colors(self, theme: Theme) -> list[str]:
-        """The colour of each of the 256 keys; those not in use are the background's."""
+        """Return the colour of each of the 256 keys; unused keys get the background colour."""
         colors = [theme.base] * NUM_KEYS
         colors[UNMAPPED] = theme.block_unmapped
         colors[FREE] = theme.block_free
@@ -80,52 +82,52 @@ class ColorMode:
         return colors
 
     def legend(self, theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-        """The mode's single colours, then marks and flashes, which are the same in every mode."""
+        """Return the mode's discrete colours, then the marks and flashes, which are the same in every mode."""
         return [*self.swatches(theme, shown), *common_swatches(theme, shown)]
 
 
 def gradient(stops: tuple[str, ...], share: float) -> str:
-    """The colour at `share` (0 to 1) of evenly spaced stops."""
+    """Return the colour at `share` (0 to 1) along evenly spaced `stops`."""
     place = min(max(share, 0.0), 1.0) * (len(stops) - 1)
     index = min(int(place), len(stops) - 2)
     return mix(stops[index], stops[index + 1], place - index)
 
 
 def shades(first: int, stops: tuple[str, ...], num_steps: int) -> dict[int, str]:
-    """The colours of keys `first` to `first + num_steps`, from the first to the last of evenly spaced stops."""
+    """Return the colours of keys `first` to `first + num_steps`, along evenly spaced `stops`."""
     return {first + index: gradient(stops, index / num_steps) for index in range(num_steps + 1)}
 
 
 def hollow(color: str, theme: Theme) -> str:
-    """Of the part of a cell whose slots hold no token, where the other is `color`."""
+    """Return the colour for the empty slots of a cell whose filled slots have `color`."""
     return mix(color, theme.block_free, _HOLLOW)
 
 
 HAS_CONTENT: Final = np.isin(np.arange(256), (BlockState.FREE, BlockState.UNMAPPED), invert=True)
-"""By `BlockState`."""
+"""Whether a block holds content, indexed by `BlockState`."""
 
 
 def _without_content(result: Keys, state: npt.NDArray[np.uint8]) -> Keys:
-    """Blocks that hold nothing look the same in every mode."""
+    """Overwrite the keys of free and unmapped blocks, which look the same in every mode."""
     result[state == BlockState.FREE] = FREE
     result[state == BlockState.UNMAPPED] = UNMAPPED
     return result
 
 
-# By state: active, shared, cached, of a lower tier.
+# Mode "state": active, shared, cached, or in a lower tier.
 
 DISK_CACHED: Final = 3
 HOST_CACHED: Final = 4
 DISK: Final = 5
-"""On disk and needed: of a request that was swapped out. So is `HOST`."""
+"""Key of a block on disk that a swapped-out request still needs. `HOST` is the same in host memory."""
 HOST: Final = 6
 CACHED: Final = 7
 ACTIVE: Final = 8
 SHARED: Final = 9
 UNKNOWN: Final = 10
-"""In a state or a tier of a later version."""
+"""Key of a block in a state or tier of a later protocol version."""
 _KEYS: Final = np.full((256, 256), UNKNOWN, np.uint8)
-"""By tier and state."""
+"""Key by [tier, state]."""
 _KEYS[Tier.HBM, :4] = (FREE, ACTIVE, CACHED, UNMAPPED)
 _KEYS[Tier.HOST, :4] = (FREE, HOST, HOST_CACHED, UNMAPPED)
 _KEYS[Tier.DISK, :4] = (FREE, DISK, DISK_CACHED, UNMAPPED)
@@ -143,7 +145,7 @@ def _state_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
 
 
 def lower_cached(color: str, theme: Theme) -> str:
-    """A cached block of a lower tier whose needed blocks have `color`."""
+    """Return the colour of a cached block in a lower tier whose swapped-out blocks have `color`."""
     return mix(color, theme.block_free, 0.6)
 
 
@@ -165,7 +167,7 @@ def _state_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
     unknown = [LegendSwatch(theme.muted, "unknown")] if shown.unknown else []
     if shown.prefixes_alone:
         return [LegendSwatch(theme.block_cached, "cached prefix"), *_kept_swatches(theme, shown), *unknown]
-    if shown.reserved:  # nothing is shared or cached then
+    if shown.reserved:  # no block is shared or cached in this case
         held = LegendSwatch(hollow(theme.block_active, theme), "held, empty slots")
         return [LegendSwatch(theme.block_active, "active"), held, *unknown]
     pool = [(theme.block_active, "active"), (theme.block_shared, "shared"), (theme.block_cached, "cached")]
@@ -173,7 +175,6 @@ def _state_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 
 def _lower_tiers(theme: Theme, shown: ShownItems) -> list[tuple[str, str]]:
-    """The colour and the word of each lower tier that is shown."""
     tiers = [tier for tier in LOWER_TIERS if tier in shown.tiers]
     return list(dict.fromkeys((tier_color(tier, theme), TIER_STYLES[tier].word) for tier in tiers))
 
@@ -186,7 +187,7 @@ def _lower_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 
 def _kept_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    """Of tiers of which only is told what they keep."""
+    """Return swatches of lower tiers for engines that report only their cached prefixes."""
     tiers = _lower_tiers(theme, shown)
     return [LegendSwatch(lower_cached(color, theme), f"{word}: cached prefix") for color, word in tiers]
 
@@ -200,7 +201,7 @@ STATE: Final = ColorMode(
 )
 
 
-# By the request that owns a block.
+# Mode "owner": the request that owns a block.
 
 OWNER_CACHED: Final = 3
 OWNER_ACTIVE: Final = 128
@@ -238,23 +239,25 @@ OWNER: Final = ColorMode(
 )
 
 
-# By how many slots hold a token.
+# Mode "fill": share of slots that hold a token.
 
 FILL_FULL: Final = 3
 FILL_STEPS: Final = 100
-"""Key `FILL_FULL + FILL_STEPS` is an empty block that is held: waste is what one looks for."""
+"""Number of steps from a full block (key `FILL_FULL`) to a held but empty one (the highest key, so that waste is
+visible)."""
 
 
 def _fill_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
     filled = np.minimum(ledger.filled[rows], block_size)
-    filled[np.isin(ledger.tier[rows], STATE_TIERS)] = block_size  # a state is whole, of however many tokens
+    # a recurrent state counts as full, whatever its number of tokens
+    filled[np.isin(ledger.tier[rows], STATE_TIERS)] = block_size
     by_filled = FILL_FULL + np.rint((1 - np.arange(block_size + 1) / block_size) * FILL_STEPS)
     result = by_filled.astype(np.uint8)[filled]
     return _without_content(result, ledger.state[rows])
 
 
 def _fill_stops(theme: Theme) -> tuple[str, ...]:
-    """From a full block to one that is held and empty."""
+    """Return the colours from a full block to a held, empty one."""
     return (mix(theme.block_active, theme.base, 0.45), theme.block_active, theme.block_cached, theme.bad)
 
 
@@ -274,7 +277,7 @@ FILL: Final = ColorMode(
 )
 
 
-# By how many requests hold a block.
+# Mode "sharing": number of requests that hold a block.
 
 UNHELD: Final = 3
 ONE_HOLDER: Final = 4
@@ -288,7 +291,7 @@ def _sharing_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Key
 
 
 def _sharing_stops(theme: Theme) -> tuple[str, ...]:
-    """From one holder to many."""
+    """Return the colours from one holder to many."""
     far = "#fff4c2" if theme.is_dark else "#4a0d3c"
     return (theme.block_active, theme.block_shared, far)
 
@@ -315,13 +318,13 @@ SHARING: Final = ColorMode(
 )
 
 
-# By the time since a block was last used.
+# Mode "age": steps since a block was last used.
 
 OLDEST: Final = 3
 AGE_STEPS: Final = 120
 _MAX_AGE: Final = (1 << 16) - 1
 _HALVINGS: Final = 14.0
-"""Each doubling of the age is one of so many equal steps in colour."""
+"""Number of doublings of the age that the colour range covers; each is an equal step in colour."""
 _KEY_BY_AGE: Final = (
     OLDEST + np.clip(AGE_STEPS * (1 - np.log2(np.arange(_MAX_AGE + 1) + 1.0) / _HALVINGS), 0, AGE_STEPS)
 ).astype(np.uint8)
@@ -336,7 +339,7 @@ def _age_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
 
 
 def _age_stops(theme: Theme) -> tuple[str, ...]:
-    """From long unused to used in this step."""
+    """Return the colours from long unused to used in this step."""
     if theme.is_dark:
         return ("#2b2f5e", "#6a3d9a", "#d2527f", "#ffb454", "#fff3b0")
     return ("#cfd6ea", "#a9a3d8", "#a9559f", "#a32a55", "#5c0f1f")
@@ -358,19 +361,21 @@ AGE: Final = ColorMode(
 )
 
 
-# By the share of attention on a block.
+# Mode "attention": share of attention on a block.
 
 UNMEASURED: Final = 3
 PASSED_OVER: Final = 4
-"""No layer and head that chooses among blocks chose it."""
+"""Key of a block that no sparse layer and head selected."""
 COLDEST: Final = 5
 ATTENTION_STEPS: Final = 120
 ATTENTION_HALVINGS: Final = 13
-"""Each halving of the share is one of so many equal steps in colour: the coldest gets 0.01 % or less."""
+"""Number of halvings of the share that the colour range covers, each an equal step in colour; a share of 0.01 % or less
+gets the coldest colour."""
 
 
 def _attention_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
-    """By its share of the attention; where that is not measured, by the share of layers and heads that chose it."""
+    """Return keys by share of attention; where that is not measured, by the share of sparse layers and heads that
+    selected the block."""
     units, skipped = ledger.attention[rows], ledger.skipped[rows]
     halvings = -np.log2(np.maximum(attention_shares(units), 2.0**-ATTENTION_HALVINGS))
     levels = np.where(units == 0, 1 - attention_shares(skipped), 1 - halvings / ATTENTION_HALVINGS)
@@ -381,7 +386,7 @@ def _attention_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> K
 
 
 def _attention_stops(theme: Theme) -> tuple[str, ...]:
-    """From hardly read to where all attention is."""
+    """Return the colours from hardly any attention to all of it."""
     if theme.is_dark:
         return ("#1c3f63", "#2f7fa3", "#c9b458", "#f2803a", "#fff1cf")
     return ("#cfe3f2", "#86b6d6", "#e0b04a", "#d2541b", "#5c0f0f")
@@ -406,7 +411,7 @@ def _attention_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 
 def _attention_scale(shown: ShownItems) -> Scale:
-    if shown.choices and not shown.attention:  # decodes choose among blocks, and attention is not measured
+    if shown.choices and not shown.attention:  # decodes select among blocks, and attention is not measured
         return _attention_stops, "selected by few heads", "by all"
     return _attention_stops, "0.01 %", "all attention"
 
@@ -423,12 +428,12 @@ ATTENTION: Final = ColorMode(
     hint="start it with --page-heat 16 to measure it",
 )
 
-# By the KV group whose KV it holds.
+# Mode "group": the KV group whose KV a block holds.
 
 GROUP_CACHED: Final = 3
 GROUP_ACTIVE: Final = 128
 NUM_GROUP_KEYS: Final = 24
-"""Groups beyond share colours."""
+"""Number of distinct colours; groups with higher numbers reuse them."""
 
 
 def _group_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Keys:
@@ -462,11 +467,11 @@ GROUP: Final = ColorMode(
 )
 
 
-# By the order in which cached blocks are evicted.
+# Mode "eviction": the order in which cached blocks are evicted.
 
 IN_USE: Final = 3
 NO_ORDER: Final = 4
-"""A cached block that is pinned, or whose order is not reported."""
+"""Key of a cached block that is pinned, or whose order is not reported."""
 EVICTED_LAST: Final = 5
 EVICTION_STEPS: Final = 120
 
@@ -475,7 +480,7 @@ def _eviction_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Ke
     order, state, tier = ledger.eviction_order[rows], ledger.state[rows], ledger.tier[rows]
     result = np.where(state == BlockState.CACHED, NO_ORDER, IN_USE).astype(np.uint8)
     is_queued = (ledger.state == BlockState.CACHED) & (ledger.eviction_order != 0)
-    for one_tier in np.unique(tier[order != 0]):  # each tier counts for itself
+    for one_tier in np.unique(tier[order != 0]):  # the order is counted per tier
         queued = ledger.eviction_order[is_queued & (ledger.tier == one_tier)]
         first, last = (int(queued.min()), int(queued.max())) if queued.size else (0, 0)
         of_tier = (order != 0) & (tier == one_tier)
@@ -485,7 +490,7 @@ def _eviction_keys(ledger: Ledger, rows: Rows, block_size: int, step: int) -> Ke
 
 
 def _eviction_stops(theme: Theme) -> tuple[str, ...]:
-    """From the last to the next that is evicted."""
+    """Return the colours from the block evicted last to the one evicted next."""
     return (mix(theme.block_cached, theme.base, 0.6), theme.block_cached, theme.warn, theme.bad)
 
 
@@ -519,10 +524,10 @@ EVICTION: Final = ColorMode(
 )
 
 COLOR_MODES: Final = (STATE, OWNER, FILL, SHARING, AGE, ATTENTION, GROUP, EVICTION)
-"""In the order of menus and keys."""
+"""All modes, in the order of menus and shortcuts."""
 MODE_NAMES: Final = tuple(mode.name for mode in COLOR_MODES)
 
 
 def mode_named(name: str) -> ColorMode:
-    """The mode of a name; `STATE` where there is none of it."""
+    """Return the mode with that name, or `STATE` if there is none."""
     return next((mode for mode in COLOR_MODES if mode.name == name), STATE)

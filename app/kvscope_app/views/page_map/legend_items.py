@@ -1,4 +1,4 @@
-"""What the legend explains beside the colours of a mode: tiers, marks and flashes that can be on the map. No Qt."""
+"""Legend entries of the page map other than the colours of a mode: tiers, marks and flashes. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.state.pool_use import RESERVING
 
 Scale = tuple[Callable[[Theme], tuple[str, ...]], str, str]
-"""Stops, the word at the low end, the word at the high end."""
+"""(colour stops, label of the low end, label of the high end)."""
 
 
 class LegendSwatch(NamedTuple):
-    """A colour of a legend and its label, drawn as a plain square, as a flash with its sign, or with a pin's corner."""
+    """Colour and label of a legend entry, drawn as a plain square, as a flash with its glyph, or with a pin's
+    corner."""
 
     color: str
     word: str
@@ -30,43 +31,43 @@ class LegendSwatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShownItems:
-    """What an engine shows besides active, shared, cached and free blocks."""
+    """Features of an engine that the legend must explain, besides active, shared, cached and free blocks."""
 
     tiers: frozenset[Tier] = frozenset()
-    """All but the pool's."""
+    """Tiers present, except the device pool's (`Tier.HBM`)."""
     unmapped: bool = False
     reserved: bool = False
-    """Blocks are held before a token is in them."""
+    """Whether the allocator reserves blocks before they hold tokens."""
     flashes: tuple[FlashKind, ...] = ()
-    """Of the kinds that were seen."""
+    """Kinds of flashes seen so far."""
     unknown: bool = False
-    """Blocks are in a state of a later version."""
+    """Whether some blocks are in a state of a later protocol version."""
     prefixes_alone: bool = False
-    """Who holds a block is not told: it is seen while its prefix is kept."""
+    """Whether blocks are known only while their prefix is cached; the engine does not report the holders of blocks."""
     choices: bool = False
-    """Decodes choose among blocks."""
+    """Whether decodes select among blocks (sparse attention)."""
     attention: bool = True
-    """Attention is measured."""
+    """Whether attention is measured."""
     pins: bool = False
-    """Blocks have the corner that says they are pinned."""
+    """Whether any block is pinned."""
     owners: tuple[int, ...] = ()
-    """Requests that run and hold most blocks, by number, at most `MAX_OWNERS`."""
+    """Numbers of the running requests that hold the most blocks, ascending, at most `MAX_OWNERS`."""
     num_more_owners: int = 0
-    """Others that hold blocks."""
+    """Number of other requests that hold blocks."""
     groups: tuple[str, ...] = ()
-    """Words for each KV group."""
+    """Name of each KV group."""
     may_flash: tuple[FlashKind, ...] = ()
-    """Kinds that can come: they have their place before, so that the map stays where it is."""
+    """Kinds of flashes that may occur. Space is reserved for them, so that the map does not move when they do."""
 
     @property
     def is_plain(self) -> bool:
-        """Whether one line says it all."""
+        """Whether there is nothing to explain besides the colours of the mode, so that one line suffices."""
         has_lower = not self.tiers.isdisjoint(LOWER_TIERS)
         return not (has_lower or self.unmapped or self.reserved or self.flashes or self.unknown or self.prefixes_alone)
 
 
 MAX_OWNERS: Final = 24
-"""More have no room in any legend, and hardly colours of their own."""
+"""More would not fit in any legend, and would hardly have distinct colours."""
 _FLASH_WORDS: Final = {
     FlashKind.EVICTED: "evicted",
     FlashKind.COPIED: "copied",
@@ -82,7 +83,7 @@ FLASH_MEANINGS: Final = {
 
 
 def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
-    """What there is to explain of `mirror`; `flashes`: the kinds that were seen."""
+    """Return what the legend must explain for `mirror`. `flashes`: kinds seen so far."""
     if mirror.hello is None:
         return ShownItems()
     tiers = [tier for tier in mirror.hello.cache.rows_by_tier.present if tier is not Tier.HBM]
@@ -104,7 +105,7 @@ def shown_in(mirror: Mirror, flashes: Collection[FlashKind]) -> ShownItems:
 
 
 def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:
-    """The kinds that blocks of this engine can flash for."""
+    """Return the kinds for which blocks of this engine can flash."""
     if mirror.hello is None or mirror.hello.cache.allocator in RESERVING:
         return ()
     if not mirror.capabilities.free_rows:
@@ -114,7 +115,7 @@ def may_flash(mirror: Mirror) -> tuple[FlashKind, ...]:
 
 
 def owners_in(mirror: Mirror) -> tuple[tuple[int, ...], int]:
-    """Requests that hold most blocks of the pool, by number, and how many more there are."""
+    """Return the numbers of the requests that hold the most blocks of the pool, and how many more hold any."""
     ledger, size = mirror.ledger, mirror.num_blocks
     numbers, held = np.unique(ledger.owner[:size][ledger.state[:size] == BlockState.ACTIVE], return_counts=True)
     numbers, held = numbers[numbers > 0], held[numbers > 0]
@@ -123,7 +124,7 @@ def owners_in(mirror: Mirror) -> tuple[tuple[int, ...], int]:
 
 
 def common_swatches(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    """What is the same in every mode: blocks that hold nothing, marks and flashes."""
+    """Return the swatches that all modes share: blocks without content, marks and flashes."""
     pins = [LegendSwatch(theme.block_free, "pinned", is_pin=True)] if shown.pins else []
     return [*_without_content(theme, shown), *pins, *_flashes(theme, shown)]
 

@@ -1,4 +1,4 @@
-"""What the colours of the page map mean: swatches, or a colour scale with words at its ends; then the flashes."""
+"""Legend of the page map: swatches, or a colour scale with labels at its ends, followed by flashes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ _OWNERS_WORD: Final = "one colour per request, dimmer when only cached"
 
 
 class PageMapLegend(SwatchLegend):
-    """One line, up to three where tiers and flashes are to be explained. Of what does not fit it says how much that is,
-    and the tooltip says all."""
+    """Legend of one line, or up to three if tiers and flashes need explanation.
+
+    Swatches that do not fit are counted ("+2 more"); the tooltip explains all of them.
+    """
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent, between=_BETWEEN, scale_width=_SCALE_WIDTH)
@@ -37,7 +39,6 @@ class PageMapLegend(SwatchLegend):
         self._describe()
 
     def show_mode(self, mode: ColorMode, theme: Theme, shown: ShownItems) -> None:
-        """Explain `mode` and what else there is."""
         if (mode, theme, shown) == (self._mode, self.theme, self._shown):
             return
         self._mode, self.theme, self._shown = mode, theme, shown
@@ -46,7 +47,7 @@ class PageMapLegend(SwatchLegend):
         self.update()
 
     def set_low(self, is_low: bool) -> None:
-        """Whether the map needs the height more: one line then."""
+        """Restrict the legend to one line, because the map needs the height."""
         self._is_low = is_low
         self._take_lines()
 
@@ -78,7 +79,7 @@ class PageMapLegend(SwatchLegend):
 
     @property
     def fitting(self) -> list[Placed]:
-        """The swatches that are shown, each with its left edge and its line."""
+        """Swatches that are shown, each with its left edge and its line."""
         placed = self._placed()
         shown = [place for place in placed if place[2] < self._num_lines]
         while shown and len(shown) < len(placed) + self._num_more_owners:
@@ -90,7 +91,7 @@ class PageMapLegend(SwatchLegend):
 
     @property
     def more_words(self) -> str:
-        """What is said of those that do not fit; nothing where all do."""
+        """Text that counts the entries that do not fit, or "" if all do."""
         num_hidden = len(self._placed()) - len(self.fitting) + self._num_more_owners
         return _more(num_hidden) if num_hidden else ""
 
@@ -99,18 +100,19 @@ class PageMapLegend(SwatchLegend):
         return self._shown.num_more_owners if self._mode.by_request else 0
 
     def _after(self, shown: list[Placed]) -> int:
-        """Where the last line goes on."""
+        """Return the x coordinate at which the last line continues."""
         if not shown:
             return self._begin
         swatch, x, line = shown[-1]
         return x + self.swatch_width(swatch) + _BETWEEN if line == self._num_lines - 1 else 0
 
     def _take_lines(self) -> None:
-        """As many lines as it takes at this width."""
+        """Set the number of lines that the swatches need at this width."""
         shown = self._shown
         kinds = tuple(kind for kind in MOVES if kind in (*shown.flashes, *shown.may_flash))
         last = max((line for *_, line in self._placed(replace(shown, flashes=kinds))), default=0)
-        is_one = (shown.is_plain and not kinds) or self._is_low or self._mode.by_request  # requests come and go
+        # requests come and go, so their legend keeps one line
+        is_one = (shown.is_plain and not kinds) or self._is_low or self._mode.by_request
         num_lines = 1 if is_one else min(last + 1, _MAX_LINES)
         if num_lines != self._num_lines:
             self._num_lines = num_lines
@@ -121,14 +123,14 @@ class PageMapLegend(SwatchLegend):
 
     @property
     def _begin(self) -> int:
-        """Where the swatches begin: after the scale."""
+        """x coordinate of the first swatch, after the scale."""
         shades = self._mode.scale(self._shown)
         return self.scale_width(shades) if shades is not None else 0
 
     def _draw_swatch(self, painter: QPainter, placed: Placed) -> None:
         swatch, *_ = placed
         box = self.draw_swatch(painter, placed)
-        if swatch.word == "shared":  # as in the cells: the mark says it without colour
+        if swatch.word == "shared":  # as in the cells, the mark identifies shared blocks without colour
             painter.fillRect(QRectF(box.right() - 5, box.top() + 2, 3, 3), self.theme.color("selection"))
         if swatch.is_pin:
             draw_corner(painter, self.theme, box.right() - 1, box.top() + 1, 0.6 * box.width())
@@ -156,7 +158,7 @@ def _more(num_hidden: int) -> str:
 
 
 def _explained(swatches: list[LegendSwatch]) -> str:
-    """All of it, also what found no room."""
+    """Return a tooltip for all swatches, including those that did not fit."""
     colors = ", ".join(s.word for s in swatches if s.flash is None and not s.is_pin)
     owners = [_OWNERS_WORD.capitalize() + "."] if any(s.word.startswith("#") for s in swatches) else []
     pins = ["Corner mark: pinned, protected from eviction."] if any(s.is_pin for s in swatches) else []

@@ -1,4 +1,4 @@
-"""The page map: summary, usage bar, colour modes, the map itself, legend, and the card of the block pointed at."""
+"""View of the page map: summary, usage bar, colour modes, the map, its legend, and the card of the hovered block."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from kvscope_telemetry.state.mirror import Mirror
 
 _NOTHING: Final = np.empty(0, np.uint32)
 _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Zoom to fit"}
-"""By the names of the actions that do the same."""
+"""Tooltips, keyed by the names of the equivalent actions."""
 _SLOW_MS: Final = 250
 _LOW: Final = 380
-"""Below this height the legend has one line."""
+"""Height in pixels, at 100 % scale, below which the legend has a single line."""
 
 
 class PageMapView(View):
-    """One cell a block."""
+    """View with one cell per block."""
 
     title = "Page map"
     object_name = "page_map"
@@ -58,7 +58,7 @@ class PageMapView(View):
 
     mode_changed = Signal(object)
     inspect_wanted = Signal()
-    """A person wants to know all about what is selected."""
+    """Emitted when the user asks for the inspector page of the selection."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
@@ -70,17 +70,17 @@ class PageMapView(View):
         self._mirror: Mirror | None = None
         self._epoch: int | None = None
         self._last_use_of: tuple[Mirror, int] | None = None
-        """The mirror and its version for which the scene knows when blocks were last used."""
+        """Mirror and version for which the scene received the blocks' last use."""
         self._last_state: tuple[Mirror, int | None, int, frozenset[int], float] | None = None
-        """What the words beside the map were made of."""
+        """Inputs of the texts and counts currently shown, to skip refreshes that would change nothing."""
         self._table: npt.NDArray[np.uint32] | None = None
         self.summary, self.usage, self.legend = FittingLabel(), UsageBar(), PageMapLegend()
         self._wanted_mode = self.scene.mode
-        """What the person chose: drawn where the engine tells what it needs."""
+        """Mode that the user chose; drawn only if the engine reports what it needs."""
         self._keys: Mapping[str, str] = {}
         self._modes = SegmentedControl([mode.name.capitalize() for mode in COLOR_MODES], "Colour by", gives_way=True)
         self.group = QComboBox()
-        """Which KV group stands out; hidden where there is one."""
+        """Selector of the KV group to highlight; hidden if there is a single group."""
         self._groups: tuple[KVGroup, ...] = ()
         self._group_rows: npt.NDArray[np.uint32] | None = None
         self.pool_buttons = [QToolButton() for _ in range(3)]
@@ -92,7 +92,7 @@ class PageMapView(View):
 
     @property
     def mode(self) -> ColorMode:
-        """What colours mean now."""
+        """Colour mode in effect, which differs from the chosen one while the engine does not support that."""
         return self.scene.mode
 
     def set_mode(self, mode: ColorMode) -> None:
@@ -104,12 +104,11 @@ class PageMapView(View):
         self.mode_changed.emit(mode)
 
     def set_flashing(self, flashing: bool) -> None:
-        """Whether cells light up when they change."""
         self.scene.flashing = flashing
         self._show_legend()
 
     def show_keys(self, keys: Mapping[str, str]) -> None:
-        """Tips name the keys of the actions that do the same, by the actions' names."""
+        """Add shortcuts to tooltips. `keys` maps names of actions to the shortcuts of the equivalent actions."""
 
         def tip(words: str, name: str) -> str:
             return f"{words} ({keys[name]})" if keys.get(name) else words
@@ -121,29 +120,26 @@ class PageMapView(View):
             button.setToolTip(tip(words, name))
 
     def why_not(self, mode: ColorMode) -> str:
-        """Why blocks cannot be coloured by `mode`, empty when they can."""
+        """Return why blocks cannot be coloured by `mode`, or "" if they can."""
         return mode.why_not(self.session.capabilities)
 
     def zoom_in(self) -> None:
-        """One step closer, around the centre."""
         self.canvas.zoom(ZOOM_STEP)
 
     def zoom_out(self) -> None:
-        """One step back."""
         self.canvas.zoom(1 / ZOOM_STEP)
 
     def fit_all(self) -> None:
-        """Show every block."""
         self.canvas.fit_all()
 
     def select_holder(self, block: int) -> None:
-        """Select who holds the block, or wrote it, unless one of them is selected."""
+        """Select a request that holds the block, or else the one that wrote it, unless one of these is already
+        selected."""
         candidates = self._candidates(self.facts_of(block))
         if candidates and self.session.selected_request not in candidates:
             self.session.select_request(candidates[0])
 
     def refresh(self) -> None:
-        """Draw what changed since the last call."""
         mirror = self.session.mirror
         if mirror.hello is None:
             return
@@ -161,7 +157,7 @@ class PageMapView(View):
         self._show_selection()
 
     def _tell_last_use(self, mirror: Mirror) -> None:
-        """Tell the scene when blocks were last used, once for each state."""
+        """Pass the blocks' last use to the scene, once per mirror version."""
         state = (mirror, mirror.version)
         if mirror.hello is not None and state != self._last_use_of:
             self._last_use_of = state
@@ -190,10 +186,8 @@ class PageMapView(View):
         self.legend.set_low(self.height() < scaled(_LOW))
         self._last_state = None
 
-    # private
-
     def _build(self) -> None:
-        heading = FittingLabel(self.title, "")  # small windows need its room for the modes
+        heading = FittingLabel(self.title, "")  # gives its space to the modes in small windows
         heading.setProperty("look", "heading")
         self.summary.setProperty("look", "muted")
         top = QHBoxLayout()
@@ -264,7 +258,7 @@ class PageMapView(View):
         self._refresh_slowly()
 
     def _follow_capabilities(self) -> None:
-        """Colour by what was chosen, or by state where the engine does not tell what that needs."""
+        """Apply the chosen colour mode, or fall back to `STATE` if the engine does not report what it needs."""
         possible = [not self.why_not(mode) for mode in COLOR_MODES]
         mode = STATE if self.why_not(self._wanted_mode) else self._wanted_mode
         for index, is_possible in enumerate(possible):
@@ -288,7 +282,7 @@ class PageMapView(View):
         if table is None:
             table = self._group_rows
         if table is not None and not table.size:
-            table = None  # nothing would stand out: the map stays as bright as it is
+            table = None  # nothing would be highlighted, so do not dim the map
         if table is None and self._table is None:
             return
         if table is not None and self._table is not None and np.array_equal(table, self._table):
@@ -297,7 +291,7 @@ class PageMapView(View):
         self.canvas.show_span(self.scene.select(table))
 
     def _follow_groups(self, mirror: Mirror) -> None:
-        """Offer the KV groups there are, and find the blocks of the one that is chosen."""
+        """Fill the selector with the KV groups, and find the blocks of the selected group."""
         assert mirror.hello is not None, "there are blocks"
         if mirror.hello.cache.groups != self._groups:
             self._groups = mirror.hello.cache.groups
@@ -318,7 +312,7 @@ class PageMapView(View):
             self._show_selection()
 
     def _refresh_slowly(self) -> None:
-        """What need not follow each frame: words, the bar, ages."""
+        """Update what need not follow every frame: texts, usage bar and ages."""
         mirror = self.session.mirror
         state = (mirror, mirror.epoch, mirror.seq, mirror.pinned, mirror.used_share)
         if state == self._last_state and self.canvas.pointed_block < 0:
@@ -377,7 +371,7 @@ class PageMapView(View):
             self._show_card(self.canvas.pointed_block)
 
     def _choose(self, block: int) -> None:
-        """Select the block and who holds it; another click on a shared block goes on to its next holder."""
+        """Select the block and a request that holds it; another click on a shared block selects its next holder."""
         facts = self.facts_of(block)
         candidates = self._candidates(facts)
         selected = self.session.selected_request
@@ -391,16 +385,16 @@ class PageMapView(View):
 
     @staticmethod
     def _candidates(facts: BlockFacts | None) -> tuple[int, ...]:
-        """Who holds the block; of one that nobody holds, who wrote it."""
+        """Return the requests that hold the block; if there is none, the one that wrote it."""
         return () if facts is None else facts.holders or ((facts.owner,) if facts.owner is not None else ())
 
 
 def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
-    """The pool in one line, the longest first: what never changes goes first where there is no room."""
+    """Return one-line summaries of the pool, longest first; shorter ones omit the facts that never change."""
     if not mirror.capabilities.free_rows:
         return _summaries_of_slots(mirror, cache)
     active, cached = f"{count(mirror.num_active)} active", f"{count(mirror.num_cached)} cached"
-    if cache.num_physical_blocks:  # rows are addresses: what there is memory for is what counts
+    if cache.num_physical_blocks:  # rows are addresses: the number of physical blocks matters
         counts = [
             f"{plural(cache.num_physical_blocks, 'block')} of memory in {count(cache.num_blocks)} locations",
             active,
@@ -421,7 +415,7 @@ def summaries(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
 
 
 def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
-    """Where rows are slots that kvscope gives out."""
+    """Return the summaries for engines whose rows are slots that kvscope assigns."""
     in_use = percent(mirror.used_share) if mirror.used_share >= 0 else UNKNOWN
     counts = [plural(cache.num_blocks, "block"), f"in use: {in_use}", f"{count(mirror.num_cached)} cached prefixes"]
     fewest, most = min(cache.block_sizes), max(cache.block_sizes)
@@ -432,9 +426,9 @@ def _summaries_of_slots(mirror: Mirror, cache: CacheInfo) -> tuple[str, ...]:
 
 
 class PendingMoves:
-    """Moves of blocks that came since the map was last drawn: bounded, the newest win.
+    """Block moves received since the map was last drawn; per kind, only the newest `MAX_MOVES_AT_ONCE` are kept.
 
-    Takes updates, gives the ids of each kind; knows which kinds this engine has shown.
+    Also records which kinds of moves this engine has shown.
     """
 
     def __init__(self) -> None:
@@ -442,7 +436,6 @@ class PendingMoves:
         self.seen: set[FlashKind] = set()
 
     def add(self, update: Update) -> None:
-        """Remember the moves of `update`."""
         for kind, ids in zip(MOVES, (update.evicted, update.copied, update.saved, update.loaded), strict=True):
             if ids.size:
                 self.seen.add(kind)
@@ -450,10 +443,10 @@ class PendingMoves:
                 self._ids[kind] = kept[-MAX_MOVES_AT_ONCE:]
 
     def take(self) -> dict[FlashKind, Ids]:
-        """The ids of each kind that there are, oldest first; they are gone afterwards."""
+        """Return the pending ids of each kind, oldest first, and clear them."""
         taken, self._ids = self._ids, {}
         return taken
 
     def forget(self) -> None:
-        """Another engine, or another state of it: nothing is pending."""
+        """Drop pending moves, because another engine or another state is shown."""
         self._ids.clear()

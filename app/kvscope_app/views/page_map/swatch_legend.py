@@ -1,6 +1,6 @@
-"""A legend: swatches in lines, a colour scale with a word at each end, the colours of requests.
+"""Base of legends: lines of swatches, a colour scale with a label at each end, and the colours of requests.
 
-Owns what things look like, where there is room for them, and how high that is. Must not know what they mean.
+Owns appearance, layout and height. Must not depend on what the swatches mean.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _BAR_HEIGHT: Final = 9
 _NUM_OWNERS: Final = 5
 _OWNER_STEP: Final = 9
 Placed = tuple[LegendSwatch, int, int]
-"""A swatch, its left edge and its line."""
+"""(swatch, left edge in pixels, line)."""
 
 
 class SwatchLegend(QWidget):
-    """As high as `num_lines`; `between`: between two swatches. Lengths in pixels."""
+    """Widget of `num_lines` lines. `between`: gap between two swatches; lengths are pixels at 100 % scale."""
 
     def __init__(self, parent: QWidget | None, *, between: int, scale_width: int) -> None:
         super().__init__(parent)
@@ -36,7 +36,6 @@ class SwatchLegend(QWidget):
 
     @property
     def num_lines(self) -> int:
-        """That are shown."""
         return 1
 
     def sizeHint(self) -> QSize:
@@ -47,24 +46,24 @@ class SwatchLegend(QWidget):
 
     @property
     def line_height(self) -> int:
-        """Of a line of swatches."""
+        """Height of a line of swatches, in pixels."""
         return self.fontMetrics().height() + 4
 
     def swatch_width(self, swatch: LegendSwatch) -> int:
-        """With its word."""
+        """Return the width of a swatch including its label."""
         return scaled(SWATCH) + scaled(GAP) + self._advance(swatch.word)
 
     def scale_width(self, scale: Scale) -> int:
-        """With its words, and what is left free after it."""
+        """Return the width of the scale including its labels and the gap after it."""
         _, low, high = scale
         return self._advance(low) + self._advance(high) + self._scale_width + 2 * scaled(GAP) + self._between
 
     def owners_width(self, word: str) -> int:
-        """With its word, and what is left free after it."""
+        """Return the width of the request colours including their label and the gap after them."""
         return _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP) + self._advance(word) + self._between
 
     def placed(self, swatches: Iterable[LegendSwatch], begin: int) -> Iterator[Placed]:
-        """One after the other from `begin` on, and in further lines."""
+        """Lay out swatches one after another from `begin`, wrapping into further lines."""
         x, line = begin, 0
         for swatch in swatches:
             width = self.swatch_width(swatch)
@@ -74,7 +73,7 @@ class SwatchLegend(QWidget):
             x += width + self._between
 
     def draw_swatch(self, painter: QPainter, placed: Placed) -> QRectF:
-        """Its colour and its word; where the colour is, for marks."""
+        """Draw a swatch with its label. Returns the rectangle of its colour, on which marks can be drawn."""
         swatch, x, line = placed
         top = line * self.line_height
         box = QRectF(x, top + (self.line_height - scaled(SWATCH)) / 2, scaled(SWATCH), scaled(SWATCH))
@@ -85,7 +84,6 @@ class SwatchLegend(QWidget):
         return box
 
     def draw_scale(self, painter: QPainter, scale: Scale) -> None:
-        """In the first line, at the left."""
         stops, low, high = scale
         self.draw_word(painter, 0, 0, low)
         x = self._advance(low) + scaled(GAP)
@@ -99,7 +97,6 @@ class SwatchLegend(QWidget):
         self.draw_word(painter, x + self._scale_width + scaled(GAP), 0, high)
 
     def draw_owners(self, painter: QPainter, x: int, word: str) -> None:
-        """Some of the colours that requests have, in the first line."""
         painter.setPen(QPen(self.theme.color("border"), 0))
         for index, color in enumerate(owner_colors(self.theme)[:_NUM_OWNERS]):
             painter.setBrush(QColor(color))
@@ -109,7 +106,6 @@ class SwatchLegend(QWidget):
         self.draw_word(painter, x + _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP), 0, word)
 
     def draw_word(self, painter: QPainter, x: int, line: int, word: str) -> None:
-        """In a line, from `x` on."""
         painter.setPen(self.theme.color("muted"))
         metrics, top = self.fontMetrics(), line * self.line_height
         painter.drawText(x, top + (self.line_height + metrics.ascent() - metrics.descent()) // 2, word)

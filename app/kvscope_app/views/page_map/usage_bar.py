@@ -1,4 +1,4 @@
-"""The three-way bar that answers "how full is it": active, cached, free (shared is part of active)."""
+"""Bar with the shares of active (including shared), cached and free blocks."""
 
 from __future__ import annotations
 
@@ -16,24 +16,21 @@ _HEIGHT: Final = 7
 
 
 class UsageBar(QWidget):
-    """Shares of the block pool."""
-
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = DARK
         self._counts = (0, 0, 0)
         self._used_share: float | None = None
-        """Where nothing else is known: what the engine says is in use; below 0: not even that."""
+        """Reported share in use, for engines without counts of blocks; None: counts are known; below 0: the share is
+        unknown too."""
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(scaled(_HEIGHT))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._theme = theme
         self.update()
 
     def show_counts(self, active: int, cached: int, free: int) -> None:
-        """Show these numbers of blocks."""
         if (active, cached, free) == self._counts and self._used_share is None:
             return
         self._used_share = None
@@ -46,7 +43,7 @@ class UsageBar(QWidget):
         self.update()
 
     def show_share(self, used_share: float) -> None:
-        """Show how much is in use where the rest may be cached or free; below 0 where nobody knows."""
+        """Show the share in use if the rest may be cached or free; below 0 means unknown."""
         if used_share == self._used_share:
             return
         self._used_share = used_share
@@ -71,13 +68,13 @@ class UsageBar(QWidget):
         total, x = max(1, sum(self._counts)), 0.0
         for name, count in zip(("block_active", "block_cached"), self._counts, strict=False):
             width = self.width() * count / total
-            width = max(width, 2.0) if count else 0.0  # a single block is seen too
+            width = max(width, 2.0) if count else 0.0  # keeps a single block visible
             painter.fillRect(QRectF(x, 0, width, _HEIGHT), self._theme.color(name))
             x += width
         painter.end()
 
     def _draw_share(self, painter: QPainter, share: float) -> None:
-        """What is known, and hatched what is not."""
+        """Draw the known share solid and the unknown rest hatched."""
         width = self.width() * share
         painter.fillRect(QRectF(0, 0, width, _HEIGHT), self._theme.color("block_active"))
         hatch = QBrush(self._theme.color("muted"), Qt.BrushStyle.BDiagPattern)

@@ -1,1 +1,1 @@
-"""The prefix tree of cached texts; `kvscope_telemetry.prefixes` builds it."""
+"""View of the prefix tree of cached texts; `kvscope_telemetry.prefixes` builds the tree."""

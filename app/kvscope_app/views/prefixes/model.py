@@ -1,6 +1,7 @@
-"""The Qt model of the prefix table: the open part of a tree, a node a row. Cells are made when they are looked at.
+"""Qt model of the prefix table: the expanded part of a tree, one row per node. A cell's text is made when it is
+painted.
 
-Owns which nodes are open, by their keys, the order and the filter.
+Owns the expanded nodes (by key), the sort order and the filter.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _NO_NODES: Final = ShownNodes(np.empty(0, np.int64), 0)
 
 
 class PrefixModel(TableModel):
-    """Shows a `PrefixMoment`. Nodes are told by their keys: numbers change from tree to tree."""
+    """Model of a `PrefixMoment`. Nodes are identified by key, because their indices differ from tree to tree."""
 
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
-    """Rows are about to hold other nodes: what Qt does to its selection meanwhile is nobody's choice."""
+    """Emitted before rows change their nodes: selection changes by Qt until `reordered` are not the user's choice."""
     reordered = Signal()
 
     def __init__(self, labels: Labels, parent: QObject | None = None) -> None:
@@ -41,14 +42,14 @@ class PrefixModel(TableModel):
         self.moment: PrefixMoment | None = None
         self.which = Which.ALL
         self.found: Callable[[PrefixMoment], Mask] | None = None
-        """Nodes that a search lets through."""
+        """Function that returns a mask of the nodes that a search matches; None: no search."""
         self._labels = labels
         self._opened: set[int] = set()
         self._sort_column, self._descending = WITH_BELOW, True
         self._shown = _NO_NODES
 
     def show_moment(self, moment: PrefixMoment | None) -> None:
-        """Another tree; what was open stays open."""
+        """Show another tree. Expanded nodes stay expanded."""
         shown = _NO_NODES
         if moment is not None:
             found = None if self.found is None else self.found(moment)
@@ -60,7 +61,6 @@ class PrefixModel(TableModel):
         self.reordered.emit()
 
     def reorder(self) -> None:
-        """Filter, sort and open what is held."""
         self.show_moment(self.moment)
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
@@ -69,52 +69,45 @@ class PrefixModel(TableModel):
 
     @property
     def shown(self) -> ShownNodes:
-        """The rows there are, and what is not among them."""
+        """Rows that are shown, and the number of rows left out."""
         return self._shown
 
     def node_at(self, row: int) -> int | None:
-        """The node in view row `row`."""
         return int(self._shown.nodes[row]) if 0 <= row < len(self._shown.nodes) else None
 
     def key_at(self, row: int) -> int | None:
-        """Its key."""
         node = self.node_at(row)
         return None if node is None or self.moment is None else int(self.moment.tree.key[node])
 
     def row_of(self, node: int) -> int | None:
-        """The view row of a node, None when it is not open to view."""
+        """Return the view row of a node, or None if it is not visible."""
         found = np.flatnonzero(self._shown.nodes == node)
         return int(found[0]) if found.size else None
 
     def level_at(self, row: int) -> int:
-        """Nodes above the one in `row`."""
         node = self.node_at(row)
         return 0 if node is None or self.moment is None else int(self.moment.tree.level[node])
 
     def has_below(self, row: int) -> bool:
-        """Whether there is something to open."""
         node = self.node_at(row)
         return node is not None and self.moment is not None and bool(self.moment.tree.children_of(node).size)
 
     def is_open(self, row: int) -> bool:
-        """Whether its children are shown."""
         return self.key_at(row) in self._opened
 
     def set_open(self, row: int, is_open: bool) -> None:
-        """Open or close the node in `row`."""
         key = self.key_at(row)
         if key is not None and self.has_below(row) and is_open != self.is_open(row):
             self._opened ^= {key}
             self.reorder()
 
     def set_all_open(self, is_open: bool) -> None:
-        """Open all, as far as there are rows for them, or close all."""
         tree = None if self.moment is None else self.moment.tree
         self._opened = set(tree.key.tolist()) if is_open and tree is not None else set()
         self.reorder()
 
     def reveal(self, node: int) -> int | None:
-        """Open what is above `node`; its row, None when the filter hides it."""
+        """Expand the ancestors of `node`. Returns its row, or None if the filter hides it."""
         assert self.moment is not None, "a node is of a tree"
         tree = self.moment.tree
         above = {int(tree.key[each]) for each in tree.path_to(node)[:-1]}
@@ -124,25 +117,24 @@ class PrefixModel(TableModel):
         return self.row_of(node)
 
     def parent_row(self, row: int) -> int | None:
-        """The row of the node above."""
         node = self.node_at(row)
         above = ROOT if node is None or self.moment is None else int(self.moment.tree.parent[node])
         return None if above == ROOT else self.row_of(above)
 
     def tell_texts(self) -> None:
-        """Texts came that were not there before."""
+        """Update the rows because more texts are known."""
         if len(self._shown.nodes):
             self.dataChanged.emit(self.index(0, PREFIX), self.index(len(self._shown.nodes) - 1, PREFIX))
 
     def tell_time(self, times: StepTimes, now_ns: int) -> None:
-        """It is later, and nothing else changed."""
+        """Update idle times when nothing else changed."""
         if self.moment is not None:
             self.moment.tell_time(times, now_ns)
         if len(self._shown.nodes):
             self.dataChanged.emit(self.index(0, IDLE), self.index(len(self._shown.nodes) - 1, IDLE))
 
     def line(self, row: int) -> list[str]:
-        """A row for a spreadsheet."""
+        """Return the cells of a row as plain text for the clipboard."""
         node = self.node_at(row)
         if node is None or self.moment is None:
             return []
@@ -171,11 +163,12 @@ class PrefixModel(TableModel):
         return None
 
     def _replace(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
-        """Rows are added and removed at the end; what the others hold is told by dataChanged."""
+        """Replace the rows. Rows are inserted and removed at the end; dataChanged is emitted for the others."""
         before, after = len(self._shown.nodes), len(shown.nodes)
         if after > before:
             self.beginInsertRows(QModelIndex(), before, after - 1)
-            if before:  # until all is in, every row goes on holding what it held, and new ones something
+            # until the insertion is complete, existing rows keep their nodes, and new ones repeat the last node
+            if before:
                 held = np.concatenate((self._shown.nodes, np.repeat(self._shown.nodes[-1:], after - before)))
                 self._shown = ShownNodes(held, 0)
             else:
@@ -190,14 +183,14 @@ class PrefixModel(TableModel):
             self.dataChanged.emit(self.index(0, 0), self.index(after - 1, len(COLUMNS) - 1))
 
     def _hold(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
-        """Nodes, and the labels of nodes, change together: a number of one tree is not looked up in another."""
+        """Replace nodes and labels together, so that a node index of one tree is never looked up in another."""
         if moment is not self.moment:
             self._labels.forget(moment)
         self.moment, self._shown = moment, shown
 
 
 def state_color(moment: PrefixMoment, node: int) -> str:
-    """The theme's name of the colour that the page map gives most of its blocks."""
+    """Return the name of the theme colour that the page map gives most of the node's blocks."""
     tree = moment.tree
     in_tier = tree.num_in_tier[node]
     if not in_tier.any():

@@ -1,7 +1,7 @@
-"""What each node is called: its text, and where brothers begin alike only from where they do not. Before the text of a
-whole prompt stands what else its blocks are cached for: an adapter, a salt, an image.
+"""Labels of nodes: their text, or, where siblings share a long beginning, their text from the point where they differ.
 
-Owns labels of one tree, made when they are first looked at; `forget` when texts came or the tree is another.
+The label of a whole prompt is preceded by what else its blocks are cached for, such as an adapter, a salt or an image.
+Owns the labels of one tree, made on demand; call `forget` when texts arrived or the tree changed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
 from kvscope_telemetry.prefixes.tree import ROOT
 
 LABEL_BLOCKS: Final = 4
-"""Whose text is looked at: more than fits into most rows."""
+"""Number of blocks whose text is used for a label, more than fits into most rows."""
 TIP_BLOCKS: Final = 16
 _MAX_BROTHERS: Final = 256
-"""That a label is held against."""
+"""Maximum number of siblings that a label is compared with."""
 _ALIKE: Final = 24
-"""Characters that brothers may share before they are left out."""
+"""Maximum length of a common beginning that is not omitted."""
 _KEPT_BEFORE: Final = 14
 
 
 class Labels:
-    """`text_of` tells what is known of the text of a hash, `notes_of` what its block is cached for beside its text."""
+    """Labels of one tree. `text_of` returns the known text of a block hash, `notes_of` what else its block is cached
+    for."""
 
     def __init__(
         self, text_of: Callable[[int], str | None], notes_of: Callable[[int], str] = lambda block_hash: ""
@@ -34,12 +35,12 @@ class Labels:
         self._made: dict[int, str | None] = {}
 
     def forget(self, moment: PrefixMoment | None) -> None:
-        """Of this moment from now on."""
+        """Drop all labels, and switch to another moment."""
         self._moment = moment
         self._made.clear()
 
     def label(self, node: int) -> str | None:
-        """One line for a row; None where no text is known."""
+        """Return a one-line label, or None if the text is unknown."""
         if self._moment is None:
             return None
         if node not in self._made:
@@ -47,7 +48,7 @@ class Labels:
         return self._made[node]
 
     def text(self, node: int, at_most: int) -> str | None:
-        """Text of the first blocks, as far as they are known one after another."""
+        """Return the text of the first `at_most` blocks, up to the first unknown one; None if the first is unknown."""
         moment = self._moment
         if moment is None:
             return None
@@ -79,7 +80,7 @@ class Labels:
             self._made[each] = f"{note}{shown}"
 
     def _note(self, moment: PrefixMoment, node: int) -> str:
-        """What all below it has in common beside its text."""
+        """Return what the whole subtree of a root node is cached for besides its text."""
         if moment.tree.parent[node] != ROOT:
             return ""
         notes = [self._notes_of(block_hash) for block_hash, _ in moment.tree.blocks_of(node, 1)]
@@ -91,12 +92,12 @@ class Labels:
 
 
 def _num_alike(one: str, other: str) -> int:
-    """Characters from the first that are the same."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _from_word(line: str, start: int) -> str:
-    """From the first word that begins at `start` or a little after."""
+    """Return `line` from the first word that starts at `start` or shortly after."""
     space = line.find(" ", start, start + _KEPT_BEFORE)
     return line[space + 1 :] if space >= 0 else line[start:]

@@ -1,4 +1,4 @@
-"""The columns of the prefix table: how a cell reads, and what it is sorted by. Knows a tree and no widget."""
+"""Columns of the prefix table: cell texts and sort keys. Depends on trees only, not on widgets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Cell = Callable[["PrefixMoment", int], str]
 
 
 class PrefixMoment:
-    """What cells are made of: a tree, when it was so, when its steps were, and the sizes of blocks."""
+    """Data of the cells: a tree with its time, the times of its steps, and the block sizes."""
 
     def __init__(
         self, tree: PrefixTree, cache: CacheInfo, times: StepTimes, now_ns: int, capabilities: Capabilities = OWN_ENGINE
@@ -36,37 +36,37 @@ class PrefixMoment:
         self.cache = cache
         self.num_tokens: Ints = tree.num_blocks * cache.block_size
         self.num_bytes: Ints = tree.num_in_tier.sum(axis=1) * cache.block_bytes
-        """Of all rows: what is in two tiers takes room in both."""
+        """Bytes of all rows, shape (nodes,); blocks present in two tiers count twice."""
         self.tell_time(times, now_ns)
 
     def tell_time(self, times: StepTimes, now_ns: int) -> None:
-        """Time goes on while the tree stays as it is, and more may be known of when steps were."""
+        """Update the time shown and the known times of steps for an unchanged tree."""
         self.now_ns = now_ns
-        """The moment that is shown, by the wall clock."""
+        """Moment shown, by the wall clock in ns."""
         self.first_ns = times.first_ns
         self.used_ns: Ints = times.of(self.tree.last_used_step)
-        """When it was used last; `UNKNOWN`: before `first_ns`."""
+        """Time of each node's last use in ns, shape (nodes,); `UNKNOWN` if before `first_ns`."""
 
     def idle_s(self, node: int) -> int:
-        """Whole seconds since it was used last: at least so many, where it `is_before_all`."""
+        """Return the whole seconds since last use; a lower bound if `is_before_all`."""
         used_ns = self.first_ns if self.is_before_all(node) else int(self.used_ns[node])
         return 0 if self.tree.holders[node] else max(self.now_ns - used_ns, 0) // 1_000_000_000
 
     def is_before_all(self, node: int) -> bool:
-        """Whether it was used last before anything is known of."""
+        """Whether the last use was before the first known time."""
         return int(self.used_ns[node]) == UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixColumn(TableColumn[[PrefixMoment, int]]):
-    """Its text is for the eyes, `plain` for a spreadsheet."""
+    """Column with a displayed text and a `plain` one for spreadsheets."""
 
     plain: Cell
     sort_by: Callable[[PrefixMoment], Ints]
 
 
 def node_words(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
-    """What there is to say of a node whose text is not known: `#4 · 32 tokens from 64`, 4 being who wrote it."""
+    """Describe a node whose text is unknown, such as `#4 - 32 tokens from 64` if request 4 wrote it."""
     if not tree.num_blocks[node]:
         return "beginning evicted"
     owner, before = int(tree.owner[node]), int(tree.num_before[node])
@@ -77,7 +77,7 @@ def node_words(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
 
 
 def where_words(tree: PrefixTree, node: int) -> str:
-    """`memory`, `memory 12, host 3`."""
+    """Return the tiers that hold the node's blocks, such as `memory` or `memory 12, host 3`."""
     there = [(tier, int(number)) for tier, number in enumerate(tree.num_in_tier[node].tolist()) if number]
     if len(there) == 1:
         return _TIER_WORDS[there[0][0]]
@@ -85,12 +85,11 @@ def where_words(tree: PrefixTree, node: int) -> str:
 
 
 def holder_words(holders: int) -> str:
-    """By how many requests."""
     return "idle" if not holders else "1 request" if holders == 1 else f"shared by {count(holders)}"
 
 
 def idle_words(moment: PrefixMoment, node: int) -> str:
-    """How long ago it was used: `now`, `12 s`, `3 min`, `2 h 5 min`, `over 12 s`."""
+    """Return text on the time since last use, such as `now`, `12 s`, `3 min`, `2 h 5 min` or `over 12 s`."""
     seconds = moment.idle_s(node)
     if moment.tree.holders[node]:
         return "now"
@@ -111,7 +110,7 @@ def _long(seconds: int) -> str:
 def _number(
     title: str, tip: str, sample: str, values: Callable[[PrefixMoment], Ints], words: Callable[[int], str] | None = None
 ) -> PrefixColumn:
-    """A column of whole numbers; `words` make one readable, and without them nothing is a dash."""
+    """Return a column of whole numbers. `words` formats a value; without it, 0 is shown as a dash."""
     made = words or (lambda value: count(value) if value else NOTHING)
     return PrefixColumn(
         title,
@@ -129,7 +128,7 @@ def _text(title: str, tip: str, sample: str, words: Cell, sort_by: Callable[[Pre
 
 
 def _if_known(capability: str, column: PrefixColumn) -> PrefixColumn:
-    """Nothing, and no 0, where the engine does not tell it."""
+    """Return the column, empty instead of 0 if the engine does not report `capability`."""
 
     def known(cell: Cell, instead: str) -> Cell:
         return lambda moment, node: cell(moment, node) if getattr(moment.capabilities, capability) else instead

@@ -1,4 +1,4 @@
-"""The prefix table's widget: keys and mouse that open and close, copying, the context menu, column widths."""
+"""Widget of the prefix table: expanding by keyboard and mouse, copying, context menu, column widths."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kvscope_app.views.table import RowTable, SwatchDelegate
 INDENT: Final = 16
 SIGN_WIDTH: Final = 18
 _MAX_LEVELS: Final = 12
-"""Deeper nodes are indented no more: their text would not be seen."""
+"""Maximum number of indented levels; deeper nodes are not indented further, so that their text stays visible."""
 _PREFIX_SHARE = 0.36
 _LEAST_PREFIX = 190
 
 
 class PrefixTable(RowTable):
-    """Sorted by clicking a header; Right and Left open and close, Escape lets go of the selection."""
+    """Table sorted by its headers. Right and Left expand and collapse; Escape clears the selection."""
 
     released = Signal()
 
@@ -45,18 +45,16 @@ class PrefixTable(RowTable):
         self.customContextMenuRequested.connect(self._show_menu)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of the signs."""
         self._delegate.theme = theme
         self.viewport().update()
 
     def visible_rows(self) -> range:
-        """The rows that can be seen."""
         first = self.rowAt(0)
         last = self.rowAt(self.viewport().height() - 1)
         return range(max(first, 0), (self._prefixes.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
 
     def fit(self, width: int) -> None:
-        """The first column takes what those of the others leave that are seen whole."""
+        """Fit the first column to the width that the largest number of completely visible other columns leaves."""
         least = max(round(width * _PREFIX_SHARE), _LEAST_PREFIX)
         others = accumulate(self.columnWidth(column) for column in range(1, len(COLUMNS)))
         self.setColumnWidth(PREFIX, width - max((taken for taken in others if width - taken >= least), default=0))
@@ -91,7 +89,7 @@ class PrefixTable(RowTable):
             self._prefixes.set_open(index.row(), not self._prefixes.is_open(index.row()))
 
     def copy_selected(self) -> None:
-        """The chosen rows with tabs, and the titles above them."""
+        """Copy the selected rows as tab-separated text below the column titles."""
         lines = [[column.title for column in COLUMNS]]
         lines += [self._prefixes.line(row) for row in self.chosen_rows()]
         if len(lines) > 1:
@@ -99,7 +97,6 @@ class PrefixTable(RowTable):
             QGuiApplication.clipboard().setText(text + "\n")
 
     def chosen_rows(self) -> list[int]:
-        """From the top."""
         return sorted(index.row() for index in self.selectionModel().selectedRows())
 
     def _go_in(self, row: int) -> None:
@@ -148,10 +145,7 @@ def _one_line(text: str) -> str:
 
 
 class BranchDelegate(SwatchDelegate):
-    """How the first column of the prefix table is painted: as deep as the node is, with a sign that opens it.
-
-    The text as always, moved to the right.
-    """
+    """Paints the first column: text indented by the node's level, with a sign that expands it."""
 
     theme: Theme = DARK
 
@@ -160,7 +154,7 @@ class BranchDelegate(SwatchDelegate):
         self._model = model
 
     def sign_right(self, row: int) -> int:
-        """Where the sign ends and the text begins, from the left of the cell."""
+        """Return the end of the sign, where the text starts, relative to the left of the cell."""
         return scaled(SIGN_WIDTH) + scaled(INDENT) * min(self._model.level_at(row), _MAX_LEVELS)
 
     def paint(
@@ -190,6 +184,6 @@ class BranchDelegate(SwatchDelegate):
 
 
 def _fill_selected(painter: QPainter, option: QStyleOptionViewItem, cell: QRect) -> None:
-    """The ground of a selected row begins where the row does."""
+    """Fill the background of a selected row from the left edge, including the indentation."""
     if option.state & QStyle.StateFlag.State_Selected:
         painter.fillRect(cell, option.palette.highlight())

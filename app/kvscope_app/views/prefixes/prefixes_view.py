@@ -1,6 +1,6 @@
-"""Prefixes: the cached texts as a tree, filtered and sorted; a selected node highlights its blocks in every view.
+"""View of cached texts as a tree with filter and sort order. A selected node highlights its blocks in every view.
 
-Owns the filter bar, and when a new tree is looked for and shown.
+Owns the filter bar, and decides when a new tree is built and shown.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 from kvscope_telemetry.texts.block_texts import Asked
 
 MAX_BLOCKS: Final = 64
-"""Whose text is read."""
+"""Maximum number of blocks of the selected node whose text is read."""
 _LINES: Final = 4
 _MAX_DIGITS = 10
 _LOW: Final = 320
-"""Below this height the rows need all the room there is."""
+"""Height below which the text of the selected node is hidden, because the rows need the space."""
 _BORDERS: Final = 6
-"""Pixels beside the columns that are no column's."""
+"""Pixels of borders that belong to no column."""
 _COME_BACK_MS: Final = 40
 _LATER_MS: Final = 200
 _REORDER_MS: Final = 150
 FEWEST_LETTERS: Final = 2
 MAX_SEARCHED: Final = 8192
-"""Blocks whose texts are asked for when words are looked for."""
+"""Maximum number of blocks whose texts are requested for a search."""
 _ORDERS: Final = {"ascending": Qt.SortOrder.AscendingOrder, "descending": Qt.SortOrder.DescendingOrder}
 NOTHING_YET: Final = "No cached prefixes yet.\nFull blocks are kept for prompts with the same prefix."
 NO_POOL: Final = "This address reports devices only; it has no prefix cache."
@@ -73,7 +73,7 @@ SEVERAL_GROUPS: Final = "Prefixes of one KV group: a prompt finds only what all 
 
 
 class PrefixesView(View):
-    """The table, the filter above it, and below it what there is to read of the chosen prefix."""
+    """View with the table, the filter above it, and the text of the selected prefix below it."""
 
     title: ClassVar[str] = "Prefixes"
     object_name: ClassVar[str] = "prefixes"
@@ -103,7 +103,7 @@ class PrefixesView(View):
         self.count = ElidedLabel()
         self.empty_label = empty_state(NOTHING_YET)
         self.note = label(look="muted", wraps=True, elastic=True)
-        """Why there are no texts."""
+        """Reason why there are no texts."""
         self._groups: tuple[KVGroup, ...] = ()
         self._told_time = (-1, -1)
         self._reorder_soon = QTimer(self, singleShot=True, interval=_REORDER_MS)
@@ -141,7 +141,6 @@ class PrefixesView(View):
         self.keeper.close()
 
     def recall(self, settings: QSettings) -> None:
-        """The filter and the order of last time."""
         which, order = str(settings.value(PREFIX_FILTER, "")), str(settings.value(PREFIX_ORDER, "")).split()
         if self.which.findText(which) >= 0:
             self.which.setCurrentText(which)
@@ -150,7 +149,6 @@ class PrefixesView(View):
             self.table.sortByColumn(titles.index(order[0]), _ORDERS[order[1]])
 
     def remember(self, settings: QSettings) -> None:
-        """The filter and the order, for the next time."""
         header = self.table.horizontalHeader()
         title = COLUMNS[header.sortIndicatorSection()].title.replace(" ", "_")
         order = next(name for name, each in _ORDERS.items() if each == header.sortIndicatorOrder())
@@ -164,7 +162,7 @@ class PrefixesView(View):
         self.detail.apply_theme(theme)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Where it is low, the text is not shown."""
+        """Hide the text of the selected node in a low view."""
         super().resizeEvent(event)
         self.table.fit(self.width() - _BORDERS - self.table.verticalScrollBar().sizeHint().width())
         self._show_detail()
@@ -186,7 +184,6 @@ class PrefixesView(View):
         self._show_detail()
 
     def _follow_groups(self, mirror: Mirror) -> None:
-        """Offer the KV groups there are now."""
         assert mirror.hello is not None, "there may be a tree"
         cache = mirror.hello.cache
         if cache.groups != self._groups:
@@ -204,7 +201,7 @@ class PrefixesView(View):
         self.refresh()
 
     def _tell_time(self, mirror: Mirror) -> None:
-        """What is idle is so a second longer."""
+        """Update idle times, once per second."""
         overview, cursor_ns = self.session.overview, self.session.timeline.cursor_ns
         state = (overview.version, cursor_ns // SECOND_NS)
         if state != self._told_time:
@@ -242,7 +239,6 @@ class PrefixesView(View):
         self.count.setText(words)
 
     def _show_note(self) -> None:
-        """Why there is no newer tree, or why rows have no text."""
         failure = self.keeper.failure
         several = self._of_groups()
         note = _not_made(failure) if failure else "  ".join(filter(None, (several, self.session.texts.why_none)))
@@ -251,7 +247,7 @@ class PrefixesView(View):
         self.note.setVisible(bool(note))
 
     def _of_groups(self) -> str:
-        """What a tree of one group leaves out, and the shortest prefix that all of them can have."""
+        """Return text on what the tree of one group omits, and on the minimum length of a cache hit."""
         hello = self.session.mirror.hello
         if self.keeper.group is None or hello is None:
             return ""
@@ -272,7 +268,7 @@ class PrefixesView(View):
         wanted = [pair for node in nodes for pair in moment.tree.blocks_of(node, LABEL_BLOCKS)]
         if (chosen := self.selection.current) is not None:
             wanted += moment.tree.blocks_of(chosen, MAX_BLOCKS)
-        if self._is_for_texts():  # and all that may have the words
+        if self._is_for_texts():  # also all blocks that may match the search
             part = slice(MAX_SEARCHED)
             wanted += zip(moment.tree.row_hash[part].tolist(), moment.tree.rows[part].tolist(), strict=True)
         unique = dict(wanted[:MAX_SEARCHED])
@@ -290,7 +286,7 @@ class PrefixesView(View):
             self._reorder_soon.start()
 
     def _is_for_texts(self) -> bool:
-        """Whether words of texts are looked for."""
+        """Whether the search is for text."""
         words = self.search.text().strip()
         return len(words) >= FEWEST_LETTERS and not words.startswith("#") and not words.isdecimal()
 
@@ -353,7 +349,6 @@ class PrefixesView(View):
 
 
 def of_group(cache: CacheInfo, group: int | None) -> CacheInfo:
-    """With blocks as one KV group has them."""
     if group is None:
         return cache
     block_bytes = cache.groups[group].block_bytes or cache.block_bytes
@@ -365,7 +360,7 @@ def _not_made(failure: str) -> str:
 
 
 def _why_none(mirror: Mirror) -> str:
-    """Why there can be no tree, "" where there can."""
+    """Return why there is no tree, or ""."""
     if mirror.hello is None:
         return NOTHING_YET
     if not mirror.capabilities.blocks:
@@ -376,9 +371,10 @@ def _why_none(mirror: Mirror) -> str:
 
 
 def find(moment: PrefixMoment, words: str, mirror: Mirror, containing: Set[int]) -> Mask:
-    """What a person looks for in the prefix tree: `#12` a request's, `345` a block's, anything else words of its text.
+    """Return a mask of the nodes that match, shape (nodes,).
 
-    Nodes that match, shape (nodes,). `containing`: hashes of the blocks known to have the words.
+    `words`: `#12` matches nodes of a request, `345` the node of a block, anything else nodes with that text.
+    `containing`: hashes of the blocks known to contain the text.
     """
     tree = moment.tree
     found = np.zeros(len(tree), np.bool_)
@@ -397,10 +393,7 @@ def find(moment: PrefixMoment, words: str, mirror: Mirror, containing: Set[int])
 
 
 class PrefixDetail(QWidget):
-    """What there is to read of the chosen prefix: a line of facts and its text, as far as it is known.
-
-    Hidden until something is chosen.
-    """
+    """Facts and known text of the selected prefix. Hidden without a selection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -418,12 +411,11 @@ class PrefixDetail(QWidget):
         self.hide()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the size of letters."""
         self.text.setFont(mono(0.92))
         self.text.setFixedHeight(_LINES * self.text.fontMetrics().lineSpacing() + 12)
 
     def show_node(self, moment: PrefixMoment, node: int, text: str | None) -> None:
-        """`text`: as far as it is known; None where it cannot be had."""
+        """Show a node. `text`: its known part; None if not available."""
         words = facts_line(moment, node)
         if words != self.facts.text():
             self.facts.setText(words)
@@ -434,7 +426,6 @@ class PrefixDetail(QWidget):
 
 
 def facts_line(moment: PrefixMoment, node: int) -> str:
-    """The node in one line."""
     tree, capabilities = moment.tree, moment.capabilities
     blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
     if not blocks:

@@ -1,8 +1,8 @@
-"""The selection's way between the prefix table and the session.
+"""Synchronizes the selection between the prefix table and the session.
 
-Owns which nodes were chosen in the table, by their keys: while they are, their blocks stand out in every view, as the
-tree grows too. What is selected elsewhere is shown at its place in the tree, and stays selected there. Nothing here
-keeps a node's number: it is another node's in the next tree, or nobody's.
+Owns the nodes selected in the table, by key: their blocks are highlighted in every view, also as the tree grows. A
+selection made elsewhere is shown at its position in the tree and is not changed. Node indices are never stored, because
+they differ in the next tree.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 
 
 class PrefixSelection(QObject):
-    """Between one table and one session."""
+    """Synchronization between one table and one session."""
 
     changed = Signal()
-    """Another node is the one to read about."""
+    """Emitted when the current node changed."""
 
     def __init__(self, session: Session, model: PrefixModel, table: PrefixTable) -> None:
         super().__init__(table)
         self._session, self._model, self._table = session, model, table
         self._chosen: list[int] = []
         self._place: int | None = None
-        """Key of the node where the block is that is selected elsewhere."""
+        """Key of the node with the block that is selected elsewhere."""
         self._is_ours = False
-        """The selection changes because of this object, or rows are about to hold other nodes."""
+        """Whether the selection changes because of this object, or rows are about to change their nodes."""
         model.reordering.connect(self._begin)
         model.reordered.connect(self._end)
         table.selectionModel().selectionChanged.connect(self._on_rows)
@@ -39,7 +39,7 @@ class PrefixSelection(QObject):
 
     @property
     def current(self) -> int | None:
-        """The node to read about: the one chosen last, or the place of what is selected elsewhere."""
+        """Node to describe: the one selected last, or the node of the selection made elsewhere."""
         moment = self._model.moment
         if moment is None:
             return None
@@ -47,7 +47,8 @@ class PrefixSelection(QObject):
         return None if key is None else moment.tree.node_with(key)
 
     def follow(self) -> None:
-        """There is another tree: the chosen nodes may have other blocks, what is selected elsewhere another place."""
+        """Update after a new tree, in which selected nodes may have other blocks and the selection made elsewhere
+        another node."""
         if self._chosen and self._session.selected_blocks is not None:
             self._choose(self._chosen)
         else:
@@ -55,7 +56,6 @@ class PrefixSelection(QObject):
             self.show()
 
     def show(self) -> None:
-        """Mark what is selected."""
         moment = self._model.moment
         if moment is None:
             return
@@ -74,14 +74,13 @@ class PrefixSelection(QObject):
         self.changed.emit()
 
     def _choose(self, keys: list[int]) -> None:
-        """Let the blocks of these nodes stand out."""
         moment = self._model.moment
         self._chosen = keys
         nodes = [] if moment is None else self._nodes(moment)
         was_ours, self._is_ours = self._is_ours, True
         if moment is None or not keys:
             self._session.select_request(None)
-        else:  # none of them, where the chosen are not there at this moment: they may be at another
+        else:  # empty if the nodes do not exist at this moment; they may exist at another
             rows = [np.empty(0, np.int64), *(moment.tree.rows_of(n) for n in nodes)]
             self._session.select_blocks(np.concatenate(rows).astype(np.uint32))
         self._is_ours = was_ours
@@ -95,7 +94,7 @@ class PrefixSelection(QObject):
             return
         keys = [key for row in self._table.chosen_rows() if (key := self._model.key_at(row)) is not None]
         current = self._model.key_at(self._table.currentIndex().row())
-        if current in keys:  # the one pointed at last is the one to read
+        if current in keys:  # the current row comes last
             keys = [*(key for key in keys if key != current), current]
         self._choose(keys)
 
@@ -119,7 +118,6 @@ class PrefixSelection(QObject):
         self._is_ours = False
 
     def _mark(self, nodes: list[int]) -> None:
-        """Select the rows that hold `nodes` now."""
         rows = [row for node in nodes if (row := self._model.row_of(node)) is not None]
         if sorted(rows) == self._table.chosen_rows():
             return
@@ -136,7 +134,8 @@ class PrefixSelection(QObject):
 
 
 def place_of_selection(moment: PrefixMoment, session: Session) -> int | None:
-    """The node of the selected block, or the last node of the selected request's text, also after it ended."""
+    """Return the node of the selected block, or the deepest node of the selected request's text, even after the request
+    ended."""
     block, tree = session.selected_block, moment.tree
     if block is not None:
         return tree.node_of(block)

@@ -1,6 +1,6 @@
-"""Which nodes of a tree are rows of the table, and in what order. numpy alone.
+"""Selects and orders the nodes of a tree that are rows of the table. Uses numpy only.
 
-Owns the rules of sorting and filtering: brothers are sorted, and whoever matches is shown with all above.
+Owns the rules of sorting and filtering: siblings are sorted, and matching nodes are shown with all their ancestors.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree
 from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
 MAX_SHOWN: Final = 20_000
-"""Rows of a table that somebody may still scroll through; the first in the order are shown."""
+"""Maximum number of rows, which can still be scrolled through; the first ones in the order are shown."""
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
 class Which(StrEnum):
-    """What the filter lets through."""
-
     ALL = "All prefixes"
     SHARED = "Shared now"
     HELD = "In use"
@@ -37,7 +35,7 @@ class Which(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShownNodes:
-    """Nodes from the top; `num_matching` is of all, however many are open."""
+    """Nodes from the top. `num_matching` counts all matching nodes, including collapsed ones."""
 
     nodes: npt.NDArray[np.int64]
     num_matching: int
@@ -45,7 +43,7 @@ class ShownNodes:
 
 
 def matches(tree: PrefixTree, which: Which, wanted: Mask | None = None) -> Mask:
-    """Which nodes pass, shape (nodes,); `wanted`: those that a search found."""
+    """Return a mask of the nodes that pass, shape (nodes,). `wanted`: mask of the nodes that a search matches."""
     lower = tree.num_in_tier[:, BLOCK_TIERS.index(Tier.HOST) :].sum(axis=1)
     passing: dict[Which, Mask] = {
         Which.ALL: np.ones(len(tree), np.bool_),
@@ -62,7 +60,7 @@ def matches(tree: PrefixTree, which: Which, wanted: Mask | None = None) -> Mask:
 def show(
     tree: PrefixTree, opened: Set[int], sort_by: npt.NDArray[np.int64], descending: bool, passing: Mask
 ) -> ShownNodes:
-    """The rows. `opened` are the keys of nodes that a person opened; `sort_by` has a value a node."""
+    """Return the rows. `opened`: keys of the expanded nodes; `sort_by`: one value per node."""
     kept = passing.copy()
     for level in range(int(tree.level.max(initial=0)), 0, -1):
         parents = tree.parent[(tree.level == level) & kept]
@@ -75,7 +73,7 @@ def show(
 
 
 class _Families:
-    """Nodes that may be shown, brothers beside each other and sorted. Work is by opened nodes, not by rows."""
+    """Nodes that may be shown, with siblings contiguous and sorted. The cost depends on expanded nodes, not on rows."""
 
     def __init__(self, tree: PrefixTree, nodes: Ints, values: Ints, is_opened: Mask) -> None:
         self._nodes = nodes[np.lexsort((tree.key[nodes], values[nodes], tree.parent[nodes]))]
@@ -85,7 +83,7 @@ class _Families:
         self._openers = np.flatnonzero((is_opened & has_below)[self._nodes])
 
     def in_order(self, at_most: int) -> tuple[Ints, int]:
-        """Nodes from the top, each followed by those below it, and how many brothers are left out."""
+        """Return at most `at_most` nodes from the top in depth-first order, and how many siblings are left out."""
         runs: list[Ints] = []
         room, left_out = at_most, 0
         waiting = [self._below(ROOT)]
@@ -106,6 +104,5 @@ class _Families:
         return np.concatenate(runs) if runs else np.empty(0, np.int64), left_out
 
     def _below(self, node: int) -> tuple[int, int]:
-        """Where the children of `node` are."""
         begin, end = np.searchsorted(self._parents, (node, node + 1)).tolist()
         return begin, end

@@ -1,4 +1,4 @@
-"""The wall-clock times of steps, found from an overview's seconds and the step that is shown. numpy alone."""
+"""Wall-clock times of steps, interpolated from an overview's seconds and the step shown. Uses numpy only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNKNOWN: Final = -1
 
 
 class StepTimes:
-    """Of the engine start that is shown, up to what is shown."""
+    """Times of the steps of the engine start shown, up to the step shown."""
 
     def __init__(self, overview: SessionOverview, mirror: Mirror) -> None:
         self._steps, self._times_ns = np.array([mirror.step]), np.array([_shown_ns(mirror)])
@@ -29,7 +29,8 @@ class StepTimes:
             self._times_ns = np.concatenate((ends_ns, self._times_ns))
 
     def of(self, steps: Ints) -> Ints:
-        """When each was, about, shape of `steps`; `UNKNOWN` before the first that is known."""
+        """Return the approximate time of each step in ns, in the shape of `steps`; `UNKNOWN` before the first known
+        step."""
         begin_ns = int(self._times_ns[0])
         since_ns = np.interp(steps, self._steps, (self._times_ns - begin_ns).astype(np.float64))
         times_ns = begin_ns + since_ns.astype(np.int64)
@@ -37,7 +38,7 @@ class StepTimes:
 
     @property
     def first_ns(self) -> int:
-        """The first moment that is known: what is `UNKNOWN` was before."""
+        """First known time in ns; `UNKNOWN` times are earlier."""
         return int(self._times_ns[0])
 
 

@@ -1,6 +1,6 @@
-"""The newest prefix tree of what is shown: built on a thread where that takes long, and no more often than worthwhile.
+"""Builds the prefix tree of the state shown: large trees on a thread, and at a limited rate.
 
-Owns the thread and the copy of the ledger that it reads. Knows no Qt; who holds it comes back until it `is_settled`.
+Owns the thread and the copy of the ledger that it reads. Imports no Qt; its owner polls it until it `is_settled`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from kvscope_telemetry.prefixes.tree import PrefixTree, build
 from kvscope_telemetry.state.mirror import Mirror
 
 AT_ONCE_ROWS: Final = 2048
-"""Trees of so many rows are made on the spot, in a millisecond or so."""
+"""Maximum number of rows for which a tree is built synchronously, in about a millisecond."""
 _REST_SHARE: Final = 10
-"""A tree that took a second is not made again for so many."""
+"""A tree is not rebuilt for this many times the duration of its build."""
 _LEAST_REST_S: Final = 0.25
 _AFTER_FAILURE_S: Final = 5.0
-"""Until it is tried again, as where there is no memory for it."""
+"""Seconds before a failed build is retried, for example after running out of memory."""
 
 
 class TreeKeeper:
-    """Give it the mirror to `follow` as often as it changes; `tree` is of a moment of it."""
+    """Builder of trees. Call `follow` with the mirror whenever it changes; `tree` is of one of these states."""
 
     def __init__(self) -> None:
         self.tree: PrefixTree | None = None
         self.failure = ""
-        """Why the last could not be made, empty while all is well."""
+        """Error message of the last build, "" if it succeeded."""
         self.group: int | None = None
-        """The KV group whose prefixes the next tree is made of; None: there is one."""
+        """KV group whose prefixes the next tree contains; None: there is a single group."""
         self.step = 0
-        """When that was."""
+        """Step of `tree`."""
         self.epoch: int | None = None
         self._copy = LedgerCopy()
         self._work: Background[PrefixTree | None] | None = None
@@ -44,16 +44,15 @@ class TreeKeeper:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is being made, and nothing waits to be."""
+        """Whether no tree is being built or waiting to be built."""
         return self._work is None and self._made_of == self._working_on
 
     @property
     def is_working(self) -> bool:
-        """Whether a tree is being made now."""
         return self._work is not None
 
     def follow(self, mirror: Mirror) -> bool:
-        """Look at `mirror`: whether there is a new tree."""
+        """Start building a tree of `mirror` if necessary. Returns whether there is a new tree."""
         has_news = self._take_made()
         wanted = (id(mirror), mirror.epoch, mirror.seq, self.group)
         if self._work is not None or wanted == self._made_of:
@@ -64,13 +63,13 @@ class TreeKeeper:
         return self._begin(mirror) or has_news
 
     def close(self) -> None:
-        """End the thread; what it makes is not wanted."""
+        """Cancel the thread and ignore its result."""
         if self._work is not None:
             self._work.cancel()
             self._work = None
 
     def _is_other(self, wanted: tuple[object, ...]) -> bool:
-        """Whether it is another mirror or group: a person went elsewhere, and waits."""
+        """Whether another mirror or group is wanted: the user navigated there and is waiting."""
         return wanted[:2] != self._made_of[:2] or wanted[3:] != self._made_of[3:]
 
     def _begin(self, mirror: Mirror) -> bool:
@@ -100,7 +99,7 @@ class TreeKeeper:
         if work.failure:
             self._rest_until_s = time.monotonic() + _AFTER_FAILURE_S
             return False
-        if work.made is None:  # there is room for a copy now
+        if work.made is None:  # the buffer for the copy has been allocated
             return False
         self._keep(work.made)
         return True

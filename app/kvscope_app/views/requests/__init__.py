@@ -1,1 +1,1 @@
-"""The request table, and below it the block table and events of the selected one."""
+"""Request table, and below it the block table and events of the selected request."""

@@ -1,6 +1,6 @@
-"""The block table of one request: a cell a block in table order, its height of ink the slots that are filled.
+"""Block table of one request: one cell per block in table order, filled in proportion to its used slots.
 
-Few blocks carry their physical id; many are small cells. Hovering tells index, id and fill.
+A few blocks are drawn with their physical id; many are drawn as small cells. Hovering shows index, id and fill.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvscope_telemetry.ledger import LOWER_TIERS, Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 
 MAX_NAMED = 96
-"""More blocks than this are drawn small and without their ids."""
+"""Maximum number of blocks drawn with their ids; more are drawn small and without ids."""
 _NAMED = QSize(52, 26)
 _SMALL = QSize(13, 13)
 _GAP = 3
@@ -36,7 +36,7 @@ def _named() -> QSize:
 
 
 class BlockStrip(QWidget):
-    """Cells that wrap; as tall as they need for the width they get."""
+    """Cells that wrap into lines; the height follows from the width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class BlockStrip(QWidget):
     def show_blocks(
         self, ids: IntArray, filled: IntArray, ref_counts: IntArray, block_size: int, cache: CacheInfo | None = None
     ) -> None:
-        """Blocks in table order, shape (n,) each; `cache` tells which of them are places of a lower tier."""
+        """Show blocks in table order, shape (n,) each. `cache` identifies which of them are slots of a lower tier."""
         is_other_size = ids.size != self._ids.size
         before = (self._ids, self._filled, self._ref_counts)
         if all(np.array_equal(*pair) for pair in zip((ids, filled, ref_counts), before, strict=True)):
@@ -68,12 +68,10 @@ class BlockStrip(QWidget):
         self.update()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of the page map."""
         self._theme = theme
         self.update()
 
     def tip(self, index: int) -> str:
-        """What hovering the block at `index` of the table says."""
         shared = int(self._ref_counts[index])
         first = index * self._block_size
         where = f"index {index} of the table, positions {count(first)} to {count(first + self._block_size - 1)}"
@@ -83,7 +81,6 @@ class BlockStrip(QWidget):
         return "\n".join([*lines, f"shared by {shared} requests"] if shared > 1 else lines)
 
     def index_at(self, x: int, y: int) -> int | None:
-        """Index in the table of the cell at a place of the widget."""
         cell, per_row = self._cell(), self._per_row(self.width())
         column, inside_x = divmod(x - _MARGIN, cell.width() + _GAP)
         row, inside_y = divmod(y - _MARGIN, cell.height() + _GAP)
@@ -135,7 +132,7 @@ class BlockStrip(QWidget):
         painter.drawText(box, Qt.AlignmentFlag.AlignCenter, "–" if self._is_let_go(index) else place.short)
 
     def _paint_rows(self, painter: QPainter, dirty: QRect) -> None:
-        """The rows of small cells that are to be seen, as one image: what it costs is the pixels, not the blocks."""
+        """Paint the visible rows of small cells as one image, so that the cost depends on pixels, not on blocks."""
         per_row, pitch = self._per_row(self.width()), _SMALL.height() + _GAP
         first = max((dirty.top() - _MARGIN) // pitch, 0)
         last = max((dirty.bottom() - _MARGIN) // pitch + 1, first)
@@ -146,10 +143,10 @@ class BlockStrip(QWidget):
         image = QImage(
             pixels.data, pixels.shape[1], pixels.shape[0], pixels.strides[0], QImage.Format.Format_ARGB32_Premultiplied
         )
-        painter.drawImage(_MARGIN, _MARGIN + first * pitch, image)  # drawn before `pixels` goes
+        painter.drawImage(_MARGIN, _MARGIN + first * pitch, image)  # `pixels` must outlive this call
 
     def _inks(self, part: slice) -> Pixels:
-        """Colour of each block's ink, shape (n,)."""
+        """Return the fill colour of each block, shape (n,)."""
         theme, ids = self._theme, self._ids[part]
         colors = [theme.block_active, theme.block_shared, *(tier_color(tier, theme) for tier in LOWER_TIERS)]
         kind = (self._ref_counts[part] > 1).astype(np.intp)
@@ -161,13 +158,13 @@ class BlockStrip(QWidget):
         return inks
 
     def _heights(self, part: slice) -> IntArray:
-        """Pixels of ink in each cell, shape (n,)."""
+        """Return the fill height of each cell in pixels, shape (n,)."""
         share = np.minimum(self._filled[part] / self._block_size, 1.0)
         heights: IntArray = np.rint(_SMALL.height() * share).astype(np.int64)
         return heights
 
     def _is_let_go(self, index: int) -> bool:
-        """Whether a window has left behind what was there."""
+        """Whether the block at `index` was released because a sliding window moved past it."""
         return self._cache is not None and int(self._ids[index]) < self._cache.num_reserved_blocks
 
     def _place(self, index: int) -> BlockLocation:
@@ -175,7 +172,6 @@ class BlockStrip(QWidget):
         return BlockLocation(Tier.HBM, row) if self._cache is None else place_of(self._cache, row)
 
     def cell_rect(self, index: int) -> QRect:
-        """Where the cell of the `index`-th block is."""
         cell = self._cell()
         row, column = divmod(index, self._per_row(self.width()))
         left = _MARGIN + column * (cell.width() + _GAP)
@@ -189,7 +185,7 @@ class BlockStrip(QWidget):
 
 
 def small_cells(inks: Pixels, heights: IntArray, per_row: int, empty: int) -> Pixels:
-    """Rows of small cells, ink standing on the ground of each; gaps, and what the last row lacks, are transparent.
+    """Draw rows of small cells, each filled from its bottom; gaps and the unused end of the last row are transparent.
 
     `inks` and `heights` (pixels of ink) have shape (n,); the image has shape (rows * pitch, per_row * pitch).
     """

@@ -1,4 +1,4 @@
-"""Which blocks a request holds, in a sentence. Reads a mirror; knows no Qt."""
+"""Text on the blocks that a request holds, read from a mirror. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MAX_NAMED: Final = 6
 
 
 def blocks_sentence(mirror: Mirror, number: int) -> str:
-    """How many blocks a request has, where, and how full; of one that ended, how many of them are still cached."""
+    """Describe how many blocks a request holds, where, and how full; for an ended request, how many are still
+    cached."""
     assert mirror.hello is not None, "a request is shown only once there is an engine"
     cache, rows = mirror.hello.cache, mirror.requests.blocks(number).astype(np.int64)
     ids = rows[rows < cache.first_state]
@@ -50,7 +51,7 @@ def batch_sentence(mirror: Mirror, numbers: Sequence[int]) -> str:
 
 
 def _cached_sentence(mirror: Mirror, cache: CacheInfo, number: int) -> str:
-    """What is still cached of the text of a request that ended, its reused beginning included; "" for nothing."""
+    """Describe which blocks of an ended request are still cached, including its reused prefix; "" if none."""
     rows = blocks_of_request(mirror, number)
     rows = rows[rows < cache.first_state]
     if not rows.size:
@@ -61,7 +62,7 @@ def _cached_sentence(mirror: Mirror, cache: CacheInfo, number: int) -> str:
 
 
 def _state_words(cache: CacheInfo, rows: npt.NDArray[np.int64]) -> str:
-    """`, 1 recurrent state of 2.3 MiB`, where it has any."""
+    """Return text such as `, 1 recurrent state of 2.3 MiB`, or "" without states."""
     if not rows.size:
         return ""
     words = f", {plural(rows.size, 'recurrent state')}"

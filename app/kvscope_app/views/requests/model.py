@@ -1,7 +1,7 @@
-"""The Qt model of the request table: numpy columns, sorted by numpy; a cell's text is made when it is painted.
+"""Qt model of the request table. Data is kept and sorted in numpy columns; a cell's text is made only when painted.
 
-Rows are positions; a refresh changes what they hold, so scrolling stays put. Which request a row holds is
-`key_at`; the view keeps its selection by request.
+Rows are positions: a refresh changes which requests they hold, so that the scroll position is stable. `key_at` returns
+the request of a row; the view stores its selection by request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.request_log import Ending, RequestColumns
 
 PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1
-"""Share of `max_tokens` that is generated at the moment shown, 0 to 1."""
+"""Item role: share of `max_tokens` generated at the moment shown, 0 to 1."""
 _DISPLAY: Final = int(Qt.ItemDataRole.DisplayRole)
 _ALIGNMENT: Final = int(Qt.ItemDataRole.TextAlignmentRole)
 _FOREGROUND: Final = int(Qt.ItemDataRole.ForegroundRole)
@@ -35,7 +35,7 @@ _DECORATION: Final = int(Qt.ItemDataRole.DecorationRole)
 _PROGRESS: Final = int(PROGRESS_ROLE)
 _TIP: Final = int(Qt.ItemDataRole.ToolTipRole)
 _ROLES: Final = frozenset((_DISPLAY, _ALIGNMENT, _FOREGROUND, _DECORATION, _PROGRESS, _TIP))
-"""As plain integers: comparing with Qt's enumerations costs more than the answer."""
+"""Roles as plain integers: comparing with Qt's enumerations costs more than computing the answer."""
 _INITIAL_SORT_ORDER: Final = Qt.ItemDataRole.InitialSortOrderRole
 
 _STATE_COLORS: Final = {
@@ -50,7 +50,7 @@ _ENDING_COLORS: Final = {Ending.ABORTED: "warn", Ending.REFUSED: "bad"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestColumn(TableColumn[[RequestColumns, int]]):
-    """A column, and the array it sorts by."""
+    """Table column with the name of the array that it sorts by."""
 
     sort_by: str
     is_worst_first: bool = False
@@ -71,7 +71,8 @@ def _state_text(columns: RequestColumns, row: int) -> str:
 
 
 def _ending_text(columns: RequestColumns, row: int) -> str:
-    """How the request ended. One that generated its maximum of tokens has finished, even if its end was not seen."""
+    """Return how the request ended. One that generated its maximum of tokens counts as finished even if its end was not
+    seen."""
     ending, limit = Ending(int(columns.ending[row])), int(columns.max_tokens[row])
     if ending is Ending.UNKNOWN and limit and columns.num_output_tokens[row] >= limit:
         ending = Ending.FINISHED
@@ -89,7 +90,7 @@ def _counted(name: str) -> Callable[[RequestColumns, int], str]:
 
 
 def _prompt_text(columns: RequestColumns, row: int) -> str:
-    """A request that was aborted before its prompt was read has no count of prompt tokens."""
+    """Return the number of prompt tokens, which is unknown if the request was aborted before its prompt was read."""
     value = int(columns.num_prompt_tokens[row])
     return count(value) if value else NOTHING
 
@@ -211,32 +212,33 @@ _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
 _PLACES: Final = {column.title: place for place, column in enumerate(COLUMNS)}
 OUTPUT_COLUMN: Final = _PLACES["Output"]
 ADAPTER_COLUMN: Final = _PLACES["Adapter"]
-"""Hidden where no request has one."""
+"""Column of LoRA adapters, hidden if no request has one."""
 CLIENT_COLUMN: Final = _PLACES["Client"]
-"""Hidden where all requests are of one client, or the engine does not report clients."""
+"""Column of clients, hidden if all requests are from one client or the engine does not report clients."""
 REASON_COLUMN: Final = _PLACES["Reason for the delay"]
 _STATE: Final = _PLACES["State"]
 
 
 class RequestModel(TableModel):
-    """The requests that pass the filter, in the chosen order."""
+    """Requests that pass the filter, in the chosen order."""
 
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
     reordering = Signal()
-    """Rows are about to hold other requests: what Qt does to its selection meanwhile is not the user's choice."""
+    """Emitted before rows change their requests: selection changes by Qt until `reordered` are not the user's
+    choice."""
     reordered = Signal()
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
         self.why: Callable[[int], str] = lambda number: ""
-        """Why a request waits at the moment shown, in a sentence."""
+        """Function number -> why the request waits at the moment shown, as a sentence."""
         self.reason: Callable[[int], str] = lambda key: ""
-        """Why a request took long, in a line."""
+        """Function key -> what delayed the request, in one line."""
         self.wanted = RequestQuery()
         self.epoch = 0
-        """The engine start that is shown: numbers are of it."""
+        """Epoch of the engine start that is shown; request numbers refer to it."""
         self._sort_column = 0
         self._descending = True
         self._columns: RequestColumns | None = None
@@ -244,7 +246,7 @@ class RequestModel(TableModel):
 
     @property
     def columns(self) -> RequestColumns | None:
-        """Columns of all requests, shown or not."""
+        """Columns of all requests, including filtered-out ones."""
         return self._columns
 
     @property
@@ -253,31 +255,29 @@ class RequestModel(TableModel):
         return self._rows
 
     def show_columns(self, columns: RequestColumns, epoch: int) -> None:
-        """Show new values; `epoch` is the engine start that is shown."""
         self.epoch = epoch
         if not len(columns):
             self._empty()
         elif self._columns is not None and len(self._rows):
-            # Every row goes on holding its request, in the new columns, until they are put in order.
+            # Until `reorder`, each view row keeps its request, located in the new columns.
             found = np.searchsorted(columns.key, self._columns.key[self._rows])
             self._rows = np.minimum(found, len(columns) - 1).astype(np.intp)
         self._columns = columns
         self.reorder()
 
     def show_only(self, wanted: RequestQuery) -> None:
-        """Show only the requests that match, and judge them by the goals."""
+        """Show only requests that match `wanted`, and judge them by its goals."""
         if wanted != self.wanted:
             self.wanted = wanted
             self.reorder()
 
     @property
     def goals(self) -> Goals:
-        """The latencies that requests are judged by."""
         return self.wanted.goals
 
     @property
     def judged(self) -> Judged | None:
-        """Which requests kept the goals; None without goals or requests."""
+        """Which requests met the goals and which missed them; None without goals or requests."""
         return None if self._columns is None or not self.goals else judged(self._columns, self.goals)
 
     def missed_goals(self, number: int) -> list[str]:
@@ -288,7 +288,6 @@ class RequestModel(TableModel):
         return missed_words({name: float(each[row]) for name, each in took_s(columns).items()}, self.goals)
 
     def key_of(self, number: int) -> int | None:
-        """Return the key of a request of the engine start shown."""
         row = self._place_of(number)
         return None if row is None or self._columns is None else int(self._columns.key[row])
 
@@ -297,7 +296,6 @@ class RequestModel(TableModel):
         self.reorder()
 
     def reorder(self) -> None:
-        """Filter and sort what is held."""
         if self._columns is None:
             return
         sort_by = COLUMNS[self._sort_column].sort_by
@@ -309,27 +307,22 @@ class RequestModel(TableModel):
         self.reordered.emit()
 
     def key_at(self, row: int) -> int | None:
-        """Return the key of the request in view row `row`."""
         if self._columns is None or not 0 <= row < len(self._rows):
             return None
         return int(self._columns.key[self._rows[row]])
 
     def number_at(self, row: int) -> int | None:
-        """Return the number of the request in view row `row`."""
         if self._columns is None or not 0 <= row < len(self._rows):
             return None
         return int(self._columns.number[self._rows[row]])
 
     def epoch_at(self, row: int) -> int:
-        """Return the engine start of the request in view row `row`."""
         return 0 if self._columns is None else int(self._columns.epoch[self._rows[row]])
 
     def request_id_at(self, row: int) -> str:
-        """Return the client's id for the request in view row `row`."""
         return "" if self._columns is None else self._columns.request_ids[self._rows[row]]
 
     def is_finished(self, row: int) -> bool:
-        """Whether the request in view row `row` has ended by the moment shown."""
         return self._columns is not None and self._columns.state[self._rows[row]] == RequestState.FINISHED
 
     def is_there(self, row: int) -> bool:
@@ -338,11 +331,10 @@ class RequestModel(TableModel):
         return self._columns is not None and self._columns.state[self._rows[row]] not in gone
 
     def num_in(self, *states: RequestState) -> int:
-        """Return how many requests are in one of `states` at the moment shown."""
         return 0 if self._columns is None else int(np.count_nonzero(np.isin(self._columns.state, states)))
 
     def json_at(self, row: int) -> str:
-        """Return everything that is known of a view row as a JSON object; null is unknown."""
+        """Return all known values of a view row as a JSON object; null means unknown."""
         if self._columns is None or not 0 <= row < len(self._rows):
             return ""
         at = int(self._rows[row])
@@ -358,18 +350,17 @@ class RequestModel(TableModel):
         return json.dumps(document, ensure_ascii=False, indent=2)
 
     def row_of(self, number: int) -> int | None:
-        """Return the view row of a request of the engine start shown, None when the filter hides it."""
+        """Return the view row of a request of the engine start shown, or None if the filter hides it."""
         place = self._place_of(number)
         found = np.flatnonzero(self._rows == place) if place is not None else np.empty(0, np.intp)
         return int(found[0]) if found.size else None
 
     def row_with(self, key: int) -> int | None:
-        """Return the view row of a request, None when the filter hides it."""
+        """Return the view row of a request, or None if the filter hides it."""
         found = np.flatnonzero(self._columns.key[self._rows] == key) if self._columns is not None else self._rows[:0]
         return int(found[0]) if found.size else None
 
     def _place_of(self, number: int) -> int | None:
-        """Return the row in the columns of a request of the engine start shown."""
         if self._columns is None:
             return None
         found = np.flatnonzero((self._columns.number == number) & (self._columns.epoch == self.epoch))
@@ -377,21 +368,20 @@ class RequestModel(TableModel):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether any request, shown or not, is computed with a LoRA adapter."""
+        """Whether any request, including filtered-out ones, uses a LoRA adapter."""
         return self._columns is not None and any(self._columns.adapters)
 
     @property
     def has_clients(self) -> bool:
-        """Whether the requests, shown or not, are of several clients."""
+        """Whether the requests, including filtered-out ones, come from several clients."""
         return self._columns is not None and len(self._columns) > 0 and bool(np.ptp(self._columns.client))
 
     def client_at(self, row: int) -> int:
-        """Return which client sent the request in view row `row`, 0 if it is unknown."""
+        """Return the client that sent the request in view row `row`, 0 if unknown."""
         return 0 if self._columns is None else int(self._columns.client[self._rows[row]])
 
     @property
     def num_requests(self) -> int:
-        """Number of requests, shown or not."""
         return 0 if self._columns is None else len(self._columns)
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -404,7 +394,7 @@ class RequestModel(TableModel):
         return 0 if parent.isValid() else len(self._rows)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if role not in _ROLES:  # asked thousands of times a second
+        if role not in _ROLES:  # called thousands of times per second
             return None
         if self._columns is None or not 0 <= index.row() < len(self._rows):
             return None
@@ -424,7 +414,6 @@ class RequestModel(TableModel):
         return self._progress(row) if role == _PROGRESS and column == OUTPUT_COLUMN else None
 
     def _owner_color(self, row: int) -> QColor:
-        """The page map's colour of the request."""
         assert self._columns is not None, "cells are asked for only when there are columns"
         return owner_color(int(self._columns.number[row]), self.theme)
 
@@ -447,7 +436,7 @@ class RequestModel(TableModel):
         return float(self._columns.num_output_now[row] / max(self._columns.max_tokens[row], 1))
 
     def _replace(self, rows: npt.NDArray[np.intp]) -> None:
-        """Rows are added and removed at the end; what the others hold is told by dataChanged."""
+        """Replace the rows. Rows are inserted and removed at the end; the caller emits dataChanged for the others."""
         before = len(self._rows)
         if len(rows) > before:
             self.beginInsertRows(QModelIndex(), before, len(rows) - 1)

@@ -1,5 +1,7 @@
-"""Shown instead of request rows for an engine that reports how many requests there are, but not each one. Below, what
-else its metrics say: its pools, lower tiers, and why requests wait."""
+"""Page shown instead of request rows for an engine that reports the number of requests but not each one.
+
+Below the counts it shows the engine's other metrics: pools, lower tiers, and why requests wait.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ _NUMBERS: Final = (
     ("prompt_tokens", "Prompt tokens computed", "New requests' prompt tokens not in the cache"),
     ("generation_tokens", "Tokens generated", "Since the engine started"),
 )
-"""Fields of `Counters`, their names and what they mean."""
+"""(field of `Counters`, label, meaning)."""
 
 
 class RequestNumbers(QScrollArea):
-    """A number a fact, and the reason why there are no rows. As small as it must be."""
+    """Scrollable page with the request counts, and the reason why there are no rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +64,6 @@ class RequestNumbers(QScrollArea):
         column.addStretch(1)
 
     def show_numbers(self, mirror: Mirror) -> None:
-        """As of `mirror`."""
         self._why.setText(f"{why_no_requests(mirror.capabilities)}.")
         for name, value in self._values.items():
             is_available = mirror.capabilities.blocks and (name != "aborted" or mirror.capabilities.aborts)
@@ -73,7 +74,6 @@ class RequestNumbers(QScrollArea):
         self.figures.show_figures(mirror.figures)
 
     def value(self, name: str) -> str:
-        """What is shown of a field of `Counters`."""
         return self._values[name].text()
 
     def _cell(self, name: str, words: str, meaning: str) -> QWidget:
@@ -93,7 +93,7 @@ class RequestNumbers(QScrollArea):
 
 
 class _Figures(QWidget):
-    """A line a figure; hidden where there is none."""
+    """One line per metric figure; hidden if there is none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _Figures(QWidget):
         self.hide()
 
     def show_figures(self, figures: tuple[MetricFigure, ...]) -> None:
-        """In their order. Lines are made anew where there are others than before."""
+        """Show the figures in order. Lines are recreated if the names changed."""
         shown = {figure.name: figure for figure in figures[:MAX_FIGURES]}
         if list(shown) != list(self._values):
             self._make_lines(shown)
@@ -116,7 +116,6 @@ class _Figures(QWidget):
         self.setVisible(bool(shown))
 
     def lines(self) -> list[tuple[str, str]]:
-        """Names and values, as they are read."""
         return [(name, value.text()) for name, value in self._values.items()]
 
     def _make_lines(self, figures: Mapping[str, MetricFigure]) -> None:
@@ -134,7 +133,7 @@ class _Figures(QWidget):
 
 
 def figure_text(figure: MetricFigure) -> str:
-    """`12.5 %`, `1.50 GiB`, `12 345 tokens`."""
+    """Return text such as `12.5 %`, `1.50 GiB` or `12 345 tokens`."""
     if figure.unit == "share":
         return percent(figure.value)
     if figure.unit == "bytes":

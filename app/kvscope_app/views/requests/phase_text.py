@@ -1,7 +1,6 @@
-"""How long a request waited, computed its prompt and wrote, and what it lost meanwhile, up to the moment shown. No Qt.
+"""Durations of a request's phases (queued, prefill, decode, preempted) up to the moment shown. Imports no Qt.
 
-Times come from what was seen; earlier ones from the event of its admission, and from `find_first`. Unknown times are
-left out.
+Times are those observed; earlier ones come from the admission event and from `find_first`. Unknown times are omitted.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.state.mirror import Mirror
 
 FindFirst = Callable[[], int]
-"""Returns when the request's first token came, by the engine's clock; -1: not known (yet)."""
+"""Function that returns the time of the request's first token by the engine's clock in ns, or -1 if it is not (yet)
+known."""
 
 
 def phases(
     mirror: Mirror, times: RequestTimes, events: Sequence[Event], number: int, find_first: FindFirst = lambda: -1
 ) -> Iterator[tuple[str, str]]:
-    """Names and values of what there is to tell. `events`: the request's, oldest first, engine's clock."""
+    """Yield (name, text) pairs. `events`: the request's events, oldest first, by the engine's clock."""
     row = mirror.requests.row_of(number)
     if row is None:
         return
@@ -53,13 +53,13 @@ def phases(
 
 
 def _started_ns(times: RequestTimes, own: list[Event], number: int) -> int:
-    """When it was admitted; what was seen is the end of its first step."""
+    """Return when the request was admitted in ns, or -1 if unknown. An observed start is the end of the first step."""
     admitted = next((event.time_ns for event in own if event.kind == "admitted"), -1)
     return admitted if admitted >= 0 else int(times.started_ns(np.array([number]))[0])
 
 
 def _preempted_ns(mirror: Mirror, own: list[Event], from_ns: int, until_ns: int) -> int:
-    """Return how long a request was preempted between two times, by its events, without the engine's stops."""
+    """Return how long a request was preempted between two times, by its events, excluding the engine's stops."""
     spans = (
         (max(event.time_ns - event.data.waited_ns, from_ns), min(event.time_ns, until_ns))
         for event in own
@@ -92,7 +92,7 @@ def _computed(mirror: Mirror, row: int, own: list[Event], times_ns: tuple[int, i
 
 
 def prefill_so_far(mirror: Mirror, row: int) -> tuple[str, str]:
-    """`16 %` and `1 302 of 8 136 prompt tokens, 240 of them cached`, of a request without an output token."""
+    """Return `16 %` and `1 302 of 8 136 prompt tokens, 240 of them cached` for a request without an output token."""
     requests = mirror.requests
     prompt, cached = int(requests.num_prompt_tokens[row]), int(requests.num_cached_tokens[row])
     computed = min(int(requests.num_computed_tokens[row]), prompt)

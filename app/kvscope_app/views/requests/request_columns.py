@@ -1,7 +1,7 @@
-"""Filters and sorts the requests of the table, with numpy for all of them at once. No Qt.
+"""Filters and sorts all requests of the table with numpy. Imports no Qt.
 
-Latencies and counts of a request are those of its whole life, as far as it is recorded; its state, its blocks and the
-progress of its prompt and its output are those of the moment shown (`at_moment`).
+Latencies and counts are those of a request's whole life, as far as it is recorded. Its state, its blocks and the
+progress of its prompt and output are those of the moment shown (`at_moment`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvscope_telemetry.state.mirror import Mirror
 
 FloatArray = npt.NDArray[np.float64]
 NOT_YET: Final = 254
-"""In place of a `RequestState`: the request arrives after the moment shown."""
+"""State code used instead of a `RequestState` for a request that arrives after the moment shown."""
 
 
 class Filter(StrEnum):
@@ -59,7 +59,7 @@ _STATES: Final = {
 
 
 def at_moment(columns: RequestColumns, mirror: Mirror, cursor_ns: int) -> RequestColumns:
-    """Return `columns` with the states, blocks and progress of what is shown, at `cursor_ns` by the wall clock."""
+    """Return `columns` with the states, blocks and progress of the moment shown, `cursor_ns` by the wall clock."""
     if mirror.hello is None or not len(columns):
         return columns
     requests = mirror.requests
@@ -79,14 +79,14 @@ def at_moment(columns: RequestColumns, mirror: Mirror, cursor_ns: int) -> Reques
 
 
 def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None)) -> RequestColumns:
-    """Return the requests of a mirror, or some rows of them, up to the moment that it is of."""
+    """Return the requests of a mirror, or those in `part` of its rows, up to the mirror's time."""
     requests = mirror.requests
     number = requests.number[part].astype(np.int64)
     first, last = times.first_token_ns(number), times.last_token_ns(number)
     arrival, finished = requests.arrival_ns[part], requests.finished_ns[part]
     end = np.where(finished >= 0, finished, np.maximum(mirror.time_ns, arrival))
     goes_on = np.isin(requests.state[part], (RequestState.RUNNING, RequestState.FINISHED))
-    newest = np.where(goes_on, end, -1)  # if its last token was not seen: a running request has one in each step
+    newest = np.where(goes_on, end, -1)  # if the last token was not seen: a running request gets one per step
     started = times.started_ns(number)
     still_waits = (started < 0) & (requests.state[part] == RequestState.WAITING)
     counted = ("num_prompt_tokens", "num_computed_tokens", "num_cached_tokens", "num_output_tokens")
@@ -117,13 +117,13 @@ def read_columns(mirror: Mirror, times: RequestTimes, part: slice = slice(None))
 
 
 def took_s(columns: RequestColumns) -> dict[str, FloatArray]:
-    """Return the latencies that goals are about, as `goals.took_s`, of each request."""
+    """Return the latencies that goals refer to, in seconds per request, keyed as in `goals.took_s`."""
     tpot_s = np.where(columns.num_output_tokens > 1, columns.tpot_s, 0.0)
     return {"ttft": columns.ttft_s, "tpot": tpot_s, "e2el": columns.time_s}
 
 
 def judged(columns: RequestColumns, goals: Goals) -> Judged:
-    """Judge the requests that finished; unfinished, aborted and refused ones are neither kept nor missed."""
+    """Judge the requests that finished. Unfinished, aborted and refused ones count neither as met nor as missed."""
     has_finished = columns.has_ended & np.isin(columns.ending, (Ending.UNKNOWN, Ending.FINISHED))
     found = judge(took_s(columns), goals)
     return Judged(found.kept & has_finished, found.missed & has_finished)
@@ -131,18 +131,18 @@ def judged(columns: RequestColumns, goals: Goals) -> Judged:
 
 @dataclass(frozen=True, slots=True)
 class RequestQuery:
-    """Which requests are shown: those of `filter` that have `text`."""
+    """Which requests are shown: those of `filter` that match `text`."""
 
     filter: Filter = Filter.ALL
     text: str = ""
     goals: Goals = field(default_factory=dict)
-    """For `Filter.MISSED`."""
+    """Latency goals, for `Filter.MISSED`."""
     visible: TimeSpan | None = None
-    """For `Filter.IN_RANGE`; None: all of the time."""
+    """Time range, for `Filter.IN_RANGE`; None: no restriction."""
 
 
 def order_rows(columns: RequestColumns, wanted: RequestQuery, sort_by: str, descending: bool) -> npt.NDArray[np.intp]:
-    """Return the rows of the requests that match, sorted; equal ones newest first, unknown values last."""
+    """Return the rows of the matching requests, sorted; equal ones newest first, unknown values last."""
     matching, text = _matches(columns, wanted), wanted.text
     if text:
         matching &= _matches_text(columns, text)

@@ -1,4 +1,5 @@
-"""Below the request table: the selected request's block table and events, the events of all, and plots of all."""
+"""Details below the request table: block table and events of the selected request, all events, and plots of all
+requests."""
 
 from __future__ import annotations
 
@@ -29,10 +30,10 @@ NOTHING_SELECTED = "Select a request to see its blocks."
 
 
 class RequestDetail(QTabWidget):
-    """Four tabs: blocks, events of the request, events of all, plots of all requests shown."""
+    """Four tabs: blocks of the request, its events, all events, and plots of all requests shown."""
 
     request_chosen = Signal(object, object)
-    """Epoch and number of the request of an event the person chose."""
+    """Emitted with epoch and number of the request of an event that the user selected."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -40,18 +41,18 @@ class RequestDetail(QTabWidget):
         self.setDocumentMode(True)
         self.summary = label(look="muted", wraps=True)
         self.reuse = label(wraps=True)
-        """What it need not compute, and why not more."""
+        """Text on the tokens that the request did not compute, and why not more were reused."""
         self.missed: Callable[[int], list[str]] = lambda number: []
-        """Returns a text for each goal that a request missed."""
+        """Function number -> a text for each goal that the request missed."""
         self.chain: Callable[[int], tuple[str, ...]] = lambda number: ()
-        """Returns what delayed a request, oldest first."""
+        """Function number -> what delayed the request, oldest first."""
         self.reason: Callable[[int], str] = lambda number: ""
-        """Returns what delayed a request, in one line."""
+        """Function number -> what delayed the request, in one line."""
         self.delays = label(wraps=True)
-        """What delayed the request, and the goals it missed; a click on a request's number selects that one."""
+        """Delays of the request and the goals that it missed; a click on a request's number selects that request."""
         self._delays_seen: tuple[object, ...] = ()
         self.phases = label(wraps=True)
-        """How long it waited, computed and wrote, and what was in its way."""
+        """Durations of the request's phases, and what delayed them."""
         self.strip = BlockStrip()
         self.plots = RequestPlots()
         offset_ns = session.history.wall_ns(0)
@@ -71,11 +72,10 @@ class RequestDetail(QTabWidget):
         self._lay_out()
 
     def minimumSizeHint(self) -> QSize:
-        """Its tabs alone, in the font of now."""
+        """Return a minimum height for the tab bar only, in the current font."""
         return QSize(super().minimumSizeHint().width(), self.tabBar().sizeHint().height())
 
     def refresh(self) -> None:
-        """Show the selected request as the mirror has it."""
         self._show_blocks()
         self._show_own_events()
         self._show_delays()
@@ -83,7 +83,6 @@ class RequestDetail(QTabWidget):
         self.all_events.follow(self._session.history.events)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Use the colours of `theme`."""
         self.strip.apply_theme(theme)
         self.plots.apply_theme(theme)
         for model, table in zip((self.own_events, self.all_events), self.tables, strict=True):
@@ -156,7 +155,7 @@ class RequestDetail(QTabWidget):
         self.all_events.show_only(EventFilter(text), self._session.history.events)
 
     def _lay_out(self) -> None:
-        self.setElideMode(Qt.TextElideMode.ElideNone)  # in a narrow dock, tabs scroll
+        self.setElideMode(Qt.TextElideMode.ElideNone)  # in a narrow dock, the tabs scroll
         self.addTab(self._blocks_page(), "Block table")
         self.addTab(self.tables[0], "Its events")
         self.addTab(self._all_events_page(), "All events")
@@ -212,7 +211,7 @@ def _column(head: QWidget, body: QWidget) -> QWidget:
 
 
 def linked(lines: Iterable[str], number: int | None) -> str:
-    """Return HTML with a line each: `#7` is a link to request 7, except for `number` itself."""
+    """Return HTML with one line each. `#7` links to request 7, except for `number` itself."""
 
     def link(found: re.Match[str]) -> str:
         other = found.group(1)

@@ -20,7 +20,7 @@ from kvscope_telemetry.request_log import RequestColumns
 NO_VALUES: Final = "No values yet"
 _NUM_BINS: Final = 24
 _NEAR: Final = 8
-"""Pixels between the mouse and a point that counts as under it."""
+"""Maximum distance in pixels between the mouse and a point under it."""
 _DOT: Final = 2
 _LEFT: Final = 46
 FloatArray = npt.NDArray[np.float64]
@@ -29,14 +29,14 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LogHistogram:
-    """How many values are in each of the bins between `edges`, which have equal ratios."""
+    """Number of values in each bin between `edges`; consecutive edges have equal ratios."""
 
     edges: FloatArray
     counts: IntArray
 
 
 def histogram_of(values: FloatArray) -> LogHistogram | None:
-    """Return the histogram of the known positive values; None without any."""
+    """Return the histogram of the finite positive values, or None if there are none."""
     known = values[np.isfinite(values) & (values > 0)]
     if not known.size:
         return None
@@ -47,10 +47,8 @@ def histogram_of(values: FloatArray) -> LogHistogram | None:
 
 
 class RequestPlots(QWidget):
-    """Three plots beside each other."""
-
     request_chosen = Signal(object)
-    """The key of the request of a clicked point."""
+    """Emitted with the key of the request whose point was clicked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,21 +67,19 @@ class RequestPlots(QWidget):
         return self.scatter, self.ttft, self.tpot
 
     def show_requests(self, columns: RequestColumns, rows: npt.NDArray[np.intp]) -> None:
-        """Show the requests in `rows` of `columns`."""
         ttft_s = columns.ttft_s[rows]
         self.scatter.show_points(columns.key[rows], columns.num_prompt_tokens[rows], ttft_s, columns.number[rows])
         self.ttft.show_histogram(histogram_of(ttft_s))
         self.tpot.show_histogram(histogram_of(columns.tpot_s[rows]))
 
     def apply_theme(self, theme: Theme) -> None:
-        """Use the colours of `theme`."""
         for plot in self.plots:
             plot.theme = theme
             plot.update()
 
 
 class _Plot(QWidget):
-    """A title, a frame with the labels of its axes, and what a subclass draws in it."""
+    """Base of plots: title, frame and axis labels. A subclass draws the content in `_draw`."""
 
     theme: Theme = DARK
 
@@ -98,12 +94,10 @@ class _Plot(QWidget):
         return QSize(scaled(60), scaled(60))
 
     def tip(self, position: QPoint) -> str:
-        """Text for the mouse at `position`."""
         raise NotImplementedError
 
     @property
     def area(self) -> QRect:
-        """The part inside the axes."""
         line = self._line()
         return QRect(
             scaled(_LEFT), line + 4, max(self.width() - scaled(_LEFT) - 6, 1), max(self.height() - 2 * line - 10, 1)
@@ -132,7 +126,7 @@ class _Plot(QWidget):
         raise NotImplementedError
 
     def _draw_labels(self, painter: QPainter, area: QRect, left: tuple[str, str], below: tuple[str, str]) -> None:
-        """The lowest and the highest value of each axis."""
+        """Draw the lowest and the highest value of each axis."""
         align, line = Qt.AlignmentFlag, self._line()
         for text, y in zip(left, (area.bottom() - line, area.top()), strict=True):
             painter.drawText(QRect(0, y, area.left() - 5, line), align.AlignRight | align.AlignVCenter, text)
@@ -146,7 +140,7 @@ class _Plot(QWidget):
 
 
 class ScatterPlot(_Plot):
-    """TTFT over prompt length, a dot for each request. Hovering names a request, a click chooses it."""
+    """Plot of TTFT over prompt length with a dot per request. Hovering shows a request, a click selects it."""
 
     chosen = Signal(object)
 
@@ -156,7 +150,6 @@ class ScatterPlot(_Plot):
         self._y = np.empty(0)
 
     def show_points(self, keys: IntArray, prompt_tokens: IntArray, ttft_s: FloatArray, numbers: IntArray) -> None:
-        """Show one dot for each request whose TTFT is known."""
         known = np.isfinite(ttft_s)
         shown = (keys[known], prompt_tokens[known], ttft_s[known])
         if all(np.array_equal(new, old) for new, old in zip(shown, (self._keys, self._x, self._y), strict=True)):
@@ -167,7 +160,6 @@ class ScatterPlot(_Plot):
         self.update()
 
     def position_of(self, key: int) -> QPoint | None:
-        """Where the dot of a request is; None if it has none."""
         at = np.flatnonzero(self._keys == key)
         if not at.size:
             return None
@@ -194,7 +186,7 @@ class ScatterPlot(_Plot):
         return nearest if distance[nearest] <= _NEAR else None
 
     def _pixels(self, area: QRect) -> tuple[IntArray, IntArray]:
-        """Positions of the dots; both axes begin at 0."""
+        """Return the positions of the dots; both axes start at 0."""
         x = area.left() + self._x * (area.width() - 1) / max(int(self._x.max()), 1)
         y = area.bottom() - self._y * (area.height() - 1) / max(float(self._y.max()), 1e-9)
         return np.rint(x).astype(np.int64), np.rint(y).astype(np.int64)
@@ -220,14 +212,13 @@ class ScatterPlot(_Plot):
 
 
 class HistogramPlot(_Plot):
-    """A bar for each bin; the axis below is logarithmic."""
+    """Histogram with a bar per bin and a logarithmic horizontal axis."""
 
     def __init__(self, title: str) -> None:
         super().__init__(title)
         self.histogram: LogHistogram | None = None
 
     def show_histogram(self, histogram: LogHistogram | None) -> None:
-        """Show `histogram`; None: there are no values."""
         self.histogram = histogram
         num_values = 0 if histogram is None else int(histogram.counts.sum())
         self.setAccessibleDescription(plural(num_values, "request"))

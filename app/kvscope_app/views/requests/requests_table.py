@@ -1,4 +1,4 @@
-"""The request table's widget: selection, context menu, column widths."""
+"""Widget of the request table: selection, context menu and column widths."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ MOMENTS: Final = {
     "first_token_ns": "first token",
     "ended_ns": "end",
 }
-"""Fields of `RequestWallTimes`, and what the user reads for them."""
+"""Text for fields of `RequestWallTimes`."""
 _BAR_HEIGHT = 2
 _MARGIN = 6
 
 
 class RequestTable(RowTable):
-    """Sortable by clicking a header; the context menu goes to moments of a request, aborts and copies."""
+    """Table of requests, sortable by its headers. The context menu goes to moments of a request, aborts it or copies
+    it."""
 
     row_chosen = Signal()
     abort_wanted = Signal()
     client_wanted = Signal()
-    """Show only requests of the client of the current row's request."""
+    """Emitted to show only the requests of the current row's client."""
     moment_wanted = Signal(str)
-    """Go to a moment of the current row's request: a field of `RequestWallTimes`."""
+    """Emitted with a field of `RequestWallTimes`: go to that moment of the current row's request."""
 
     def __init__(self, model: RequestModel) -> None:
         super().__init__("Requests", many=True)
@@ -60,12 +61,11 @@ class RequestTable(RowTable):
         self.selectionModel().selectionChanged.connect(self._on_selection)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Use the colours of `theme`."""
         self._delegate.theme = theme
         self.viewport().update()
 
     def show_columns_in_use(self) -> None:
-        """Show the columns of adapters and clients if they tell requests apart."""
+        """Show the columns of adapters and clients if requests differ in them."""
         for column, is_used in (
             (ADAPTER_COLUMN, self._requests.has_adapters),
             (CLIENT_COLUMN, self._requests.has_clients),
@@ -74,7 +74,7 @@ class RequestTable(RowTable):
                 self.setColumnHidden(column, not is_used)
 
     def height_of(self, num_rows: int) -> int:
-        """Height of the table with `num_rows` rows, its header and its horizontal scroll bar."""
+        """Return the height of the table with `num_rows` rows, its header and its horizontal scroll bar."""
         bars = self.horizontalHeader().sizeHint().height() + self.horizontalScrollBar().sizeHint().height()
         return bars + num_rows * self.verticalHeader().defaultSectionSize()
 
@@ -82,7 +82,8 @@ class RequestTable(RowTable):
         row = self.indexAt(event.position().toPoint()).row()
         is_again = self.selectionModel().isRowSelected(row) and event.button() is Qt.MouseButton.LeftButton
         super().mousePressEvent(event)
-        if is_again and self.selectionModel().isRowSelected(row):  # the selection did not change, so nothing was said
+        # the selection did not change, so Qt emitted no signal
+        if is_again and self.selectionModel().isRowSelected(row):
             self.row_chosen.emit()
 
     def _set_up_looks(self) -> None:
@@ -145,7 +146,7 @@ class RequestTable(RowTable):
 
 
 class ProgressDelegate(QStyledItemDelegate):
-    """Paints the output column of the request table: its text, and below it a bar of the share generated so far."""
+    """Paints the output column: its text, and below it a bar of the share of `max_tokens` generated so far."""
 
     theme: Theme = DARK
 

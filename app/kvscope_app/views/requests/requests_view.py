@@ -1,7 +1,8 @@
-"""Requests: a table of all requests of the session, and below it the details of the selected one.
+"""View of the requests: a table of all requests of the session, and the details of the selected one.
 
 The table lists every request, whatever moment is shown: latencies are those of a request's whole life, its state is
-that at the moment shown. Owns the selection's way between the table and the session, the filter and the abort action.
+that at the moment shown. Owns the filter, the abort action, and the synchronization of the selection between table and
+session.
 """
 
 from __future__ import annotations
@@ -53,19 +54,17 @@ from kvscope_telemetry.state.mirror import Mirror
 _BESIDE_FROM_WIDTH = 900
 _LOW = 400
 _ROWS_AT_LEAST = 5
-"""Of the table, before the details below it get room that nobody asked for."""
+"""Minimum rows of the table before the details get space that the user did not ask for."""
 EMPTY_TEXT = "No requests yet.\nSend a prompt from the console, or start the load."
 _GOALS_TIP = "\n".join(f"{name}: {meaning}" for name, meaning in GOAL_NAMES.items())
 EMPTY_RECORDING = "This recording contains no requests."
 _READING_S = 1.0
-"""How often the table follows while a recording is read: sorting and painting it anew slows the reading."""
+"""Seconds between updates of the table while a recording is read: sorting and painting slow down the reading."""
 _MAX_REASONS = 5_000
-"""Reasons that are remembered; each takes about a millisecond to find among 100,000 requests."""
+"""Maximum number of cached reasons; each takes about a millisecond to find among 100,000 requests."""
 
 
 class RequestsView(View):
-    """The table, the filter above it, the details below."""
-
     title: ClassVar[str] = "Requests"
     object_name: ClassVar[str] = "requests"
     refresh_hz: ClassVar[float] = 5.0
@@ -84,14 +83,14 @@ class RequestsView(View):
         self.detail.chain = self._chain
         self.detail.reason = self._reason_of
         self.numbers = RequestNumbers()
-        """Instead of both, of an engine that does not tell of each."""
+        """Page shown instead of table and details for an engine that does not report single requests."""
         self.filter = QComboBox()
         self.filter.addItems([wanted.value for wanted in Filter])
         for place, wanted in enumerate(Filter):
             self.filter.setItemData(place, FILTER_TIPS[wanted], Qt.ItemDataRole.ToolTipRole)
         self.filter.setAccessibleName("Requests shown")
         self.goals = QLineEdit()
-        """Seen with the filter that needs them."""
+        """Field for the goals, visible only with `Filter.MISSED`."""
         self.goals.setPlaceholderText("Goals in ms, as ttft:200 tpot:50")
         self.goals.setAccessibleName("Goals in milliseconds")
         self.goals.setToolTip(_GOALS_TIP)
@@ -106,18 +105,18 @@ class RequestsView(View):
         self.count.setProperty("look", "muted")
         self.count.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.note = ElidedLabel()
-        """Who waits and who was refused, and why."""
+        """Which requests wait or were refused, and why."""
         self.note.setProperty("look", "muted")
         self.note.hide()
         self._is_reordering = False
         self._was_split_by_hand = False
         self._is_detail_wanted = False
-        """There is a request to tell of, or the person chose a tab."""
+        """Whether a request is selected or the user opened a tab."""
         self._shown_mirror: Mirror | None = None
         self._shown_state: tuple[object, ...] = ()
         self._refreshed_s = 0.0
         self._wanted: tuple[int, int] | None = None
-        """Engine start and number of a request to select once that engine start is shown."""
+        """Epoch and number of a request to select once that engine start is shown."""
         self._lay_out()
         self._connect()
         self._is_built = True
@@ -175,12 +174,10 @@ class RequestsView(View):
         self.detail.apply_theme(theme)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """Details stand beside the table in a wide, low dock, below it otherwise."""
         super().resizeEvent(event)
         self._place_detail()
 
     def changeEvent(self, event: QEvent) -> None:
-        """Larger text needs more room to have both beside each other."""
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange and self._is_built:
             self._place_detail()
@@ -195,8 +192,11 @@ class RequestsView(View):
             self._split()
 
     def _split(self) -> None:
-        """Give three fifths to the table. Until details are wanted, those beside it take a quarter, and those below a
-        low table show only their tabs."""
+        """Give three fifths of the space to the table.
+
+        Until details are wanted, they take a quarter of the width if next to the table, and only show their tabs if
+        below a low table.
+        """
         if self.splitter.orientation() is Qt.Orientation.Horizontal:
             detail = self.width() * 2 // 5 if self._is_detail_wanted else self.width() // 4
             self.splitter.setSizes([self.width() - detail, detail])
@@ -221,7 +221,7 @@ class RequestsView(View):
         self._was_split_by_hand = True
 
     def ask_abort(self) -> None:
-        """Ask the user, then the engine, to stop the current request, if it has not ended."""
+        """Ask the user to confirm, then ask the engine to abort the current request, if it has not ended."""
         row = self.table.currentIndex().row()
         if row < 0 or not self.model.is_there(row):
             return
@@ -248,7 +248,7 @@ class RequestsView(View):
         self.session.select_batch(tuple(sorted(numbers)))
 
     def _choose(self, row: int) -> None:
-        """Select a request, and go to a moment at which it is there if the state shown does not have it."""
+        """Select a request. If the state shown does not contain it, go to a moment that does."""
         number, key = self.model.number_at(row), self.model.key_at(row)
         if number is None or key is None:
             return
@@ -262,7 +262,8 @@ class RequestsView(View):
             self._go_to(key, number, "first_token_ns", "started_ns", "arrival_ns")
 
     def _go_to(self, key: int, number: int, *moments: str) -> None:
-        """Go to the first of these moments (fields of `RequestWallTimes`) of a request that is known, and report it."""
+        """Go to the first of the `moments` (fields of `RequestWallTimes`) of a request that is known, and notify the
+        user."""
         times = self.session.requests.log.times(key)
         known = [name for name in moments if getattr(times, name, None) is not None]
         if known:
@@ -284,13 +285,13 @@ class RequestsView(View):
             self.search.setText(f"client {self.model.client_at(row)}")
 
     def _select_wanted(self) -> None:
-        """Select the request that was chosen in another engine start, once that is what is shown."""
+        """Select the request that was chosen in another engine start once that start is shown."""
         if self._wanted is not None and self._wanted[0] == self.session.mirror.epoch:
             number, self._wanted = self._wanted[1], None
             self.session.select_request(number)
 
     def _on_key_chosen(self, key: int) -> None:
-        """A dot of a plot was clicked: choose its row, which the filter shows."""
+        """Select the row of a clicked dot; the filter shows it, since the plots show only filtered requests."""
         row = self.model.row_with(key)
         if row is not None:
             self.table.selectRow(row)
@@ -309,7 +310,7 @@ class RequestsView(View):
         self.detail.refresh()
 
     def _show_selection(self, *, scroll: bool) -> None:
-        """Select the row that holds the session's request now; rows move as the table is sorted anew."""
+        """Select the row that now holds the session's request; sorting moves requests between rows."""
         number = self.session.selected_request
         row = None if number is None else self.model.row_of(number)
         selection = self.table.selectionModel()
@@ -324,12 +325,11 @@ class RequestsView(View):
             self.table.scrollTo(index)
 
     def _show_batch(self, selection: QItemSelectionModel) -> None:
-        """The rows of a step's requests, or none."""
         rows = [row for number in self.session.selected_batch if (row := self.model.row_of(number)) is not None]
         chosen, last = QItemSelection(), self.model.columnCount() - 1
         for row in rows:
             chosen.select(self.model.index(row, 0), self.model.index(row, last))
-        was_reordering, self._is_reordering = self._is_reordering, True  # nobody chose a row
+        was_reordering, self._is_reordering = self._is_reordering, True  # the selection below is not the user's
         selection.clearCurrentIndex()
         selection.select(chosen, QItemSelectionModel.SelectionFlag.ClearAndSelect)
         self._is_reordering = was_reordering
@@ -452,7 +452,7 @@ class RequestsView(View):
         self.splitter.setStretchFactor(1, 2)
         self.splitter.splitterMoved.connect(self._on_split_by_hand)
         self.detail.tabBarClicked.connect(lambda _: self._want_detail(True))
-        self.detail.currentChanged.connect(lambda _: self._want_detail(True))  # by keys
+        self.detail.currentChanged.connect(lambda _: self._want_detail(True))  # also reached by keyboard
         body = QWidget()
         column = QVBoxLayout(body)
         column.setContentsMargins(0, 0, 0, 0)

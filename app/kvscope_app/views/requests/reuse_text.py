@@ -1,6 +1,6 @@
-"""What a request did not have to compute, and why not more of it was there: sentences from its events. No Qt.
+"""Text on the tokens that a request reused, and why it did not reuse more. Imports no Qt.
 
-All of it is the events' fields; an event of an older engine has no data, and then no reasons are told.
+All facts come from the request's events; an event of an older engine has no data, and then no reasons are given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvscope_telemetry.state.mirror import Mirror
 
 @dataclass(frozen=True, slots=True)
 class PromptReuse:
-    """What the mirror knows of a request, and whether its engine has a prefix cache."""
+    """Prompt length and reused tokens of a request, and whether its engine has a prefix cache."""
 
     num_tokens: int
     num_reused: int
@@ -24,7 +24,7 @@ class PromptReuse:
 
 
 def prompt_of(mirror: Mirror, number: int) -> PromptReuse | None:
-    """Of request `number`; None when it is not known."""
+    """Return the reuse of request `number`, or None if the request is unknown."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return None
@@ -33,7 +33,10 @@ def prompt_of(mirror: Mirror, number: int) -> PromptReuse | None:
 
 
 def reuse_text(events: Iterable[Event], number: int, prompt: PromptReuse) -> str:
-    """How request `number` began, and how it came back the last time; "" before it began. `events`: oldest first."""
+    """Describe what request `number` reused when it was admitted and when it last resumed; "" before admission.
+
+    `events`: oldest first.
+    """
     own = [event for event in events if event.number == number]
     admitted = next((event for event in own if event.kind == "admitted"), None)
     resumed = next((event for event in reversed(own) if event.kind == "resumed"), None)
@@ -68,14 +71,15 @@ def _resumed(event: Event) -> str:
 
 
 def _from_counts(prompt: PromptReuse) -> list[str]:
-    """Where the event was not seen: the desktop came later, or it was long ago."""
+    """Return the text if the admission event is not available, because kvscope connected later or the event was
+    dropped."""
     if not prompt.num_reused:
         return []
     return [f"Reused {count(prompt.num_reused)} of {plural(prompt.num_tokens, 'prompt token')}."]
 
 
 def _reasons(event: Event) -> list[str]:
-    """The clauses that say where tokens came from, and why not more were there."""
+    """Return clauses that say where tokens came from, and why not more were available."""
     if event.data is None:
         return []
     missed = miss_text(event.data)

@@ -1,9 +1,8 @@
-"""Why requests wait, and which were refused, in sentences: what a mirror and events tell of it. No Qt.
+"""Text on why requests wait, and which were refused, from a mirror and events. Imports no Qt.
 
-What the engine says itself comes first. The order of service and the blocks that are kept back are our own engine's
-rules (priority, then arrival; a hundredth of the pool, unless nobody runs; runs of a power of two where an allocator
-reserves). How much of a prompt is cached is
-known only once its turn comes.
+Reasons reported by the engine come first. The others follow the rules of kvscope's own engine: service in order of
+priority, then arrival; 1 % of the pool reserved unless nothing runs; runs of a power of two for reserving allocators.
+How much of a prompt is cached is known only when the request is admitted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kvscope_telemetry.state.mirror import Mirror
 
 _WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
 _RESERVE = ("contiguous", "buddy", "oracle")
-"""Allocators that give a request a run of blocks, a power of two long."""
+"""Allocators that give a request a contiguous run of blocks, a power of two long."""
 _MAX_REFUSED = 1000
 _REASONS: dict[int, str] = {
     WaitsFor.GRAMMAR: "the grammar of its answer is being compiled",
@@ -29,11 +28,12 @@ _REASONS: dict[int, str] = {
     WaitsFor.INPUT: "more of its prompt is to come",
     WaitsFor.PROMPT: "its prompt is being computed for another completion, whose blocks it will share",
 }
-"""What counts of blocks and of requests that run do not say."""
+"""Reasons that cannot be derived from the numbers of blocks and running requests."""
 
 
 def why_waits(mirror: Mirror, number: int) -> str:
-    """`4 requests are ahead of it; it needs up to 12 blocks, 1 free and 2 idle in the cache`; "" for who does not."""
+    """Return why a request waits, such as `4 requests are ahead of it; it needs up to 12 blocks, 1 free and 2 idle in
+    the cache`; "" if it does not wait."""
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None or mirror.requests.state[row] not in _WAITS:
         return ""
@@ -69,7 +69,8 @@ def why_waits(mirror: Mirror, number: int) -> str:
 
 
 def _needed(mirror: Mirror, row: int) -> tuple[int, str]:
-    """Blocks, and what is to be said of them: an allocator that reserves wants more than the text takes, in a row."""
+    """Return the blocks that the request needs, and their description. A reserving allocator needs more than the text
+    takes, contiguously."""
     assert mirror.hello is not None, "there is an engine"
     requests, cache = mirror.requests, mirror.hello.cache
     output = int(requests.num_output_tokens[row])
@@ -86,12 +87,12 @@ def _needed(mirror: Mirror, row: int) -> tuple[int, str]:
 
 
 def _power_of_two(number: int) -> int:
-    """The least that is not below `number`."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
 def num_ahead(mirror: Mirror, row: int) -> int:
-    """Requests that wait and are served before the one in `row`."""
+    """Return the number of waiting requests that are served before the one in `row`."""
     requests = mirror.requests
     waits = np.isin(requests.state, _WAITS)
     rank = [-requests.priority.astype(np.int64), requests.arrival_ns, requests.number]
@@ -103,7 +104,7 @@ def num_ahead(mirror: Mirror, row: int) -> int:
 
 
 def first_waiting(mirror: Mirror) -> int | None:
-    """The number of the request that is served next."""
+    """Return the number of the waiting request that is served next."""
     requests = mirror.requests
     rows = np.flatnonzero(np.isin(requests.state, _WAITS))
     if not rows.size:
@@ -113,8 +114,10 @@ def first_waiting(mirror: Mirror) -> int | None:
 
 
 def queue_note(mirror: Mirror, log: EventLog, wall_ns: int) -> str:
-    """Who waits and why, who was refused and why, in a line; "" where nobody is. `wall_ns` makes the log's times wall
-    clock."""
+    """Describe in one line which requests wait and which were refused, and why; "" if none.
+
+    `wall_ns` converts the log's times to wall clock.
+    """
     parts = []
     first = first_waiting(mirror)
     if first is not None:

@@ -1,1 +1,1 @@
-"""The roofline: each step's work against the device's limits."""
+"""Roofline: each step's work compared with the device's limits."""

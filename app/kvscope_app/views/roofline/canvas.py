@@ -1,4 +1,4 @@
-"""The roofline drawn: two roofs, a point a step, the one that is shown marked. Knows no session."""
+"""Widget of the roofline: two roofs, a point per step, and a mark on the step shown. Must not depend on the session."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ UNKNOWN: Final = DeviceInfo(kind="")
 
 
 class RooflineCanvas(QWidget):
-    """`chosen` is the place of a point that was clicked or gone to by keys, `pointed` that of the one under the
-    pointer, -1 for none."""
+    """Widget of the roofline. `chosen` is emitted with the index of a point that was clicked or reached by keyboard,
+    `pointed` with that of the point under the pointer or -1."""
 
     chosen = Signal(int)
     pointed = Signal(int)
@@ -44,23 +44,21 @@ class RooflineCanvas(QWidget):
         self.setAccessibleName("Roofline: arithmetic intensity against achieved FLOP/s, one point per step")
 
     def show_points(self, points: Points, device: DeviceInfo, selected: int | None) -> None:
-        """These, under the roofs of `device`; `selected` is the place of one of them."""
+        """Show points under the roofs of `device`. `selected`: index of the marked point, or None."""
         if points is not self.points:
             self._hovered = -1
         self.points, self.device, self.selected = points, device, selected
         self.update()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Other colours."""
         self.theme = theme
         self.update()
 
     def announce(self, sentence: str) -> None:
-        """Tell assistive technology what is selected."""
         announce(self, sentence)
 
     def scales(self) -> tuple[LogScale, LogScale]:
-        """Of intensity and of FLOPs a second; what is drawn has room, and the ridge is in sight where it is known."""
+        """Return the scales of intensity and FLOP/s, which cover all points and, if known, the ridge."""
         points, device = self.points, self.device
         has_roofs = device.read_bytes_per_s > 0 and device.flops_per_s > 0
         ridge = [device.flops_per_s / device.read_bytes_per_s] if has_roofs else []
@@ -71,20 +69,17 @@ class RooflineCanvas(QWidget):
         return LogScale(*_wide(across), box.left(), box.right()), LogScale(*_wide(up), box.bottom(), box.top())
 
     def box(self) -> QRectF:
-        """Where points are."""
         left, top = scaled(_LEFT), scaled(_TOP)
         return QRectF(left, top, self.width() - left - scaled(_RIGHT), self.height() - top - scaled(_BOTTOM))
 
     def point_at(self, at: QPointF) -> int:
-        """The nearest within reach of the pointer; -1: none is."""
+        """Return the index of the nearest point within reach of the pointer, or -1."""
         if not len(self.points):
             return -1
         across, up = self.scales()
         away = np.hypot(across.all_at(self.points.intensity) - at.x(), up.all_at(self.points.flops_per_s) - at.y())
         nearest = int(np.argmin(away))
         return nearest if float(away[nearest]) <= _REACH_PX else -1
-
-    # Qt's side
 
     def sizeHint(self) -> QSize:
         return QSize(scaled(360), scaled(240))
@@ -143,7 +138,7 @@ class RooflineCanvas(QWidget):
 
 
 def _wide(between: tuple[float, float]) -> tuple[float, float]:
-    """At least some powers of ten: points that are alike are not spread over all of the room."""
+    """Widen a range to a minimum number of decades, so that similar points are not spread over the whole area."""
     low, high = between
     lacking = max(_LEAST_DECADES - float(np.log10(high / low)), 0.0)
     factor: float = 10 ** (lacking / 2)

@@ -1,4 +1,4 @@
-"""Painting the parts of a roofline: its grid, its roofs, its points. Knows no widget."""
+"""Paints the parts of a roofline: grid, roofs and points. Imports no widget."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 _FONT_SCALE: Final = 0.86
 _DOT: Final = 6
 _CELL_PX: Final = 2
-"""Points of one kind that are so near share a dot."""
+"""Size of the pixel cells in which points of one kind share a dot."""
 
 
 def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: Theme) -> None:
-    """Lines, what they stand for, and what the axes are."""
     painter.setFont(sans(_FONT_SCALE))
     height = painter.fontMetrics().height()
     for value in across.ticks():
@@ -45,7 +44,7 @@ def grid(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, theme: 
 
 
 def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device: DeviceInfo, theme: Theme) -> None:
-    """What the memory and what the arithmetic allows, as far as they are known."""
+    """Draw the limits of memory bandwidth and of arithmetic, as far as they are known."""
     read, flops = device.read_bytes_per_s, device.flops_per_s
     if not read and not flops:
         return
@@ -72,7 +71,7 @@ def roofs(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, device
 
 
 def _along(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, read: int) -> None:
-    """The words of the slanted roof, on it, where it enters the picture."""
+    """Draw the label of the slanted roof along it, where it enters the picture."""
     slope = (up.at(across.low * read * 10) - up.at(across.low * read)) / (across.at(across.low * 10) - box.left())
     angle = float(np.degrees(np.arctan(slope)))
     begin = max(across.low, up.low / read)
@@ -89,7 +88,7 @@ def _along(painter: QPainter, box: QRectF, across: LogScale, up: LogScale, read:
 
 
 def points(painter: QPainter, shown: Points, across: LogScale, up: LogScale, theme: Theme) -> None:
-    """Dots, those of a kind together; the rarer kinds on top."""
+    """Draw the points, kind by kind, with rarer kinds on top."""
     if not len(shown):
         return
     x, y = across.all_at(shown.intensity), up.all_at(shown.flops_per_s)

@@ -1,4 +1,4 @@
-"""A logarithmic axis: from numbers to pixels and back, its ticks and what they say. Knows no Qt."""
+"""Logarithmic axis: conversion from values to pixels, ticks and tick labels. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _ROOM = 1.6
-"""Beyond what is drawn, as a factor."""
+"""Factor by which an axis extends beyond the data."""
 _TICK_ROOM_PX = 60
 
 
 @dataclass(frozen=True, slots=True)
 class LogScale:
-    """`low` lies at pixel `first`, `high` at pixel `last`; both are greater than 0."""
+    """Axis with `low` at pixel `first` and `high` at pixel `last`. `low` and `high` must be above 0."""
 
     low: float
     high: float
@@ -24,17 +24,17 @@ class LogScale:
     last: float
 
     def at(self, value: float) -> float:
-        """Its pixel."""
         return float(self.all_at(np.array([value]))[0])
 
     def all_at(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Pixels of numbers greater than 0."""
+        """Return the pixels of values above 0."""
         share = np.log(values / self.low) / math.log(self.high / self.low)
         pixels: npt.NDArray[np.float64] = self.first + share * (self.last - self.first)
         return pixels
 
     def ticks(self) -> list[float]:
-        """Powers of ten, so few that their words have room; where there are less than two, 2s and 5s as well."""
+        """Return powers of ten, with enough distance for their labels; if there are fewer than two, also multiples by 2
+        and 5."""
         first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
         powers = [10.0**exponent for exponent in range(first, last + 1)]
         if len(powers) < 2:
@@ -45,14 +45,14 @@ class LogScale:
 
 
 def bounds(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The least and the greatest that an axis shows of `values`, with a little room; 1 to 10 of none."""
+    """Return the range of an axis for `values` with a margin; 1 to 10 without values."""
     if not values.size:
         return 1.0, 10.0
     return float(values.min()) / _ROOM, float(values.max()) * _ROOM
 
 
 def with_prefix(value: float, unit: str) -> str:
-    """`12.3 GB/s`: three digits and an SI prefix."""
+    """Return text such as `12.3 GB/s`, with three digits and an SI prefix."""
     if value < 1:
         return f"{value:.2g} {unit}"
     power = min(int(math.log10(value) / 3 + 1e-9), len(_PREFIXES) - 1)
@@ -62,7 +62,7 @@ def with_prefix(value: float, unit: str) -> str:
 
 
 def tick_text(value: float, unit: str) -> str:
-    """Without digits that say nothing: `100 G`."""
+    """Return text such as `100 G`, without insignificant digits."""
     if value < 1:
         return f"{value:g}"
     power = min(int(math.log10(value) / 3 + 1e-9), len(_PREFIXES) - 1)

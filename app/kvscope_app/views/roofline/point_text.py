@@ -1,4 +1,4 @@
-"""Describes a step against the limits of its device. Knows no Qt."""
+"""Describes a step in relation to its device's limits. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 KIND_WORDS: Final = {PointKind.DECODE: "decode", PointKind.MIXED: "mixed", PointKind.PREFILL: "prefill"}
 KIND_COLORS: Final = {PointKind.DECODE: "good", PointKind.MIXED: "warn", PointKind.PREFILL: "block_active"}
-"""Prefill and decode as on the timeline."""
+"""Colours of the kinds; prefill and decode as on the timeline."""
 _OVERHEAD_BELOW: Final = 0.2
-"""Share of either limit under which launches, copies and Python are what a step waits for."""
+"""Share of both limits below which launches, copies and Python are considered the bottleneck."""
 
 
 def bytes_text(rate: float, limit: float) -> str:
-    """`3.1 GB/s, 61 % of what it can read`."""
+    """Return text such as `3.1 GB/s, 61 % of memory bandwidth`. `limit` 0: unknown."""
     return with_prefix(rate, "B/s") + (f", {percent(rate / limit, 0)} of memory bandwidth" if limit else "")
 
 
 def flops_text(rate: float, limit: float) -> str:
-    """`5.2 GFLOP/s, 4 % of what it can compute`."""
+    """Return text such as `5.2 GFLOP/s, 4 % of peak FLOP/s`. `limit` 0: unknown."""
     return with_prefix(rate, "FLOP/s") + (f", {percent(rate / limit, 0)} of peak FLOP/s" if limit else "")
 
 
 def point_text(points: Points, at: int, device: DeviceInfo) -> str:
-    """All about one of them, on a line."""
+    """Return all values of the point at index `at` in one line."""
     steps, place = points.steps, int(points.place[at])
     size = int(steps.starts[place + 1] - steps.starts[place])
     return " · ".join(

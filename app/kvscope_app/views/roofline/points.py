@@ -1,4 +1,4 @@
-"""Steps as points of a roofline: FLOPs a byte against FLOPs a second. Knows no Qt."""
+"""Steps as points of a roofline: FLOP per byte against FLOP per second. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class PointKind(IntEnum):
-    """What ran in a step."""
-
     DECODE = 0
     MIXED = 1
     PREFILL = 2
@@ -24,13 +22,13 @@ class PointKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Columns of shape (n,), a step each whose work was told, oldest first."""
+    """Columns of shape (n,), one point per step with reported work, oldest first."""
 
     steps: StepColumns
     place: npt.NDArray[np.int64]
-    """In `steps`."""
+    """Index of the step in `steps`."""
     intensity: FloatArray
-    """FLOPs a byte."""
+    """Arithmetic intensity in FLOP per byte."""
     flops_per_s: FloatArray
     kind: npt.NDArray[np.int64]
 
@@ -39,18 +37,17 @@ class Points:
 
     @property
     def bytes_per_s(self) -> FloatArray:
-        """Moved between the device and its memory."""
+        """Bytes per second moved between the device and its memory."""
         rate: FloatArray = self.flops_per_s / self.intensity
         return rate
 
     def of_step(self, epoch: int | None, step: int) -> int | None:
-        """The point of a step; None where it is not among them."""
         here = (self.steps.epoch[self.place] == epoch) & (self.steps.step[self.place] == step)
         return int(np.argmax(here)) if here.any() else None
 
 
 def points_of(steps: StepColumns, begin_ns: int, end_ns: int) -> Points:
-    """Those of the steps that ended from `begin_ns` to `end_ns`."""
+    """Return the points of the steps that ended between `begin_ns` and `end_ns`."""
     ends = steps.end_ns
     is_available = np.zeros(len(steps), np.bool_)
     if steps.flops.size == len(steps):

@@ -1,6 +1,6 @@
-"""Roofline: how near each step of the last seconds came to what the device can do.
+"""View of how close each step of the last seconds came to the device's limits.
 
-Owns how much time is seen. Steps are read from what is kept of the session, or from the recording.
+Owns the length of the visible range. Steps are read from the session's history on disk, or from the recording.
 """
 
 from __future__ import annotations
@@ -44,8 +44,6 @@ _HELP: Final = "Click a point to go to its step"
 
 
 class RooflineView(View):
-    """The chart, how much time it shows, and words about a step."""
-
     title: ClassVar[str] = "Roofline"
     object_name: ClassVar[str] = "roofline"
     refresh_hz: ClassVar[float] = 4.0
@@ -57,17 +55,17 @@ class RooflineView(View):
         self.ranges = SegmentedControl(list(RANGES_S), "Visible range")
         self.words = label("", "muted", wraps=True, elastic=True)
         self.words.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.words.setMinimumHeight(3 * self.words.fontMetrics().lineSpacing())  # so that the chart stays as it is
+        self.words.setMinimumHeight(3 * self.words.fontMetrics().lineSpacing())  # so that the chart keeps its size
         self.link = RangeLink(session.timeline.visible_range, self, self._show_only, lambda: self._show_only(None))
         self.feed = StepFeed(session, self)
         self.points: Points = NO_POINTS
         self._range_s = next(iter(RANGES_S.values()))
         self._span: TimeSpan | None = None
         self._fixed: TimeSpan | None = None
-        """The linked range, at most the longest of `RANGES_S`; None: what is shown ends with the step shown."""
+        """Linked range, at most the longest of `RANGES_S`; None: the range ends with the step shown."""
         self._choice = Choice(session)
         self._wanted: tuple[int, tuple[int, ...]] | None = None
-        """Engine start and requests of the step that was chosen, until that is what is shown."""
+        """(epoch, requests) of the chosen step, until its epoch is shown."""
         self.empty_label = empty_state(NO_ENGINE)
         self._lay_out()
         self._connect()
@@ -117,14 +115,12 @@ class RooflineView(View):
 
     @property
     def device(self) -> DeviceInfo:
-        """That of the engine that is shown."""
         hello = self.session.mirror.hello
         return UNKNOWN if hello is None else hello.device
 
-    # private
-
     def _span_around(self, whole: TimeSpan) -> TimeSpan:
-        """Return the linked range, or one that ends with the step shown and stays for other steps in it."""
+        """Return the linked range, or one that ends with the step shown and is kept while other steps in it are
+        shown."""
         if self._fixed is not None:
             return self._fixed.inside(whole)
         timeline, cursor_ns = self.session.timeline, self._newest_ns()
@@ -139,7 +135,7 @@ class RooflineView(View):
         return TimeSpan(begin_ns, begin_ns + length_ns)
 
     def _newest_ns(self) -> int:
-        """When what is shown was told: perhaps long ago, the engine did nothing since."""
+        """Return when the state shown was published, which may be long ago if the engine has been idle since."""
         mirror, cursor_ns = self.session.mirror, self.session.timeline.cursor_ns
         if mirror.hello is None or not mirror.time_ns:
             return cursor_ns + STEP_TOLD_NS
@@ -157,9 +153,9 @@ class RooflineView(View):
         mirror = self.session.mirror
         at = points.of_step(mirror.epoch, mirror.step)
         if at is None and self.session.timeline.is_live:
-            at = len(points) - 1  # the newest that was read: steps go on meanwhile
+            at = len(points) - 1  # the newest step read; steps continue meanwhile
         self.canvas.show_points(points, self.device, at)
-        if not self.canvas.underMouse() or not self.words.text():  # nothing was there to be pointed at
+        if not self.canvas.underMouse() or not self.words.text():  # there was nothing to hover before
             self._tell(-1)
 
     def _why_nothing(self, has_run: bool) -> str:
@@ -180,7 +176,7 @@ class RooflineView(View):
         self.words.setText("")
 
     def _tell(self, place: int) -> None:
-        """About the point under the pointer, or the step that is shown."""
+        """Show text about the hovered point, else about the step shown."""
         at = self.canvas.selected if place < 0 else place
         if at is None or not 0 <= at < len(self.points):
             self.words.setText(_HELP if len(self.points) else "")
@@ -190,7 +186,7 @@ class RooflineView(View):
         self.words.setText(text)
 
     def _choose(self, place: int) -> None:
-        """Its step is what every view shows."""
+        """Show the point's step in every view."""
         if not 0 <= place < len(self.points):
             return
         steps, at = self.points.steps, int(self.points.place[place])
@@ -248,10 +244,7 @@ class RooflineView(View):
 
 
 class RooflineLegend(QWidget):
-    """What the dots of a roofline mean: a sign and a word a kind of step. Owns no data.
-
-    Three signs on a line.
-    """
+    """Legend of the point shapes, one per kind of step, in one line. Owns no data."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -260,7 +253,6 @@ class RooflineLegend(QWidget):
         self.setAccessibleName("Circle: decode step, diamond: mixed, square: prefill")
 
     def apply_theme(self, theme: Theme) -> None:
-        """Other colours."""
         self.theme = theme
         self.update()
 

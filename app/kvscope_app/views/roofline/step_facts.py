@@ -1,6 +1,5 @@
-"""A step's work and execution as facts: bytes, FLOPs, and the share of the device's limits that was reached. Knows no
-Qt.
-"""
+"""Facts about a step's work and execution: bytes, FLOPs, and the reached share of the device's limits. Imports no
+Qt."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from kvscope_telemetry.messages.telemetry import DeviceInfo, Frame, Timings, Wor
 
 
 def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
-    """Graph or eager, and what was waited for; nothing of an engine that does not tell its work."""
+    """Yield facts on graph or eager execution and on waiting; none for an engine that does not report work."""
     work = frame.work
     if not work.flops:
         return
@@ -35,7 +34,7 @@ def how_it_ran(frame: Frame, device: DeviceInfo) -> Iterator[Fact]:
 
 
 def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact]:
-    """What it had to move and to compute at least, and how fast it did; nothing where it is not told."""
+    """Yield the minimum bytes and FLOPs of the step and the rates achieved; none if they are not reported."""
     total = work.num_bytes
     if not work.flops or not total:
         return
@@ -65,7 +64,7 @@ def work_facts(work: Work, forward_ns: int, device: DeviceInfo) -> Iterator[Fact
 
 
 def phases_of(timings: Timings) -> tuple[StripPhase, ...]:
-    """Parts of a step one after the other."""
+    """Return the consecutive phases of a step."""
     rest_ns = max(timings.run_ns - timings.forward_ns, 0)
     return (
         StripPhase("Schedule", timings.schedule_ns, 1),

@@ -1,1 +1,1 @@
-"""Tokens, requests, KV usage and latencies over time."""
+"""View of tokens, requests, KV usage and latencies over time."""

@@ -1,6 +1,6 @@
-"""Throughput panels: their curves over a stretch of history, and their headlines at the moment that is shown.
+"""Throughput panels: their curves over a stretch of history, and their headline values at the moment shown.
 
-Owns the list of panels; widgets come from `chart.panel`.
+Owns the list of panels; `chart.panel` provides the widgets.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 MAX_MARKED_EVENTS: Final = 2000
 _MARKS_ACROSS: Final = 80
-"""Preemptions closer than this part of the time shown share a mark: more would lie on top of each other."""
+"""Preemptions closer than this fraction of the visible time share a mark, since marks would overlap."""
 _NAMED_ON_A_MARK: Final = 4
 _JOIN_LATENCIES_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class PanelSpec:
-    """One panel: its curves, how its axis and its values are written."""
+    """Panel: its curves, and the format of its axis and values."""
 
     key: str
     title: str
@@ -45,13 +45,12 @@ class PanelSpec:
     top: float | None = None
     join_gap_s: float = 0.0
     peak_first: str = ""
-    """The curve whose maximum is shown first; empty: the first curve's."""
+    """Name of the curve whose maximum is shown first; empty: that of the first curve."""
     needs: str = ""
-    """A column that not every source has: without it the panel is not shown."""
+    """Column that not every source has; without it the panel is not shown."""
     tip: str = ""
 
     def make_panel(self) -> ChartPanel:
-        """The widget."""
         made = ChartPanel(self.title, self.curves, self.axis_text, top=self.top, join_gap_s=self.join_gap_s)
         made.legend.explain(self.tip)
         made.show_peaks(())
@@ -60,12 +59,12 @@ class PanelSpec:
 
 @dataclass(slots=True)
 class Drawn:
-    """What a panel shows: times in seconds of the monotonic clock, values by curve, shape (n,) each."""
+    """Data drawn in a panel: times in seconds of the monotonic clock, and values by curve, shape (n,) each."""
 
     time_s: FloatArray
     values: dict[str, FloatArray] = field(default_factory=dict)
     prefix: str = ""
-    """Before each value: "≤ " where they are upper bounds."""
+    """Text before each value: a less-or-equal sign if the values are upper bounds."""
 
 
 def _tokens(value: float) -> str:
@@ -77,7 +76,7 @@ def _blocks(value: float) -> str:
 
 
 def _axis_seconds(value: float) -> str:
-    """An axis has no room for `2:30 min`."""
+    """Format without `2:30 min`, which is too wide for an axis."""
     return seconds(value) if value < 60 else f"{value:.0f} s" if value < 1000 else f"{value / 60:.0f} min"
 
 
@@ -242,24 +241,24 @@ _RATES: Final = {
     "evicted": ("evicted_blocks",),
     "copied": ("copied_blocks",),
 }
-"""Columns of which a panel's curve is the sum per second."""
+"""Columns whose sum per second is a panel's curve."""
 _SHARES: Final = {"hits": ("hit_share", HIT_RATE), "drafts": ("draft_share", ACCEPTED)}
-"""Curves that are a part of a whole."""
+"""Curves that are ratios."""
 SAMPLE_GAUGES_OF: Final = {"busy": "utilization", "power": "power_watts", "temperature": "temperature_celsius"}
 PEAK_COLUMNS: Final = {
     "num_running": ("peak_running", "peak_running_ns"),
     "num_waiting": ("peak_waiting", "peak_waiting_ns"),
     "blocks_active": ("peak_active_blocks", "peak_active_ns"),
 }
-"""Columns of the overview with the largest value of a level within each second, and when it was first reached."""
+"""Overview columns with the maximum of a level within each second, and when it was first reached."""
 _PEAK_MARGIN_S: Final = 1e-6
-"""Seconds after a peak was reached: the frame that reports it must not be missed by rounding."""
+"""Seconds added to the time of a peak, so that rounding does not miss the frame that reports it."""
 _PHASES: Final = ("schedule_ns", "run_ns", "forward_ns", "commit_ns", "record_ns")
 _BY_KEY: Final = {spec.key: spec for spec in PANELS}
 
 
 def columns_of(keys: Iterable[str]) -> set[str]:
-    """The columns of the history that panels need; `num_running` tells where nothing was heard."""
+    """Return the history columns that panels need; `num_running` identifies times without data."""
     blocks = {"blocks_active", "blocks_cached", "blocks_free"}
     made = {"kv": blocks, "step": set(_PHASES)}
     made |= {key: set(share.names()) for key, (_, share) in _SHARES.items()}
@@ -269,7 +268,6 @@ def columns_of(keys: Iterable[str]) -> set[str]:
 
 
 def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -> Drawn:
-    """Draw the curves of panel `key`, and return what was drawn."""
     curves = _curves(key, window)
     last = -1 if not window.is_over and window.end_ns >= session.timeline.shown_until_ns - window.bin_ns else None
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
@@ -283,12 +281,13 @@ def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -
 
 
 def is_current(key: str) -> bool:
-    """Whether the headline of panel `key` is the value at what is shown; others are of the last `RECENT_S` seconds."""
+    """Whether the headline of panel `key` is the value at the moment shown; other headlines cover the last `RECENT_S`
+    seconds."""
     return key in ("requests", "kv", *SAMPLE_GAUGES_OF)
 
 
 def headline(key: str, session: Session) -> dict[str, str]:
-    """Return the text of each curve's headline in panel `key`; the time that charts show does not change it."""
+    """Return the text of each curve's headline in panel `key`, which is independent of the visible time range."""
     if key in HISTOGRAMS:
         return _headline_latencies(key, session)
     if key in _RATES:
@@ -314,13 +313,13 @@ def headline(key: str, session: Session) -> dict[str, str]:
 
 
 def is_level(window: HistoryWindow) -> bool:
-    """Whether nothing in it changes. Its newest second may not be known yet."""
+    """Whether all columns are constant, ignoring the newest second, which may be incomplete."""
     settled = [column[: -1_000_000_000 // window.bin_ns] for column in window.columns.values()]
     return all(column.size > 0 and bool((column == column[0]).all() or np.isnan(column).all()) for column in settled)
 
 
 def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
-    """The values of each curve nearest to second `x`."""
+    """Return the text of each curve's value nearest to second `x`."""
     if not drawn.time_s.size:
         return {}
     index = nearest_index(drawn.time_s, x)
@@ -331,8 +330,9 @@ def values_at(key: str, drawn: Drawn, x: float) -> dict[str, str]:
 def peaks_of(
     key: str, drawn: Drawn, window: HistoryWindow, span: tuple[float, float], clock_text: Callable[[float], str]
 ) -> list[CurvePeak]:
-    """Return the maximum of each curve between two seconds, that of `PanelSpec.peak_first` first. Levels of an overview
-    have their largest value within each second, not just at its end.
+    """Return the maximum of each curve between two seconds, that of `PanelSpec.peak_first` first.
+
+    For levels of an overview, the maximum within each second is used, not the value at its end.
     """
     first_s, last_s = span
     spec, found = _BY_KEY[key], []
@@ -347,7 +347,7 @@ def peaks_of(
 
 
 def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> list[Mark]:
-    """Return marks with numbers of preemptions, where only how many there were in each second is known."""
+    """Return marks with numbers of preemptions, for data that has only counts per second."""
     counts = np.nan_to_num(window.columns["preemptions"])
     places = np.flatnonzero(counts)
     times_s = (window.time_s + window.end_ns / 1e9)[places]
@@ -360,10 +360,11 @@ def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> l
 
 
 def preemption_marks(events: Iterable[TimedEvent], wall_ns: int, first_s: float, last_s: float) -> list[Mark]:
-    """Return marks of preemptions, oldest first, between two seconds; each mark says which request and why. `wall_ns`
-    turns times of the charts into those of the events.
+    """Return marks of preemptions, oldest first, between two seconds. Each mark says which request and why.
+
+    `wall_ns` converts chart times to those of the events.
     """
-    # Absolute stretches of time, so that marks stay what they are as the window moves on.
+    # Groups have absolute times, so that marks stay stable as the window moves.
     width_ns = max(int((last_s - first_s) * 1e9) // _MARKS_ACROSS, 1)
     groups = groupby(events, key=lambda timed: (timed.time_ns - wall_ns) // width_ns)
     return [_mark(list(group), wall_ns) for _, group in groups]
@@ -377,7 +378,7 @@ def _mark(events: list[TimedEvent], wall_ns: int) -> Mark:
 
 
 def _highest_in_bins(key: str, name: str, drawn: Drawn, window: HistoryWindow) -> tuple[FloatArray, FloatArray]:
-    """Return the highest values of a curve in each bin, and when they were first reached, shape (n,) each."""
+    """Return the maximum of a curve in each bin, and when it was first reached, shape (n,) each."""
     column = "blocks_active" if key == "kv" and name == "active" else name
     values, peak_names = drawn.values[name], PEAK_COLUMNS.get(column, ())
     if not peak_names or not window.columns.keys() >= {*peak_names}:
@@ -391,7 +392,7 @@ def _highest_in_bins(key: str, name: str, drawn: Drawn, window: HistoryWindow) -
 
 
 def _curves(key: str, window: HistoryWindow) -> dict[str, FloatArray]:
-    """Return the curves of panel `key`: levels as they are, rates and shares over the second before each point."""
+    """Return the curves of panel `key`: levels unchanged, rates and ratios over the second before each point."""
     width = max(SECOND_NS // window.bin_ns, 1)
     if key in _RATES:
         rates = [trailing_mean(window.rate(name), width) for name in _RATES[key]]
@@ -407,7 +408,7 @@ def _curves(key: str, window: HistoryWindow) -> dict[str, FloatArray]:
 
 
 def _mean_phases(sums: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Return the mean seconds of a step that each part took; NaN where there was no step."""
+    """Return the mean seconds per step of each phase; NaN without steps."""
     steps = np.where(sums["num_steps"] > 0, sums["num_steps"], np.nan) * 1e9
     mean = {name: sums[name] / steps for name in _PHASES}
     return {
@@ -419,7 +420,7 @@ def _mean_phases(sums: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
 
 
 def _pool_shares(mirror: Mirror) -> dict[str, float]:
-    """Return the shares of the pool that are cached and in use now; NaN where unknown."""
+    """Return the current shares of the pool that are cached and in use; NaN if unknown."""
     if mirror.capabilities.free_rows:
         counts = {"cached": mirror.num_cached, "active": mirror.num_active}
         pool = mirror.num_active + mirror.num_cached + mirror.num_room
@@ -437,19 +438,18 @@ def _block_shares(window: HistoryWindow) -> dict[str, FloatArray]:
 
 
 def _pool_blocks(window: HistoryWindow) -> FloatArray:
-    """Return the number of blocks of the pool, shape (n,)."""
     columns = window.columns
     pool: FloatArray = columns["blocks_active"] + np.nan_to_num(columns["blocks_cached"]) + columns["blocks_free"]
     return pool
 
 
 def _stacked(key: str, name: str, values: dict[str, FloatArray]) -> FloatArray:
-    """Cached lies on top of active, and is painted first."""
+    """Return the values to draw: cached blocks are stacked on active ones, and painted first."""
     return values["cached"] + values["active"] if (key, name) == ("kv", "cached") else values[name]
 
 
 def _range_text(bounds: PercentileBounds) -> str:
-    """Between which two a percentile lies."""
+    """Return text on the lower and upper bound of a percentile."""
     low, high = bounds
     if np.isnan(low):
         return NOTHING

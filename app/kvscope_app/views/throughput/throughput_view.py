@@ -1,6 +1,6 @@
-"""Throughput: tokens, requests, KV usage and latencies over one time axis.
+"""View of tokens, requests, KV usage and latencies over a common time axis.
 
-Owns when the charts are drawn and from which data; `throughput.panels` says what a panel draws.
+Owns when the charts are drawn and from which data; `throughput.panels` defines what each panel draws.
 """
 
 from __future__ import annotations
@@ -46,20 +46,19 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 EMPTY_TEXT = "Waiting for the engine's first report."
 _SILENT_EVERY_S = 3.0
-"""How often curves move on where there is no engine."""
+"""Interval at which curves move on without data from an engine."""
 _FLAT_EVERY_S = 9.0
-"""The same while all of them are level: moved on, they look as before."""
+"""Interval while all curves are constant, because they look the same after moving."""
 _AT_LEISURE_S = 1.0
-"""Calls that come more rarely are signs of life: then all panels move on together, or each would show another time."""
+"""Interval between calls from which they only report signs of life. All panels are then moved together, since otherwise
+each would show another time."""
 
 
 _VALUES_EVERY_S: Final = 0.5
-"""How often headlines over the last seconds are computed; current values are shown in each call."""
+"""Interval at which headlines over the last seconds are computed; current values are updated on each call."""
 
 
 class ThroughputView(ChartedView):
-    """Charts of what the source reports, below the bar with ranges."""
-
     title: ClassVar[str] = "Throughput"
     object_name: ClassVar[str] = "throughput"
     refresh_hz: ClassVar[float] = 30.0
@@ -71,7 +70,6 @@ class ThroughputView(ChartedView):
         self._lay_out()
 
     def refresh(self) -> None:
-        """Draw the next chart."""
         self.charts.refresh()
 
     def draw_all(self) -> None:
@@ -98,11 +96,13 @@ class ThroughputView(ChartedView):
 
 
 class ThroughputCharts(ChartStack):
-    """One chart is drawn each call, so that every chart moves several times a second and no call is long; of calls that
-    come rarely, every other draws all."""
+    """Stack that draws one chart per call, so that every chart moves several times per second and no call takes long.
+
+    At a low rate of calls, all visible charts are drawn together at intervals.
+    """
 
     begun = Signal()
-    """There is something to show."""
+    """Emitted when there is something to show."""
 
     range_setting: ClassVar[str] = THROUGHPUT_RANGE
     late_s: ClassVar[float] = 0.5
@@ -110,7 +110,7 @@ class ThroughputCharts(ChartStack):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._is_level = False
-        """Whether the curves that were drawn last look the same as time goes on."""
+        """Whether the curves drawn last look the same as time passes."""
         self._called_s, self._all_drawn_s, self._valued_s = 0.0, 0.0, 0.0
         self._overview_version: tuple[SessionOverview, int] | None = None
         self._overview_known: set[str] = set()
@@ -124,7 +124,7 @@ class ThroughputCharts(ChartStack):
         session.overview_changed.connect(self._on_overview)
 
     def show_panels(self, names: Collection[str]) -> None:
-        """A panel is made when it is first shown: making one takes some 10 ms, and few sources tell what all show."""
+        """Create missing panels and show them. Creating one takes about 10 ms, and few sources have data for all."""
         self.add_panels({spec.key: spec.make_panel() for spec in PANELS if spec.key in {*names} - self.panels.keys()})
         super().show_panels(names)
 
@@ -138,10 +138,11 @@ class ThroughputCharts(ChartStack):
             self.refresh_seen()
         is_due = now_s - self._valued_s >= _VALUES_EVERY_S
         self._valued_s = now_s if is_due else self._valued_s
-        self._show_values([name for name in self.shown if is_due or is_current(name)])  # one curve is drawn a call
+        # each call draws the curves of one chart only
+        self._show_values([name for name in self.shown if is_due or is_current(name)])
 
     def present(self, first_s: float, last_s: float) -> Sequence[str]:
-        """Panels come when the source first tells what they show; those of an engine of before go."""
+        """Return the panels for which the source has reported data; panels of an earlier engine disappear."""
         if self.session.history.epoch is None:
             return ()
         self.begun.emit()
@@ -159,7 +160,7 @@ class ThroughputCharts(ChartStack):
         assert window is not None, "it was read"
         self.drawn[name] = draw(panel, name, window, self.session)
         panel.show_gaps(self._silent)
-        # The second that the cursor is in is drawn to its end, and its maximum is one of what is shown.
+        # The second that contains the cursor is drawn to its end, so its maximum counts as visible.
         until_s = last_s + window.bin_ns / 1e9 if self.is_following and window.is_over else last_s
         panel.show_peaks(peaks_of(name, self.drawn[name], window, (first_s, until_s), panel.clock_text))
         if name == "requests":
@@ -178,7 +179,7 @@ class ThroughputCharts(ChartStack):
         return super().headline_time(name) if is_current(name) else f"last {RECENT_S} s"
 
     def end_s(self) -> float:
-        """The bin in progress is not drawn: it would look like a drop."""
+        """Return the end of the last complete bin: a bin in progress would look like a drop."""
         return (self.session.timeline.shown_until_ns // BIN_NS) * BIN_NS / 1e9
 
     def whole(self, last_s: float) -> tuple[float, float]:
@@ -196,12 +197,14 @@ class ThroughputCharts(ChartStack):
 
     def read_at(self, x: float | None) -> None:
         if self._is_level and self.is_following and self.hover_s is None and x is not None:
-            self.refresh_all()  # it may stand a little behind
+            self.refresh_all()  # it may be slightly out of date
         super().read_at(x)
 
     def _window_of(self, names: set[str], first_s: float, last_s: float) -> HistoryWindow:
-        """Return what is to be drawn. A recording is drawn from the overview: its history knows only what was played,
-        so that curves would depend on that. So is what the history does not reach.
+        """Return the data to draw.
+
+        Recordings, and ranges beyond the history, are drawn from the overview. The history of a recording contains only
+        what was played, so curves would depend on that.
         """
         history, shown_ns = self.session.history, self.session.timeline.shown_until_ns
         if self.session.timeline.player is not None or self._reaches_further(first_s, last_s):
@@ -216,13 +219,13 @@ class ThroughputCharts(ChartStack):
         return history.window(end_ns / 1e9 - first_s, end_ns, names - {"preemptions"})
 
     def _reaches_further(self, first_s: float, last_s: float) -> bool:
-        """Whether what is shown is more, or earlier, than the history has."""
+        """Whether the range is longer than the history, or starts before it."""
         history = self.session.history
         newest_s = history.ring.newest * BIN_NS / 1e9
         return last_s - first_s > history.max_seconds or first_s < newest_s - history.max_seconds
 
     def _marks(self, window: HistoryWindow, first_s: float, last_s: float) -> list[Mark]:
-        """Return marks of the preemptions shown: single ones as far as all of them are known, otherwise numbers."""
+        """Return marks of the preemptions shown: single events if all of them are known, otherwise counts."""
         history, overview = self.session.history, self.session.overview
         wall_ns, first_ns, last_ns = history.wall_ns(0), int(first_s * 1e9), int(last_s * 1e9)
         if window.bin_ns == BIN_NS:
@@ -234,8 +237,9 @@ class ThroughputCharts(ChartStack):
         return preemption_marks((overview.events[place] for place in places), wall_ns, first_s, last_s)
 
     def _known_in_overview(self) -> set[str]:
-        """Return what the overview knows that not every source has: a panel of a recording, or of a whole session, is
-        there from its start on, even if it has values only later.
+        """Return the columns in the overview that not every source has.
+
+        This way, a panel of a recording or of a whole session is present from the start, even if its data starts later.
         """
         is_of_overview = self.session.timeline.player is not None or math.isinf(self.range_s)
         if not is_of_overview or not len(self.session.overview):
@@ -247,7 +251,7 @@ class ThroughputCharts(ChartStack):
         return self._overview_known
 
     def _on_status(self) -> None:
-        """Without an engine nothing changes but the time: curves move on, and their values go."""
+        """Move the curves on while there is no engine, which removes outdated values."""
         timeline = self.session.timeline
         stands_still = timeline.paused and timeline.player is None
         if not self.is_following or stands_still or not in_sight(self):
@@ -260,6 +264,6 @@ class ThroughputCharts(ChartStack):
             self.refresh_all()
 
     def _on_overview(self) -> None:
-        """Draw the part of a recording's overview that was just read: nothing else causes it to be drawn."""
+        """Draw the newly read part of a recording's overview, which triggers no other refresh."""
         if self.session.timeline.is_file and in_sight(self):
             self.refresh_seen()

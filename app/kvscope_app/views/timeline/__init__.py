@@ -1,1 +1,1 @@
-"""The timeline of a whole session: lanes of what happened, and a lane for each request."""
+"""Timeline of a whole session: lanes of engine activity, and a lane for each request."""

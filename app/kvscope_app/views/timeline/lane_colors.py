@@ -1,4 +1,4 @@
-"""The colour of what each lane shows: states as in the table of requests, blocks as in the page map."""
+"""Colours of the lanes: request states as in the request table, blocks as in the page map."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ PHASE_LEGEND: Final = {
     RequestPhase.SWAPPED: "swapped out",
     RequestPhase.ABORTED: "aborted",
 }
-"""In the order of a life; one that was refused is as red as one that was preempted, and a moment."""
+"""Legend entries, in the order of a request's life. Refused requests have no entry: they are a short mark in the colour
+of preempted ones."""
 QUEUED_SOFT: Final = 0.35
-"""Who waits holds nothing: a thin line, paler."""
+"""Paleness of waiting requests, which hold no blocks and are drawn as a thin line."""
 STOPPED_COLOR: Final = "muted"
-"""Of a request while the engine stands still, whatever it did before: nothing is done for it."""
+"""Colour of all requests while the engine is paused or suspended, whatever their phase."""
 STOPPED_SOFT: Final = 0.45
 STOPPED_WORD: Final = "engine paused or suspended"
 STOPPED_GROUND: Final = 0.83
-"""How pale what is behind the lanes is then."""
+"""Paleness of the background behind the lanes while the engine is paused or suspended."""
 
 
 def ink(name: str, theme: Theme) -> int:
-    """A colour of the theme as a pixel."""
     return _pixel(str(getattr(theme, name)))
 
 
 def softened(name: str, theme: Theme, share: float) -> int:
-    """The same with `share` of what is behind it."""
+    """Return a colour of the theme as a pixel, mixed with `share` of the background."""
     return _pixel(mix(str(getattr(theme, name)), theme.base, share))
 
 

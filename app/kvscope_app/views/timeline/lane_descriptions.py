@@ -1,4 +1,4 @@
-"""Describes what is under a point of the timeline, and which request or block it is about. Knows no widget."""
+"""Describes what is under a point of the timeline, and which request or event it belongs to. Imports no widget."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 _MOST_NAMED: Final = 3
 STEP_TOLD_NS: Final = 1_000
-"""After its end: seconds as floats lead there."""
+"""Offset added to a step's end when going to it: times that pass through float seconds then still reach the step."""
 _TOKENS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class LaneHit:
-    """What lies at a point of the lanes. `number` 0: no request."""
+    """Result of a hit test at a point of the lanes. `number` 0: no request."""
 
     time_ns: int
     words: str = ""
     epoch: int = 0
     number: int = 0
     batch: tuple[int, ...] = ()
-    """The requests of the step that it is about."""
+    """Requests of the step that was hit."""
     event: TimedEvent | None = None
-    """The event whose mark it is."""
+    """Event whose mark was hit."""
 
 
 def found_in_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
-    """In a lane above the requests, at `time_ns`; what is up to `reach_ns` away is meant."""
+    """Return what lane `name` (one above the requests) shows at `time_ns`, or nearby within `reach_ns`."""
     overview = shown.overview
     place = overview.place_at(time_ns)
     is_known = place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS
@@ -86,7 +86,7 @@ def _step_found(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) -> 
 
 
 def found_step(steps: StepColumns, place: int) -> LaneHit:
-    """A step, at the moment that its frame was told: its end."""
+    """Return the hit for a step, at the time when its frame was published: the step's end."""
     batch, took_s = steps.batch(place), float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9
     words = (
         f"Step {count(int(steps.step[place]))}: {plural(batch.numbers.size, 'request')}, "
@@ -98,7 +98,7 @@ def found_step(steps: StepColumns, place: int) -> LaneHit:
 
 
 def found_in_row(row: int, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
-    """In a row of requests."""
+    """Return the request phase in `row` at `time_ns`, or the nearest within `reach_ns`."""
     spans = shown.lanes.spans
     ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, time_ns), spans["end"])
     near = (spans["begin"] <= time_ns + reach_ns) & (ends >= time_ns - reach_ns)
@@ -124,7 +124,8 @@ def _span_found(place: int, shown: ShownLanes, time_ns: int) -> LaneHit:
     adapter = shown.adapter_of(epoch, number)
     whose = f"#{count(number)} ({adapter})" if adapter else f"#{count(number)}"
     words = f"{whose} {PHASE_WORDS[phase]}{lasted}{going_on}"
-    at_ns = end if phase is RequestPhase.QUEUED and end != OPEN_NS else begin  # the event at its end has the cause
+    # the event at the end of waiting states the cause
+    at_ns = end if phase is RequestPhase.QUEUED and end != OPEN_NS else begin
     causes = shown.overview.events.find(at_ns, at_ns, request=(epoch, number))
     reasons = [
         why_text(shown.overview.events[cause].event) for cause in causes if _is_of(shown.overview.events[cause], number)

@@ -1,4 +1,4 @@
-"""Which lanes there are, and where each is in pixels of the widget. Knows no data."""
+"""Lanes of the timeline and their pixel positions in the widget. Contains no data."""
 
 from __future__ import annotations
 
@@ -10,64 +10,63 @@ from kvscope_app.look.zoom import scaled
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS
 
 GUTTER: Final = 104
-"""Names of the lanes stand here, left of the time."""
+"""Width of the lane names, left of the time axis, in pixels at 100 % scale."""
 AXIS_HEIGHT: Final = 20
 _GAP: Final = 2
 ROW_HEIGHT: Final = 15
 _LOW: Final = 380
-"""In a widget lower than this lanes are lower too."""
+"""Widget height, at 100 % scale, below which the lanes are lower too."""
 LEGEND_HEIGHT: Final = 16
 _LEGEND_FROM: Final = 300
-"""In a lower widget there is no line that says what the colours of requests are."""
+"""Minimum widget height for the legend of request colours."""
 _MIN_ROWS: Final = 4
-"""Rows of requests that a widget shows before all lanes: the last lanes scroll where not everything fits."""
+"""Rows of requests that take precedence over the last lanes: if not everything fits, those lanes scroll."""
 _NUM_FIXED: Final = 2
-"""Lanes at the top that never scroll."""
+"""Number of lanes at the top that never scroll."""
 
 
 def gutter() -> int:
-    """`GUTTER` at the zoom of now; so are the next two."""
+    """Return `GUTTER` in pixels at the current scale."""
     return scaled(GUTTER)
 
 
 def axis_height() -> int:
-    """Of the line of times."""
+    """Return the height of the time axis in pixels at the current scale."""
     return scaled(AXIS_HEIGHT)
 
 
 def row_height() -> int:
-    """Of a request."""
+    """Return the height of a request row in pixels at the current scale."""
     return scaled(ROW_HEIGHT)
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One lane above the requests."""
-
     name: str
     title: str
     low: int
     high: int
-    """Its height in a low and in a high widget."""
+    """Height in a high widget; `low` is that in a low one. Both in pixels at 100 % scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickLane:
-    """A lane with a mark for each moment in which something happened."""
+    """Lane with a mark for each moment in which something happened."""
 
     title: str
     color: str
-    """Of the theme."""
+    """Name of the colour in the theme."""
     column: str
-    """Of a summary: how many there were in a second; empty: nobody counts them."""
+    """Summary column with the number per second; empty if it is not counted."""
     counted: str
-    """What one of those is called."""
+    """Noun for one counted item."""
     kind: str = ""
-    """Of the events that tell them; empty: seconds alone do."""
+    """Event kind shown in this lane, or "" if only per-second counts exist."""
 
 
 def _tick_lanes() -> dict[str, TickLane]:
-    """By name: one of each kind of event that has a lane, and beside it what only seconds tell."""
+    """Return the lanes by name: one per event kind that has a lane, each followed by related lanes that only per-second
+    counts fill."""
     beside = {
         "preempted": {"swapped": TickLane("Swaps", "flash_saved", "swapped_blocks", "swapped block", "preempted")},
         "evicted": {"copied": TickLane("Copy-on-write", "flash_copied", "copied_blocks", "copied block")},
@@ -83,11 +82,11 @@ def _tick_lanes() -> dict[str, TickLane]:
 
 TICK_LANES: Final = _tick_lanes()
 MARKS: Final = "marks"
-"""There is no such lane while nothing is marked."""
+"""Name of the bookmark lane, which exists only while there are bookmarks."""
 STEPS: Final = "steps"
-"""Tokens of each second; of each step, seen so near."""
+"""Name of the lane of tokens per second; when zoomed in, per step."""
 PAUSED: Final = "paused"
-"""When the engine stood still."""
+"""Name of the lane of times in which the engine was paused or suspended."""
 LANES: Final = (
     Lane(MARKS, "Bookmarks", 14, 18),
     Lane("usage", "KV usage", 18, 46),
@@ -105,7 +104,7 @@ CURVES: Final = ("usage", "running", "waiting")
 class LaneLayout:
     """Positions of the lanes in a widget of this size.
 
-    Where a widget is too low for all lanes and `_MIN_ROWS` rows of requests, the last lanes scroll: `first_row` is the
+    If a widget is too low for all lanes and `_MIN_ROWS` rows of requests, the last lanes scroll: `first_row` is the
     index of the first visible row of requests, or, if negative, minus the number of these lanes that are shown.
     """
 
@@ -115,16 +114,16 @@ class LaneLayout:
     """Names of the lanes without any data, which a low widget leaves out."""
     first_row: int = 0
     has_requests: bool = True
-    """Whether there are rows of requests to keep room for."""
+    """Whether there are rows of requests that need space."""
 
     @property
     def chart_width(self) -> int:
-        """Width of the time axis."""
+        """Width of the time axis in pixels."""
         return max(self.width - gutter(), 1)
 
     @property
     def num_scrolling(self) -> int:
-        """Number of lanes that are out of sight while the first row of requests is at the top."""
+        """Number of lanes that are hidden while the first row of requests is at the top."""
         lanes = self._lanes()
         rest = self.height - axis_height() - 2 * _GAP - self._legend_height - _MIN_ROWS * row_height()
         rest -= sum(self._height_of(lane) + _GAP for lane in lanes)
@@ -135,7 +134,6 @@ class LaneLayout:
         return num
 
     def boxes(self) -> Iterator[tuple[Lane, int, int]]:
-        """Each visible lane with its top and its height."""
         top, lanes = axis_height(), self._lanes()
         num_scrolling = self.num_scrolling
         num_shown = min(max(-self.first_row, 0), num_scrolling)
@@ -161,29 +159,24 @@ class LaneLayout:
 
     @property
     def requests_top(self) -> int:
-        """Where the lanes of requests begin."""
         return self.legend_top + self._legend_height
 
     @property
     def legend_top(self) -> int:
-        """Where the line of colours is, above the requests."""
         _, top, height = list(self.boxes())[-1]
         return top + height + 3 * _GAP
 
     @property
     def has_legend(self) -> bool:
-        """Whether there is room for it."""
         return self.height >= _LEGEND_FROM
 
     @property
     def num_rows(self) -> int:
-        """Rows of requests that can be seen whole, at least one."""
+        """Number of request rows that are fully visible, at least one."""
         return max(1, (self.height - self.requests_top) // row_height())
 
     def lane_at(self, y: int) -> Lane | None:
-        """Which lane above the requests is there."""
         return next((lane for lane, top, height in self.boxes() if top <= y < top + height + _GAP), None)
 
     def row_at(self, y: int) -> int | None:
-        """Index of the row of requests at `y`, None above the rows."""
         return None if y < self.requests_top else max(self.first_row, 0) + (y - self.requests_top) // row_height()

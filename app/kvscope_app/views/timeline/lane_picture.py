@@ -1,6 +1,7 @@
-"""Draws the lanes of an overview over a span of time into an array of pixels, as wide as the screen's, not as the data.
+"""Draws the lanes of an overview for a span of time into a pixel array. The cost depends on the screen's width, not on
+the amount of data.
 
-Owns the rows that requests are shown in. Knows no widget; the text over it is its caller's.
+Owns the assignment of requests to visible rows. Imports no widget; the caller draws the text on top.
 """
 
 from __future__ import annotations
@@ -39,35 +40,33 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _ROW_GAP: Final = 3
 _BETWEEN_SOFT: Final = 0.7
-"""Seen so near that steps are boxes, what is between them is paler."""
+"""Paleness of request phases between steps when zoomed in so far that steps are drawn as boxes."""
 _GAP_COLOR: Final = "warn"
 _PAUSED_COLOR: Final = "warn"
 
 
 @dataclass(slots=True)
 class ShownLanes:
-    """What is drawn."""
-
     overview: SessionOverview
     lanes: RequestLanes
     span: TimeSpan
     until_ns: int
-    """What still goes on is drawn up to here."""
+    """Time up to which open spans are drawn."""
     first_row: int = 0
     by_arrival: bool = False
     placed_version: int = -1
-    """Of the lanes when rows were placed."""
+    """Version of the lanes for which rows were placed."""
     rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """The row of each life, -1 where it is not in the span; `place_rows` finds them."""
+    """Row of each request, -1 if outside the span; computed by `place_rows`."""
     num_rows: int = 0
     marks: Marks = field(default_factory=Marks)
     steps: StepColumns | None = None
-    """Those that were read, where they are seen each for itself."""
+    """Steps read for the visible span, while it is short enough to show single steps."""
     adapter_of: Callable[[int, int], str] = lambda epoch, number: ""
-    """The LoRA adapter of a request, as far as it is known."""
+    """Function (epoch, number) -> LoRA adapter of a request, "" if none or unknown."""
 
     def place_rows(self) -> None:
-        """Packed rows, or one for each request that is in the span, the newest at the bottom."""
+        """Assign rows to requests in the span: packed, or (`by_arrival`) one row each with the newest at the bottom."""
         requests = self.lanes.requests
         self.placed_version = self.lanes.version
         seen = (requests["begin"] <= self.span.end_ns) & (requests["end"] >= self.span.begin_ns)
@@ -75,13 +74,13 @@ class ShownLanes:
         self.rows = np.full(len(requests), -1, np.int64)
         if self.by_arrival:
             self.rows[places[np.argsort(requests["begin"][places], kind="stable")]] = np.arange(places.size)
-        else:  # rows without anything in sight take no room
+        else:  # omit rows without any request in the span
             self.rows[places] = np.unique(requests["row"][places], return_inverse=True)[1]
         self.num_rows = int(self.rows.max(initial=-1)) + 1
 
 
 def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> Pixels:
-    """The picture right of the names, below the axis included, `scale` device pixels a pixel."""
+    """Return the pixels of the area right of the lane names, including the axis. `scale`: device pixels per pixel."""
     width, height = (max(1, round(side * scale)) for side in (layout.chart_width, layout.height))
     pixels = np.full((height, width), ink("base", theme), np.uint32)
     edges = raster.column_edges(shown.span, width)
@@ -101,28 +100,28 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
             draw_steps(box, shown.overview, shown.steps, edges, seconds, theme)
         elif lane.name == PAUSED:
             raster.fill_below(box, stopped.astype(np.float64), ink(_PAUSED_COLOR, theme))
-        elif lane.name != MARKS:  # that one is signs and words
+        elif lane.name != MARKS:  # bookmarks are drawn later, as signs and text
             _draw_moments(box, lane.name, shown, edges, seconds, theme)
     _draw_requests(pixels, shown, layout, theme, scale, stopped)
     return pixels
 
 
 def usage_shares(overview: SessionOverview) -> tuple[FloatArray, FloatArray]:
-    """Active blocks, and active and cached ones, as shares of the pool; shape (seconds,) each."""
+    """Return the shares of the pool that are active, and active or cached; shape (seconds,) each."""
     active, cached = overview.column("active_blocks"), overview.column("cached_blocks")
     pool = np.maximum(pool_of(overview), 1.0)
     return usage_of(overview), (active + cached) / pool
 
 
 def gaps(overview: SessionOverview) -> tuple[IntArray, IntArray]:
-    """Begin and end of each stretch without a second."""
+    """Return the start and end of each stretch without data."""
     times = overview.time_ns
     places = np.flatnonzero(np.diff(times) > SECOND_NS)
     return times[places] + SECOND_NS, times[places + 1]
 
 
 def bare_lanes(overview: SessionOverview) -> frozenset[str]:
-    """Lanes of moments in which nothing ever happened."""
+    """Return the names of lanes without any data."""
     bare = {name for name in TICK_LANES if not _counts(name, overview).any()}
     bare -= {name for name in bare if (overview.events.kind_codes == KIND_CODES.get(name, -1)).any()}
     if not np.nan_to_num(overview.column("num_steps")).any():
@@ -134,7 +133,7 @@ def bare_lanes(overview: SessionOverview) -> frozenset[str]:
 
 
 def moments_of(name: str, shown: ShownLanes) -> IntArray:
-    """When what a lane shows happened, ascending, exactly: as far back as events are kept."""
+    """Return the exact times of a lane's events, ascending, as far back as events are retained."""
     if name == "swapped":
         spans = shown.lanes.spans
         return np.sort(spans["begin"][spans["phase"] == RequestPhase.SWAPPED])
@@ -144,7 +143,7 @@ def moments_of(name: str, shown: ShownLanes) -> IntArray:
 
 
 def _counts(name: str, overview: SessionOverview) -> FloatArray:
-    """How many there were in each second, as far as anybody counts them, shape (seconds,)."""
+    """Return the number per second, shape (seconds,); 0 where it is not counted."""
     column = TICK_LANES[name].column
     return np.nan_to_num(overview.column(column)) if column else np.zeros(len(overview))
 
@@ -158,7 +157,8 @@ def _draw_usage(box: Pixels, overview: SessionOverview, seconds: tuple[IntArray,
 
 
 def peak_requests(overview: SessionOverview, state: str) -> float:
-    """Return the largest number of requests that were "running" or "waiting" at any moment, also within a second."""
+    """Return the largest number of requests that were "running" or "waiting" at any moment, including within a
+    second."""
     columns = (overview.column(f"{prefix}_{state}") for prefix in ("num", "peak"))
     return max(float(np.nan_to_num(column).max(initial=0.0)) for column in columns)
 
@@ -186,7 +186,8 @@ def _draw_moments(
 
 
 def _exact_since(overview: SessionOverview) -> int:
-    """Of what was before, seconds tell and no event."""
+    """Return the time from which individual events are known, or 0 if no event was dropped. Older activity is available
+    only as per-second counts."""
     events = overview.events
     return int(events.time_ns[0]) - SECOND_NS if events.num_forgotten and len(events) else 0
 
@@ -234,7 +235,7 @@ def _draw_requests(
 
 
 def _rows_of(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:
-    """The row of each of the steps' requests, -1 where it is not in sight."""
+    """Return the row of each of the steps' requests, -1 if it is not visible."""
     requests, rows = shown.lanes.requests, shown.rows - shown.first_row
     seen = np.flatnonzero((shown.rows >= 0) & (rows >= 0) & (rows < num_rows))
     epochs = np.repeat(steps.epoch, np.diff(steps.starts))
@@ -250,7 +251,7 @@ def _rows_of(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:
-    """Where times are, in columns; those outside are just outside."""
+    """Convert times to columns. Times outside the span are clamped to at most one span length beyond it."""
     near = times.clip(span.begin_ns - span.length_ns, span.end_ns + span.length_ns)
     columns: IntArray = np.floor((near - span.begin_ns) * (width / span.length_ns)).astype(np.int64)
     return columns

@@ -1,4 +1,4 @@
-"""The text over the picture of the lanes: names, the axis, numbers of requests, and the selected one's outline."""
+"""Text over the picture of the lanes: lane names, axis, request numbers, and the outline of the selected request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ _LEFT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 def paint(
     painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None
 ) -> None:
-    """All of it."""
     painter.setFont(sans(0.86))
     _axis(painter, shown, layout, theme)
     _names(painter, shown, layout, theme)
@@ -72,7 +71,7 @@ def _names(painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Them
 
 
 def _legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_stops: bool) -> None:
-    """What the colours of requests mean, as far as there is room."""
+    """Draw the legend of request colours, as many entries as fit."""
     x, middle, apart = gutter(), layout.legend_top + row_height() // 2 - 1, scaled(14)
     entries = [
         (text, PHASE_COLORS[phase], QUEUED_SOFT if phase is RequestPhase.QUEUED else 0.0, phase is RequestPhase.QUEUED)
@@ -94,7 +93,7 @@ def _legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_stops: b
 def _requests(
     painter: QPainter, shown: ShownLanes, layout: LaneLayout, theme: Theme, selected: tuple[int, int] | None
 ) -> None:
-    """Owner's colour and number, where a request is wide enough for them."""
+    """Draw each request's owner colour and number if the request is wide enough."""
     requests, span = shown.lanes.requests, shown.span
     ends = np.where(requests["end"] == OPEN_NS, max(shown.until_ns, span.begin_ns), requests["end"])
     rows = shown.rows - shown.first_row

@@ -1,7 +1,7 @@
-"""Paints the lanes and takes mouse and keys: zoom, pan, choose, and what is under the pointer.
+"""Widget of the lanes: paints them and handles mouse and keyboard for zooming, panning, selecting and hovering.
 
-Owns the span that is seen, whether it follows the cursor, and how far lanes and requests are scrolled. What is chosen
-it only tells.
+Owns the visible span, whether it follows the cursor, and the scroll position of lanes and requests. Selections are only
+emitted, not stored here.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _MIN_SIZE: Final = (240, 120)
 
 
 class LanesCanvas(QWidget):
-    """`show_overview` is called with each change; signals tell what a person chose."""
+    """Widget of the lanes. Call `show_overview` on each change; signals report the user's actions."""
 
     chosen = Signal(object)
-    """A `LaneHit`: go to its time, and select its request."""
+    """Emitted with a `LaneHit`: go to its time and select its request."""
     pointed = Signal(str)
-    """What is under the pointer."""
+    """Emitted with a description of what is under the pointer."""
     moved = Signal()
-    """Another span, or other rows."""
+    """Emitted when the visible span or rows changed."""
     span_chosen = Signal(object)
-    """A person zoomed or panned to a `TimeSpan`; None: to all there is."""
+    """Emitted with the `TimeSpan` that the user zoomed or panned to; None for the whole timeline."""
     measuring = Signal()
-    """A range is measured, another one, or none any more."""
+    """Emitted when the measured range changes or is cleared, and when its drag ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,24 +67,24 @@ class LanesCanvas(QWidget):
         self.follows = True
         self.whole = whole_span(0, 0)
         self.length_ns: int | None = None
-        """How much is seen; None: all there is."""
+        """Length of the visible span; None: the whole timeline."""
         self.selected: tuple[int, int] | None = None
         self.batch: tuple[int, ...] = ()
         self.batch_epoch = 0
         self._pointer: QPoint | None = None
         self._pointed_ns: int | None = None
-        """When the step under the pointer ended."""
+        """End of the step under the pointer."""
         self.cursor_ns = 0
         self.shown = ShownLanes(SessionOverview(), RequestLanes(), self.whole, 0)
         self.first_row = 0
-        """How far lanes and requests are scrolled, see `LaneLayout.first_row`."""
+        """Scroll position of lanes and requests, see `LaneLayout.first_row`."""
         self._bare: frozenset[str] = frozenset((MARKS,))
         self._pixels: Pixels | None = None
         self._drag_from: QPoint | None = None
         self._dragged_to: QPoint | None = None
         self.measured: TimeSpan | None = None
         self._measured_from_ns: int | None = None
-        """Where the range began whose other end is being dragged."""
+        """Fixed end of the range whose other end is being dragged."""
         self.setAccessibleName("Timeline")
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setMouseTracking(True)
@@ -98,7 +98,7 @@ class LanesCanvas(QWidget):
         return LaneLayout(self.width(), self.height(), bare, self.first_row, has_requests)
 
     def show_overview(self, overview: SessionOverview, lanes: RequestLanes, whole: TimeSpan, cursor_ns: int) -> None:
-        """What there is now."""
+        """Show new data. If the canvas follows the cursor, the span moves with it."""
         is_at_end = self.shown.span.end_ns >= self.whole.end_ns
         self.whole, self.cursor_ns = whole, cursor_ns
         self._bare = bare_lanes(overview)
@@ -109,42 +109,38 @@ class LanesCanvas(QWidget):
         self._look_at(span)
 
     def show_cursor(self, cursor_ns: int) -> None:
-        """Only it moved."""
+        """Move the cursor without other changes."""
         if cursor_ns != self.cursor_ns:
             self.cursor_ns = cursor_ns
             self.update()
 
     def show_marks(self, marks: Marks) -> None:
-        """Bookmarks, alarms and the loop."""
         if marks != self.shown.marks:
             self.shown.marks = marks
             self._look_at(self.shown.span)
 
     def show_steps(self, steps: StepColumns | None) -> None:
-        """Those that were read of what is seen; None where so much is seen that they have no room."""
+        """Show the steps read for the visible span; None if the span is too long to show single steps."""
         if steps is not self.shown.steps:
             self.shown.steps = steps
             self._redraw()
 
     def show_batch(self, numbers: tuple[int, ...], epoch: int) -> None:
-        """The requests of a step stand out."""
         if (numbers, epoch) != (self.batch, self.batch_epoch):
             self.batch, self.batch_epoch = numbers, epoch
             self.update()
 
     def show_selected(self, selected: tuple[int, int] | None) -> None:
-        """The request that is outlined."""
         if selected != self.selected:
             self.selected = selected
             self.update()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self.theme = theme
         self._redraw()
 
     def show_length(self, length_ns: int | None) -> None:
-        """So much of the time, around the cursor where it is seen; None: all."""
+        """Show a span of this length, around the cursor if it is visible; None: the whole timeline."""
         self.length_ns = length_ns
         if length_ns is None:
             self._look_at(self.whole)
@@ -154,21 +150,21 @@ class LanesCanvas(QWidget):
         self._look_at(span.zoomed(length_ns / span.length_ns, at, self.whole))
 
     def show_span(self, span: TimeSpan) -> None:
-        """This stretch, as far as there is such a one, wherever the cursor is."""
+        """Show `span`, clamped to the timeline, and stop following the cursor."""
         self.follows = False
         shown = TimeSpan(span.begin_ns, max(span.end_ns, span.begin_ns + SHORTEST_NS)).inside(self.whole)
         self.length_ns = None if shown == self.whole else shown.length_ns
         self._look_at(shown)
 
     def set_follows(self, follows: bool) -> None:
-        """Whether the cursor is kept in sight."""
+        """Set whether the cursor is kept visible."""
         self.follows = follows
         if follows:
             self._look_at(self.shown.span.showing(min(self.cursor_ns, self.whole.end_ns), self.whole))
         self.moved.emit()
 
     def set_first_row(self, row: int) -> None:
-        """Scroll so that `row` is the first row of requests; negative: show so many of the lanes that do not fit."""
+        """Scroll so that `row` is the first row of requests; negative: show that many of the lanes that do not fit."""
         before = self.first_row
         self._scroll(row)
         if self.first_row != before:
@@ -180,44 +176,43 @@ class LanesCanvas(QWidget):
         self.shown.first_row = max(self.first_row, 0)
 
     def set_by_arrival(self, by_arrival: bool) -> None:
-        """A row for each request, or packed."""
+        """Use one row per request in order of arrival, or packed rows."""
         self.shown.by_arrival = by_arrival
         self._look_at(self.shown.span)
 
     @property
     def last_first_row(self) -> int:
-        """How far requests can be scrolled."""
+        """Maximum scroll position of the request rows."""
         return max(0, self.shown.num_rows - replace(self.layout_now, first_row=0).num_rows)
 
     def zoom(self, factor: float, at_share: float) -> None:
-        """`factor` times as much time; what is at `at_share` stays where it is."""
+        """Scale the visible duration by `factor`, keeping the time at `at_share` (0 to 1 of the width) fixed."""
         self._look_elsewhere(self.shown.span.zoomed(factor, at_share, self.whole))
 
     def zoom_by(self, steps: int) -> None:
-        """Around the cursor where it is seen."""
+        """Zoom in by `steps` (negative: out) around the cursor if it is visible, else the middle; 0: show
+        everything."""
         if not steps:
             self.fit()
             return
         self.zoom(_KEY_FACTOR**steps, self._cursor_share)
 
     def pan(self, by_ns: int) -> None:
-        """Later by so much."""
         self._look_elsewhere(self.shown.span.moved(by_ns, self.whole))
 
     @property
     def is_measuring(self) -> bool:
-        """Whether its end is being dragged."""
+        """Whether the user is dragging an end of the measured range."""
         return self._measured_from_ns is not None
 
     def measure(self, span: TimeSpan | None) -> None:
-        """Mark a range; None: no more."""
         if span != self.measured:
             self.measured = span
             self.update()
             self.measuring.emit()
 
     def found_at(self, point: QPoint) -> LaneHit | None:
-        """What is there; None left of the time."""
+        """Return what is at a point, or None left of the time axis."""
         if point.x() < gutter():
             return None
         self._keep_up()
@@ -313,7 +308,6 @@ class LanesCanvas(QWidget):
         super().leaveEvent(event)
 
     def fit(self) -> None:
-        """Show the whole timeline."""
         self.follows = True
         self.show_length(None)
         self.span_chosen.emit(None)
@@ -339,19 +333,19 @@ class LanesCanvas(QWidget):
             super().keyPressEvent(event)
 
     def _pointed_share(self) -> float:
-        """Where the pointer is in the time that is seen; the cursor, or the middle, where it is not over it."""
+        """Return the pointer's share of the visible span; that of the cursor if the pointer is not over it."""
         if self._pointer is not None and self._pointer.x() >= gutter():
             return min((self._pointer.x() - gutter()) / self.layout_now.chart_width, 1.0)
         return self._cursor_share
 
     @property
     def _cursor_share(self) -> float:
-        """Where the cursor is in the time that is seen; the middle where it is not."""
+        """Cursor's share of the visible span (0 to 1), or 0.5 if it is not visible."""
         share = self.shown.span.share_at(self.cursor_ns)
         return share if 0 <= share <= 1 else 0.5
 
     def _time_at(self, point: QPoint) -> int:
-        """At a point, or the nearest that is seen."""
+        """Return the time at a point, clamped to the visible span."""
         share = (point.x() - gutter()) / self.layout_now.chart_width
         return self.shown.span.time_at(min(max(share, 0.0), 1.0))
 
@@ -366,12 +360,12 @@ class LanesCanvas(QWidget):
             self.update()
 
     def _pointed_place(self) -> int | None:
-        """Where in `shown.steps` it is; they may have been read anew."""
+        """Return the index in `shown.steps` of the step under the pointer. The steps may have been read again since."""
         steps = self.shown.steps
         return None if steps is None or self._pointed_ns is None else steps.at(self._pointed_ns, STEP_TOLD_NS)
 
     def _move_cursor(self, sign: int) -> None:
-        """To the next step, or the one before, where they are seen; else a fiftieth of what is seen."""
+        """Move to the next or previous step if steps are drawn; otherwise by `_CURSOR_SHARE` of the visible span."""
         span, steps = self.shown.span, self.shown.steps
         place = None if steps is None else steps.next_to(self.cursor_ns, sign)
         if steps is not None and place is not None and steps_are_apart(steps, span, self.layout_now.chart_width):
@@ -381,7 +375,8 @@ class LanesCanvas(QWidget):
             self._go_to(LaneHit(min(max(self.cursor_ns + by_ns, self.whole.begin_ns), self.whole.end_ns)))
 
     def _choose_row(self, sign: int) -> None:
-        """The request in the row below the selected one, or above it, at the cursor or as near to it as can be."""
+        """Select the request in the row below or above the selected one, at the cursor or as close to it as
+        possible."""
         self._keep_up()
         rows = range(self.shown.first_row, self.shown.first_row + self.layout_now.num_rows)
         found = next_in_rows(self.shown, self.selected, sign, self.cursor_ns, rows)
@@ -392,7 +387,7 @@ class LanesCanvas(QWidget):
             self._go_to(request)
 
     def _go_to(self, found: LaneHit) -> None:
-        """By a key: what is gone to is seen."""
+        """Go to a hit by keyboard, which also brings it into view."""
         self._look_at(self.shown.span.showing(found.time_ns, self.whole))
         self.chosen.emit(found)
 
@@ -422,14 +417,14 @@ class LanesCanvas(QWidget):
         self.moved.emit()
 
     def _look_elsewhere(self, span: TimeSpan) -> None:
-        """Show what a person zoomed or panned to; from then on the cursor is not followed."""
+        """Show the span that the user zoomed or panned to. From then on the cursor is not followed."""
         self.length_ns = None if span == self.whole else span.length_ns
         self.follows = self.length_ns is None
         self._look_at(span)
         self.span_chosen.emit(None if self.length_ns is None else span)
 
     def _keep_up(self) -> None:
-        """Requests that came since rows were placed have none yet."""
+        """Place rows for requests that arrived since the last placement."""
         if self.shown.placed_version != self.shown.lanes.version:
             self.shown.place_rows()
             self._pixels = None
@@ -440,7 +435,7 @@ class LanesCanvas(QWidget):
         self._tell_pointed()
 
     def _tell_pointed(self) -> None:
-        """What is under the pointer, which may stand still while the time below it moves."""
+        """Emit what is under the pointer. The data may move below a pointer that does not."""
         if self._pointer is None:
             return
         found = self.found_at(self._pointer)
@@ -455,7 +450,7 @@ class LanesCanvas(QWidget):
             painter.fillRect(x - 2, axis_height() // 2, 5, 4, self.theme.color("accent"))
 
     def _paint_measured(self, painter: QPainter, layout: LaneLayout) -> None:
-        """A veil with an edge at each end, and its length above."""
+        """Draw the measured range as a translucent band with an edge at each end, and its length on top."""
         if self.measured is None:
             return
         shares = [self.shown.span.share_at(at) for at in (self.measured.begin_ns, self.measured.end_ns)]
@@ -478,12 +473,14 @@ class LanesCanvas(QWidget):
 def next_in_rows(
     shown: ShownLanes, selected: tuple[int, int] | None, sign: int, cursor_ns: int, in_sight: range
 ) -> tuple[int, LaneHit] | None:
-    """From a request of the timeline to the one in the row above or below.
+    """Return the row above or below the selected request, and a hit for a request in it; None if no request is in the
+    span.
 
-    A row and whom it is about; None where no request is in the span.
-
-    `selected` is epoch and number; from one that is not in `in_sight`, the rows that are seen, it goes on at their
-    edge. Of requests that share a row the one nearest to `cursor_ns` is meant.
+    Args:
+        selected: (epoch, number) of the selected request.
+        sign: 1 for the row below, -1 for the row above.
+        cursor_ns: if several requests share the row, the one closest to this time is returned.
+        in_sight: visible rows. If the selected request is not in them, the search starts at their edge.
     """
     last = shown.num_rows - 1
     if last < 0:

@@ -1,4 +1,4 @@
-"""The lane of bookmarks and alarms, and the loop over all lanes. Knows no session."""
+"""Lane of bookmarks and alarms, and the loop markers across all lanes. Must not depend on the session."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _LEAST_TEXT_PX: Final = 30
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What is marked, in the order of time, and the ends of a loop that are set."""
+    """Bookmarks and alarms in order of time, and the loop's (start, end), each None if not set."""
 
     bookmarks: Sequence[Bookmark] = ()
     loop: tuple[int | None, int | None] = (None, None)
 
     def near(self, time_ns: int, reach_ns: int) -> Bookmark | None:
-        """The nearest; of an alarm any moment of its while is as near."""
+        """Return the bookmark closest to `time_ns`, within twice `reach_ns`. An alarm covers its whole duration."""
         best = min(self.bookmarks, key=lambda mark: _away(mark, time_ns), default=None)
         return best if best is not None and _away(best, time_ns) <= 2 * reach_ns else None
 
 
 def paint_marks(painter: QPainter, marks: Marks, span: TimeSpan, layout: LaneLayout, theme: Theme) -> None:
-    """The signs, with their words where there is room; and the loop."""
+    """Draw the signs, with their text where it fits, and the loop."""
     box = QRectF(gutter(), axis_height(), layout.chart_width, layout.height - axis_height())
     left, right = (None if at is None else _x(at, span, layout) for at in marks.loop)
     paint_loop(painter, left, right, box, theme)

@@ -1,6 +1,6 @@
-"""What happened in a range of the timeline: its length, its figures, and the requests that were delayed most.
+"""Figures of a range of the timeline: its length, activity, and the requests that were delayed most.
 
-What the figures count is `summaries.figures`'. Knows no widget.
+`summaries.figures` defines the figures. Imports no widget.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _MOST_DELAYED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class WholeSeconds:
-    """The whole seconds nearest to a range, at least one: figures are kept by the second."""
+    """Whole seconds nearest to a range, at least one, because figures are stored per second."""
 
     from_ns: int
     until_ns: int
 
     @classmethod
     def of(cls, span: TimeSpan) -> WholeSeconds:
-        """Return the seconds of `span`, rounded at both ends; of a range within a second, that second."""
+        """Return the seconds of `span`, rounded at both ends; for a range within a second, that second."""
         first, last = ((at_ns + SECOND_NS // 2) // SECOND_NS for at_ns in (span.begin_ns, span.end_ns))
         if last <= first:
             first = (span.begin_ns + span.end_ns) // 2 // SECOND_NS
@@ -44,36 +44,34 @@ class WholeSeconds:
 
 
 class Delayed(NamedTuple):
-    """A request that was queued, preempted or swapped out in the range."""
+    """Request that was queued, preempted or swapped out in the range."""
 
     epoch: int
     number: int
     time_ns: int
-    """When it was first so, in the range."""
+    """First time in the range at which it was delayed."""
     delay_ns: int
-    """Without time in which the engine stood still."""
+    """Total delay in the range, excluding time in which the engine was paused or suspended."""
 
     @property
     def words(self) -> str:
-        """Which, and how long."""
+        """Text such as "#12: 1.5 s"."""
         return f"#{count(self.number)}: {seconds(self.delay_ns / 1e9)}"
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRange:
-    """Figures of one range of time, as rows of text."""
-
     title: str
     rows: tuple[tuple[str, str], ...]
-    """Names and values."""
+    """(name, value) pairs."""
     delayed: tuple[Delayed, ...]
-    """The longest first."""
+    """Most delayed requests, longest delay first."""
     note: str
-    """Which seconds the figures are of."""
+    """Text that states which whole seconds the figures cover."""
 
     @property
     def text(self) -> str:
-        """All of it, to be pasted somewhere."""
+        """All figures as plain text for the clipboard."""
         lines = [self.title, *(f"{name}: {value}" for name, value in self.rows)]
         if self.delayed:
             lines.append(f"Most delayed: {', '.join(delayed.words for delayed in self.delayed)}")
@@ -81,7 +79,7 @@ class MeasuredRange:
 
 
 def measured(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> MeasuredRange:
-    """Of `span`; what still goes on lasts until `until_ns`."""
+    """Return the figures of `span`. Open spans last until `until_ns`."""
     whole = WholeSeconds.of(span)
     rows = rows_in(overview, whole)
     figures = [
@@ -99,7 +97,7 @@ def measured(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, unt
 
 
 def most_delayed(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan, until_ns: int) -> Sequence[Delayed]:
-    """Requests that were not served for longest within `span`."""
+    """Return the requests with the longest total delay within `span`, at most `_MOST_DELAYED`, longest first."""
     spans = lanes.spans
     ends = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
     begins = spans["begin"].clip(span.begin_ns, None)

@@ -1,4 +1,5 @@
-"""Keeps request lanes up with an overview that grows and forgets, a bounded number of events at a time. Knows no Qt."""
+"""Incrementally updates request lanes from an overview that grows and drops old data, a bounded number of events per
+call. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,23 +17,23 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 Thing = TimedEvent | Turned
 _REMEMBERED: Final = 1024
-"""An event that comes late is put among so many of the newest."""
+"""Number of newest events among which a late event is recognized."""
 
 
 class OverviewFollower:
-    """Owns `lanes`; a new overview begins them anew."""
+    """Owner of `lanes`; another overview restarts them."""
 
     def __init__(self) -> None:
         self.lanes = RequestLanes()
         self._events: EventIndex | None = None
         self._num_seen = 0
-        """Of all there ever were, forgotten ones included."""
+        """Number of events consumed, including ones dropped since."""
         self._num_phases = 0
-        """The same, of turns."""
+        """Number of phase changes consumed, including ones dropped since."""
         self._newest: deque[TimedEvent] = deque(maxlen=_REMEMBERED)
 
     def follow(self, overview: SessionOverview, max_events: int = 600) -> bool:
-        """Take in what came; whether there is more of it."""
+        """Consume at most `max_events` new events. Returns whether more are pending."""
         events = overview.events
         if events is not self._events or events.num_forgotten + len(events) < self._num_seen:
             self._restart(events)
@@ -55,7 +56,8 @@ class OverviewFollower:
         self._newest.clear()
 
     def _fresh(self, events: EventIndex, max_events: int) -> list[TimedEvent] | None:
-        """Some not seen yet, in order; None where they came among ones so old that it is not known which they are."""
+        """Return unseen events in order; None if events were inserted so far back that the unseen ones cannot be
+        identified."""
         total = events.num_forgotten + len(events)
         begin = max(self._num_seen - events.num_forgotten, 0)
         if total == self._num_seen:
@@ -68,7 +70,8 @@ class OverviewFollower:
         return fresh[:max_events] if len(fresh) == len(events) - begin else None
 
     def _take(self, overview: SessionOverview, fresh: list[TimedEvent]) -> list[Thing]:
-        """Events, and in their order the turns until the last of them; all turns where no event is left."""
+        """Return events merged in time order with the phase changes up to the last of them, or with all if no event is
+        pending."""
         self._num_seen = max(self._num_seen, overview.events.num_forgotten) + len(fresh)
         self._newest.extend(islice(fresh, max(len(fresh) - _REMEMBERED, 0), None))
         has_more = self._num_seen < overview.events.num_forgotten + len(overview.events)
@@ -86,7 +89,7 @@ class OverviewFollower:
         begin = 0
         epoch = self.lanes.epoch
         for place, thing in enumerate(taken):
-            if isinstance(thing, Turned):  # one that is late is of an engine that ended
+            if isinstance(thing, Turned):  # a late phase change belongs to an engine that has ended
                 continue
             if epoch is not None and thing.epoch != epoch:
                 self.lanes.add(taken[begin:place], since_ns)
@@ -102,6 +105,5 @@ class OverviewFollower:
 
 
 def _end_of(overview: SessionOverview, epoch: int) -> int | None:
-    """When the newest second of an engine's start ended."""
     places = np.flatnonzero(overview.epoch == epoch)
     return int(overview.time_ns[places[-1]]) + SECOND_NS if places.size else None

@@ -1,4 +1,4 @@
-"""The card that floats over the timeline with what happened in the measured range."""
+"""Card over the timeline with the figures of the measured range."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kvscope_app.views.timeline.measured_range import MeasuredRange
 
 _MARGIN: Final = 8
 _TWO_FROM_WIDTH: Final = 640
-"""Of what it floats over: figures stand in two columns, since docks are low."""
+"""Parent width from which the figures use two columns, since docks are low."""
 
 
 class RangeCard(QFrame):
-    """Says it until it is closed; copies it as text."""
+    """Card that shows a `MeasuredRange` until it is closed, and copies it as text."""
 
     closed = Signal()
     chosen = Signal(object)
-    """One of the `Delayed`: go there and select it."""
+    """Emitted with the `Delayed` to go to and select."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -36,14 +36,13 @@ class RangeCard(QFrame):
         self.copy_button = tool_button("Copy", "Copy as text")
         self.close_button = tool_button("Close", "Close (Esc)")
         for button in (self.copy_button, self.close_button):
-            button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the keys stay the timeline's
+            button.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # the timeline keeps the keyboard focus
         self._lay_out()
         self.copy_button.clicked.connect(self.copy)
         self.close_button.clicked.connect(self.closed)
         self.hide()
 
     def show_measured(self, measured: MeasuredRange) -> None:
-        """Say this."""
         self.measured = measured
         self._title.setText(measured.title)
         self.setToolTip(measured.note)
@@ -68,7 +67,7 @@ class RangeCard(QFrame):
         self.place()
 
     def place(self) -> None:
-        """In the lower right corner of what it floats over: the lanes above stay to be seen."""
+        """Move to the parent's lower right corner, where the upper lanes stay visible."""
         parent = self.parentWidget()
         if parent is None:
             return
@@ -78,7 +77,6 @@ class RangeCard(QFrame):
         self.raise_()
 
     def copy(self) -> None:
-        """As text."""
         if self.measured is not None:
             QGuiApplication.clipboard().setText(self.measured.text)
 

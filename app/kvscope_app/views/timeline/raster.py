@@ -1,4 +1,5 @@
-"""Times to columns of pixels, and columns to ink, all in numpy: what is painted costs pixels, not events. Knows no Qt.
+"""Converts times to pixel columns and columns to pixels with numpy, so that the cost depends on pixels, not on events.
+Imports no Qt.
 
 `edges` are the times between columns, shape (columns + 1,), int64 ns. Pixels are 0xAARRGGBB, shape (height, columns).
 """
@@ -17,46 +18,46 @@ Pixels = npt.NDArray[np.uint32]
 
 
 def column_edges(span: TimeSpan, num_columns: int) -> IntArray:
-    """Where each column begins, and the last ends."""
     offsets = np.linspace(0, span.length_ns, num_columns + 1)
     edges: IntArray = span.begin_ns + np.round(offsets).astype(np.int64)
     return edges
 
 
 def seconds_in(time_ns: IntArray, edges: IntArray) -> tuple[IntArray, IntArray]:
-    """First place, and the one after the last, of the seconds that each column touches; shape (columns,) each."""
+    """Return the first index, and one past the last, of the seconds that each column touches; shape (columns,) each."""
     first = np.searchsorted(time_ns, edges[:-1] - SECOND_NS, "right")
     last = np.searchsorted(time_ns, edges[1:], "left")
     return first, np.maximum(last, first)
 
 
 def least_and_greatest(values: FloatArray, first: IntArray, last: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Of the seconds in each column, shape (columns,) each; NaN where there is none."""
+    """Return the minimum and maximum over the seconds of each column, shape (columns,) each; NaN for columns without
+    data."""
     known = last > first
     low, high = np.full(first.size, np.nan), np.full(first.size, np.nan)
     if known.any():
         pairs = np.column_stack((first[known], last[known])).ravel()
-        padded = np.append(values, values[-1])  # the end of the last pair must be a place
+        padded = np.append(values, values[-1])  # reduceat needs the end of the last pair to be a valid index
         low[known] = np.minimum.reduceat(padded, pairs)[::2]
         high[known] = np.maximum.reduceat(padded, pairs)[::2]
     return low, high
 
 
 def sums(values: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
-    """Of the seconds in each column."""
+    """Return the sum over the seconds of each column, shape (columns,)."""
     total = np.concatenate(([0.0], np.cumsum(np.nan_to_num(values))))
     added: FloatArray = total[last] - total[first]
     return added
 
 
 def moments(time_ns: IntArray, edges: IntArray) -> FloatArray:
-    """How many of the ascending times are in each column."""
+    """Return the number of the ascending times that fall into each column."""
     places = np.searchsorted(time_ns, edges, "left")
     return np.diff(places).astype(np.float64)
 
 
 def covered(begin_ns: IntArray, end_ns: IntArray, edges: IntArray) -> npt.NDArray[np.bool_]:
-    """Columns that one of the spans touches, which follow one another and do not overlap."""
+    """Return a mask of the columns that any span touches. Spans must be ascending and must not overlap."""
     begun = np.searchsorted(begin_ns, edges[1:], "left")
     ended = np.searchsorted(end_ns, edges[:-1], "right")
     touched: npt.NDArray[np.bool_] = begun > ended
@@ -64,7 +65,7 @@ def covered(begin_ns: IntArray, end_ns: IntArray, edges: IntArray) -> npt.NDArra
 
 
 def fill_below(pixels: Pixels, heights: FloatArray, color: int) -> None:
-    """Each column from the bottom up to its share, 0 to 1, of the height; nothing where NaN."""
+    """Fill each column from the bottom up to its share (0 to 1) of the height; NaN leaves it empty."""
     rows = pixels.shape[0]
     tops = np.rint(np.nan_to_num(heights).clip(0, 1) * rows)
     tops[np.nan_to_num(heights) > 0] = np.maximum(tops[np.nan_to_num(heights) > 0], 1)
@@ -73,7 +74,7 @@ def fill_below(pixels: Pixels, heights: FloatArray, color: int) -> None:
 
 
 def draw_ticks(pixels: Pixels, counts: FloatArray, color: int) -> None:
-    """A tick in each column that has any, the taller the more; the fullest column has the whole height."""
+    """Draw a tick in each column with a count above 0, on a logarithmic scale; the maximum has the full height."""
     most = counts.max(initial=0.0)
     if most <= 0:
         return
@@ -82,7 +83,7 @@ def draw_ticks(pixels: Pixels, counts: FloatArray, color: int) -> None:
 
 
 def draw_spans(lines: Pixels, rows: IntArray, first: IntArray, last: IntArray, colors: Pixels) -> None:
-    """Spans of columns, `last` excluded, each in its row of `lines`; later ones cover earlier ones."""
+    """Draw spans of columns (`last` exclusive), each in its row of `lines`; later spans overwrite earlier ones."""
     first = first.clip(0, lines.shape[1] - 1)
     widths = last.clip(first + 1, lines.shape[1]) - first
     before = np.cumsum(widths) - widths

@@ -1,8 +1,9 @@
-"""Each request as spans of time, made from an overview's events as they come, and packed into rows.
+"""Requests as spans of time, built incrementally from an overview's events and packed into rows.
 
-Owns the spans, which of them still go on, and the row of each request. Knows no Qt and no pixels. Who came and whose
-prompt is done is told by the seconds' turns, a little after the events; where there are none, who waits has a span only
-once it runs, and it just runs. One whose end was lost goes on until its engine ends.
+Owns the spans, which of them are open, and the row of each request. Imports no Qt and draws nothing. Arrivals and the
+ends of prefills come from the phase changes in the per-second summaries, slightly later than the events. Without these,
+a request's waiting appears only once the request runs, and its running is not split into prefill and decode. A request
+whose end was lost stays open until its engine ends.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from kvscope_telemetry.request_phase import RequestPhase, phase_after
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 OPEN_NS: Final = 1 << 62
-"""The end of what still goes on."""
+"""End of an open span."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """A turn that no event tells, as one of the things that happen."""
+    """Phase change that no event reports."""
 
     time_ns: int
     epoch: int
@@ -33,8 +34,11 @@ class Turned:
 
 
 class RequestLanes:
-    """Add events in their order. `spans` and `requests` are columns; `requests` has a row a request, `newest` its last
-    span, and `before` of a span is the one before it, -1 for the first."""
+    """Spans of requests. Events must be added in order.
+
+    `spans` and `requests` are columns. `requests` has a row per request, whose `newest` is the index of its last span;
+    `before` of a span is the index of the previous span of its request, -1 for the first.
+    """
 
     def __init__(self) -> None:
         self.spans = GrowingColumns(
@@ -51,18 +55,18 @@ class RequestLanes:
             }
         )
         self.has_phases = False
-        """Whether turns follow: then who is admitted computes its prompt until one says that it is done."""
+        """Whether phase changes are available. If so, an admitted request is in prefill until one reports its end."""
         self.version = 0
-        """Grows with each change."""
+        """Increases with each change."""
         self._open: dict[int, int] = {}
-        """Number of a request of this epoch that has not ended: its life."""
+        """Index in `requests` of each unfinished request of this epoch, by number."""
         self._histories_of: dict[tuple[int, int], int] = {}
-        """The newest life of each epoch and number."""
+        """Index in `requests` of the newest request by (epoch, number)."""
         self._epoch: int | None = None
         self._row_ends = np.full(64, -1, np.int64)
 
     def add(self, things: Iterable[TimedEvent | Turned], known_since_ns: int = 0) -> None:
-        """What began before `known_since_ns` was not told: it begins there."""
+        """Add events and phase changes in order. A span that started at an unknown time starts at `known_since_ns`."""
         for thing in things:
             if isinstance(thing, Turned):
                 self._add_phase(thing)
@@ -76,7 +80,7 @@ class RequestLanes:
                 self.version += 1
 
     def end_epoch(self, time_ns: int) -> None:
-        """The engine ended: its requests go on no longer."""
+        """Close all open requests, because their engine ended."""
         for number in list(self._open):
             self._end(number, time_ns)
         self._epoch = None
@@ -84,11 +88,11 @@ class RequestLanes:
 
     @property
     def epoch(self) -> int | None:
-        """Of the events added last."""
+        """Epoch of the events added last."""
         return self._epoch
 
     def forget_before(self, time_ns: int) -> None:
-        """Requests that ended before it go, once they are many."""
+        """Drop requests that ended before `time_ns`, once enough have accumulated."""
         kept = self.requests["end"] >= time_ns
         if kept.size - np.count_nonzero(kept) <= max(256, kept.size // 4):
             return
@@ -106,11 +110,11 @@ class RequestLanes:
         self.version += 1
 
     def history_of(self, epoch: int, number: int) -> int | None:
-        """Where in `requests` a request is; None where nothing is known of it."""
+        """Return a request's index in `requests`, or None if it is unknown."""
         return self._histories_of.get((epoch, number))
 
     def _add_phase(self, phase: Turned) -> None:
-        """Of one that is known, only when its prompt was done is news; what it did before was told by events."""
+        """Add a phase change. For a known request only the end of its prefill is new; events reported the rest."""
         request = self._histories_of.get((phase.epoch, phase.number))
         if request is not None:
             if phase.kind is RequestPhase.DECODE:
@@ -123,7 +127,7 @@ class RequestLanes:
             self.version += 1
 
     def _split(self, request: int, time_ns: int) -> None:
-        """From then on the span that the prompt was computed in, which may be over, was decoding."""
+        """Split the span that contains `time_ns` into prefill and decode. The span may be closed already."""
         spans, after = self.spans, -1
         place = int(self.requests["newest"][request])
         while place >= 0 and spans["begin"][place] > time_ns:
@@ -164,7 +168,7 @@ class RequestLanes:
         self._end(event.number, time_ns)
 
     def _on_aborted(self, event: Event, time_ns: int, _: int) -> None:
-        """One that never ran has this mark alone."""
+        """Mark the request as aborted; a request that never ran has only this mark."""
         self._mark(event.number, RequestPhase.ABORTED, time_ns)
 
     def _on_refused(self, event: Event, time_ns: int, _: int) -> None:
@@ -204,13 +208,13 @@ class RequestLanes:
         self._row_ends[self.requests["row"][request]] = time_ns
 
     def _close_span(self, span: int, time_ns: int) -> int:
-        """When it ended: an event that is a little late turns no time back."""
+        """Close a span and return its end, which is never before its start, even for a late event."""
         time_ns = max(time_ns, int(self.spans["begin"][span]))
         self.spans["end"][span] = time_ns
         return time_ns
 
     def _free_row(self, time_ns: int) -> int:
-        """The first in which nothing is from `time_ns` on. A mark of no length has its moment to itself."""
+        """Return the first row that is free from `time_ns`. A zero-length mark occupies its moment exclusively."""
         free = np.flatnonzero(self._row_ends < time_ns)
         if not free.size:
             free = np.array([self._row_ends.size])
@@ -231,10 +235,7 @@ _TAKES: Final = {
 
 
 class GrowingColumns:
-    """numpy columns of one length that grow at their end.
-
-    Named columns; `append` one row, read each as an array, shape (n,).
-    """
+    """Named numpy columns of equal length that grow by appending rows; each is read as an array of shape (n,)."""
 
     def __init__(self, dtypes: Mapping[str, type[np.generic]]) -> None:
         self._size = 0
@@ -247,7 +248,7 @@ class GrowingColumns:
         return self._columns[name][: self._size]
 
     def append(self, *values: int) -> int:
-        """Add a row, values in the order of the columns; its place."""
+        """Append a row with values in the order of the columns, and return its index."""
         place = self._size
         if place == next(iter(self._columns.values())).size:
             self._columns = {name: np.concatenate((c, np.empty_like(c))) for name, c in self._columns.items()}
@@ -257,7 +258,7 @@ class GrowingColumns:
         return place
 
     def keep(self, kept: npt.NDArray[np.bool_]) -> None:
-        """Rows where `kept`, shape (n,), is false go."""
+        """Remove the rows for which `kept`, shape (n,), is False."""
         self._size = int(np.count_nonzero(kept))
         for name, column in self._columns.items():
             left = column[: kept.size][kept]

@@ -1,6 +1,6 @@
-"""The steps of what is seen of a timeline, read on a thread from what was recorded; a little more is read than is seen.
+"""Reads the steps of the timeline's visible span, with a margin, from the recording on a thread.
 
-Owns which stretch is wanted and the last that was read. Reads nothing while so much is seen that steps are no boxes.
+Owns the wanted span and the steps read last. Reads nothing while the span is too long to show single steps.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline.steps import NO_STEPS, StepColumns, read_steps
 
 _MARGIN: Final = 0.5
-"""Of the span, read on either side of it."""
+"""Share of the span that is also read on either side of it."""
 _PATIENCE_S: Final = 10.0
 _AGAIN_S: Final = 0.7
-"""Between two looks at an end that goes on."""
+"""Minimum seconds between two reads of a growing end."""
 AFTER_FAILURE_S: Final = 5.0
-"""Until it is tried again."""
+"""Seconds before a failed read is retried."""
 
 
 class StepFeed(QObject):
-    """Call `want` with each span that is seen; `steps` are those read last, `changed` tells of others."""
+    """Reader of steps. Call `want` with each visible span; `steps` holds the steps read last, and `changed` is emitted
+    after each read."""
 
     changed = Signal()
 
@@ -35,22 +36,21 @@ class StepFeed(QObject):
         self._session = session
         self._asked_s = 0.0
         self._asked_at: tuple[int | None, int] | None = None
-        """The newest frame when all was read up to it; None: not so far."""
+        """Newest frame at the time of a read up to the live end; None if the last read did not reach it."""
         self._reading: RecordedReading[StepColumns] = RecordedReading(session, "kvscope-steps", self)
         self._reading.over.connect(self._take)
 
     @property
     def is_reading(self) -> bool:
-        """Whether more comes."""
         return self._reading.is_reading
 
     @property
     def failure(self) -> str:
-        """Why the last could not be read, empty while all is well."""
+        """Error message of the last read, "" if it succeeded."""
         return self._reading.failure
 
     def want(self, span: TimeSpan, whole: TimeSpan) -> None:
-        """Steps of `span`, of what there is in `whole`."""
+        """Read the steps of `span` within `whole`, unless they are known or a read is running."""
         begin_ns, end_ns = max(span.begin_ns, whole.begin_ns), min(span.end_ns, whole.end_ns)
         if self.is_reading or self.steps.covers(begin_ns, end_ns):
             return
@@ -63,27 +63,27 @@ class StepFeed(QObject):
         self._reading.begin(lambda recorded, watch: read_steps(recorded, first_ns, last_ns, watch))
 
     def finish(self) -> None:
-        """Wait for what is read."""
+        """Wait for a running read."""
         self._reading.finish(_PATIENCE_S)
 
     def close(self) -> None:
-        """No more."""
         self._reading.close()
 
     def _rest_s(self, begin_ns: int) -> float:
-        """Between two readings."""
+        """Return the minimum seconds between two reads."""
         if self.failure:
             return AFTER_FAILURE_S
         only_the_end_went_on = self.steps.covers(begin_ns, begin_ns)
         return _AGAIN_S if only_the_end_went_on else 0.0
 
     def _knows_all(self, begin_ns: int) -> bool:
-        """Whether only the end went on, and no step with it."""
+        """Whether only the live end moved, without any new frame."""
         end = self._live_end()
         return end is not None and end == self._asked_at and not self.failure and self.steps.covers(begin_ns, begin_ns)
 
     def _live_end(self) -> tuple[int | None, int] | None:
-        """The newest frame of an engine; None for a file, which may grow beyond what is shown."""
+        """Return (epoch, seq) of the newest frame of a live engine; None for a file, which may grow beyond what is
+        shown."""
         if self._session.timeline.is_file:
             return None
         return self._session.live_mirror.epoch, self._session.live_mirror.seq

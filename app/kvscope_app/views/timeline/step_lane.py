@@ -1,7 +1,7 @@
-"""The lane of steps: tokens computed in each second, and seen so near that they have room, each step as a box.
+"""Lane of steps: tokens computed per second, or, when zoomed in, each step as a box.
 
-Owns when that is. In both the lower part is decoding, the upper prompts; heights are on a logarithmic scale: a piece
-of a prompt is hundreds of tokens and a decode one a request. Knows no widget.
+Owns the decision between the two. In both, the lower part is decode and the upper part prefill. Heights are
+logarithmic, because a prefill chunk has hundreds of tokens and a decode one per request. Imports no widget.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _LEAST_PX: Final = 1.5
-"""A step that is narrower on the average is part of a second."""
+"""Minimum average width of a step; narrower steps are drawn as seconds."""
 _APART_PX: Final = 4.0
-"""From this width on a gap stands between two."""
+"""Minimum width of a step to be drawn with a gap before it."""
 _PIECES_PX: Final = 5.0
 
 
 def wants_steps(overview: SessionOverview, span: TimeSpan, width: int) -> bool:
-    """Whether steps are seen each for itself, as far as the seconds tell how many there are."""
+    """Whether single steps should be shown, judging by the per-second counts."""
     first, last = overview.place_at(span.begin_ns), overview.place_at(span.end_ns)
     if last < 0:
         return False
@@ -47,7 +47,7 @@ def draw_steps(
     seconds: tuple[IntArray, IntArray],
     theme: Theme,
 ) -> None:
-    """Seconds, and over them the steps where they were read."""
+    """Draw seconds, replaced by steps where these have been read."""
     prefill, decode = overview.column("prefill_tokens"), overview.column("decode_tokens")
     most = float((prefill + decode).max(initial=1.0))
     total, decoded = (raster.least_and_greatest(values, *seconds)[1] for values in (prefill + decode, decode))
@@ -62,7 +62,7 @@ def draw_steps(
 
 
 def steps_are_apart(steps: StepColumns, span: TimeSpan, width: int) -> bool:
-    """Whether what each request had of a step is seen."""
+    """Whether steps are wide enough to show each request's part of them."""
     seen = steps.within(span.begin_ns, span.end_ns)
     lengths = (steps.end_ns - steps.begin_ns)[seen]
     return lengths.size > 0 and float(np.median(lengths)) * width / span.length_ns >= _PIECES_PX
@@ -71,8 +71,10 @@ def steps_are_apart(steps: StepColumns, span: TimeSpan, width: int) -> bool:
 def draw_pieces(
     lines: Pixels, steps: StepColumns, span: TimeSpan, rows_of: npt.NDArray[np.int64], theme: Theme, gap: int
 ) -> None:
-    """What each request had of each step, in its row of `lines`; `rows_of` is the row of each of the steps' requests,
-    below 0 for one that is not seen."""
+    """Draw each request's part of each step in the request's row of `lines`.
+
+    `rows_of` is the row of each of the steps' requests, negative for one that is not visible.
+    """
     seen = steps.within(span.begin_ns, span.end_ns)
     part = slice(int(steps.starts[seen.start]), int(steps.starts[seen.stop]))
     counts = np.diff(steps.starts[seen.start : seen.stop + 1])
@@ -89,7 +91,7 @@ def draw_pieces(
 
 
 def _step_columns(steps: StepColumns, edges: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Tokens in all, and those of decoding, of the step in each column."""
+    """Return the total and the decode tokens of the step in each column, NaN where there is none."""
     middles = (edges[:-1] + edges[1:]) // 2
     place = np.minimum(np.searchsorted(steps.end_ns, middles, "left"), len(steps) - 1)
     runs = (steps.begin_ns[place] <= middles) & (middles <= steps.end_ns[place])

@@ -1,4 +1,4 @@
-"""What is painted over the lanes about steps: their words where there is room, and a step's requests set off."""
+"""Text and outlines of steps over the lanes: labels where they fit, and the requests of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def paint(
     pointed: int | None,
     batch: tuple[int, tuple[int, ...]],
 ) -> None:
-    """All of it; `pointed` is the place of a step, `batch` the epoch and the requests that are selected."""
+    """Paint labels and highlights. `pointed`: index of the hovered step; `batch`: epoch and numbers of the selected
+    requests."""
     steps = shown.steps
     painter.save()
     painter.setClipRect(QRect(gutter(), axis_height(), layout.chart_width, layout.height))
@@ -41,7 +42,10 @@ def paint(
 
 
 def _words(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: LaneLayout, theme: Theme) -> None:
-    """In their lane: steps may be known before a second with one is over, and with it the lane comes."""
+    """Paint the labels in the lane of steps.
+
+    Steps may be known before their second is complete; the lane appears only with that second.
+    """
     top, height = next(((top, height) for lane, top, height in layout.boxes() if lane.name == STEPS), (0, 0))
     if not height:
         return
@@ -66,7 +70,6 @@ def _words(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: Lan
 
 
 def _texts(steps: StepColumns, place: int) -> tuple[str, ...]:
-    """Of a step, the longest first."""
     tokens = f"{count(int(steps.prefill[place] + steps.decode[place]))} tok"
     who = f"{count(steps.batch(place).numbers.size)} req · {tokens}"
     return f"{who} · {seconds(float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9)}", who, tokens
@@ -90,7 +93,6 @@ def _outline(
     layout: LaneLayout,
     theme: Theme,
 ) -> None:
-    """A line along the left of each of the requests, and around those in sight."""
     requests, span = shown.lanes.requests, shown.span
     painter.setPen(QPen(theme.color("selection"), 1))
     for number in numbers:

@@ -1,6 +1,5 @@
-"""The steps of a stretch of time: when each ran, and with how many tokens of which requests. Read from frames; knows no
-Qt.
-"""
+"""Steps in a stretch of time: when each ran, and with how many tokens of which requests. Read from recorded frames;
+imports no Qt."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from kvscope_telemetry.recordings.reader import Recording
 
 IntArray = npt.NDArray[np.int64]
 MAX_STEPS: Final = 12_000
-"""Read at a time; what is further is not drawn as steps."""
+"""Maximum number of steps per read; later steps are not drawn individually."""
 _LOOK_EVERY: Final = 64
 _NUM_COLUMNS: Final = 9
 _NOBODY: Final = np.empty(0, np.int64)
@@ -24,7 +23,7 @@ _NOBODY: Final = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The requests that ran in one step, and their numbers of tokens."""
+    """Requests that ran in one step, and their numbers of tokens; shape (num_requests,) each."""
 
     numbers: IntArray
     tokens: IntArray
@@ -32,7 +31,7 @@ class StepBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepColumns:
-    """All steps between `first_ns` and `last_ns` as columns of shape (n,), oldest first; times are wall clock."""
+    """All steps between `first_ns` and `last_ns` as columns of shape (n,), oldest first. Times are wall clock."""
 
     first_ns: int
     last_ns: int
@@ -41,14 +40,14 @@ class StepColumns:
     epoch: IntArray
     step: IntArray
     prefill: IntArray
-    """Tokens; so is the next."""
+    """Prefill tokens of each step; `decode` holds the decode tokens."""
     decode: IntArray
     starts: IntArray
-    """Where each one's requests begin in the next two, shape (n + 1,)."""
+    """Offset of each step's requests in `numbers` and `tokens`, shape (n + 1,)."""
     numbers: IntArray
     tokens: IntArray
     flops: IntArray = field(default_factory=lambda: _NOBODY)
-    """0 where its work is not told, and the next too; shape (n,) again."""
+    """FLOPs of each step, shape (n,); this and `num_bytes` are 0 if the engine does not report the work of steps."""
     num_bytes: IntArray = field(default_factory=lambda: _NOBODY)
     forward_ns: IntArray = field(default_factory=lambda: _NOBODY)
 
@@ -56,16 +55,15 @@ class StepColumns:
         return self.step.size
 
     def covers(self, begin_ns: int, end_ns: int) -> bool:
-        """Whether no step of this time is missing."""
         return self.first_ns <= begin_ns and end_ns <= self.last_ns
 
     def within(self, begin_ns: int, end_ns: int) -> slice:
-        """Steps that reach into this time."""
         first = int(np.searchsorted(self.end_ns, begin_ns, "left"))
         return slice(first, max(first, int(np.searchsorted(self.begin_ns, end_ns, "right"))))
 
     def at(self, time_ns: int, reach_ns: int = 0) -> int | None:
-        """The step that ran then; else the nearest that is at most `reach_ns` away."""
+        """Return the index of the step that ran at `time_ns`, else of the nearest one at most `reach_ns` away, else
+        None."""
         place = int(np.searchsorted(self.end_ns, time_ns, "left"))
         near = [at for at in (place - 1, place) if 0 <= at < len(self)]
         away = {at: max(int(self.begin_ns[at]) - time_ns, time_ns - int(self.end_ns[at]), 0) for at in near}
@@ -73,13 +71,13 @@ class StepColumns:
         return best if best is not None and away[best] <= reach_ns else None
 
     def next_to(self, time_ns: int, sign: int) -> int | None:
-        """The first step that ended after `time_ns`; with a negative sign, the one before the last that ended then."""
+        """Return the index of the first step that ended after `time_ns`. For a negative `sign`, that of the step before
+        the last one that ended by then."""
         ended = int(np.searchsorted(self.end_ns, time_ns, "right"))
         place = ended if sign > 0 else ended - 2
         return place if 0 <= place < len(self) else None
 
     def batch(self, place: int) -> StepBatch:
-        """Of the step at `place`."""
         part = slice(int(self.starts[place]), int(self.starts[place + 1]))
         return StepBatch(self.numbers[part], self.tokens[part])
 
@@ -90,9 +88,9 @@ NO_STEPS: Final = StepColumns(
 
 
 def read_steps(recorded: Recording, begin_ns: int, end_ns: int, watch: ProgressCallback) -> StepColumns:
-    """All that were recorded in this time, as far as they are not too many. A frame is told at the end of its step.
+    """Read the steps recorded in this time, at most `MAX_STEPS`. A frame is published at the end of its step.
 
-    Raises OpeningCancelled when `watch` says so.
+    Raises OpeningCancelled if `watch` returns False.
     """
     start_ns = recorded.start_ns
     rows: list[tuple[int, ...]] = []
@@ -141,5 +139,5 @@ def _row(frame: Frame, time_ns: int, told_ns: int) -> tuple[int, ...]:
 
 
 def _as_long(packed: bytes, size: int) -> bytes:
-    """What a frame lacks is nothing."""
+    """Pad or cut a packed uint32 column to `size` values; missing ones are 0."""
     return packed[: 4 * size].ljust(4 * size, b"\0")

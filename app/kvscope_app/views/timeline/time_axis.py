@@ -1,4 +1,4 @@
-"""Round times for the axis of a timeline, from days down to fractions of a millisecond. Knows no Qt."""
+"""Round times for the axis of a timeline, from days down to fractions of a millisecond. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STEPS_NS: Final = (
 
 
 def axis_times(span: TimeSpan, width: int, apart: int = 90) -> list[tuple[int, str]]:
-    """Return times at least `apart` pixels apart and the text of each; never more, however long the span is."""
+    """Return (time, label) pairs at least `apart` pixels apart, so that their number is bounded for any span."""
     wanted = span.length_ns * apart / max(width, 1)
     step = next((step for step in _STEPS_NS if step >= wanted), 0) or math.ceil(wanted / _DAY) * _DAY
     offset = time.localtime(span.begin_ns // _SECOND).tm_gmtoff * _SECOND
@@ -26,7 +26,7 @@ def axis_times(span: TimeSpan, width: int, apart: int = 90) -> list[tuple[int, s
 
 
 def time_text(time_ns: int, step_ns: int) -> str:
-    """Return `2026-11-29`, `14:03`, `14:03:20` or `14:03:20.125`: as exact as steps are."""
+    """Return `2026-11-29`, `14:03`, `14:03:20` or `14:03:20.125`, as precise as the step requires."""
     local = time.localtime(time_ns // _SECOND)
     if step_ns >= _DAY:
         return time.strftime("%Y-%m-%d", local)

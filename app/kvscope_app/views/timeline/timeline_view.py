@@ -1,6 +1,6 @@
-"""Timeline: the whole overview of the session over time, lanes of what happened and a lane a request.
+"""View of the timeline: the overview of the whole session over time, in lanes of activity and a lane per request.
 
-Owns the bar above the lanes and the way between them and the session: the cursor and the selection.
+Owns the bar above the lanes, and connects them with the session's cursor and selection.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _HELPS: Final = (
     "Click to go there",
     "",
 )
-"""What can be done, as far as there is room to say it."""
+"""Help on mouse input, longest first; the longest that fits is shown."""
 EMPTY_TEXT: Final = "No history yet.\nThe whole session is drawn here, second by second."
 
 
 class TimelineView(View):
-    """The lanes, the bar above them, a scroll bar for the requests and the lanes that do not fit."""
+    """View with the lanes, a bar above them, and a scroll bar for the requests and the lanes that do not fit."""
 
     title: ClassVar[str] = "Timeline"
     object_name: ClassVar[str] = "timeline"
@@ -72,7 +72,7 @@ class TimelineView(View):
         self.canvas.shown.adapter_of = self._adapter_of
         self.card = RangeCard(self.canvas)
         self._measured_of: tuple[object, ...] = ()
-        """What the card was made of."""
+        """Inputs of the card's figures, to update it only when they change."""
         self.steps = StepFeed(session, self)
         self.lengths = SegmentedControl(list(_LENGTHS), "Visible range")
         self.orders = SegmentedControl(["Packed", "By arrival"], "Request rows")
@@ -153,7 +153,7 @@ class TimelineView(View):
             self.link.choose(None)
 
     def _show_measured(self) -> None:
-        """Anew where the range has seconds that were not known, or not over."""
+        """Update the card if the range contains seconds that were unknown or incomplete before."""
         span, overview = self.canvas.measured, self.canvas.shown.overview
         if span is None or self.canvas.is_measuring:
             self._measured_of = ()
@@ -194,7 +194,6 @@ class TimelineView(View):
         self.refresh()
 
     def _settle_batch(self) -> None:
-        """A step's requests are selected once the engine start it is of is what is shown."""
         wanted = self._wanted_batch
         if wanted is not None and self.session.mirror.epoch == wanted[0]:
             self._wanted_batch = None
@@ -209,7 +208,7 @@ class TimelineView(View):
         canvas.show_steps(self.steps.steps)
 
     def _tell(self, words: str) -> None:
-        """What the pointer is on; where it is on nothing, why there are no steps, or what can be done."""
+        """Show text on what is under the pointer, else why there are no steps, or help on mouse input."""
         failure = self.steps.failure
         text = words or (f"Steps cannot be read: {failure}" if failure else "")
         self.pointed.set_lengths(*((text,) if text else _HELPS))
@@ -267,13 +266,12 @@ class TimelineView(View):
             self.refresh()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
-        """What wheel and keys do as well has no button where it is narrow."""
+        """Hide buttons that do not fit; mouse wheel and keys do the same."""
         super().resizeEvent(event)
         self._show_what_fits()
         self.card.place()
 
     def changeEvent(self, event: QEvent) -> None:
-        """Larger text needs more room."""
         super().changeEvent(event)
         if event.type() is QEvent.Type.FontChange and hasattr(self, "_stack"):
             self._show_what_fits()

@@ -1,1 +1,1 @@
-"""What if: the requests running now, placed by other allocation policies into the same memory."""
+"""View of how other allocators would place the running requests in the same memory."""

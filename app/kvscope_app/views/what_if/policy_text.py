@@ -1,4 +1,4 @@
-"""What a policy's card says, as text; and the colours of its map."""
+"""Texts of the cards of allocators, and the colours of their maps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _MAP_WORDS: Final = {
 
 
 def map_colors(theme: Theme) -> dict[MapKind, str]:
-    """As in the page map where it has the same: in use, free; held and empty is the red of its fill colours."""
+    """Return the colours of the map: those of the page map for equal states; wasted slots have the red of its fill
+    mode."""
     return {
         MapKind.USED: theme.block_active,
         MapKind.RESERVED: mix(theme.block_active, theme.block_free, 0.55),
@@ -47,18 +48,17 @@ def map_colors(theme: Theme) -> dict[MapKind, str]:
 
 
 def page_note(page_bytes: int) -> str:
-    """What `virtual` maps at a time."""
     return f"virtual: pages of {_page_size(page_bytes)}"
 
 
 def legend(theme: Theme, *, has_unread: bool = False) -> list[tuple[str, str]]:
-    """(colour, word) of each kind; `has_unread`: with what windows and chunks leave behind."""
+    """Return (colour, label) of each kind. `has_unread`: include slots that windows and chunks no longer read."""
     colors = map_colors(theme)
     return [(colors[kind], word) for kind, word in _MAP_WORDS.items() if kind is not MapKind.UNREAD or has_unread]
 
 
 def name(use: PolicyUse) -> str:
-    """The policy, with its size of block where that is what differs; or the question."""
+    """Return the allocator's name, with its block size for paged ones, or the question."""
     if use.question:
         return _capital(use.question)
     known = _NAMES.get(use.allocator, use.allocator)
@@ -66,21 +66,20 @@ def name(use: PolicyUse) -> str:
 
 
 def waste(use: PolicyUse) -> str:
-    """How much is held for nothing: bytes, or slots where a slot's bytes are not known."""
+    """Return the wasted amount: bytes, or slots if the bytes per slot are unknown."""
     if use.refused:
         return "Does not fit"
     return _amount(use.num_wasted, use.slot_bytes)
 
 
 def waste_share(use: PolicyUse) -> str:
-    """The same as a share of what is held."""
     if use.refused:
         return ""
     return f"wasted, {percent(use.wasted_share)}" if use.num_held else "wasted"
 
 
 def placed(use: PolicyUse) -> str:
-    """How many run, and how many could not; where all do, how many like them would fit."""
+    """Return how many requests run and how many wait; if none waits, how many similar ones would fit."""
     if use.refused:
         return "not enough memory"
     if use.num_waiting:
@@ -91,7 +90,8 @@ def placed(use: PolicyUse) -> str:
 
 
 def difference(use: PolicyUse, answer: WhatIfAnswer) -> str:
-    """Against the policy in use: what is wasted, or held where it is a question; empty without anything to compare."""
+    """Return the difference from the current allocator in waste, or in held memory for a question; "" if not
+    comparable."""
     if use.is_current:
         return "in use now"
     current = next((other for other in answer.policies if other.is_current and not other.refused), None)
@@ -107,7 +107,6 @@ def difference(use: PolicyUse, answer: WhatIfAnswer) -> str:
 
 
 def tip(use: PolicyUse, answer: WhatIfAnswer) -> str:
-    """All there is to tell."""
     meaning = _QUESTION_MEANINGS.get(use.question, _MEANINGS.get(use.allocator, ""))
     if use.refused:
         return f"{meaning}\n{use.refused}"
@@ -137,18 +136,17 @@ def tip(use: PolicyUse, answer: WhatIfAnswer) -> str:
 
 
 def _page_size(page_bytes: int) -> str:
-    """Whole KiB or MiB."""
+    """Return text in whole KiB or MiB."""
     return f"{page_bytes >> 20} MiB" if page_bytes >= 1 << 20 else f"{page_bytes >> 10} KiB"
 
 
 def not_asked(missing: list[NotAsked]) -> str:
-    """Which questions have no card; empty where all have."""
+    """Return which questions have no card, or ""."""
     names = ", ".join(one.question for one in missing)
     return f"Not known: {names}" if names else ""
 
 
 def why_not_asked(missing: list[NotAsked]) -> str:
-    """Why not, a line each."""
     return "\n".join(f"{_capital(one.question)}: {one.why}" for one in missing)
 
 

@@ -1,6 +1,6 @@
-"""Runs comparisons with `kvscope-engine what-if`. At most one question is open.
+"""Runs comparisons in a child process, `kvscope-engine what-if`, with at most one pending question.
 
-Owns what was set up and asked; `LineChild` owns the child and its lines.
+Owns the setup and the question; `LineChild` owns the child process and its lines.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ NOT_INSTALLED: Final = "Comparing allocators needs the engine, which is not inst
 _MAX_ANSWER_BYTES: Final = 4 << 20
 
 Rows = list[list[int]]
-"""A `Running` each."""
+"""One row per running request, with the fields of `Running`."""
 
 
 class WhatIfProcess(QObject):
-    """Not started before the first question. Its child needs no torch."""
+    """Child process that is started with the first question. It does not need torch."""
 
     answered = Signal(object)
-    """An `WhatIfAnswer`."""
+    """Emitted with a `WhatIfAnswer`."""
     failed = Signal(str)
-    """There will be no answer, for this reason; the next question starts anew."""
+    """Emitted with the reason if there will be no answer. The next question starts from the setup again."""
 
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
-        """`command` replaces the engine's."""
+        """Create the process. `command` replaces the engine's command."""
         super().__init__(parent)
         self.child = LineChild(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
         self.child.line_came.connect(self._take)
@@ -38,17 +38,16 @@ class WhatIfProcess(QObject):
         self._set_up: tuple[int | None, Memory] | None = None
         self._decoder = msgspec.json.Decoder(WhatIfAnswer)
         self.is_busy = False
-        """Whether a question is open."""
+        """Whether a question is pending."""
 
     @property
     def is_running(self) -> bool:
-        """Whether the child is there."""
         return self.child.is_running
 
     def ask(self, epoch: int | None, memory: Memory, rows: Rows) -> None:
-        """What would become of these requests in this memory? Only while not `is_busy`.
+        """Ask how these requests would be placed in this memory. Must not be called while `is_busy`.
 
-        With another epoch or memory all begins anew.
+        Another epoch or memory resets the child's state.
         """
         assert not self.is_busy, "one question at a time"
         if not self.child.is_installed:
@@ -61,7 +60,7 @@ class WhatIfProcess(QObject):
         self.is_busy = self.child.send({"now": rows})
 
     def close(self) -> None:
-        """End the child; the next question starts another."""
+        """End the child process; the next question starts another."""
         self._forget()
         self.child.close()
 

@@ -1,4 +1,4 @@
-"""What the colours of the small maps mean: swatches with words, on as many lines as they need."""
+"""Legend of the small maps: swatches with labels, on as many lines as they need."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ _BETWEEN: Final = 16
 
 
 class WhatIfLegend(QWidget):
-    """Wraps like text."""
-
     def __init__(self) -> None:
         super().__init__()
         self._theme = DARK
@@ -33,12 +31,11 @@ class WhatIfLegend(QWidget):
         self._name()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._theme = theme
         self.update()
 
     def show_kinds(self, *, page_bytes: int, has_unread: bool) -> None:
-        """The note on the pages of `virtual` names this size; what is no longer read is told of where there is any."""
+        """Set the page size of `virtual` in the note, and whether to include slots that are no longer read."""
         if (page_bytes, has_unread) != (self._page_bytes, self._has_unread):
             self._page_bytes, self._has_unread = page_bytes, has_unread
             self._name()
@@ -73,7 +70,7 @@ class WhatIfLegend(QWidget):
         painter.end()
 
     def _places(self, width: int) -> Iterator[tuple[QPoint, str, str]]:
-        """Where each swatch goes, and the note on pages, which has none."""
+        """Yield the position of each swatch, and of the note on pages, which has no colour."""
         x = y = 0
         for color, word in [*legend(self._theme, has_unread=self._has_unread), ("", page_note(self._page_bytes))]:
             wide = _swatch_width(color) + self.fontMetrics().horizontalAdvance(word)

@@ -1,7 +1,7 @@
-"""What if: asks the child process about the requests that run now, and shows its answer as cards.
+"""View that asks the child process about the running requests and shows its answer as cards.
 
-Owns when to ask: once a second while the view is seen, never two questions at a time, and not when nothing
-changed. What is asked is in `workload`, how it is worked out in the engine.
+Owns when to ask: once per second while the view is visible, one question at a time, and only after changes. The
+functions below compose the question; the engine computes the answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from kvscope_telemetry.state.mirror import Mirror
 
 HEIGHT: Final = 54
 BESIDE_HEIGHT: Final = 72
-"""Of a map that stands beside its words."""
+"""Height of a map next to its text."""
 MIN_CARD_WIDTH: Final = 152
 _GAP: Final = 8
 NO_ENGINE: Final = (
@@ -63,12 +63,10 @@ NOTHING: Final = "Nothing is running.\nSend a prompt or start the load to compar
 NOTHING_THEN: Final = "Nothing ran at this time of the recording."
 
 Question = tuple[int | None, Memory, Rows]
-"""Epoch, memory, the requests that run."""
+"""(epoch, memory, running requests)."""
 
 
 class WhatIfView(View):
-    """A heading, a legend, and a card a policy."""
-
     title: ClassVar[str] = "What if"
     object_name: ClassVar[str] = "what_if"
     refresh_hz: ClassVar[float] = 1.0
@@ -76,7 +74,7 @@ class WhatIfView(View):
     def __init__(
         self, session: Session, parent: QWidget | None = None, *, command: Sequence[str] | None = None
     ) -> None:
-        """`command` replaces the engine's."""
+        """Create the view. `command` replaces the engine's command."""
         super().__init__(session, parent)
         self.process = WhatIfProcess(self, command)
         self.process.answered.connect(self._on_answer)
@@ -116,7 +114,7 @@ class WhatIfView(View):
         self.came_in_sight()
 
     def came_in_sight(self) -> None:
-        """What failed is tried again when the view is opened again."""
+        """Retry after a failure when the view is opened again."""
         self._failure = ""
 
     @property
@@ -130,7 +128,7 @@ class WhatIfView(View):
         if self.process.is_busy or question == self._asked or not (rows or self.process.is_running):
             return
         if rows and self._asked is None:
-            self._say(WORKING)  # its process starts: that takes seconds
+            self._say(WORKING)  # starting the process takes seconds
         self._asked = question
         self.process.ask(*question)
 
@@ -171,9 +169,9 @@ class WhatIfView(View):
         self._stack.addWidget(scrolled(body))
 
 
-# What is asked: the memory and the requests of a mirror. O(requests); no block is looked at.
+# Memory and requests of a mirror for the question, in O(requests); blocks are not read.
 def memory_of(mirror: Mirror) -> Memory | None:
-    """The engine's KV memory; None before there is an engine, or when it has no blocks."""
+    """Return the engine's KV memory, or None without an engine or blocks."""
     if mirror.hello is None or not mirror.hello.cache.num_blocks:
         return None
     cache, model = mirror.hello.cache, mirror.hello.model
@@ -192,7 +190,8 @@ def memory_of(mirror: Mirror) -> Memory | None:
 
 
 def running_rows(mirror: Mirror) -> Rows:
-    """The requests that hold blocks, the oldest first: number, tokens computed, limit (0: unknown), prompt."""
+    """Return the requests that hold blocks, oldest first: number, computed tokens, limit (0: unknown), prompt
+    tokens."""
     requests = mirror.requests
     holds = (requests.state == RequestState.RUNNING) & (requests.num_blocks > 0) & (requests.num_computed_tokens > 0)
     rows = np.flatnonzero(holds)[:MAX_REQUESTS]
@@ -203,10 +202,8 @@ def running_rows(mirror: Mirror) -> Rows:
     return result
 
 
-# Cards side by side, as many in a row as have room.
+# Cards side by side, as many per row as fit.
 class CardGrid(QWidget):
-    """Owns the cards."""
-
     def __init__(self) -> None:
         super().__init__()
         self.cards: list[PolicyCard] = []
@@ -217,14 +214,13 @@ class CardGrid(QWidget):
         self._grid.setSpacing(_GAP)
 
     def show_answer(self, answer: WhatIfAnswer) -> None:
-        """A card a policy: the one in use first, then in the answer's order."""
+        """Show a card per allocator: the current one first, then in the answer's order."""
         if len(answer.policies) != len(self.cards):
             self._make(len(answer.policies))
         for card, use in zip(self.cards, sorted(answer.policies, key=lambda use: not use.is_current), strict=True):
             card.show_use(use, answer)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Recolour the maps."""
         self._theme = theme
         for card in self.cards:
             card.apply_theme(theme)
@@ -258,14 +254,15 @@ class CardGrid(QWidget):
 
 
 def num_columns_of(num_cards: int, fitting: int) -> int:
-    """As few as need no more rows than `fitting` columns would, so that rows are as full as they can be."""
+    """Return the minimum number of columns that needs no more rows than `fitting` columns would, so that rows are
+    filled evenly."""
     num_rows = -(-max(1, num_cards) // fitting)
     return -(-max(1, num_cards) // num_rows)
 
 
-# One policy: its name, its map, what it wastes, who could run. Knows one answer's words and cells only.
+# Card of one allocator: name, map, waste, and number of requests that fit. Depends only on an answer.
 class PolicyCard(QFrame):
-    """As narrow as it must be: its words are elided, and the tooltip has them all."""
+    """Card of minimal width: its texts are elided, and the tooltip contains them completely."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,7 +278,6 @@ class PolicyCard(QFrame):
         self._lay_out()
 
     def show_use(self, use: PolicyUse, answer: WhatIfAnswer) -> None:
-        """Fill in what the policy makes of the requests."""
         set_look(self, "current" if use.is_current else "card")
         self.name.setText(policy_text.name(use))
         self.map.show_cells(use.cells)
@@ -297,16 +293,13 @@ class PolicyCard(QFrame):
 
     @property
     def summary(self) -> str:
-        """What it says, in one line."""
         parts = (self.waste.text(), self.share.text(), self.placed.text(), self.difference.text())
         return ", ".join(part for part in parts if part)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Recolour the map."""
         self.map.apply_theme(theme)
 
     def set_beside(self, beside: bool) -> None:
-        """Whether the words are beside the map, as in a narrow panel, or below it."""
         direction = QBoxLayout.Direction.LeftToRight if beside else QBoxLayout.Direction.TopToBottom
         self._body.setDirection(direction)
         self._body.setSpacing(12 if beside else 5)
@@ -338,9 +331,9 @@ def _large() -> QLabel:
 
 
 class SmallMap(QWidget):
-    """A policy's memory as a few thousand cells in the order of addresses: one small image, scaled to the widget.
+    """Memory of an allocator as a few thousand cells in the order of addresses: one small image, scaled to the widget.
 
-    Rows from the top, each from the left.
+    Cells are in rows from the top, each from the left.
     """
 
     def __init__(self) -> None:
@@ -352,14 +345,13 @@ class SmallMap(QWidget):
         self.apply_theme(DARK)
 
     def show_cells(self, cells: bytes) -> None:
-        """A `MapKind` each; kinds of a later version are shown as free."""
+        """Show cells, one `MapKind` each; kinds of a later version are shown as free."""
         kinds = np.frombuffer(cells, np.uint8)
         if not np.array_equal(kinds, self._cells):
             self._cells = np.where(kinds < len(MapKind), kinds, np.uint8(MapKind.FREE))
             self.update()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         colors = map_colors(theme)
         names = [*(colors[kind] for kind in MapKind), theme.panel]
         self._ink = np.array([0xFF000000 | int(color[1:], 16) for color in names], np.uint32)
@@ -376,8 +368,8 @@ class SmallMap(QWidget):
         painter.end()
 
     def pixels(self) -> npt.NDArray[np.uint32]:
-        """A pixel a cell, shape (rows, columns): about as wide as high on the widget. The rest of the last row is
-        the background."""
+        """Return one pixel per cell, shape (rows, columns), so that cells are about square on the widget. The rest of
+        the last row has the background colour."""
         num_cells = max(1, self._cells.size)
         columns = max(1, round(math.sqrt(num_cells * self.width() / self.height())))
         columns = min(columns, num_cells)

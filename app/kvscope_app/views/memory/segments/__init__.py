@@ -1,1 +1,1 @@
-"""Torch's segments and blocks as a map, asked for on demand."""
+"""Map of the segments and blocks of PyTorch's allocator, requested on demand."""

@@ -1,6 +1,6 @@
-"""Segments as horizontal bars with their blocks in colours; only what is in sight is painted.
+"""Segments as horizontal bars with coloured blocks; only the visible rows are painted.
 
-Knows places and colours; what a block is in words is `figures`'.
+Owns layout and colours; `figures` owns the text.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kvscope_telemetry.state.allocator_map import State, TorchSegment
 _ROW: Final = 24
 _BAR: Final = 16
 _LEFT: Final = 170
-"""Of the names."""
+"""Width of the names in pixels."""
 _LEAST: Final = 3
-"""The narrowest bar in pixels."""
+"""Minimum width of a bar in pixels."""
 _SEAM_FROM: Final = 4
-"""Blocks of so many pixels are told from the next one by a line."""
+"""Minimum width in pixels of blocks that are separated by a line."""
 
 
 class SegmentBars(QWidget):
-    """A row a segment, in the order given: to scale, or each over the whole width."""
+    """One row per segment in the given order, drawn to scale or each over the full width."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,6 @@ class SegmentBars(QWidget):
         self.setAccessibleName("Segments of torch's allocator")
 
     def show_segments(self, segments: list[TorchSegment]) -> None:
-        """Paint these."""
         self._segments = segments
         self._largest = _largest_cached(segments)
         self.setAccessibleDescription(f"{len(segments)} segments")
@@ -47,12 +46,11 @@ class SegmentBars(QWidget):
         self.update()
 
     def set_to_scale(self, is_to_scale: bool) -> None:
-        """Whether lengths of bars are sizes; otherwise each has the whole width."""
+        """Set whether bar lengths are proportional to sizes; otherwise each bar has the full width."""
         self._is_to_scale = is_to_scale
         self.update()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take its colours."""
         self._theme = theme
         self.update()
 
@@ -60,7 +58,7 @@ class SegmentBars(QWidget):
         return QSize(640, _ROW * len(self._segments))
 
     def tip_at(self, position: QPoint) -> str:
-        """What is there in words; empty for nothing."""
+        """Return the tooltip at a position, or "" if there is none."""
         row = position.y() // _ROW
         if not 0 <= row < len(self._segments):
             return ""
@@ -119,7 +117,7 @@ class SegmentBars(QWidget):
 
 
 def state_color(state: int, theme: Theme) -> QColor:
-    """The page map's colours for the same ideas."""
+    """Return the colour of a block state, as the page map uses it for the corresponding states."""
     if state == State.ALLOCATED:
         return theme.color("block_active")
     if state == State.CACHED:
@@ -128,7 +126,7 @@ def state_color(state: int, theme: Theme) -> QColor:
 
 
 def _largest_cached(segments: list[TorchSegment]) -> tuple[int, int]:
-    """Row and block, -1 without one."""
+    """Return (row, block) of the largest cached block, -1 each if there is none."""
     row = max(range(len(segments)), key=lambda row: segments[row].largest_cached, default=-1)
     if row < 0 or not segments[row].largest_cached:
         return -1, -1
@@ -137,7 +135,8 @@ def _largest_cached(segments: list[TorchSegment]) -> tuple[int, int]:
 
 
 def _runs(one: TorchSegment, width: int) -> list[tuple[int, int, int]]:
-    """Begin, end and state of pixels in a row that are alike, each as the block at its middle."""
+    """Return (start, end, state) of runs of equal pixels in a row; each pixel has the state of the block at its
+    middle."""
     places = (np.arange(width) + 0.5) * one.num_bytes / width
     blocks = np.maximum(np.searchsorted(one.offsets, places, "right") - 1, 0)
     is_there = (places >= one.offsets[blocks]) & (places < one.offsets[blocks] + one.sizes[blocks])

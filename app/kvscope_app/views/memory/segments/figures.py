@@ -1,4 +1,4 @@
-"""What a map of torch's allocator says in numbers and words. No Qt."""
+"""Figures and texts about a map of PyTorch's allocator. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ _COLUMNS: Final = (
 
 
 def fragmentation(allocator_map: AllocatorMap) -> float | None:
-    """1 − largest cached block / cached: how much of what is cached is not in one piece; None with nothing cached."""
+    """Return 1 - (largest cached block / cached bytes), the share of cached memory outside the largest block; None if
+    nothing is cached."""
     return (
         1 - allocator_map.largest_cached_bytes / allocator_map.cached_bytes if allocator_map.cached_bytes > 0 else None
     )
 
 
 def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
-    """Name, value and meaning."""
+    """Return rows of (name, value, meaning)."""
     scattered = fragmentation(allocator_map)
     return [
         ("Segments", count(allocator_map.num_segments), "Device memory segments held by torch"),
@@ -63,7 +64,7 @@ def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
 
 
 def left_out(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
-    """What is not drawn as it is; empty where everything is."""
+    """Describe what the drawing omits or merges, or return "" if nothing."""
     words = []
     if len(segments) < allocator_map.num_segments:
         words.append(f"the largest {count(len(segments))} of {plural(allocator_map.num_segments, 'segment')} are shown")
@@ -76,23 +77,20 @@ def left_out(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
 
 
 def pool_words(pool: int) -> str:
-    """ "small", "large" or "private"."""
     return next((word for known, word in POOL_WORDS.items() if known == pool), f"pool {pool}")
 
 
 def state_words(state: int) -> str:
-    """What a block is."""
     return next((word for known, word in STATE_WORDS.items() if known == state), f"state {state}")
 
 
 def segment_name(one: TorchSegment) -> str:
-    """`2.00 MiB · small`, and the stream where it is not the default one."""
+    """Return text such as `2.00 MiB - small`, followed by the stream if it is not the default one."""
     stream = f" · stream {one.stream:#x}" if one.stream else ""
     return f"{num_bytes(one.num_bytes)} · {pool_words(one.pool)}{stream}"
 
 
 def segment_tip(one: TorchSegment) -> str:
-    """A segment as a whole."""
     parts = ((state, one.bytes_of(state)) for state in State)
     parts_text = ", ".join(f"{num_bytes(size)} {state_words(state)}" for state, size in parts if size)
     return (
@@ -101,13 +99,12 @@ def segment_tip(one: TorchSegment) -> str:
 
 
 def block_tip(one: TorchSegment, block: int) -> str:
-    """A block and where it is."""
     size, offset, state = int(one.sizes[block]), int(one.offsets[block]), int(one.states[block])
     return f"{num_bytes(size)} {state_words(state)}, {num_bytes(offset)} into its segment ({segment_name(one)})"
 
 
 def as_tsv(segments: list[TorchSegment]) -> str:
-    """A line a block, under a line of titles; bytes."""
+    """Return one tab-separated line per block after a header line; sizes in bytes."""
     lines = ["\t".join(_COLUMNS)]
     for one in segments:
         head = f"{one.address:#x}\t{one.num_bytes}\t{pool_words(one.pool)}\t{one.stream}"

@@ -1,4 +1,4 @@
-"""The sheet with the map of torch's allocator: it asks the engine, shows the answer, and asks again when told to."""
+"""Dialog with the map of PyTorch's allocator, which it requests from the engine initially and on demand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocat
 from kvscope_telemetry.state.allocator_map import State, TorchSegment, unpack_map
 
 _FIRST_TAG: Final = 1 << 46
-"""Tags of ours are above those of other askers on the same socket."""
+"""First request tag of this dialog, above the tags of other users of the same socket."""
 _WAIT_MS: Final = 10_000
 NOT_IN_RECORDING: Final = "Recordings do not contain PyTorch memory segments; a running engine provides them"
 NOT_TOLD: Final = "This engine does not provide PyTorch memory segments"
@@ -39,14 +39,14 @@ _tags = itertools.count(_FIRST_TAG)
 
 
 def why_not(session: Session) -> str:
-    """Why the map cannot be had; empty where the engine can be asked."""
+    """Return why the map is not available, or "" if the engine can be asked."""
     if session.tells_allocator:
         return ""
     return NOT_IN_RECORDING if session.timeline.is_file else NOT_TOLD
 
 
 class SegmentsSheet(Sheet):
-    """Not modal. What it shows is of the moment of the answer, wherever the session's cursor is."""
+    """Non-modal dialog. It shows the state at the time of the engine's answer, independent of the session's cursor."""
 
     def __init__(self, parent: QWidget, session: Session, theme: Theme) -> None:
         super().__init__("PyTorch memory segments", parent)
@@ -80,7 +80,6 @@ class SegmentsSheet(Sheet):
         self.ask()
 
     def ask(self) -> None:
-        """Ask the engine for the map as it is now."""
         self._tag = next(_tags)
         reason = why_not(self._session)
         try:
@@ -96,13 +95,11 @@ class SegmentsSheet(Sheet):
         self._wait.start()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take its colours."""
         self.bars.apply_theme(theme)
         for state, swatch in self._swatches.items():
             swatch.set_color(state_color(state, theme).name())
 
     def value(self, name: str) -> str:
-        """The figure shown for `name`."""
         return self._values[name].text()
 
     def _read(self, replies: list[Reply]) -> None:
@@ -140,7 +137,7 @@ class SegmentsSheet(Sheet):
         self._stack.setCurrentIndex(1)
 
     def _say(self, words: str) -> None:
-        """Instead of a map; one that was shown is not of now."""
+        """Show a message instead of a map, and drop the map shown before, which is out of date."""
         self._rest()
         self._segments = []
         self.copy.setEnabled(False)

@@ -1,1 +1,1 @@
-"""The pixels of the page map: geometry, colours, flashes. No widgets."""
+"""Pixels of the page map: geometry, colours and flashes. Imports no widgets."""

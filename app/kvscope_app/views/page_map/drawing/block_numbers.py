@@ -1,4 +1,4 @@
-"""Block numbers around and inside the cells."""
+"""Block numbers left of the grid's rows and inside the cells."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ _MIN_WIDTH_FOR_GUTTER: Final = 340
 _LABEL_EVERY: Final = 40
 _PAD: Final = 10
 _NUMBERS_FROM: Final = 46
-"""Device-independent pixels of pitch, at 100 %, from which a cell has room for its number."""
+"""Minimum cell pitch for numbers inside cells, in device-independent pixels at 100 % scale."""
 
 
 def gutter_width(grid: Grid, width: int, metrics: QFontMetrics) -> int:
-    """Room for the number of each row's first block; 0 in a narrow window."""
+    """Return the width for the numbers of each row's first block, in device-independent pixels; 0 in a narrow
+    window."""
     if width < _MIN_WIDTH_FOR_GUTTER:
         return 0
     return metrics.horizontalAdvance(count(max(grid.num_blocks, 1000))) + _PAD
 
 
 def gutter_left(scene: Scene, ratio: float) -> float:
-    """Where the room for these numbers begins: beside the grid, where that does not fill the window."""
+    """Return the left edge of the numbers relative to the gutter: next to the grid where that is narrower than the
+    window."""
     return max(0.0, scene.camera.x / ratio)
 
 
 def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, ratio: float, dirty: QRect) -> None:
-    """The number, within its section, of the first block of some rows, left of them."""
+    """Draw, left of some rows, the number of the row's first block within its section."""
     if scene.cells is None:
         return
     painter.setPen(theme.color("muted"))
@@ -53,7 +55,7 @@ def draw_gutter(painter: QPainter, scene: Scene, theme: Theme, gutter: int, rati
 
 
 def touches(above: Section, section: Section, columns: int, pitch: float, height: float) -> bool:
-    """Whether the first number of `section` would lie on the last one of the section `above`, at cells of `pitch`."""
+    """Whether the first number of `section` would overlap the last one of the section `above`, at cells of `pitch`."""
     every = _nice_step(scaled(_LABEL_EVERY) / pitch)
     last = (-(-above.size // columns) - 1) // every * every
     return (section.first_row - above.first_row - last) * pitch < height
@@ -62,7 +64,7 @@ def touches(above: Section, section: Section, columns: int, pitch: float, height
 def _labelled_rows(
     scene: Scene, section: Section, ratio: float, height: int, dirty: QRect
 ) -> Iterator[tuple[int, float]]:
-    """(row within the section, its top in the widget) of those that get a number and need painting."""
+    """Yield (row within the section, its top in the widget) for rows that get a number and need painting."""
     pitch = scene.camera.pitch / ratio
     every = _nice_step(scaled(_LABEL_EVERY) / pitch)
     begin = scene.camera.y / ratio + section.first_row * pitch
@@ -76,7 +78,7 @@ def _labelled_rows(
 
 
 def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: float) -> None:
-    """Each cell's own number, when the cells are large."""
+    """Draw the number of each visible block in its cell, if the cells are large enough."""
     pitch = scene.camera.pitch / ratio
     if pitch < scaled(_NUMBERS_FROM) or scene.cells is None:
         return
@@ -87,12 +89,12 @@ def draw_block_numbers(painter: QPainter, scene: Scene, gutter: int, ratio: floa
                 x, y = scene.camera.corner_of(row, column)
                 box = QRectF(x / ratio + gutter, y / ratio, pitch, pitch)
                 painter.setPen(_ink_on(scene, x + scene.camera.pitch / 2, y + scene.camera.pitch / 2))
-                number = block - scene.grid.section_of(block).start  # places of a tier count from 0
+                number = block - scene.grid.section_of(block).start  # slots of a tier count from 0
                 painter.drawText(box, Qt.AlignmentFlag.AlignCenter, str(number))
 
 
 def _ink_on(scene: Scene, x: float, y: float) -> QColor:
-    """Black or white, whichever is read better on the pixel."""
+    """Return a light or dark text colour, whichever contrasts more with the pixel."""
     inside = (min(max(0, int(y)), scene.height - 1), min(max(0, int(x)), scene.width - 1))
     color = QColor.fromRgb(int(scene.pixels[inside]))
     light = 0.299 * color.red() + 0.587 * color.green() + 0.114 * color.blue() > 120
@@ -106,7 +108,7 @@ def _visible(scene: Scene) -> tuple[range, range]:
 
 
 def _nice_step(least: float) -> int:
-    """The smallest of 1, 2, 4, 5, 10, 20, 40, 50, … that is at least `least`."""
+    """Return the smallest of 1, 2, 4, 5, 10, 20, 40, 50, ... that is at least `least`."""
     step = 1
     while True:
         for factor in (1, 2, 4, 5):

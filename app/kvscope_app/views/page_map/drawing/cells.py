@@ -1,9 +1,9 @@
-"""The cells of the page map: the rank of every block, and the pixels that follow from it. In numpy alone.
+"""Cells of the page map: the rank of every block, and their pixels. Uses numpy only.
 
-`Cells` owns the ranks: what mode and selection make of the ledger. `CellRaster` draws them one by one where they are
-large enough: a rounded square, solid as far as its slots are filled and hollow beyond; a dot marks a block that several
-requests hold, an outline one of the selected request, a faint one a block without memory, a sign what a flash is for.
-`DenseRaster` draws them where they are smaller than a few pixels.
+`Cells` owns the ranks, which follow from the ledger, the colour mode and the selection. `CellRaster` draws large cells
+one by one: a rounded square, solid for the filled share of its slots and hollow beyond. A dot marks a block that
+several requests hold, an outline a block of the selected request, a faint outline a block without memory, and a glyph
+the kind of a flash. `DenseRaster` draws cells of less than a few pixels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_IDS = np.empty(0, np.uint32)
 
 
 def distinct(ids: Ids) -> Ids:
-    """Each of `ids` once, ascending. In each frame: np.unique takes several times as long."""
+    """Return the distinct `ids`, ascending. Runs in each frame; np.unique takes several times as long."""
     ordered = np.sort(ids)
     is_first = np.empty(ids.size, np.bool_)
     is_first[:1] = True
@@ -37,9 +37,9 @@ def distinct(ids: Ids) -> Ids:
 
 
 class Cells:
-    """Ranks of `grid`'s cells; those without a block, at the ends of sections and in headings, stay 0.
+    """Ranks of the cells of `grid`. Cells without a block (ends of sections, headings) keep rank 0.
 
-    `ledger` is read, never written. Call `refresh` for blocks that changed, `refresh_all` for everything.
+    The ledger is only read. Call `refresh` for changed blocks, `refresh_all` for everything.
     """
 
     def __init__(self, ledger: Ledger, grid: Grid, block_size: int, mode: ColorMode) -> None:
@@ -48,10 +48,11 @@ class Cells:
         self.block_size = block_size
         self.mode = mode
         self.has_filled = True
-        """Otherwise cells are drawn whole: how full they are nobody knows."""
+        """Whether the engine reports how full blocks are; otherwise cells are drawn as full."""
         self.step = 0
         self.last_used: npt.NDArray[np.uint32] | None = None
-        """Step of each block's last use, reads included (`state.last_use`); None: as the ledger tells it."""
+        """Step of each block's last use, including reads (`state.last_use`), shape (num_blocks,); None: the ledger's
+        values."""
         self.selected: Ids = _NO_IDS
         self.has_selection = False
         self._ranks: Ranks = np.zeros(grid.num_cells, np.uint16)
@@ -63,21 +64,20 @@ class Cells:
         return self._ranks
 
     def ranks_of(self, ids: Ids) -> Ranks:
-        """Rank of each block, shape of `ids`."""
+        """Return the rank of each block, in the shape of `ids`."""
         return self._ranks[self.grid.cells_of(ids)]
 
     @property
     def table(self) -> Ranks:
-        """The same, shape (rows, columns)."""
+        """Rank of each cell, shape (rows, columns)."""
         return self._ranks.reshape(self.grid.rows, self.grid.columns)
 
     def refresh(self, ids: Ids) -> None:
-        """Take the rows `ids`, shape (n,), from the ledger."""
+        """Update the ranks of blocks `ids`, shape (n,), from the ledger."""
         fresh = self.mode.keys(self._ledger_with_reads(), ids, self.block_size, self.step)
         self._ranks[self.grid.cells_of(ids)] = self._emphasis[ids] | fresh
 
     def refresh_all(self) -> None:
-        """Take every row from the ledger."""
         fresh = self.mode.keys(self._ledger_with_reads(), slice(None), self.block_size, self.step)
         for part in self.grid.sections:
             blocks, cells = slice(part.start, part.end), slice(part.first_cell, part.first_cell + part.size)
@@ -91,9 +91,9 @@ class Cells:
         return ledger
 
     def select(self, ids: Ids | None) -> Ids:
-        """Let `ids` stand out from all others, or nothing (None). Returns the ids whose look changed.
+        """Highlight `ids`, or clear the highlight (None). Returns the ids whose appearance changed.
 
-        An empty selection still dims the rest: the selected request holds no block now.
+        An empty selection still dims all blocks: the selected request holds none now.
         """
         fresh = _NO_IDS if ids is None else np.unique(ids[ids < self.grid.num_blocks])
         if (ids is not None) == self.has_selection:
@@ -109,7 +109,10 @@ class Cells:
         return changed
 
     def fill_share(self, ids: Ids) -> npt.NDArray[np.float32]:
-        """Share of each block's slots that hold a token, 0 to 1; 1 for one without content, which is drawn whole."""
+        """Return the share of each block's slots that hold a token, 0 to 1.
+
+        The share is 1 for blocks without content and for recurrent states, which are drawn whole.
+        """
         if not self.has_filled:
             return np.ones(ids.size, np.float32)
         filled = np.minimum(self.ledger.filled[ids].astype(np.float32) / np.float32(self.block_size), 1)
@@ -117,12 +120,11 @@ class Cells:
         return np.where(is_partial, filled, np.float32(1))
 
     def unmapped(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which blocks are address space without memory."""
+        """Return a mask of the blocks that are address space without memory."""
         unmapped: npt.NDArray[np.bool_] = self.ledger.state[ids] == BlockState.UNMAPPED
         return unmapped
 
     def shared(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which blocks more than one request holds."""
         return self.ledger.ref_count[ids] > 1
 
 
@@ -131,12 +133,12 @@ _ROUND_FROM: Final = 10
 _MARK_FROM: Final = 13
 _OUTLINE_FROM: Final = 7
 _MAX_TILE_PIXELS: Final = 1 << 21
-"""Tiles are made in pieces of at most so many pixels, to bound memory."""
+"""Maximum pixels of tiles made at a time, to bound memory."""
 _NOTHING: Final = np.empty(0, np.int64)
 
 
 class CellShape:
-    """Which pixels of a `pitch` x `pitch` tile are gap, corner, mark and outline; flat indices."""
+    """Flat indices of the gap, corner, mark and outline pixels in a tile of `pitch` x `pitch` pixels."""
 
     def __init__(self, pitch: int) -> None:
         self.pitch = pitch
@@ -153,15 +155,14 @@ class CellShape:
 
     @property
     def width(self) -> int:
-        """Pixels of the cell without its gap."""
         return self.high - self.low
 
     def glyph(self, level: int) -> npt.NDArray[np.int64]:
-        """The sign of a flash level, nothing for those without one."""
+        """Return the glyph's pixels for a flash level; empty for levels without one."""
         return self._glyphs.get(LEVELS[level].kind, _NOTHING)
 
     def _corners(self) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
-        """Pixels cut off, and those covered by two thirds and by one third."""
+        """Return the pixels that are cut off, and those with two thirds and with one third coverage."""
         if self.pitch < _ROUND_FROM:
             return np.empty(0, np.int64), []
         if self.pitch < 20:
@@ -196,7 +197,7 @@ class CellShape:
 
 
 class CellRaster:
-    """Draws `cells` through `camera` (whole pitch and offset) into `pixels`, shape (height, width)."""
+    """Draws `cells` through `camera` (integral pitch and offset) into `pixels`, shape (height, width)."""
 
     def __init__(self, cells: Cells, camera: Camera, pixels: Pixels) -> None:
         self._cells = cells
@@ -209,7 +210,6 @@ class CellRaster:
         self._columns = range(max(0, -self._x // pitch), min(grid.columns, -((self._x - width) // pitch)))
 
     def draw_all(self, ink: Ink) -> None:
-        """Every pixel anew."""
         self._pixels.fill(ink.background)
         if not (self._rows and self._columns):
             return
@@ -218,7 +218,7 @@ class CellRaster:
             self._draw_rows(range(start, min(start + rows_at_once, self._rows.stop)), ink)
 
     def draw(self, ids: Ids, level: int, ink: Ink) -> tuple[int, int] | None:
-        """The cells of `ids`, shape (n,), at flash `level`. Returns the pixel rows touched, (first, end)."""
+        """Draw the cells of `ids`, shape (n,), at flash `level`. Returns the pixel rows touched, (first, end)."""
         row, column = np.divmod(self._cells.grid.cells_of(ids), self._cells.grid.columns)
         shown = (row >= self._rows.start) & (row < self._rows.stop)
         shown &= (column >= self._columns.start) & (column < self._columns.stop)
@@ -247,7 +247,7 @@ class CellRaster:
         ]
 
     def _scatter(self, tiles: Pixels, tops: npt.NDArray[np.int64], lefts: npt.NDArray[np.int64]) -> None:
-        """Tiles (n, pitch, pitch) to their places; those at the edge of the window are cut off."""
+        """Write tiles of shape (n, pitch, pitch) at their positions, clipped at the edges of the window."""
         height, width = self._pixels.shape
         place = np.arange(self._shape.pitch)
         ys, xs = tops[:, None] + place, lefts[:, None] + place
@@ -263,7 +263,7 @@ class CellRaster:
         return max(0, first_row * pitch + self._y), min(len(self._pixels), (last_row + 1) * pitch + self._y)
 
     def _tiles(self, ids: Ids, level: int, ink: Ink) -> Pixels:
-        """Pixels of each block, shape (n, pitch, pitch)."""
+        """Return the pixels of each block, shape (n, pitch, pitch)."""
         shape, ranks = self._shape, self._cells.ranks_of(ids)
         rows = self._row_pattern(ids, ranks, 0, level, ink)
         tiles = np.repeat(rows[:, None, :], shape.pitch, axis=1)
@@ -280,7 +280,7 @@ class CellRaster:
         return tiles
 
     def _row_pattern(self, ids: Ids, ranks: npt.NDArray[np.uint16], coverage: int, level: int, ink: Ink) -> Pixels:
-        """One pixel row of each cell, shape (n, pitch): solid as far as the block is filled."""
+        """Return one pixel row of each cell, shape (n, pitch): solid for the filled share of the block, then hollow."""
         shape = self._shape
         solid = ink.solid[coverage, level][ranks][:, None]
         if shape.pitch < _FILL_FROM:
@@ -307,10 +307,10 @@ Index = npt.NDArray[np.int64]
 
 
 class _Axis:
-    """Pixels of one axis and the cells under each.
+    """Mapping between the pixels and the cells of one axis.
 
-    Pixel `first_pixel + i` shows cells `cells[i]` (shape (k,), k >= 1, the last one repeated at the edge); cell `c`
-    is shown by `count[c]` pixels from `start[c]` on.
+    Pixel `first_pixel + i` shows cells `cells[i]` (shape (k,), k >= 1, the last one repeated at the edge). Cell `c` is
+    shown by `count[c]` pixels starting at `start[c]`.
     """
 
     def __init__(self, num_cells: int, num_pixels: int, pitch: float, offset: float) -> None:
@@ -327,15 +327,15 @@ class _Axis:
 
     @property
     def window(self) -> slice:
-        """The pixels the axis covers."""
+        """Range of pixels that the axis covers."""
         return slice(self.first_pixel, self.first_pixel + len(self.cells))
 
 
 class DenseRaster:
-    """Draws `cells` through `camera` into `pixels`, shape (height, width): every pixel shows the highest rank under it.
+    """Draws `cells` through `camera` into `pixels`, shape (height, width). Every pixel shows the highest rank under it.
 
-    Without that (nearest sampling) single blocks would vanish between pixels. Cost is that of the pixels, and of the
-    changed blocks afterwards; never that of all blocks.
+    With nearest sampling, single blocks would vanish between pixels. The cost of a full draw depends on the number of
+    pixels, later draws on the number of changed blocks; neither depends on the number of all blocks.
     """
 
     def __init__(self, cells: Cells, camera: Camera, pixels: Pixels) -> None:
@@ -346,13 +346,12 @@ class DenseRaster:
         self._y = _Axis(cells.grid.rows, height, camera.pitch, camera.y)
 
     def draw_all(self, ink: Ink) -> None:
-        """Every pixel anew."""
         self._pixels.fill(ink.background)
         ranks = self._pooled()
         self._pixels[self._y.window, self._x.window] = ink.solid[0, 0][ranks]
 
     def draw(self, ids: Ids, level: int, ink: Ink) -> tuple[int, int] | None:
-        """The pixels of `ids`, shape (n,), at flash `level`. Returns the pixel rows touched, (first, end)."""
+        """Draw the pixels of `ids`, shape (n,), at flash `level`. Returns the pixel rows touched, (first, end)."""
         y, x = self._pixels_of(ids)
         if not y.size:
             return None
@@ -371,7 +370,7 @@ class DenseRaster:
         return wide
 
     def _pixels_of(self, ids: Ids) -> tuple[Index, Index]:
-        """Pixel indices (within each axis) that show any of `ids`; a pixel may occur twice."""
+        """Return the pixel indices (within each axis) that show any of `ids`; a pixel may occur twice."""
         row, column = np.divmod(self._cells.grid.cells_of(ids), self._cells.grid.columns)
         ys, xs = [], []
         for dy in range(self._y.max_count):

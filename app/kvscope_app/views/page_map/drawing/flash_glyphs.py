@@ -1,7 +1,7 @@
-"""The sign in a cell that flashes for a move, for eyes that do not tell the colours: numpy alone.
+"""Glyphs in cells that flash for a block move, for users who cannot distinguish the colours. Uses numpy only.
 
-An evicted block carries a cross, a copied one a plus, one that was saved to a lower tier an arrowhead down, one that
-came back an arrowhead up.
+An evicted block carries a cross, a copied one a plus, one saved to a lower tier an arrowhead down, one loaded from
+there an arrowhead up.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy.typing as npt
 from kvscope_app.views.page_map.drawing.flash_kinds import FlashKind
 
 GLYPHS_FROM: Final = 11
-"""Pixels of pitch from which a cell has room for a sign."""
+"""Minimum cell pitch for a glyph, in pixels."""
 
 
 def glyph(kind: FlashKind, size: int) -> npt.NDArray[np.bool_]:
-    """The sign's pixels, shape (size, size), `size` odd."""
+    """Return a mask of the glyph's pixels, shape (size, size); `size` must be odd."""
     middle = size // 2
     y, x = np.mgrid[-middle : middle + 1, -middle : middle + 1]
-    half = size // 10  # of a stroke's width
+    half = size // 10  # half of the stroke width
     shapes: dict[FlashKind, npt.NDArray[np.bool_]] = {
         FlashKind.EVICTED: (np.abs(np.abs(x) - np.abs(y)) <= half),
         FlashKind.COPIED: (np.abs(x) <= half) | (np.abs(y) <= half),
@@ -32,7 +32,8 @@ def glyph(kind: FlashKind, size: int) -> npt.NDArray[np.bool_]:
 
 
 def glyph_places(kind: FlashKind, pitch: int, low: int, width: int) -> npt.NDArray[np.int64]:
-    """Flat pixels of the sign in a `pitch` x `pitch` tile whose cell is `width` wide from `low` on."""
+    """Return the glyph's flat pixel indices in a `pitch` x `pitch` tile whose cell starts at `low` and is `width`
+    wide."""
     if pitch < GLYPHS_FROM:
         return np.empty(0, np.int64)
     size = max(5, width // 2)

@@ -1,7 +1,7 @@
-"""What a cell can flash for, and the levels of its fading. Knows no colours of themes but their names.
+"""Kinds of flashes and their fading levels. Refers to colours only by their names in the theme.
 
-A *level* is one byte: 0 is dark, then for each kind its fading levels, weak before strong. `LEVELS` is the one place
-that knows how long and how strong each is.
+A *level* is one byte: 0 is unlit, then come the levels of each kind, weak before strong. `LEVELS` defines the duration
+and strength of each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class FlashKind(IntEnum):
-    """Why a cell lights up. `CHANGED` gives way to the others, which say what happened."""
+    """Why a cell flashes. `CHANGED` yields to the other kinds, which say what happened."""
 
     CHANGED = 0
     EVICTED = 1
@@ -22,12 +22,13 @@ class FlashKind(IntEnum):
 
 
 MOVES: Final = (FlashKind.EVICTED, FlashKind.COPIED, FlashKind.SAVED, FlashKind.LOADED)
-"""The kinds that a frame's `Moves` tells of."""
+"""Kinds of block moves that a frame's `Moves` reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlashLevel:
-    """One level: how far a cell goes towards `color` of the theme, and its age when it goes down."""
+    """One fading level: how far a cell's colour moves towards `color` of the theme (0 to 1), and the age at which the
+    flash drops to the next lower level."""
 
     kind: FlashKind
     color: str
@@ -49,15 +50,15 @@ LEVELS: Final = (
     ),
 )
 STRENGTHS: Final = 2
-"""Levels of each kind."""
+"""Number of levels of each kind."""
 FIRST_MOVE_LEVEL: Final = 1 + STRENGTHS
 
 
 def top_level(kind: FlashKind) -> int:
-    """The level at which a flash of `kind` begins."""
+    """Return the level at which a flash of `kind` starts."""
     return STRENGTHS * (kind + 1)
 
 
 def level_below(level: int) -> int:
-    """The level that a flash of `level` goes down to."""
+    """Return the level that follows `level` as a flash fades."""
     return level - 1 if level % STRENGTHS == 0 else 0

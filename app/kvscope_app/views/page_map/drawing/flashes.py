@@ -1,4 +1,4 @@
-"""Which blocks changed a moment ago, so that their cells light up and fade. numpy alone; times in nanoseconds."""
+"""Recently changed blocks, whose cells flash and fade. Uses numpy only; times are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import FIRST_MOVE_LEVEL, LEVELS, FlashKind, level_below, top_level
 
 MAX_AT_ONCE: Final = 4096
-"""A change of more blocks than this at once does not flash: everything moving shows nothing."""
+"""A change of more blocks than this in one frame does not flash: if everything flashes, nothing can be
+distinguished."""
 MAX_MOVES_AT_ONCE: Final = 1024
-"""Of more moves of a kind than this at once the newest flash: what a flash costs is bounded at any rate of frames."""
+"""Maximum flashes per kind of move and frame; only the newest moves flash. Bounds the cost at any frame rate."""
 
 LitCells = list[tuple[int, Ids]]
-"""(level, ids) of what is to be drawn."""
+"""List of (level, ids) to draw."""
 
 
 class Flashes:
-    """Flash level of each block over time: `add` what changed or moved, `fade` says what to draw anew."""
+    """Flash level of each block over time. `change` and `move` start flashes; `fade` returns what to redraw."""
 
     def __init__(self, num_blocks: int) -> None:
         self._lit_ns = np.zeros(num_blocks, np.int64)
@@ -29,11 +30,10 @@ class Flashes:
 
     @property
     def active(self) -> bool:
-        """Whether anything is still lit."""
         return any(self._batches)
 
     def change(self, ids: Ids, now_ns: int) -> LitCells:
-        """Blocks `ids` changed; what to draw: all of them. One that is lit for a move stays as it is."""
+        """Flash `ids` as changed, except those that still flash for a move. Returns all of them for drawing."""
         level = self._level[ids]
         moving = level >= FIRST_MOVE_LEVEL
         if not moving.any():
@@ -43,12 +43,13 @@ class Flashes:
         return [(self._light(others, FlashKind.CHANGED, now_ns), others), *moved]
 
     def move(self, kind: FlashKind, ids: Ids, now_ns: int) -> LitCells:
-        """Blocks `ids` (oldest first, an id perhaps several times) went through `kind`; what to draw."""
+        """Flash `ids` (oldest first, possibly repeated) for the move `kind`. Returns what to draw."""
         newest = distinct(ids[-MAX_MOVES_AT_ONCE:])
         return [(self._light(newest, kind, now_ns), newest)] if newest.size else []
 
     def fade(self, now_ns: int) -> LitCells:
-        """(new level, ids) of flashes that went down since; blocks that were lit again are left out."""
+        """Return (new level, ids) of flashes that dropped to a lower level, leaving out blocks that were lit again
+        since."""
         result = []
         for level in reversed(range(1, len(LEVELS))):
             queue = self._batches[level]
@@ -64,13 +65,12 @@ class Flashes:
         return result
 
     def clear(self) -> None:
-        """Put all flashes out."""
         self._level.fill(0)
         for queue in self._batches:
             queue.clear()
 
     def _light(self, ids: Ids, kind: FlashKind, now_ns: int) -> int:
-        """Light `ids`; the level to draw them at."""
+        """Light `ids` and return the level to draw them at."""
         level = top_level(kind) if 0 < ids.size <= MAX_AT_ONCE else 0
         self._lit_ns[ids] = now_ns
         self._level[ids] = level

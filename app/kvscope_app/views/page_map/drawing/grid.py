@@ -1,8 +1,8 @@
-"""Where blocks lie: rows and columns of the page map, and the camera that looks at them. Pure geometry.
+"""Geometry of the page map: the grid of blocks, and the camera that views it.
 
-All lengths are device pixels. The map is one lattice of cells, numbered row by row. The ledger's rows fill it in
-order, a section a tier; each section begins with `gap_rows` empty rows for its heading, and in a row of its own.
-With one section there are no headings: block `id` is cell `id`.
+All lengths are in device pixels. The map is one lattice of cells, numbered row by row. The ledger's rows fill it in
+order, one section per tier; each section starts in a row of its own, after `gap_rows` empty rows for its heading. With
+one section there are no headings, and block `id` is cell `id`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 MIN_CELL_PITCH: Final = 4
-"""From this pitch on cells are drawn one by one, with a gap and at a whole number of pixels."""
+"""Minimum pitch at which cells are drawn one by one, with a gap and an integral number of pixels."""
 MAX_PITCH: Final = 112
 
 Index = npt.NDArray[np.int64]
@@ -23,23 +23,23 @@ Index = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One tier's part of the map: blocks `start` to `start + size - 1`, cells from `first_cell` on."""
+    """Part of the map with the blocks of one tier: `start` to `start + size - 1`, in cells from `first_cell`."""
 
     start: int
     size: int
     first_row: int
-    """The row of its first block, below the heading."""
+    """Row of the first block, below the heading."""
     first_cell: int
 
     @property
     def end(self) -> int:
-        """The block after its last."""
+        """One past the last block."""
         return self.start + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`num_blocks` blocks in rows of `columns`; `sizes`: how many each section has, () for a single one."""
+    """`num_blocks` blocks in rows of `columns`. `sizes`: number of blocks of each section, () for a single section."""
 
     num_blocks: int
     columns: int
@@ -47,7 +47,7 @@ class Grid:
     gap_rows: int = 0
     sections: tuple[Section, ...] = field(init=False, compare=False)
     _shifts: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)
-    """(first block, how many cells further from there on), the later sections alone."""
+    """(first block, additional cells from that block on) for each section but the first."""
 
     def __post_init__(self) -> None:
         sections: list[Section] = []
@@ -64,17 +64,15 @@ class Grid:
 
     @property
     def rows(self) -> int:
-        """Rows, the last one perhaps not full."""
         last = self.sections[-1]
         return last.first_row - (-last.size // self.columns)
 
     @property
     def num_cells(self) -> int:
-        """Cells of all rows, with a block or without."""
         return self.rows * self.columns
 
     def cells_of(self, ids: npt.NDArray[np.uint32]) -> Index:
-        """The cell of each block, shape of `ids`."""
+        """Return the cell of each block, in the shape of `ids`."""
         cells = ids.astype(np.int64)
         if self._shifts or self.gap_rows:
             cells += self.sections[0].first_cell
@@ -83,7 +81,7 @@ class Grid:
         return cells
 
     def blocks_of(self, cells: Index) -> Index:
-        """The block of each cell, -1 where there is none, shape of `cells`."""
+        """Return the block of each cell, -1 where there is none, in the shape of `cells`."""
         blocks = np.full(cells.shape, -1, np.int64)
         for section in self.sections:
             number = cells - section.first_cell
@@ -92,16 +90,14 @@ class Grid:
         return blocks
 
     def place_of(self, block: int) -> tuple[int, int]:
-        """(row, column) of a block."""
         section = self.section_of(block)
         return divmod(block - section.start + section.first_cell, self.columns)
 
     def section_of(self, block: int) -> Section:
-        """The section that holds a block."""
         return next(section for section in reversed(self.sections) if block >= section.start)
 
     def step_from(self, block: int, dx: int, dy: int) -> int:
-        """The block `dx` further in order, or `dy` rows below and past headings; the first one from -1."""
+        """Return the block `dx` positions further, or `dy` rows below, skipping headings; 0 if `block` is -1."""
         if block < 0:
             return 0
         if not dy:
@@ -115,7 +111,7 @@ class Grid:
         return self.num_blocks - 1 if dy > 0 else 0
 
     def block_at(self, row: int, column: int) -> int | None:
-        """The block of a cell, None outside and in the rows of headings."""
+        """Return the block of a cell; None outside the sections and in heading rows."""
         if not (0 <= column < self.columns and row >= 0):
             return None
         cell = row * self.columns + column
@@ -127,22 +123,21 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """The grid's corner is at pixel (`x`, `y`), a cell with its gap is `pitch` pixels wide and high."""
+    """Viewport: the grid's corner is at pixel (`x`, `y`), and a cell with its gap is `pitch` pixels wide and high."""
 
     pitch: float
     x: float
     y: float
 
     def cell_at(self, px: float, py: float) -> tuple[int, int]:
-        """(row, column) under a pixel, which may lie outside the grid."""
+        """Return (row, column) under a pixel, possibly outside the grid."""
         return math.floor((py - self.y) / self.pitch), math.floor((px - self.x) / self.pitch)
 
     def corner_of(self, row: int, column: int) -> tuple[float, float]:
-        """The pixel of a cell's top left corner."""
         return self.x + column * self.pitch, self.y + row * self.pitch
 
     def zoomed(self, factor: float, px: float, py: float, min_pitch: float) -> Camera:
-        """Closer by `factor`, with what is under pixel (px, py) staying there."""
+        """Return the camera zoomed by `factor`, keeping what is under pixel (px, py) fixed."""
         pitch = _snapped(min(max(self.pitch * factor, min_pitch), MAX_PITCH))
         if pitch == self.pitch and self.pitch >= MIN_CELL_PITCH:
             pitch = _snapped(min(max(self.pitch + (1 if factor > 1 else -1), min_pitch), MAX_PITCH))
@@ -150,7 +145,7 @@ class Camera:
         return Camera(pitch, px - (px - self.x) * share, py - (py - self.y) * share)
 
     def clamped(self, grid: Grid, width: int, height: int) -> Camera:
-        """Moved so that the grid fills the window as far as it can, or is centred in it."""
+        """Return the camera moved so that the grid fills the window, or is centred if it is smaller."""
         x = _clamp_axis(self.x, grid.columns * self.pitch, width)
         y = _clamp_axis(self.y, grid.rows * self.pitch, height)
         return replace(self, x=float(round(x)), y=float(round(y)))

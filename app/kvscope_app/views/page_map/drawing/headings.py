@@ -1,4 +1,4 @@
-"""The slim line above each tier's part of the page map: its name, what is in it, and a rule to the right edge."""
+"""Heading line above each tier's section of the page map: name, details, and a rule to the right edge."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from kvscope_telemetry.state.mirror import Mirror
 
 _GAP = 10.0
 _LIFT = 4.0
-"""Pixels between the words and the cells below them."""
+"""Pixels between the text and the cells below it."""
 
 
 class Heading(NamedTuple):
-    """The name of a section, and what is said of it as far as there is room, the most telling first."""
+    """Title of a section and its details, most informative first; as many details are shown as fit."""
 
     title: str
     details: tuple[str, ...]
 
 
 def headings(mirror: Mirror, cache: CacheInfo, device: DeviceInfo) -> tuple[Heading, ...]:
-    """One for each section of the map: tiers, or slots; none when there is the pool alone."""
+    """Return one heading per section (tiers or slots); empty if there is only the device pool."""
     tiers, sections = section_sizes(cache), map_sections(cache)
     if len(tiers) == 1:
         return tuple(_of_slot(mirror, slot, size) for slot, size in enumerate(sections))
@@ -54,7 +54,7 @@ def _details(mirror: Mirror, cache: CacheInfo, tier: Tier, size: int) -> tuple[s
     parts = [plural(size, "state" if is_state else "block")]
     if row_bytes := cache.row_bytes(tier):
         parts.append(num_bytes(size * row_bytes))
-    if tier is Tier.HBM:  # its other numbers stand above the map
+    if tier is Tier.HBM:  # its other numbers are shown above the map
         return tuple(parts)
     held, cached = mirror.count(BlockState.ACTIVE, tier), mirror.count(BlockState.CACHED, tier)
     if tier is Tier.STATES:
@@ -71,7 +71,6 @@ def draw_headings(
     gutter: int,
     ratio: float,
 ) -> None:
-    """Each heading just above its section, in device-independent pixels."""
     height = scene.heading_height / ratio
     if not shown or height < painter.fontMetrics().height() - 2:  # a bare separator
         return
@@ -103,7 +102,7 @@ def _draw(painter: QPainter, theme: Theme, heading: Heading, box: QRectF) -> Non
 
 
 def _as_fits(details: tuple[str, ...], metrics: QFontMetricsF, room: float) -> tuple[str, float]:
-    """As many of the details as fit into `room` pixels, and their width."""
+    """Return as many details as fit into `room` pixels, joined, and their width."""
     for number in range(len(details), 0, -1):
         text = "  ·  ".join(details[:number])
         if (width := metrics.horizontalAdvance(text)) <= room:

@@ -1,7 +1,7 @@
-"""Colours of the page map as look-up tables from rank to pixel.
+"""Colours of the page map as lookup tables from rank to pixel.
 
-A *rank* is `emphasis * 256 + key`: what stands out (blocks of the selected request) wins where blocks share a
-pixel, then the key's own order. A pixel is `0xffRRGGBB`.
+A *rank* is `emphasis * 256 + key`: emphasized blocks (those of the selected request) win where blocks share a pixel,
+then the higher key. A pixel is `0xffRRGGBB`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashK
 Pixels = npt.NDArray[np.uint32]
 
 COVERAGES: Final = (1.0, 0.66, 0.33)
-"""Shares of a pixel that a rounded cell covers, for smooth corners."""
+"""Shares of a pixel that a rounded cell covers, for antialiased corners."""
 _DIM: Final = 0.68
 
 
 class Emphasis(IntEnum):
-    """How a block stands out; the value is the high byte of its rank."""
+    """Emphasis of a block; the value is the high byte of its rank."""
 
     DIMMED = 0
     NORMAL = 1
@@ -33,36 +33,36 @@ class Emphasis(IntEnum):
 
 
 class Ink:
-    """The tables of one colour mode in one theme."""
+    """Lookup tables of one colour mode in one theme."""
 
     def __init__(self, mode: ColorMode, theme: Theme) -> None:
         self.background: int = pixel(theme.base)
         self.outline: int = pixel(theme.selection)
         self.mark: int = pixel(theme.selection)
         self.empty_outline: int = pixel(theme.block_free)
-        """Around a block without memory."""
+        """Outline colour of a block without memory."""
         self.glyphs = {kind: pixel(sign_color(kind, theme)) for kind in MOVES}
-        """The sign in a cell that flashes for a move."""
+        """Glyph colour for each kind of move."""
         colors = mode.key_colors(theme)
         self.solid: Pixels = _table(colors, theme)
-        """Shape (coverage, flash level, rank)."""
+        """Pixel by [coverage, flash level, rank]."""
         self.hollow: Pixels = _table([hollow(color, theme) for color in colors], theme)
-        """The same for the part of a cell whose slots hold no token."""
+        """Pixel by [coverage, flash level, rank] for the empty slots of a cell."""
 
 
 @lru_cache(maxsize=4)
 def ink_of(mode: ColorMode, theme: Theme) -> Ink:
-    """Made once for all windows; nobody writes into its tables."""
+    """Return the shared, cached tables; callers must not write into them."""
     return Ink(mode, theme)
 
 
 def pixel(color: str) -> int:
-    """`#rrggbb` as an opaque RGB32 pixel."""
+    """Return `#rrggbb` as an opaque RGB32 pixel."""
     return 0xFF000000 | int(color[1:], 16)
 
 
 def sign_color(kind: FlashKind, theme: Theme) -> str:
-    """Of the sign on a flash."""
+    """Return the colour of the glyph on a flash of `kind`."""
     return readable_on(str(getattr(theme, f"flash_{kind.name.lower()}")), theme)
 
 

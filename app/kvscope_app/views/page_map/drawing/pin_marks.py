@@ -1,4 +1,4 @@
-"""The corner that marks a pinned block: seen in every colour mode, and without colour."""
+"""Corner that marks a pinned block, visible in every colour mode and without colour vision."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvscope_app.look.theme import Theme
 from kvscope_app.views.page_map.drawing.scene import Scene
 
 _FROM_PITCH: Final = 6.0
-"""Device-independent pixels from which a cell has room for a corner."""
+"""Minimum cell pitch for a corner, in device-independent pixels."""
 _SHARE: Final = 0.42
 _MOST: Final = 14.0
 
 
 def draw_pins(painter: QPainter, scene: Scene, pinned: frozenset[int], theme: Theme, gutter: int, ratio: float) -> None:
-    """A folded corner at the upper right of each."""
+    """Draw a folded corner at the upper right of each pinned block."""
     pitch = scene.camera.pitch / ratio
     if not pinned or pitch < _FROM_PITCH or scene.cells is None:
         return
@@ -29,7 +29,7 @@ def draw_pins(painter: QPainter, scene: Scene, pinned: frozenset[int], theme: Th
 
 
 def draw_corner(painter: QPainter, theme: Theme, right: float, top: float, size: float) -> None:
-    """One, which ends there."""
+    """Draw one corner with its upper right point at (right, top)."""
     painter.setPen(QPen(theme.color("base"), 1))
     painter.setBrush(theme.color("text"))
     painter.drawPolygon(QPolygonF((QPointF(right - size, top), QPointF(right, top), QPointF(right, top + size))))

@@ -1,7 +1,7 @@
-"""The page map without a window: blocks, camera and pixels, and which pixel rows changed. numpy alone.
+"""Page map without a window: blocks, camera, pixels, and the pixel rows that changed. Uses numpy only.
 
-Owns what the person chose (mode, camera, selection). Every method that changes pixels returns the span of pixel
-rows (first, end) it touched, or None.
+Owns the user's choices (mode, camera, selection). Every method that changes pixels returns the span of pixel rows
+(first, end) that it touched, or None.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from kvscope_telemetry.ledger import Ledger
 MAX_FIT_PITCH: Final = 48
 _ROUND_COLUMNS: Final = (16, 8, 4, 2, 1)
 _BARE_SEPARATOR: Final = 2
-"""Pixels between sections of a window with no room for headings."""
+"""Height in pixels of the gap between sections in a window too small for headings."""
 Span = tuple[int, int] | None
 
 _ALL_AT_ONCE: Final = 4
-"""When more than one block in so many changed, everything is drawn anew: it is cheaper."""
+"""If more than one block in this many changed, a full redraw is cheaper than drawing the changed blocks."""
 
 
 class Scene:
-    """A ledger seen through a camera, as `pixels` of shape (height, width)."""
+    """Ledger viewed through a camera, drawn into `pixels` of shape (height, width)."""
 
     def __init__(self) -> None:
         self.pixels: Pixels = np.zeros((1, 1), np.uint32)
         self.mode = STATE
         self.flashing = True
         self.has_filled = True
-        """Whether the ledger says how full blocks are; for what is shown next."""
+        """Whether the ledger says how full blocks are. Takes effect with the next `show`."""
         self.tells_addresses = True
-        """Whether rows are places in memory: otherwise their numbers say nothing at the left edge."""
+        """Whether rows are memory addresses; otherwise row numbers at the left edge have no meaning."""
         self.is_fitted = True
         self.grid = Grid(1, 1)
         self.camera = Camera(1.0, 0.0, 0.0)
@@ -55,25 +55,23 @@ class Scene:
         self._wanted_heading = 0
         self._last_used: npt.NDArray[np.uint32] | None = None
         self._aged_step = 0
-        """Step as of which all ages are drawn."""
+        """Step for which the ages are drawn."""
 
     @property
     def height(self) -> int:
-        """Pixel rows."""
         return len(self.pixels)
 
     @property
     def width(self) -> int:
-        """Pixel columns."""
         return int(self.pixels.shape[1])
 
     @property
     def is_fading(self) -> bool:
-        """Whether `fade` has something to do later."""
+        """Whether flashes remain that `fade` has to dim later."""
         return self._flashes.active
 
     def show(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
-        """Show this ledger from now on; the camera stays when the number of blocks does.
+        """Switch to `ledger`. The camera is kept if the number of blocks and the sections stay the same.
 
         `sizes`: rows of each tier, () for one section without a heading.
         """
@@ -93,13 +91,13 @@ class Scene:
 
     @property
     def heading_height(self) -> int:
-        """Pixels of a section's heading, 0 when there are none."""
+        """Height of a section's heading in pixels; 0 if there are no headings."""
         return heading_height(len(self._sizes), self.height, self._wanted_heading)
 
     def resize(self, width: int, height: int, heading: int = 0) -> Span:
-        """New pixels; refits if everything was shown, otherwise keeps what is at the centre there.
+        """Replace the pixel buffer. Refits if all blocks were shown, otherwise keeps the centre of the view.
 
-        `heading`: pixels that the heading of a section needs.
+        `heading`: height that a section's heading needs, in pixels.
         """
         if (height, width) == self.pixels.shape and heading == self._wanted_heading:
             return None
@@ -111,12 +109,11 @@ class Scene:
         return self._look(Camera(self.camera.pitch, self.camera.x + dx, self.camera.y + dy))
 
     def set_theme(self, theme: Theme) -> Span:
-        """Paint in the colours of `theme`."""
         self._theme = theme
         return self._recolor()
 
     def set_mode(self, mode: ColorMode) -> Span:
-        """Let colours say something else."""
+        """Switch the colour mode and clear all flashes."""
         self.mode = mode
         if self.cells is not None:
             self.cells.mode = mode
@@ -124,14 +121,14 @@ class Scene:
         return self._recolor()
 
     def select(self, ids: Ids | None) -> Span:
-        """Let these blocks stand out; None ends that."""
+        """Highlight these blocks; None removes the highlight."""
         if self.cells is None:
             return None
         changed = self.cells.select(ids)
         return self._draw(changed, 0) if changed.size else None
 
     def change(self, ids: Ids, step: int, now_ns: int) -> Span:
-        """Blocks `ids` (unique, shape (n,)) changed in the ledger."""
+        """Redraw and flash blocks `ids` (unique, shape (n,)) after they changed in the ledger."""
         if self.cells is None or not ids.size:
             return None
         self.cells.step = step
@@ -139,30 +136,30 @@ class Scene:
         return self._draw_lit(self._flashes.change(ids, now_ns) if self.flashing else [(0, ids)])
 
     def flash(self, kind: FlashKind, ids: Ids, now_ns: int) -> Span:
-        """Blocks `ids` (oldest first) went through `kind` a moment ago."""
+        """Flash blocks `ids` (oldest first) for the move `kind`."""
         if self.cells is None or not self.flashing:
             return None
         return self._draw_lit(self._flashes.move(kind, ids[ids < self.grid.num_blocks], now_ns))
 
     def fade(self, now_ns: int) -> Span:
-        """Draw the flashes that went down by now."""
+        """Draw the flashes that dropped to a lower level by `now_ns`."""
         return self._draw_lit(self._flashes.fade(now_ns))
 
     def set_last_used(self, last_used: npt.NDArray[np.uint32]) -> None:
-        """Tell when each block was last used, reads included, shape (num_blocks,); for what is drawn next."""
+        """Set the step of each block's last use, including reads, shape (num_blocks,). Takes effect with the next
+        draw."""
         self._last_used = last_used
         if self.cells is not None:
             self.cells.last_used = last_used
 
     def grow_older(self, step: int) -> Span:
-        """Draw ages as of `step`, when colours say how long ago something was."""
+        """Redraw ages as of `step` if the colour mode depends on the step."""
         if self.cells is None or not self.mode.by_step or self._aged_step == step:
             return None
         self.cells.step = step
         return self._redraw(fresh_ranks=True)
 
     def fit_all(self) -> Span:
-        """Show every block."""
         self.is_fitted = True
         if self.cells is None:
             return self._redraw()
@@ -172,7 +169,7 @@ class Scene:
         return self._look(camera)
 
     def zoom(self, factor: float, px: float, py: float) -> Span:
-        """Closer (factor above 1) or farther, around pixel (px, py); as far as showing everything."""
+        """Zoom in (factor above 1) or out around pixel (px, py); zooming out stops where all blocks are visible."""
         least = min(self.width / self.grid.columns, self.height / self.grid.rows)
         camera = self.camera.zoomed(factor, px, py, min(least, self.camera.pitch) if factor > 1 else least)
         if factor < 1 and camera.pitch <= least:
@@ -181,11 +178,11 @@ class Scene:
         return self._look(self._with_slim_headings(camera, py))
 
     def pan(self, dx: float, dy: float) -> Span:
-        """Move the grid by pixels, as far as it reaches."""
+        """Move the grid by pixels, up to its edges."""
         return self._look(Camera(self.camera.pitch, self.camera.x + dx, self.camera.y + dy))
 
     def reveal(self, block: int) -> Span:
-        """Pan just so far that `block` is in the window."""
+        """Pan by the minimum that brings `block` into the window."""
         x, y = self.camera.corner_of(*self.grid.place_of(block))
         pitch = self.camera.pitch
         dx = max(0.0, -x) or min(0.0, self.width - pitch - x)
@@ -193,14 +190,16 @@ class Scene:
         return self.pan(dx, dy) if dx or dy else None
 
     def block_at(self, px: float, py: float) -> int | None:
-        """The block under a pixel."""
         return self.grid.block_at(*self.camera.cell_at(px, py)) if self.cells is not None else None
 
     def _fit(self, num_blocks: int) -> tuple[Grid, Camera]:
         return fit(num_blocks, self.width, self.height, self._sizes, self._wanted_heading)
 
     def _with_slim_headings(self, camera: Camera, py: float) -> Camera:
-        """Headings keep their height in pixels, so take fewer rows of larger cells; what is at `py` stays there."""
+        """Adapt the number of rows that headings take to the new pitch, keeping what is at `py` fixed.
+
+        Headings keep their height in pixels, so they take fewer rows of larger cells.
+        """
         gap = gap_rows(self.heading_height, camera.pitch)
         if gap == self.grid.gap_rows:
             return camera
@@ -255,17 +254,16 @@ class Scene:
 
 
 def union(first: Span, second: Span) -> Span:
-    """The span that covers both."""
     if first is None or second is None:
         return first or second
     return min(first[0], second[0]), max(first[1], second[1])
 
 
-# How large the cells of a map can be so that all of it is in a window: pure geometry, in device pixels.
+# Pure geometry, in device pixels: the largest cell size at which the whole map fits into a window.
 def fit(num_blocks: int, width: int, height: int, sizes: tuple[int, ...] = (), heading: int = 0) -> tuple[Grid, Camera]:
-    """The grid and camera that show all blocks as large as they can be in `width` x `height` pixels.
+    """Return the grid and camera that show all blocks with the largest possible cells in `width` x `height` pixels.
 
-    `sizes`: blocks of each section, () for a single one without heading; `heading`: pixels one is high.
+    `sizes`: blocks of each section, () for a single one without heading; `heading`: height of a heading in pixels.
     """
     shape = _Shape(sizes or (num_blocks,), heading_height(len(sizes), height, heading))
     columns, pitch = _whole_pitch(shape, width, height) or _dense_pitch(shape, width, height)
@@ -274,7 +272,8 @@ def fit(num_blocks: int, width: int, height: int, sizes: tuple[int, ...] = (), h
 
 
 def heading_height(num_sections: int, height: int, wanted: int) -> int:
-    """Pixels of each heading: as wanted, or a bare separator where they would take half of the window."""
+    """Return the height of each heading: `wanted`, or that of a bare separator if the headings would take more than
+    half of the window."""
     if num_sections < 2:
         return 0
     return wanted if 2 * num_sections * wanted <= height else _BARE_SEPARATOR
@@ -282,7 +281,7 @@ def heading_height(num_sections: int, height: int, wanted: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What must find room."""
+    """Sections and heading height that must fit into a window."""
 
     sizes: tuple[int, ...]
     heading: int
@@ -293,20 +292,18 @@ class _Shape:
 
     @property
     def widest(self) -> int:
-        """More columns than this are of no use."""
+        """Maximum number of useful columns."""
         return max(self.sizes)
 
     def gap_rows(self, pitch: float) -> int:
-        """Rows of this pitch a heading takes."""
         return gap_rows(self.heading, pitch)
 
     def block_rows(self, columns: int) -> int:
-        """Rows that hold blocks."""
         return sum(-(-size // columns) for size in self.sizes)
 
 
 def gap_rows(heading: int, pitch: float) -> int:
-    """Whole rows of `pitch` that a heading takes."""
+    """Return the whole rows of `pitch` that a heading takes."""
     return math.ceil(heading / pitch)
 
 
@@ -315,7 +312,7 @@ def _whole_pitch(shape: _Shape, width: int, height: int) -> tuple[int, float] | 
         most, max_rows = width // pitch, height // pitch - len(shape.sizes) * shape.gap_rows(pitch)
         if max_rows < 1 or most * max_rows < shape.num_blocks:
             continue
-        for divisor in _ROUND_COLUMNS:  # rows that begin at round block ids, where that costs nothing
+        for divisor in _ROUND_COLUMNS:  # prefer rows that start at round block ids if this needs no smaller cells
             columns = most - most % divisor
             if columns and shape.block_rows(columns) <= max_rows:
                 return min(columns, shape.widest), float(pitch)
@@ -324,7 +321,7 @@ def _whole_pitch(shape: _Shape, width: int, height: int) -> tuple[int, float] | 
 
 def _dense_pitch(shape: _Shape, width: int, height: int) -> tuple[int, float]:
     num_blocks = shape.num_blocks
-    # A heading is a whole number of rows, so up to a pitch more than it asks for.
+    # Headings are rounded up to whole rows, so each may take up to one pitch more than its height.
     room = max(1, height - len(shape.sizes) * (shape.heading + MIN_CELL_PITCH if shape.heading else 0))
     near = math.sqrt(num_blocks * width / room)
     low, high = max(1, int(near * 0.9)), int(near * 1.1) + 2
