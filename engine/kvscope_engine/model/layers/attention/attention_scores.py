@@ -85,10 +85,12 @@ class MeasuredSteps:
         """Whether the step that starts is measured; counts the step."""
         if not self.any(num_decodes):
             return False
-        is_due = self._num_steps % self._every == 0  # counted even if the step fails: the retry runs without
+        is_due = (
+            self._num_steps % self._every == 0
+        )  # counted before the step runs: if it fails, the retry is not measured
         self._num_steps += 1
         return is_due
 
     def any(self, num_decodes: int) -> bool:
-        """Whether steps with decodes are ever measured, without counting a step."""
+        """Whether a step with `num_decodes` decodes may be measured. Does not count the step."""
         return bool(self._every and num_decodes)
