@@ -85,9 +85,8 @@ class MeasuredSteps:
         """Whether the step that starts is measured; counts the step."""
         if not self.any(num_decodes):
             return False
-        is_due = (
-            self._num_steps % self._every == 0
-        )  # counted before the step runs: if it fails, the retry is not measured
+        # Counted before the step runs: if it fails, the retry is not measured.
+        is_due = self._num_steps % self._every == 0
         self._num_steps += 1
         return is_due
 

@@ -28,7 +28,6 @@ class NoAttention(AttentionContext):
         rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        query = heads.new_empty(
-            len(heads), rotation.num_heads, heads.shape[-1]
-        )  # allocated in addition to the result, as in the real operation
+        # The real operation has the query in memory in addition to its result.
+        query = heads.new_empty(len(heads), rotation.num_heads, heads.shape[-1])
         return torch.zeros_like(query)

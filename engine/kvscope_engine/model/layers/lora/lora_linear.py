@@ -73,7 +73,7 @@ class LoraStack(nn.Module):
         self.parts = tuple(parts)
         self.rank = max_rank
         self.filled = [False] * num_slots
-        """Slots with numbers other than 0."""
+        """Whether each slot has numbers other than 0."""
         shape = (num_slots, len(parts), max_rank, num_inputs)
         self.register_buffer("a", like.new_zeros(shape), persistent=False)
         for number, part in enumerate(parts):

@@ -239,7 +239,7 @@ class StateBatch(StateStep):
         num_tokens, tensors = self.query_start[-1], self.storage.layer(layer.number)
         outputs: dict[int, Any] = {}
         together = self.decodes if layer.takes_batches else []
-        # One token of a prompt is not computed as a decode is where the layer limits its time steps.
+        # Where the layer limits its time steps, one token of a prompt is computed differently than a decode.
         in_prompt = self.in_prompt if self.in_prompt and limits_steps(layer.module) else [False] * len(self.slots)
         if any(in_prompt[number] for number in together):
             together = []

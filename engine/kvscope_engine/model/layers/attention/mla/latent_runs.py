@@ -76,7 +76,7 @@ def _groups(
     long: list[bool], starts: list[int], sizes: list[int], lengths: list[int], seq_lens: torch.Tensor, runs: QueryRuns
 ) -> Iterator[RunGroup]:
     for first, stop in _cuts(long, sizes, lengths):
-        is_whole = stop - first == len(long)  # the tensors themselves, by which layers share how runs are cut
+        is_whole = stop - first == len(long)  # keep the tensors themselves: layers share plans by identity
         yield RunGroup(
             long[first],
             slice(starts[first], starts[stop]),
