@@ -2,8 +2,8 @@
 
 `expand_kv` of transformers' modules is where latents and rotary keys, as a cache may store them, become keys and
 values. Everything before it (projections, norms, rotation, scaling) stays the module's own. `hook_check` verifies the
-result. If it is wrong, or an MLA has another structure, keys and values are stored, and a note in `served` reports the
-cost.
+result. If it is wrong, or an MLA has another structure, keys and values are stored, and `components` reports the cost
+in a note.
 """
 
 from __future__ import annotations
