@@ -116,9 +116,8 @@ def _shard(parent: nn.Module, cuts: dict[str, Cut], rank: Rank) -> None:
         if cut.dim == 0:
             made = _linear(linear.weight[part], None if linear.bias is None else linear.bias[part])
         else:
-            made = _linear(
-                linear.weight[:, part], linear.bias if rank.index == 0 else None
-            )  # other ranks must not add it again
+            # The bias is added once, by rank 0.
+            made = _linear(linear.weight[:, part], linear.bias if rank.index == 0 else None)
         setattr(parent, name, made)
 
 

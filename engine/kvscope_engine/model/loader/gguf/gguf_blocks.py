@@ -87,9 +87,8 @@ def _packed_bytes(shape: tuple[int, ...], kind: int) -> int:
     count = prod(shape)
     if len(shape) == 1:
         return 4 * count
-    half_bits = (
-        2 * BITS[kind] + 2 if kind in BITS else 17
-    )  # half bits per weight, with its share of a group's scale and low
+    # Per weight, with its share of a group's scale and low.
+    half_bits = 2 * BITS[kind] + 2 if kind in BITS else 17
     return count * half_bits // 16
 
 
