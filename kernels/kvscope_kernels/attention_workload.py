@@ -93,7 +93,6 @@ class Pool:
     def attention_args(
         self, out: Tensor | None = None, *, sliding_window: int | None = None, softcap: float | None = None
     ) -> AttentionArgs:
-        """Return the arguments of attention for the batch."""
         return AttentionArgs(
             *(self.query, self.k_cache, self.v_cache, self.block_tables, self.seq_lens, self.scale),
             sliding_window=sliding_window,

@@ -10,7 +10,6 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def require(accepted: bool, name: str, found: object, needed: str) -> None:
-    """Raise ValueError unless `accepted`."""
     if not accepted:
         raise ValueError(f"{name} is {_describe(found)}: {needed} is needed")
 

@@ -51,7 +51,6 @@ def gated_activation(both: Tensor, kind: int) -> Tensor:
 
 
 def gate_constants(size: int, kind: int) -> dict[str, int]:
-    """Return the kernel's constants."""
     return {"SIZE": size, "TILE": _TILE, "KIND": kind}
 
 

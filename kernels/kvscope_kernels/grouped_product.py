@@ -18,8 +18,7 @@ class GroupedProduct(Protocol):
     """A weight in the layout of one device, and the product with it."""
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors of the weight."""
+    def tensors(self) -> tuple[Tensor, ...]: ...
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x."""
@@ -61,7 +60,6 @@ class TorchGrouped:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors of the weight."""
         held = (self._weight.codes, *self._weight.facts)
         return held if self._bias is None else (*held, self._bias)
 

@@ -36,7 +36,7 @@ _E4M3_BITS = tl.constexpr(E4M3_BITS)
 _E4M3_HALF = tl.constexpr(E4M3_HALF)
 _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to the nearest integer, ties to even
 _SUBNORMAL = tl.constexpr(16384.0)  # its lowest mantissa bit is 2^-9, the step of e4m3 below 2^-6
-_SUBNORMAL_BITS = tl.constexpr(141 << 23)  # of that float32
+_SUBNORMAL_BITS = tl.constexpr(141 << 23)  # bits of `_SUBNORMAL`
 
 
 class Cache(NamedTuple):

@@ -79,7 +79,6 @@ def kv_write(
 
 
 def write_constants(num_kv_heads: int, head_dim: int, value_dim: int, block_size: int) -> dict[str, int]:
-    """Return the kernel's constants that depend on shapes."""
     tile_d = next_power_of_2(max(head_dim, value_dim))
     return {
         "BLOCK_SIZE": block_size,

@@ -113,12 +113,10 @@ def _tensors(measured: Measured) -> tuple[Tensor | None, ...]:
 
 
 def merge_constants(num_heads: int, value_dim: int) -> dict[str, int]:
-    """Return the kernel's constants that depend on shapes."""
     return {"NUM_HEADS": num_heads, "VALUE_DIM": value_dim, "TILE_S": _TILE_S, "TILE_V": padded_dim(value_dim)}
 
 
 def shares_constants(num_heads: int, kept: Kept) -> dict[str, int]:
-    """Return the kernel's constants for attention shares."""
     tile_h = next_power_of_2(num_heads)
     tile_p = max(1, _SHARES_TILE // tile_h)
     return {"BLOCK_SIZE": kept.block_size, "PIECE": kept.piece, "TILE_H": tile_h, "TILE_P": tile_p}

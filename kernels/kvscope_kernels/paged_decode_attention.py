@@ -306,7 +306,6 @@ def _attend_rows(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
 
 
 def check_decode(args: AttentionArgs) -> None:
-    """Raise ValueError for unsupported arguments."""
     check_attention(args)
     if len(args.query) != len(args.seq_lens):
         require(False, "query", args.query, f"one row for each of {len(args.seq_lens)} seq_lens")

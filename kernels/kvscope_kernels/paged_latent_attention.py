@@ -170,7 +170,6 @@ def _launch(
 def latent_constants(
     num_heads: int, latent_dim: int, head_dim: int, block_size: int, tiles: LatentTiles
 ) -> dict[str, int]:
-    """Return the kernel's constants that depend on shapes and tiles."""
     return {
         "NUM_HEADS": num_heads,
         "LATENT_DIM": latent_dim,
@@ -234,7 +233,7 @@ def _paged_latent_attention_kernel(
     request = tl.program_id(1).to(tl.int64)
     if parts is not None:
         request = tl.load(parts + request * _FIELDS).to(tl.int64)
-        if request < 0:  # fewer parts than there may be
+        if request < 0:  # unused part
             return
     first_token = request
     num_queries = 1

@@ -404,7 +404,6 @@ def _hidden(args: AttentionArgs, num_before: Lengths, base: Lengths, max_queries
 
 
 def check_prefill(args: AttentionArgs, runs: QueryRuns) -> None:
-    """Raise ValueError for unsupported arguments."""
     check_attention(args)
     num_requests = len(args.seq_lens)
     if runs.start.shape != (num_requests + 1,) or runs.start.dtype != torch.int32:

@@ -57,7 +57,6 @@ def _launch(x: Tensor, delta: Tensor | None, total: Tensor | None, weight: Tenso
 
 
 def norm_constants(size: int) -> dict[str, int]:
-    """Return the kernel's constants that depend on the row size, and its number of warps."""
     tile = next_power_of_2(size)
     return {"SIZE": size, "TILE": tile, "num_warps": min(16, max(1, tile // 512))}
 

@@ -11,7 +11,7 @@ from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.triton_language import cdiv, jit_varying, next_power_of_2, require_triton, tl
 
-_MAX_TILE_ELEMENTS = 1024  # of one program
+_MAX_TILE_ELEMENTS = 1024  # per program
 
 
 class HeadNorm(NamedTuple):
@@ -105,7 +105,6 @@ def rotate_write(
 
 
 def rotate_constants(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> dict[str, int]:
-    """Return the kernel's constants that depend on shapes."""
     tile_d = next_power_of_2(head_dim)
     return {
         "BLOCK_SIZE": block_size,

@@ -42,7 +42,6 @@ class Kernel(Protocol):
 
 
 def require_triton() -> None:
-    """Raise RuntimeError if Triton is not installed."""
     if triton is None:
         raise RuntimeError("the GPU kernels need Triton, which is not installed: pip install triton")
 

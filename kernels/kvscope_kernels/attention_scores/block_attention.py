@@ -50,7 +50,6 @@ def block_attention_torch(args: AttentionArgs, shares: Tensor) -> None:
 
 
 def _shares(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
-    """Return the shares of one padded group, (n, blocks of the longest request)."""
     query, softcap = args.query, args.softcap
     n, num_heads, head_dim = query.shape
     block_size, num_kv_heads = args.k_cache.shape[1:3]

@@ -59,7 +59,6 @@ def block_bounds(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale:
 
 
 def bounds_constants(head_dim: int, block_size: int) -> dict[str, int]:
-    """Return the kernel's constants that depend on shapes."""
     tile_d = next_power_of_2(head_dim)
     return {
         "HEAD_DIM": head_dim,

@@ -169,7 +169,6 @@ class CompiledLayer:
 
 
 def can_compile(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Whether layer.c supports such a layer, with such caches."""
     qkv, o, gate_up, down = form.products
     head_dim, hidden = k_cache.shape[3], o.outputs
     kv_heads, attended = form.num_kv_heads, form.num_heads * head_dim

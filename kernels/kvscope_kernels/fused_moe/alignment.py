@@ -52,7 +52,6 @@ def align_experts(ids: Tensor, num_experts: int, tile_m: int) -> ExpertTiles:
 
 
 def align_constants(num_experts: int, tile_m: int) -> dict[str, int]:
-    """Return the kernel's constants."""
     return {"TILE_M": tile_m, "TILE_E": next_power_of_2(num_experts), "CHUNK": _CHUNK}
 
 

@@ -35,7 +35,6 @@ class Gate(NamedTuple):
 
     @property
     def is_gated(self) -> bool:
-        """Whether there is a gate projection."""
         return self.kind != RELU_SQUARED
 
     def of(self, both: Tensor) -> Tensor:

@@ -347,7 +347,6 @@ def mix_experts_torch(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWei
 
 
 def check_mixture(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> None:
-    """Raise ValueError for arguments that `mix_experts` does not support."""
     weights.check()
     hidden, dtype = weights.shape[1], weights.dtype or x.dtype
     if x.dim() != 2 or x.shape[1] != hidden or x.dtype != dtype or dtype not in FLOAT_DTYPES:

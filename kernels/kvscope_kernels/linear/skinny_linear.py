@@ -48,7 +48,6 @@ class FewRows(NamedTuple):
     """Whether for 2 to `MAX_ROWS` rows."""
 
     def takes(self, rows: int) -> bool:
-        """Whether the kernels are used for `rows` rows."""
         return self.one if rows == 1 else self.several and 1 < rows <= MAX_ROWS
 
 
@@ -229,7 +228,6 @@ def linear_torch(
 
 
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> None:
-    """Raise ValueError for arguments that `linear` does not support."""
     if weight.dim() != 2 or weight.dtype not in FLOAT_DTYPES:
         require(False, "weight", weight, "(outputs, inputs), floating,")
     if x.dim() < 1 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype:

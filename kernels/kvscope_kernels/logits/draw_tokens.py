@@ -53,7 +53,6 @@ def draw_tokens(logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> 
 
 
 def draw_constants() -> dict[str, int]:
-    """Return the kernel's constants."""
     return {"TILE_R": _TILE // _COLUMNS, "TILE_C": _COLUMNS, "PIECE": PIECE, "TILE_P": _TILE // PIECE}
 
 
@@ -292,14 +291,13 @@ def _exponentials(key: tl.tensor, places: tl.tensor):  # type: ignore[no-untyped
 
 @jit
 def _ordered(value: tl.tensor):  # type: ignore[no-untyped-def]
-    """Convert a float to an integer with the same order."""
+    """Convert a float to an integer with the same order; `_value` is the inverse."""
     bits = value.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
 
 
 @jit
 def _value(number: tl.tensor):  # type: ignore[no-untyped-def]
-    """Inverse of `_ordered`."""
     bits = number.to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 

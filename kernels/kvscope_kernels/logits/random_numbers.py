@@ -52,7 +52,6 @@ def _as_uint64(values: Sequence[int]) -> NDArray[np.uint64]:
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Finalizer of SplitMix64."""
     state = (state ^ (state >> np.uint64(30))) * _MULTIPLIER_1
     state = (state ^ (state >> np.uint64(27))) * _MULTIPLIER_2
     return state ^ (state >> np.uint64(31))

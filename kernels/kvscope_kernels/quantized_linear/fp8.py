@@ -163,7 +163,6 @@ class TorchFp8:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors of the weight."""
         held = (self._weight.codes, self._weight.scale)
         return held if self._bias is None else (*held, self._bias)
 
@@ -207,7 +206,6 @@ class GpuFp8:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors of the weight."""
         held = (self._codes, self._scale, self._arrived)
         return held if self._bias is None else (*held, self._bias)
 

@@ -71,7 +71,6 @@ class TritonGrouped:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All tensors of the weight."""
         held = (self._words, self._scale, self._low, self._arrived)
         return held if self._bias is None else (*held, self._bias)
 
@@ -177,7 +176,6 @@ def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTi
 def product_constants(
     outputs: int, inputs: int, group: int, bits: int, tiles: ProductTiles, splits: int
 ) -> dict[str, int]:
-    """Return the kernel's constants, by name."""
     return {
         "OUTPUTS": outputs,
         "INPUTS": inputs,
@@ -445,7 +443,6 @@ def _store(
 
 
 def check_product(x: Tensor, add: Tensor | None, shape: tuple[int, int]) -> None:
-    """Raise ValueError for arguments that a product with a weight of `shape` does not support."""
     outputs, inputs = shape
     if x.dim() < 1 or x.shape[-1] != inputs or x.dtype not in FLOAT_DTYPES:
         require(False, "x", x, f"(..., {inputs}), floating,")

@@ -140,7 +140,6 @@ def by_events(call: Call) -> float:
 
 
 def host_lengths(work: AttentionWorkload) -> HostLengths:
-    """Return the lengths of a benchmark's batch."""
     starts = torch.tensor([0, *(work.query_lens or ())]).cumsum(0).to(torch.int32)
     return HostLengths(starts.numpy(), torch.tensor(work.seq_lens, dtype=torch.int32).numpy())
 

@@ -81,7 +81,6 @@ class PreferredPrefill:
 
 
 def shape_of(query: Tensor, k_cache: Tensor) -> AttentionShape:
-    """Return the shape of a layer, given its tensors."""
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     capability = compute_capability(query.device)
     return AttentionShape(query.shape[1], num_kv_heads, head_dim, block_size, query.dtype, capability)

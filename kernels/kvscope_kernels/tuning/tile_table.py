@@ -74,7 +74,6 @@ def forcing(kernel: str, tiles: DotTiles) -> Iterator[None]:
 
 
 def own_table() -> Path:
-    """Return the path of the user's own table."""
     own = os.environ.get("KVSCOPE_CACHE")
     folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvscope"
     return folder / "tiles.json"

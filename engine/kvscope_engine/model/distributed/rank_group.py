@@ -74,7 +74,6 @@ class RankGroup:
         return part
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Overwrite the tensor with that of rank 0."""
         self.num_points += 1
         try:
             self._wait(self._group.broadcast(tensor, 0))

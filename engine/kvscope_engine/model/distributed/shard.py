@@ -35,7 +35,6 @@ class Cut:
     """Number of KV heads, for layers of KV heads, which several ranks may share; else 0."""
 
     def part(self, rank: Rank) -> slice:
-        """Return the slice of a rank."""
         if not self.num_kv_heads:
             return rank.part(self.size)
         width, heads = self.size // self.num_kv_heads, rank.kv_heads(self.num_kv_heads)

@@ -102,7 +102,6 @@ class _LayerInBlocks:
     """Shared by all layers of a cache: the one layer that holds tensors that it has read."""
 
     def begin(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
-        """Prepare for a call of the model."""
         self.number, self.tokens, self.num_seen = number, tokens, tokens.past
         self.let_go()
         self.is_initialized = tokens.past > 0
@@ -278,7 +277,6 @@ class OwnLayer:
     """Dimension of the latents, if the keys are latents (MLA); else 0."""
 
     def shape(self, dtype: torch.dtype) -> LayerShape:
-        """Return the shape of the layer in a storage of `dtype`."""
         numbers = sum(part.numbers(dtype) for part in self.parts)
         return LayerShape(1, numbers, latent_dim=self.latent_dim, parts=self.parts)
 
@@ -588,7 +586,6 @@ def states_of(module: nn.Module) -> list[LayerState]:
 
 
 def takes_cache(module: Any) -> bool:
-    """Whether `module` accepts a transformers cache."""
     return _takes(module, "past_key_values")
 
 

@@ -50,6 +50,5 @@ def weights_by_part(module: nn.Module) -> tuple[ModuleBytes, ...]:
 
 
 def part_of(name: str) -> str:
-    """Return the part name of a module, given its dotted name."""
     lower = name.lower()
     return next((part for part, words in _PARTS if any(word in lower for word in words)), OTHERS)

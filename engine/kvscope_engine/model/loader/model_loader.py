@@ -225,7 +225,6 @@ def _check_shares(hf_config: PretrainedConfig, rank: Rank, name: ModelName) -> N
 
 
 def _files(name: ModelName, dtype: torch.dtype, progress: ProgressCallback) -> tuple[Path, Path]:
-    """Return the model's folder and its configuration file."""
     if name.kind == "dummy":
         return name.path.parent, name.path
     if name.kind == "folder":

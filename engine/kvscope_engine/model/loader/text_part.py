@@ -148,7 +148,6 @@ def take_text_part(whole: Any, config: Any) -> nn.Module:
 
 
 def _named(kind: type, name: str, **members: Any) -> Any:
-    """Return a subclass of `kind` with other `members`."""
     return type(name, (kind,), members)
 
 

@@ -68,7 +68,6 @@ class CpuThreads:
 
     @property
     def count(self) -> int:
-        """Current number of threads."""
         return self._count
 
     def look(self) -> None:

@@ -68,7 +68,6 @@ class CheckStep:
 
     @property
     def num_single_token(self) -> int:
-        """Number of pieces with one token."""
         return sum(piece.end - piece.start == 1 for piece in self.pieces)
 
     def gather(self, name: str) -> torch.Tensor:

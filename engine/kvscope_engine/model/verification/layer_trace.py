@@ -62,7 +62,6 @@ class LayerTap:
 
     @contextmanager
     def attached(self, module: nn.Module, places: Sequence[LayerPlace]) -> Iterator[None]:
-        """Record these layers inside."""
         with ExitStack() as stack:
             for place in places:
                 for handle in self._hooks(module, place):

@@ -37,7 +37,6 @@ class AttentionScores:
         return self._totals[group]
 
     def count_layer(self, group: int = 0) -> None:
-        """Count one more layer of the group."""
         self._num_layers[group] += 1
 
     def of_layer(self, block_tables: torch.Tensor, group: int = 0) -> torch.Tensor:

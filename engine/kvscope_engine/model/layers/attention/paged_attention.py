@@ -278,7 +278,6 @@ class PagedContext(AttentionContext):
         options: AttentionOptions,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Run decode attention over the blocks that each KV head chose."""
         rows, tables = query.reshape(len(chosen.seq_lens), -1, query.shape[-1]), batch.block_tables[kv.group]
         kv = heads_apart(kv)
         args = _args(rows, kv, chosen, options, None if out is None else out.view(rows.shape), chosen.block_tables)

@@ -32,7 +32,6 @@ class QueryBias:
     """(T, Hq): score of an additional key with a value of zeros."""
 
     def of(self, start: int, end: int) -> QueryBias:
-        """Return the biases of queries `start` to `end`."""
         return QueryBias(self.by_distance[start:end], None if self.sinks is None else self.sinks[start:end])
 
 

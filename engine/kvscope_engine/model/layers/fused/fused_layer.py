@@ -54,7 +54,6 @@ class AsItIs:
         return x
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Return `other + x`."""
         return other + x
 
 

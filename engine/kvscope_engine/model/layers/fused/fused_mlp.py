@@ -30,7 +30,6 @@ class FusedMLP(nn.Module):
         self.activation_kind = activation_kind_of(mlp.act_fn, gate.weight.device)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., hidden) -> (..., hidden)."""
         return self.down(self.activate(x))  # type: ignore[no-any-return]
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:

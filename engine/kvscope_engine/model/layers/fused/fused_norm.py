@@ -24,8 +24,7 @@ class AddingLinear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
-    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Return the product plus `other`, in the dtype of `other`."""
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 
 
 class FastRMSNorm:

@@ -56,7 +56,6 @@ class GroupedLinear(nn.Module):
             self.register_buffer(f"grouped_{number}", tensor, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         return self.grouped.product(x, dtype=self._dtype)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,6 @@ class Int8Linear(nn.Module):
             self.register_buffer(f"int8_{number}", tensor, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         return self.weight_of_8_bits.product(x, dtype=self._dtype)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,6 @@ class PackedLinear(nn.Module):
         self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return y
 
@@ -64,7 +63,6 @@ class FusedLinear(nn.Module):
         self._ops = ops_for(weight.device.type)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         return self._ops.linear(x, self.weight, self.bias, few=self.few)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

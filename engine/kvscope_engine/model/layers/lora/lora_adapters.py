@@ -191,7 +191,6 @@ class LoraAdapters:
 
 
 def layers_of(given: Sequence[tuple[LoraModule, AdapterWeights]]) -> frozenset[str]:
-    """Return the names of all layers that the adapters change."""
     return frozenset(name for _, weights in given for name in weights.deltas)
 
 

@@ -131,7 +131,6 @@ class LoraLinear(nn.Module):
         return self.linear.weight  # type: ignore[no-any-return]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         y: torch.Tensor = self.linear(x)
         step = self._in_step.slots
         if step is not None:
@@ -141,7 +140,6 @@ class LoraLinear(nn.Module):
         return y
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Return `forward(x) + other`."""
         if self._in_step.slots is None:
             return self.linear.forward_add(x, other)  # type: ignore[no-any-return]
         return other + self.forward(x)

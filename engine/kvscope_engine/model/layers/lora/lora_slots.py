@@ -101,5 +101,4 @@ def lora_slots(config: EngineConfig, loaded: LoadedModel, layers: Collection[str
 
 
 def in_full(slots: LoraSlots | None) -> AbstractContextManager[None]:
-    """Return `slots.in_full()`, or a no-op context if there are no slots."""
     return nullcontext() if slots is None else slots.in_full()

@@ -50,7 +50,6 @@ class AdapterWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of host memory."""
         return sum(delta.a.nbytes + delta.b.nbytes for delta in self.deltas.values())
 
 

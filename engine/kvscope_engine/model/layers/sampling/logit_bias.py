@@ -59,7 +59,6 @@ class LogitBiases:
         return BiasInputs(places_tensor, biases_tensor)
 
     def forget(self, request: Request) -> None:
-        """Drop the biases of `request`."""
         self._of.pop(request.number, None)
 
     def _biased(self, request: Request) -> _Biased:

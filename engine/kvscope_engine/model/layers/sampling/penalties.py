@@ -56,7 +56,6 @@ class Penalties:
         return PenaltyInputs(places_tensor, said_tensor, each_tensor)
 
     def forget(self, request: Request) -> None:
-        """Drop the counts of `request`."""
         self._counts.pop(request.number, None)
 
     def _counts_of(self, request: Request) -> _TokenCounts:
@@ -96,7 +95,6 @@ class _TokenCounts:
         return self._output_counts[: self.size]
 
     def update(self) -> None:
-        """Count the tokens generated since the last call."""
         for token in self.request.output_token_ids[self._num_counted :]:
             index = self._index.setdefault(token, len(self._index))
             if index == len(self._token_ids):
@@ -123,6 +121,5 @@ def apply_penalties(logits: torch.Tensor, inputs: PenaltyInputs) -> None:
 
 
 def _options(options: Iterable[SamplingParams]) -> NDArray[np.float32]:
-    """Return the penalties as (3, n)."""
     rows = [(o.repetition_penalty, o.presence_penalty, o.frequency_penalty) for o in options]
     return np.ascontiguousarray(np.array(rows, np.float32).T)

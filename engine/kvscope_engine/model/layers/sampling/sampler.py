@@ -81,7 +81,6 @@ class Sampler:
         return sampling_inputs(requests, said, self._eos, width, self._penalties, self._biases, buffer)
 
     def forget(self, request: Request) -> None:
-        """Drop all data of `request`."""
         self._penalties.forget(request)
         self._biases.forget(request)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 
 def sha256_of(path: Path) -> str:
-    """Return the hex digest of the whole file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

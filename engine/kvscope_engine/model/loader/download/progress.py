@@ -48,11 +48,9 @@ class Meter:
             self._tell()
 
     def advance(self, count: int = 1) -> None:
-        """Report `count` more units as done."""
         self.reach(self._done + count, self._total)
 
     def reach(self, done: int, total: int) -> None:
-        """Report `done` of `total` units as done."""
         changed = (done, total) != (self._done, self._total)
         self._done, self._total = done, total
         if changed and time.monotonic() >= self._next_s:

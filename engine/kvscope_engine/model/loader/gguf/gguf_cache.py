@@ -53,7 +53,6 @@ def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -
 
 
 def entry_folder(sha256: str, dtype: torch.dtype) -> Path:
-    """Return the path of the cache entry for a file's checksum and a dtype."""
     return entry_of(sha256, dtype_name(dtype))
 
 

@@ -164,7 +164,6 @@ def expanded_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int
 
 
 def heads_at_once(latents: Latents, num_tokens: int, element_bytes: int) -> int:
-    """Return how many heads of a request of `num_tokens` are expanded together."""
     return min(latents.num_heads, max(1, EXPANDED_BYTES // _head_bytes(latents, num_tokens, element_bytes)))
 
 
