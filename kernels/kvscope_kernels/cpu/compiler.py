@@ -53,7 +53,7 @@ def built_library() -> Path | None:
 
 
 def must_build() -> bool:
-    """Whether `built_library` would compile first, so that the user should be told about the delay."""
+    """Whether `built_library` would compile first, which delays the caller."""
     compiler = _compiler()
     try:
         return compiler is not None and _found(_name(compiler)) is None

@@ -53,8 +53,7 @@ def part_bounds(
     Args:
         programs_each: Programs per part, one for each KV head and tile of queries.
         reads_again: Whether several tiles of queries read each key, so that the time is that of products and not of
-            reading. The parts of a single request then fill the device in whole waves; otherwise there are never more
-            than fill it once.
+            reading. The number of parts of a single request is then chosen to fill the device in whole waves.
     """
     fill = _programs_that_fill(num_processors, num_warps)
     wanted = cdiv(fill, programs_each)

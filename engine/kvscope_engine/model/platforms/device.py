@@ -94,7 +94,10 @@ def gpu_uuid(device: torch.device) -> str:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype called `name`; `auto` is bfloat16 if the hardware has instructions for it."""
+    """Return the dtype called `name`.
+
+    `auto` is bfloat16 if the hardware has instructions for it, else float16 on a GPU and float32 on a CPU.
+    """
     if name != "auto":
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype), f"EngineConfig let dtype {name!r} pass"

@@ -1,4 +1,4 @@
-"""Check at load that a model run by its own code gives the same results in pieces over blocks as at once.
+"""Check at load that a model run by its own code gives the same results in pieces over blocks as in a single call.
 
 Three sequences run in interleaved pieces, over shuffled blocks with non-zero garbage, and are compared with a run of
 each whole sequence without a cache. Each layer gets the input that it had in that run. Windows are shortened to a few

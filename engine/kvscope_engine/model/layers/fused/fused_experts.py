@@ -53,7 +53,9 @@ class FusedExperts(nn.Module):
         return ExpertWeights(*packed, self.up_bias, self.down_bias, self.gate)
 
     def in_four_bits(self) -> FusedExperts | None:
-        """Return the same experts in 4 bits (MXFP4), or None if that would not represent each weight exactly."""
+        """Return the same experts in MXFP4, a quarter of the memory, or None if that would not represent each weight
+        exactly.
+        """
         up = four_bits(self.up)
         down = None if up is None else four_bits(self.down)
         return None if up is None or down is None else FusedExperts(self.weights._replace(up=up, down=down))
