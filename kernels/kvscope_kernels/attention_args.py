@@ -29,8 +29,10 @@ class AttentionArgs(NamedTuple):
     v_cache: Tensor
     """(num_blocks, block_size, num_kv_heads, value_dim), likewise."""
     block_tables: Tensor
-    """(batch, max_blocks) int32. Entries past a request's last block, or before its first query's window, may hold
-    anything, and so may slots past its length.
+    """(batch, max_blocks) int32.
+
+    Entries past a request's last block, or before its first query's window, may hold anything, and so may slots past
+    its length.
     """
     seq_lens: Tensor
     """(batch,) int32: tokens of each request, those of `query` included; at most max_blocks * block_size."""
@@ -67,8 +69,9 @@ class AttentionArgs(NamedTuple):
         return self.query.new_empty(*self.query.shape[:2], self.v_cache.shape[3])
 
     def first_seen(self, position: Lengths) -> Lengths:
-        """Return the first position that a query at each `position` sees. Same as `attend_tiles.first_seen` and
-        numbers.h.
+        """Return the first position that a query at each `position` sees.
+
+        Same as `attend_tiles.first_seen` and numbers.h.
         """
         window = self.sliding_window
         if window is None:

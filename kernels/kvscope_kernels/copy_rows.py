@@ -1,6 +1,4 @@
-"""Copies of whole blocks within the pool (copy-on-write before a step writes to a shared block): one launch per
-step.
-"""
+"""Copies of whole blocks within the pool (copy-on-write of shared blocks), in one launch per step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

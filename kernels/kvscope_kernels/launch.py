@@ -41,7 +41,7 @@ def decode_tiles(
     """Return the tiles of decode, which is memory-bound: few rows, those of one KV head, and small tiles in a deep
     pipeline.
 
-    Of the five stages, two hold the block table's lookup, so that two tiles are in flight after the current one. Heads
+    Two of the five stages hold the block table's lookup, so that two tiles are in flight after the current one. Heads
     above 256 in float32 have four stages, which fit into 99 KiB. 8-bit keys and values are dequantized in registers;
     there, twice the tokens per tile and half the warps are 1.2 to 1.5 times as fast on an H100. Dequantized to float32,
     they would not fit in registers.
@@ -67,8 +67,9 @@ def prefill_tiles(
     multiprocessors: int = 132,
     is_quantized: bool = False,
 ) -> DotTiles:
-    """Return the tiles of prefill. Rows are query tokens times heads of a KV head: 16 for few queries, 64 to 256 for
-    prompts.
+    """Return the tiles of prefill.
+
+    Rows are query tokens times heads of a KV head: 16 for few queries, 64 to 256 for prompts.
 
     `num_runs` is requests times KV heads, each with at most as many rows.
 

@@ -1,5 +1,4 @@
-"""Compilation of the C sources in this directory for this CPU, once: where the result is stored, and when it is
-trusted.
+"""Compilation of the C sources in this directory for this CPU, and the cache of compiled libraries.
 
 Owns the compiler's name and options, the library's file name (a hash of sources, options and CPU, so that another CPU
 or version builds its own) and the trial in a separate process, where an illegal instruction does no harm. A machine
@@ -33,8 +32,9 @@ OPTIONS: Final = (
     *("-fPIC", "-fvisibility=hidden", "-w"),
 )
 TIMEOUT_SECONDS: Final = 600.0
-"""Timeout of compilation. The largest source takes 25 s of CPU time; on a very busy machine the engine starts
-without.
+"""Timeout of compilation.
+
+The largest source takes 25 s of CPU time; on a very busy machine the engine starts without.
 """
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _TRIAL: Final = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).kvscope_trial())"

@@ -1,5 +1,4 @@
-"""Split of a step's decodes, or short runs of queries, planned once for all layers, and the buffers for partial
-results.
+"""Split of a step's decodes, or short runs of queries, planned once for all layers, and its buffers.
 
 Owns the tensors of the plan; `plan_kernel` defines their contents.
 """

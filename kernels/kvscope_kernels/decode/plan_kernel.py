@@ -111,8 +111,9 @@ def _plan_decode_kernel(
     TILE_B: tl.constexpr,
     IS_CHUNKED: tl.constexpr,
 ) -> None:
-    """One program: one request. Each program reads all lengths, for the total and the number of parts before
-    its own.
+    """One program: one request.
+
+    Each program reads all lengths, for the total and the number of parts before its own.
     """
     request = tl.program_id(0)
     lane = tl.arange(0, TILE_B)

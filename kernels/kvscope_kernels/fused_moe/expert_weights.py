@@ -51,7 +51,7 @@ class Gate(NamedTuple):
 class FourBits(NamedTuple):
     """Weights in MXFP4: weight[e, n, k] = number(code) * 2^(powers[e, n, k // 32] - 127).
 
-    codes: (experts, outputs, inputs / 2) uint8. Of each 32 inputs, byte i holds input i in its low half, and input i +
+    codes: (experts, outputs, inputs / 2) uint8. For each 32 inputs, byte i holds input i in its low half, and input i +
     16 in its high half. A code is a sign bit and an index into `FP4`.
 
     powers: (experts, outputs, inputs / 32) uint8, 1 to 128.
@@ -89,8 +89,9 @@ def four_bits(weight: Tensor) -> FourBits | None:
 
 
 def _codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Convert (outputs, groups, 32), or return None. The largest number of a group becomes 4 or 6, which keeps the
-    conversion exact.
+    """Convert (outputs, groups, 32), or return None.
+
+    The largest number of a group becomes 4 or 6, which keeps the conversion exact.
     """
     powers = torch.frexp(groups.abs().amax(2)).exponent - 3 + 127
     powers = powers.masked_fill(groups.abs().amax(2) == 0, 127)

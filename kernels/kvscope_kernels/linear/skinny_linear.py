@@ -174,8 +174,9 @@ def _skinny_linear_kernel(
     WHOLE_K: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: TILE_N outputs of all rows. Rows of the weight are rows of the matrix units, rows of x their
-    columns.
+    """One program: TILE_N outputs of all rows.
+
+    Rows of the weight are rows of the matrix units, rows of x their columns.
     """
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     in_n = (n < outputs) | WHOLE_N

@@ -318,8 +318,9 @@ def _widened(
     TILE_U: tl.constexpr,
     PLAIN: tl.constexpr,
 ) -> tl.tensor:
-    """Return the dequantized weight, (TILE_N, inputs of TILE_U units). Each thread has whole units, so reordering is
-    free.
+    """Return the dequantized weight, (TILE_N, inputs of TILE_U units).
+
+    Each thread has whole units, so reordering is free.
     """
     unit: tl.constexpr = 128 // BITS
     held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)

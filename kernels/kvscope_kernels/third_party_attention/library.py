@@ -77,8 +77,9 @@ def named(name: str, distribution: str) -> str:
 
 
 class OncePerStep(Generic[Made]):
-    """Cache of values that all layers of a step share. A step is identified by a tensor, which the cache keeps
-    alive.
+    """Cache of values that all layers of a step share.
+
+    A step is identified by a tensor, which the cache keeps alive.
     """
 
     def __init__(self) -> None:

@@ -96,8 +96,9 @@ class RankGroup:
         return self.all_reduce(votes).item() == self._count
 
     def abort(self) -> None:
-        """Abort waits of the GPU, from any thread; sums then return without results. A host's waits end by polling
-        `is_lost`.
+        """Abort waits of the GPU, from any thread; sums then return without results.
+
+        A host's waits end by polling `is_lost`.
         """
         group = self._group
         if self._is_cuda and group is not None:

@@ -121,8 +121,9 @@ def _shard(parent: nn.Module, cuts: dict[str, Cut], rank: Rank) -> None:
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """Create a layer with copies, so that the whole weight can be freed. Of a mapped file, only the copied part is
-    read.
+    """Create a layer with copies, so that the whole weight can be freed.
+
+    From a mapped file, only the copied part is read.
     """
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)

@@ -1,3 +1,1 @@
-"""Layers that replace or extend those of transformers' models: attention, fused, recurrent, LoRA and sampling
-layers.
-"""
+"""Layers that replace or extend those of transformers' models (attention, fused, recurrent, LoRA), and sampling."""

@@ -53,8 +53,9 @@ MAX_SCORES: Final = 1 << 27
 A long prompt with a long context is cut into pieces that fit.
 """
 LEAST_TOKENS: Final = 32
-"""Minimum number of tokens of such a piece. Smaller pieces save little if each call expands the context's keys and
-values.
+"""Minimum number of tokens per piece of a prompt; see `MAX_SCORES`.
+
+Smaller pieces save little if each call expands the context's keys and values.
 """
 _ATTRIBUTE: Final = "kvscope_own_forward"
 _KNOWN: Final = (
@@ -75,9 +76,7 @@ class SequenceCache(Protocol):
     """Number of tokens cached before the current call; with several sequences, that of the longest."""
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
-        """Store `values`, (sequences, T, ...), of the call's tokens. `layer` is the index of the layer in
-        transformers.
-        """
+        """Store `values`, (sequences, T, ...), of the call's tokens; `layer` is transformers' layer index."""
 
     def read(self, layer: int, name: str, first: int) -> torch.Tensor:
         """Return the stored values of all tokens from `first` on, the call's included: (sequences, n, ...)."""
@@ -113,9 +112,7 @@ class _LayerInBlocks:
         self.values: torch.Tensor | None = None
 
     def open(self) -> None:
-        """Make this the open layer and release the tensors of the one before, so that only one layer holds its
-        context.
-        """
+        """Release the tensors of the layer that ran before, so that only one layer holds its context."""
         if self.opened and self.opened[-1] is not self:
             self.opened.pop().let_go()
         if not self.opened:
@@ -125,8 +122,9 @@ class _LayerInBlocks:
         return self.num_seen
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the keys and values of the call. Returns all that the layer may read, (sequences, heads, T,
-        dim) each.
+        """Store the keys and values of the call.
+
+        Returns all that the layer may read, (sequences, heads, T, dim) each.
         """
         self.open()
         past, tokens = self.tokens.past, self.tokens

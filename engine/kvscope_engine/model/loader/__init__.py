@@ -1,3 +1,1 @@
-"""Model loading, from a name to a model on its device: download, configuration, weights, checks of what is
-supported.
-"""
+"""Model loading, from a name to a model on its device: download, configuration, weights, support checks."""

@@ -46,8 +46,9 @@ def config_text(config: Any) -> str:
 
 @torch.inference_mode()
 def tensor_sum(tensor: torch.Tensor) -> int:
-    """Return a 64-bit checksum of the tensor's bytes and their positions. A change of any single word always changes
-    it.
+    """Return a 64-bit checksum of the tensor's bytes and their positions.
+
+    A change of any single word always changes it.
     """
     words = _words(tensor)
     size = CPU_WORDS if tensor.device.type == "cpu" else GPU_WORDS

@@ -1,5 +1,6 @@
-"""Loading of a model, from its name to a model on its device with our attention installed. Owns the order of these
-steps.
+"""Loading of a model, from its name to a model on its device with our attention installed.
+
+Owns the order of these steps.
 
 Knows nothing of blocks; `layers.attention` owns how attention is computed, and the scheduler which requests run.
 """
@@ -181,8 +182,9 @@ def _module(
     quantization: str,
     given: tuple[Path, Any, torch.dtype, torch.device, str, ProgressCallback],
 ) -> tuple[torch.nn.Module, list[str]]:
-    """Load the checkpoint in `files`; `given` are arguments of `load_weights`. Returns the model and notes for the
-    user.
+    """Load the checkpoint in `files`; `given` are arguments of `load_weights`.
+
+    Returns the model and notes for the user.
     """
     folder, whole, dtype = given[:3]
     stored = stored_tensors(files)
@@ -338,8 +340,9 @@ def _devices(device: torch.device) -> list[int]:
 # would depend on concurrent requests, and each step would wait for the device. Below their first limit they are
 # constant, so the context is limited to that, and the dependence is switched off (`freeze_rope`).
 def resolve_max_model_len(config: Any, asked: int | None, name: str) -> int:
-    """Return the maximum number of tokens of prompt and output. Raises BadInput if `asked` is more than the model
-    supports.
+    """Return the maximum number of tokens of prompt and output.
+
+    Raises BadInput if `asked` is more than the model supports.
     """
     limit, reason = _limit(config)
     if limit is None and asked is None:

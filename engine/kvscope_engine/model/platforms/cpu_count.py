@@ -36,8 +36,9 @@ def cpu_quota(own_groups: str, mount: Path) -> float:
 
 
 def _folders(own_groups: str, mount: Path) -> Iterator[Path]:
-    """Yield the folders of each group that may limit the CPU, and of its parents. In a container, its own is the mount
-    itself.
+    """Yield the folders of each group that may limit the CPU, and of its parents.
+
+    In a container, its own is the mount itself.
     """
     for line in own_groups.splitlines():
         _, _, rest = line.partition(":")

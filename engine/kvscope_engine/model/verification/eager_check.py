@@ -40,8 +40,9 @@ from kvscope_telemetry.errors import BadInput
 
 BOUNDS: Final = {torch.float32: 3e-4, torch.float16: 4e-3}
 LOW_BOUND: Final = 2e-2
-"""Bound for dtypes that are not in `BOUNDS`. Bounds apply to the difference of attention in a layer, relative to its
-norm.
+"""Bound for dtypes that are not in `BOUNDS`.
+
+Bounds apply to the difference of attention in a layer, relative to its norm.
 
 Measured for correct models: 5e-6 in float32, 0.0011 in float16, 0.0086 in bfloat16. With a scale wrong by 5 %, a
 trained model has 0.057.

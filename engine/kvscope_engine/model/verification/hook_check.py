@@ -126,8 +126,9 @@ def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options:
 
 
 def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
-    """Install our attention in `module` and check that the model is supported. Returns each layer's call, first to
-    last.
+    """Install our attention in `module` and check that the model is supported.
+
+    Returns each layer's call, first to last.
 
     The result is stored on the module, so that further calls are free. Raises BadInput naming the architecture.
     """
@@ -377,8 +378,9 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._handles = [part.register_forward_pre_hook(self._enter) for part in model.modules()]
 
     def check(self, attention: nn.Module) -> None:
-        """Raise `_CountsTokensError` if the module counts tokens. Call it from inside the attention module's
-        forward.
+        """Raise `_CountsTokensError` if the module counts tokens.
+
+        Call it from inside the attention module's forward.
         """
         num_counts, num_asked = self._before.get(id(attention), self._so_far)
         if self._num_counts != num_counts and self._so_far[1] == num_asked:

@@ -16,8 +16,9 @@ from kvscope_engine.model.verification.hook_check import check_hook
 
 
 def make_ready_to_run(module: nn.Module, quantization: str = "none") -> Fused:
-    """Prepare `module`, in place. Further calls return the first result. Raises BadInput for unsupported
-    architectures.
+    """Prepare `module`, in place.
+
+    Further calls return the first result. Raises BadInput for unsupported architectures.
     """
     check_hook(module)
     use_float32_logits(module)

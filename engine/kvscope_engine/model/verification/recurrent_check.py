@@ -48,8 +48,9 @@ class StateTrial(StateStep):
 
     @torch.inference_mode()
     def try_all(self, layers: RecurrentLayers) -> None:
-        """Determine what each layer supports; layers of one class are assumed equal. Raises BadInput if a layer was not
-        called.
+        """Determine what each layer supports; layers of one class are assumed equal.
+
+        Raises BadInput if a layer was not called.
         """
         known: dict[tuple[type, object], tuple[bool, bool]] = {}
         for layer in layers.layers:

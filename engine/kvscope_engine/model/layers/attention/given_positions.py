@@ -63,8 +63,9 @@ def given_positions(module: nn.Module) -> GivenPositions | None:
 
 
 def counts_positions(attention: nn.Module) -> bool:
-    """Whether an attention module was seen to ask for positions. A fused module would not, so it must not be
-    replaced.
+    """Whether an attention module was seen to ask for positions.
+
+    A fused module would not, so it must not be replaced.
     """
     return getattr(attention, _COUNTS, False)
 

@@ -49,8 +49,9 @@ def reduce_behind_layers(module: nn.Module, all_reduce: AllReduce) -> None:
 
 
 def keep_residual_in_float32(module: nn.Module, keeps: bool) -> None:
-    """Set `keeps_float32` of every fused layer to the value that all ranks agreed on. Each rank checked only its own
-    shard.
+    """Set `keeps_float32` of every fused layer to the value that all ranks agreed on.
+
+    Each rank checked only its own shard.
     """
     for layer in _fused_layers(module):
         layer.keeps_float32 = keeps

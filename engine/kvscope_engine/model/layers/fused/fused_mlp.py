@@ -1,5 +1,6 @@
-"""Gated feed-forward block in few operations: one product for gate and up. `fuse` checks its equivalence to a
-module.
+"""Gated feed-forward block in few operations: one product for gate and up.
+
+`fuse` checks its equivalence to a module.
 """
 
 from __future__ import annotations

@@ -111,8 +111,9 @@ def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
 
 
 def is_plain(child: nn.Module, called: Container[nn.Module]) -> bool:
-    """Whether a linear layer computes only its product. A layer with hooks does not: a packed one would not run the
-    hooks.
+    """Whether a linear layer computes only its product.
+
+    A layer with hooks does not: a packed one would not run the hooks.
     """
     return child in called and not child._forward_hooks and not child._forward_pre_hooks
 
@@ -148,8 +149,9 @@ def _has_type(dtype: torch.dtype) -> bool:
 
 
 def _trial(dtype: torch.dtype) -> bool:
-    """Whether `PackedLinear` gives the right result for `dtype`. It uses internal torch operations, so it is tried
-    first.
+    """Whether `PackedLinear` gives the right result for `dtype`.
+
+    It uses internal torch operations, so it is tried first.
     """
     generator = torch.Generator().manual_seed(0)
     x, other = torch.rand(3, 32, generator=generator).to(dtype), torch.rand(3, 48, generator=generator).to(dtype)

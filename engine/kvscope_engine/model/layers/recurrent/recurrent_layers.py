@@ -274,8 +274,9 @@ class StateBatch(StateStep):
         return joined([outputs[start] for start in sorted(outputs)])
 
     def _pieces(self, layer: RecurrentLayer, number: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Split the tokens of a sequence into calls. Calls end where a state is saved; a first call may have any
-        length.
+        """Split the tokens of a sequence into calls.
+
+        Calls end where a state is saved; a first call may have any length.
         """
         ends = sorted({end, *(row for row, _ in self.saves.get(number, ()))})
         pieces: list[tuple[int, int]] = []

@@ -139,8 +139,9 @@ def _form_inputs(
 def _early_ends(
     requests: Sequence[Request], num_output_tokens: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
 ) -> list[int]:
-    """Return flat indices of tokens that may not be sampled below `min_tokens`. With structured output, the matcher
-    handles this.
+    """Return flat indices of tokens that may not be sampled below `min_tokens`.
+
+    With structured output, the matcher handles this.
     """
     places: list[int] = []
     for row, request in enumerate(requests):

@@ -45,8 +45,9 @@ def hub_folder(repository: str, progress: ProgressCallback) -> Path:
 
 
 def hub_file(repository: str, name: str) -> Path:
-    """Return the path of the file `name` of `repository`. Raises like `hub_folder`, and BadInput if there is no such
-    file.
+    """Return the path of the file `name` of `repository`.
+
+    Raises like `hub_folder`, and BadInput if there is no such file.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError

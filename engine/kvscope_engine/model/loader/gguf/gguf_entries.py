@@ -27,8 +27,9 @@ def entry_of(sha256: str, dtype: str) -> Path:
 
 
 def content_sha256(path: Path) -> str:
-    """Return the checksum of a GGUF file, or of all parts if `path` is the first of several. Cached while files are
-    unchanged.
+    """Return the checksum of a GGUF file, or of all parts if `path` is the first of several.
+
+    Cached while files are unchanged.
     """
     stamps = cache_folder() / "stamps"
     found = [remembered_sha256(part, stamps) for part in parts_of(path)]

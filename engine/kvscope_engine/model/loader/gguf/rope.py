@@ -48,8 +48,9 @@ _UNROTATED: Final = frozenset({"gpt2", "bloom"})
 
 
 def apply_rope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config: Any) -> None:
-    """Apply keys and tensors of the rotary embedding to `config`. Raises BadInput, naming them, for unsupported
-    ones.
+    """Apply keys and tensors of the rotary embedding to `config`.
+
+    Raises BadInput, naming them, for unsupported ones.
     """
     for key, accepted in _NEUTRAL.items():
         if metadata.get(key, accepted[0]) not in accepted:

@@ -1,6 +1,4 @@
-"""Conversion of GGUF tensors to transformers' weights, for architectures without a processor in transformers'
-loader.
-"""
+"""Conversion of GGUF tensors to transformers' weights, for architectures without a processor in its loader."""
 
 from __future__ import annotations
 

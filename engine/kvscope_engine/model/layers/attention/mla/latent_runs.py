@@ -21,8 +21,9 @@ from kvscope_kernels.latent_blocks import latent_blocks
 EXPANDED_BYTES = 64 << 20
 """Maximum bytes of expanded keys and values at a time; at least one head is expanded."""
 MOST_TOGETHER = 512
-"""Maximum number of queries in a group of absorbed runs (a single run may have more). Each query grows to
-`stored_dim`.
+"""Maximum number of queries in a group of absorbed runs (a single run may have more).
+
+Each query grows to `stored_dim`.
 """
 MOST_EXPANDED = 4096
 """Maximum number of tokens in a group of expanded requests, each padded to the longest (a single request may have

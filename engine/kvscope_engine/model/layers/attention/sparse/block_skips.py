@@ -15,8 +15,9 @@ from kvscope_engine.model.device_memory.read_back import Rows, RowsBack
 from kvscope_engine.model.layers.attention.sparse.page_choice import Chosen
 
 SKIP_STEPS: Final = 32
-"""Default interval, in steps with decodes, between counted steps (see --page-heat). On a GPU, they run without CUDA
-graph.
+"""Default interval, in steps with decodes, between counted steps (see --page-heat).
+
+On a GPU, they run without CUDA graph.
 """
 
 
