@@ -198,7 +198,7 @@ def compute_capability(device: torch.device) -> int:
 def has_little_shared(capability: int) -> bool:
     """Whether a program has at most 99 KiB of shared memory.
 
-    These are GeForce and workstation cards, whose matrix units are those of 8.x even on 12.x.
+    True for GeForce and workstation cards, whose matrix units are those of 8.x even on 12.x.
     """
     return capability in (86, 89) or capability >= 120
 

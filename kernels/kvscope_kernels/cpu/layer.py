@@ -68,7 +68,7 @@ class LayerForm(NamedTuple):
 
 
 class DecodeStep:
-    """A batch of decodes, one token per request, shared by all layers. Its tensors must not change while it is used.
+    """A batch of decodes, one token per request, shared by all layers. The tensors must not change while it is used.
 
     Args:
         turn: Rotation of the tokens, (T, 1, head_dim) each.

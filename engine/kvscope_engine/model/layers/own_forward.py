@@ -336,7 +336,7 @@ class OwnForward:
     def _run_alone(
         self, ids: torch.Tensor, context: Any, number: int, wanted: Sequence[int], found: dict[int, torch.Tensor]
     ) -> None:
-        """Run one sequence of the step, in pieces. Its logits are put into `found` under the first of their rows."""
+        """Run one sequence of the step, in pieces. The logits are put into `found` under the first of their rows."""
         batch: OwnBatch = context.own
         start, end = batch.query_start[number : number + 2]
         past = batch.seq_lens[number] - (end - start)

@@ -241,7 +241,7 @@ def _files(name: ModelName, dtype: torch.dtype, progress: ProgressCallback) -> t
 
 
 def _default_folder(dtype: torch.dtype, progress: ProgressCallback) -> Path:
-    """Return the folder of the default model. Its source file is not needed once converted."""
+    """Return the folder of the default model. The source file is not needed once converted."""
     entry = entry_folder(DEFAULT_GGUF_SHA256, dtype)
     return entry if is_intact(entry) else converted_gguf(default_gguf(progress), dtype, progress)
 

@@ -39,7 +39,7 @@ RETRY_S: Final = (1.0, 16.0)
 """Time after a reduction until all threads are tried again: initial and maximum."""
 
 TaskTimes = dict[int, tuple[int, int]]
-"""By thread id: nanoseconds on a core, and nanoseconds waiting for one."""
+"""For each thread id: nanoseconds on a core, and nanoseconds waiting for one."""
 
 
 class CpuThreads:

@@ -33,8 +33,8 @@ Rounded = GroupedLinear | Int8Linear
 def round_linears(module: nn.Module, called: Container[nn.Module], quantization: str) -> Counter[int]:
     """Replace the linear layers of `module`, one after the other. Returns the number of replaced layers by bits.
 
-    Replaced are fused layers, layers in `called`, and the head; the result of a `Float32Head` stays float32. By
-    `quantization`:
+    Replaced are fused layers, layers in `called`, and the head; the result of a `Float32Head` stays float32. The
+    new format depends on `quantization`:
 
     - "int8": 8 bits.
     - "int4": 4 bits; the head has 4 or 8 bits if the checkpoint has such weights, else 8 where that is possible.

@@ -2,7 +2,7 @@
 
 transformers runs such a layer on whole sequences, with the state in a cache object. Here the layer's own `forward` is
 called for each sequence's tokens, with that sequence's rows of the `StateStorage` as the cache. Decodes run in one call
-if the layer supports that. What each layer supports is tried when the model is loaded (`recurrent_check`).
+if the layer supports that. Trial runs determine what each layer supports when the model is loaded (`recurrent_check`).
 
 Owns how transformers' layers get their states. Knows neither requests nor which slot belongs to which request.
 """
@@ -209,7 +209,7 @@ class StateBatch(StateStep):
     query_start: Sequence[int]
     """Start of each sequence's tokens in the batch, (sequences + 1,)."""
     saves: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """By sequence: (row of the batch, slot) pairs; the state before that row is copied to the slot."""
+    """For each sequence: (row of the batch, slot) pairs; the state before that row is copied to the slot."""
     in_prompt: Sequence[bool] = ()
     """Whether a sequence's tokens are part of its prompt; empty: none are."""
     decodes: list[int] = field(default_factory=list)

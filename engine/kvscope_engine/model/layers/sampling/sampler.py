@@ -50,7 +50,7 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Samples one token for each row of logits. Its only state are penalty counts and biases of requests."""
+    """Samples one token for each row of logits. The only state is penalty counts and biases of requests."""
 
     def __init__(self, eos_token_ids: Iterable[int], vocab_size: int, ops: Ops) -> None:
         self._eos = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)

@@ -66,7 +66,7 @@ class Meter:
 class TerminalProgress:
     """Callback that displays progress on standard error if it is a terminal, and is silent otherwise.
 
-    It draws a bar, or writes a line for work of unknown size. What the engine waits for is always written.
+    It draws a bar, or writes a line for work of unknown size. Lines about waiting are always written.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
