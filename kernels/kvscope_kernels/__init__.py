@@ -1,4 +1,4 @@
-"""Paged KV cache operations: each a Triton kernel beside its torch reference, chosen once by `ops_for`."""
+"""Paged KV cache operations: Triton kernels, C operations and torch references, selected by `ops_for`."""
 
 from kvscope_kernels.dispatch import Ops, ops_for
 

@@ -1,7 +1,7 @@
-"""The inner loop that decode and prefill share: online softmax of one query tile over a run of cached tokens.
+"""Inner loop of decode and prefill: online softmax of one query tile over a run of cached tokens.
 
-Online softmax in base 2 (FlashAttention, arXiv 2205.14135); block table lookup per token, so that the tile
-does not depend on the block size (arXiv 2511.11581).
+Online softmax in base 2 (FlashAttention, arXiv 2205.14135); block table lookup per token, so that the tile does not
+depend on the block size (arXiv 2511.11581).
 """
 
 from kvscope_kernels.kv_formats import widen
@@ -12,13 +12,16 @@ AFTER = tl.constexpr(1)
 OUTSIDE = tl.constexpr(2)
 OTHER_CHUNKS = tl.constexpr(3)
 VALUE_LIFT = tl.constexpr(128.0)
-"""By which `weighted` is too large with a quantized cache: its scales alone, about max|value| / 127, would be in
-float16's subnormal range, where a weight times a scale is rounded."""
+"""Factor by which `weighted` is scaled up with a quantized cache.
+
+The values' scales, about max|value| / 127, would otherwise be in float16's subnormal range, where products of weights
+and scales are rounded.
+"""
 
 
 @jit
 def first_seen(position: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr) -> tl.tensor:
-    """The first position that a query at `position` sees; below 0 where it sees all. See `AttentionArgs.is_chunked`."""
+    """Return the first position that a query at `position` sees; may be negative. See `AttentionArgs.is_chunked`."""
     return position // window * window if IS_CHUNKED else position + 1 - window
 
 
@@ -63,27 +66,30 @@ def attend_tiles(
     PIECE: tl.constexpr = 0,
     ALIGNED: tl.constexpr = False,
 ) -> tl.tensor:
-    """Tokens [begin, end) added to the running softmax (top, total, weighted) of TILE_M query rows.
+    """Add tokens [begin, end) to the running softmax (top, total, weighted) of TILE_M query rows.
 
-    query         (TILE_M, TILE_D), zero past HEAD_DIM and in rows that are not there
-    top           (TILE_M,) float32, the largest score so far, times log2(e); -inf before the first
-    total         (TILE_M,) float32, sum of 2^(score - top)
-    weighted      (TILE_M, TILE_V) float32, sum of 2^(score - top) * value; times VALUE_LIFT with a quantized cache
-    k_head        the head's first key in block 0; v_head alike; k_scale and v_scale its scales, None without
-    table         the request's block table
-    row_position  (TILE_M,) position of each query row; read with MASK_ROWS only, of which AFTER hides what lies after
-                  a row, OUTSIDE what lies at least `window` before it as well, and OTHER_CHUNKS what lies before its
-                  chunk of `window` tokens. Of AFTER each row must see a token of the first tile, or have seen one. A
-                  row at or past `end` is none that is there.
-    scale         above 0
-    SAME_STRIDES  those of keys and values are the same: a token's place is reckoned once
-    sums          where log2 of the sum of 2^score over a piece goes: that of `begin` for each of the first `num_kept`
-                  rows, and SUMS_STRIDE numbers behind them those of the next
-    PIECE         tokens of these pieces, which divides TILE_N; tiles then begin where a piece does. 0: none are kept
-    ALIGNED       tiles lie at multiples of TILE_N, wherever `begin` is
-    A fourth result is, with PIECE, `total` without what was there before.
-    With WHOLE_TILES, end - begin is a multiple of TILE_N, and nothing is masked but by MASK_ROWS.
-    Slots outside [begin, end) are not read: what is there cannot leak, NaN included.
+    With WHOLE_TILES, end - begin is a multiple of TILE_N, and only MASK_ROWS masks anything. Slots outside [begin, end)
+    are not read, so their contents, NaN included, have no effect.
+
+    Args:
+        query: (TILE_M, TILE_D), zero past HEAD_DIM and in absent rows.
+        top: (TILE_M,) float32, the largest score so far, times log2(e); -inf initially.
+        total: (TILE_M,) float32, sum of 2^(score - top).
+        weighted: (TILE_M, TILE_V) float32, sum of 2^(score - top) * value; times VALUE_LIFT with a quantized cache.
+        k_head: The head's first key in block 0; v_head likewise; k_scale and v_scale are its scales, or None.
+        table: The request's block table.
+        row_position: (TILE_M,) position of each query row; read with MASK_ROWS only. AFTER masks tokens after a row;
+            OUTSIDE also those at least `window` before it; OTHER_CHUNKS also those before its chunk of `window` tokens.
+            With AFTER, each row must see a token of the first tile, or have seen one. Rows at or past `end` are absent.
+        scale: Above 0.
+        SAME_STRIDES: Whether keys and values have the same strides, so that offsets are computed once.
+        sums: Output for log2 of the sum of 2^score over each piece: points to the piece of `begin`, for the first
+            `num_kept` rows; the next piece follows after SUMS_STRIDE numbers.
+        PIECE: Tokens per piece, which divides TILE_N; tiles then start at pieces. 0: no sums are stored.
+        ALIGNED: Whether tiles start at multiples of TILE_N, whatever `begin` is.
+
+    Returns:
+        top, total, weighted, and, with PIECE, `total` of the tokens of this call only.
     """
     token = tl.arange(0, TILE_N)
     k_dim = tl.arange(0, TILE_D)
@@ -103,7 +109,7 @@ def attend_tiles(
         inside = (position < end) | WHOLE_TILES
         if PIECE or ALIGNED:
             inside = inside & (position >= begin)
-        place = position.to(tl.uint32)  # never negative, which spares the division what rounds towards zero
+        place = position.to(tl.uint32)  # unsigned: division needs no rounding towards zero
         block = tl.load(table + place // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
         offset = (place % BLOCK_SIZE).to(tl.int32)
         k_at = block * k_stride_b + offset * k_stride_s
@@ -116,7 +122,7 @@ def attend_tiles(
         in_value = inside[:, None] & (v_dim < VALUE_DIM)[None, :]
         key = tl.load(k_rows[:, None] + k_dim[None, :], mask=in_key, other=0.0)
         value = tl.load(v_rows[:, None] + v_dim[None, :], mask=in_value, other=0.0)
-        if KV_FORMAT:  # the scales multiply the products: one number a token instead of one a dimension
+        if KV_FORMAT:  # scales multiply products: one operation per token instead of one per dimension
             at = block * scale_stride_b + offset * scale_stride_s
             k_factor = tl.load(k_scale + at, mask=inside, other=0.0)
             v_factor = tl.load(v_scale + at, mask=inside, other=0.0) * VALUE_LIFT
@@ -144,9 +150,9 @@ def attend_tiles(
             score = tl.where(position[None, :] <= row_position[:, None], score, float("-inf"))
         elif not WHOLE_TILES:
             score = tl.where(inside[None, :], score, float("-inf"))
-        # Scaled behind the maximum, so that a score takes one fused multiply-add and no multiplication of its own.
+        # Scale after the maximum, so that a score takes one fused multiply-add and no separate multiplication.
         new_top = tl.maximum(top, tl.max(score, 1) * factor)
-        # A row may have seen nothing yet: -inf - -inf would be NaN.
+        # A row may have seen no token yet: -inf - -inf would be NaN.
         finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASK_ROWS >= OUTSIDE else new_top
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(score * factor - finite_top[:, None])

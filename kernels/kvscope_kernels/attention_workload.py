@@ -1,4 +1,4 @@
-"""Paged caches full of random content to measure on, several of them, so that none stays in a cache of the GPU."""
+"""Paged caches with random content for benchmarks; several of them, so that none stays in the GPU's caches."""
 
 import math
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ from kvscope_kernels.attention_args import AttentionArgs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionWorkload:
-    """A batch: lengths of its requests, and the attention heads of one layer."""
+    """A batch for one attention layer: lengths of its requests, and the layer's heads."""
 
     name: str
     seq_lens: tuple[int, ...]
     query_lens: tuple[int, ...] | None = None
-    """New tokens of each request; None is decode, one each."""
+    """New tokens of each request; None: decode, one each."""
     num_heads: int = 32
     num_kv_heads: int = 8
     head_dim: int = 128
     block_size: int = 16
     dtype: torch.dtype = torch.bfloat16
     kv_dtype: torch.dtype | None = None
-    """Of the cache; None is `dtype`."""
+    """Dtype of the cache; None: `dtype`."""
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values, with their scales, that decode must read."""
+        """Bytes of keys and values, with their scales, that decode must read."""
         if self.kv_dtype is None:
             vector_bytes = self.head_dim * self.dtype.itemsize
         else:
@@ -36,12 +36,11 @@ class AttentionWorkload:
 
     @property
     def num_queries(self) -> int:
-        """New tokens of the batch."""
         return sum(num_queries for num_queries, _ in self._lengths())
 
     @property
     def flops(self) -> int:
-        """Of causal prefill: two products of 2 * head_dim, for each head and visible pair."""
+        """Operations of causal prefill: two products of 2 * head_dim for each head and visible pair."""
         pairs = sum(n * (length - n) + n * (n + 1) // 2 for n, length in self._lengths())
         return 4 * self.num_heads * self.head_dim * pairs
 
@@ -51,12 +50,12 @@ class AttentionWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """One layer's storage and a batch in it."""
+    """One layer's cache and a batch of requests in it."""
 
     storage: Tensor
     """(num_blocks, 2, num_kv_heads, block_size, head_dim)"""
     scales: Tensor | None
-    """(num_blocks, 2, num_kv_heads, block_size), beside a quantized cache"""
+    """(num_blocks, 2, num_kv_heads, block_size), for a quantized cache."""
     query: Tensor
     block_tables: Tensor
     seq_lens: Tensor
@@ -88,13 +87,12 @@ class Pool:
 
     @property
     def words(self) -> Tensor:
-        """The cache's bytes, without scales, as one run of int32."""
+        """Bytes of the cache without scales, viewed as a contiguous int32 vector."""
         return self.storage.view(-1).view(torch.int32)
 
     def attention_args(
         self, out: Tensor | None = None, *, sliding_window: int | None = None, softcap: float | None = None
     ) -> AttentionArgs:
-        """Attention of the batch, into `out`."""
         return AttentionArgs(
             *(self.query, self.k_cache, self.v_cache, self.block_tables, self.seq_lens, self.scale),
             sliding_window=sliding_window,
@@ -106,7 +104,7 @@ class Pool:
         )
 
     def last_slots(self) -> Tensor:
-        """(num_queries,) int64: where the new tokens of each request go, its last ones."""
+        """Return the slots of the new tokens, which are each request's last ones: (num_queries,) int64."""
         num_queries = self.query_start.diff().to(torch.int64)
         request = torch.arange(len(self.seq_lens), device=self.query.device).repeat_interleave(num_queries)
         row = torch.arange(len(self.query), device=self.query.device)
@@ -117,7 +115,9 @@ class Pool:
 
 
 def make_pool(work: AttentionWorkload, device: str, *, is_permuted: bool = True, storage: Tensor | None = None) -> Pool:
-    """Blocks in random places, or in a row; in `storage` of another pool of the same size, if given."""
+    """Create a pool with blocks in random or sequential order; `storage` may be that of another pool of the
+    same size.
+    """
     cuts = [-(-length // work.block_size) for length in work.seq_lens]
     num_blocks = sum(cuts)
     if storage is None:

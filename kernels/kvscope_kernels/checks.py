@@ -1,4 +1,4 @@
-"""Checks the tensors of operations. Raises ValueError that names the tensor, its shape, and what is needed."""
+"""Checks of operations' tensors. They raise ValueError with the tensor's name, its shape, and what is required."""
 
 import torch
 from torch import Tensor
@@ -10,13 +10,12 @@ FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def require(accepted: bool, name: str, found: object, needed: str) -> None:
-    """Raises ValueError unless `accepted`."""
     if not accepted:
         raise ValueError(f"{name} is {_describe(found)}: {needed} is needed")
 
 
 def check_caches(cache: Cache, like: Tensor, name: str) -> None:
-    """Caches (num_blocks, block_size, num_kv_heads, head_dim) of the dtype and device of `like`, or of 8 bits."""
+    """Check caches (num_blocks, block_size, num_kv_heads, head_dim) of the dtype and device of `like`, or 8-bit."""
     k_cache, v_cache, _, _ = cache
     dtype = k_cache.dtype if k_cache.dtype in LARGEST else like.dtype
     for cache_name, part in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -31,7 +30,7 @@ def check_caches(cache: Cache, like: Tensor, name: str) -> None:
 
 
 def _check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> None:
-    """One for each token and KV head of an 8-bit cache, None for others."""
+    """Check that an 8-bit cache has a scale per token and KV head, and other caches have none."""
     if k_cache.dtype not in LARGEST:
         if k_scale is not None or v_scale is not None:
             require(False, "k_cache", k_cache, "int8 or float8_e4m3fn, or no k_scale and v_scale,")
@@ -43,7 +42,7 @@ def _check_scales(k_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | Non
 
 
 def check_scale(name: str, scale: Tensor | None, cache: Tensor) -> None:
-    """One for each token and KV head of `cache`, of 8 bits."""
+    """Check that there is a scale per token and KV head of the 8-bit `cache`."""
     if scale is None or scale.shape != cache.shape[:3] or scale.dtype != torch.float32:
         require(False, name, scale, f"{tuple(cache.shape[:3])} float32, for a cache of 8 bits,")
     elif scale.device != cache.device:
@@ -51,7 +50,7 @@ def check_scale(name: str, scale: Tensor | None, cache: Tensor) -> None:
 
 
 def check_attention(args: AttentionArgs) -> None:
-    """What decode and prefill have in common; query (rows, num_heads, head_dim)."""
+    """Check what decode and prefill have in common; query is (rows, num_heads, head_dim)."""
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]
     sliding_window, softcap, sinks, out = args.sliding_window, args.softcap, args.sinks, args.out
     if query.dim() != 3 or query.stride(2) != 1 or query.dtype not in FLOAT_DTYPES:

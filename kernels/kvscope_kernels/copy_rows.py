@@ -1,4 +1,4 @@
-"""Copying whole blocks inside the pool, before a step writes to its own copy of a shared one: one launch for a step."""
+"""Copies of whole blocks within the pool (copy-on-write of shared blocks), in one launch per step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,21 +14,21 @@ _TILE_WORDS = 1024
 
 
 class RowTensors(NamedTuple):
-    """Tensors whose row b belongs to block b, and where a kernel finds them. They must not move."""
+    """Tensors whose row b belongs to block b, and their addresses for the kernel. They must not move."""
 
     tensors: tuple[Tensor, ...]
-    """Each contiguous, (num_blocks, ...)."""
+    """Contiguous tensors (num_blocks, ...)."""
     addresses: Tensor
-    """(num_tensors,) int64, of their first rows."""
+    """(num_tensors,) int64 addresses."""
     row_words: Tensor
-    """(num_tensors,) int64"""
+    """(num_tensors,) int64, 8-byte words per row."""
     max_row_words: int
     is_whole: bool
-    """Whether all rows are whole words."""
+    """Whether all row sizes are multiples of a word."""
 
 
 def row_tensors(tensors: Sequence[Tensor]) -> RowTensors:
-    """Made once for tensors that stay: what it looks up is put on their device."""
+    """Look up the addresses of tensors and put them on their device. Call it once for tensors that stay."""
     words = [tensor[:1].nbytes // WORD_BYTES for tensor in tensors]
     numbers = ([tensor.data_ptr() for tensor in tensors], words)
     addresses, row_words = (torch.tensor(each, dtype=torch.int64).to(tensors[0].device) for each in numbers)
@@ -39,11 +39,17 @@ def row_tensors(tensors: Sequence[Tensor]) -> RowTensors:
 def copy_rows(rows: RowTensors, pairs: Tensor) -> None:
     """For each (source, target) of `pairs` and each tensor: tensor[target] = tensor[source]. In place, in one launch.
 
-    pairs  (n, 2) int64 on the tensors' device; a source of -1 copies nothing. No row is both a source and a target,
-           and none is a target twice: copies run in any order.
+    Rows whose size is not a multiple of 8 bytes are copied by the reference.
 
-    Rows that are no whole words of 8 bytes go by the reference. Raises ValueError. Source: copy-on-write of shared
-    blocks (arXiv 2309.06180, section 4.4), whose own kernel copies block by block and layer by layer.
+    Args:
+        pairs: (n, 2) int64 on the tensors' device; a source of -1 copies nothing. No row may be both source and target,
+            or target twice, because copies run in any order.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Source: copy-on-write of shared blocks (arXiv 2309.06180, section 4.4), whose own kernel copies block by block and
+    layer by layer.
     """
     _check(rows, pairs)
     require_triton()
@@ -70,7 +76,7 @@ def _copy_rows_kernel(addresses: tl.tensor, row_words: tl.tensor, pairs: tl.tens
 
 
 def copy_rows_torch(rows: RowTensors, pairs: Tensor) -> None:
-    """Reference of `copy_rows`, and the CPU's own path; here all rows are read before any is written."""
+    """Reference of `copy_rows`, and the implementation for CPUs; reads all rows before writing any."""
     _check(rows, pairs)
     kept = pairs[pairs[:, 0] >= 0]
     sources, targets = kept.unbind(1)
@@ -79,7 +85,7 @@ def copy_rows_torch(rows: RowTensors, pairs: Tensor) -> None:
 
 
 def copy_tensors(tensors: Sequence[Tensor], pairs: Tensor) -> None:
-    """`copy_rows` for who does it once."""
+    """Run `copy_rows` once, for callers without `RowTensors`."""
     copy_rows(row_tensors(tensors), pairs)
 
 

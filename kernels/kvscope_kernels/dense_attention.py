@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-_MAX_SCORES = 1 << 24  # held at once by `attend_explicitly`: 64 MiB in float32
+_MAX_SCORES = 1 << 24  # maximum per call of `_attend_explicitly`: 64 MiB in float32
 
 
 def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, -inf where `hidden`: what torch's fused CPU kernel takes without a conversion."""
+    """Return 0 where visible, -inf where `hidden`: torch's fused CPU kernel uses it without conversion."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
@@ -23,14 +23,19 @@ def attend(
     sinks: Tensor | None,
     is_causal: bool = False,
 ) -> Tensor:
-    """softmax(scale * query keys^T) values, with soft cap, mask and sinks; fused by torch where it can be.
+    """Return softmax(scale * query keys^T) values, with softcap, mask and sinks; with torch's fused kernel where
+    possible.
 
-    query      (n, num_kv_heads, group, num_queries, head_dim)
-    keys       (n, num_tokens, num_kv_heads, head_dim); values alike with value_dim
-    hidden     (n or 1, num_queries or 1, num_tokens) bool, or None; no row may be hidden whole
-    sinks      (num_kv_heads * group,) or None
-    is_causal  query i sees tokens 0..i; goes with hidden=None and neither soft cap nor sinks
-    returns    (n, num_kv_heads, group, num_queries, value_dim)
+    Args:
+        query: (n, num_kv_heads, group, num_queries, head_dim).
+        keys: (n, num_tokens, num_kv_heads, head_dim).
+        values: (n, num_tokens, num_kv_heads, value_dim).
+        hidden: (n or 1, num_queries or 1, num_tokens) bool, or None; no row may be hidden completely.
+        sinks: (num_kv_heads * group,) or None.
+        is_causal: Whether query i sees tokens 0..i; requires hidden=None, and neither softcap nor sinks.
+
+    Returns:
+        (n, num_kv_heads, group, num_queries, value_dim).
     """
     if softcap is None and sinks is None:
         return _attend_fused(query, keys.transpose(1, 2), values.transpose(1, 2), hidden, scale, is_causal)
@@ -72,7 +77,7 @@ def _attend_explicitly(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """In float32 whatever the inputs are: rounded scores would cost more accuracy than bf16 itself does."""
+    """Attend in float32 for any input dtype: rounded scores would lose more accuracy than bf16 itself."""
     n, num_kv_heads, group, num_queries, _ = query.shape
     rows = query.reshape(n, num_kv_heads, group * num_queries, -1).float() * scale
     scores = torch.matmul(rows, keys.permute(0, 2, 3, 1).float())
@@ -87,7 +92,7 @@ def _attend_explicitly(
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """exp(s_i) / (sum_j exp(s_j) + exp(sink)) along the last axis."""
+    """Return exp(s_i) / (sum_j exp(s_j) + exp(sink)) along the last axis."""
     if sinks is None:
         return scores.softmax(-1)
     sink = sinks.float().view(scores.shape[1], scores.shape[2], 1, 1)

@@ -1,11 +1,11 @@
-"""Registry of the operations: which implementation a device gets, and why.
+"""Registry of operations: which implementation a device gets, and why.
 
-`cpu` gets the operations compiled from C where the machine can compile them (`cpu`), and the torch references,
-which do everything, where not; `cuda` gets the Triton kernels. The choice by device is made at load (`ops_for`) and
-passed down. An operation in C asks its refusal in each call, because callers also give it other types than the
-model's; `explain_ops` asks the same refusals, so that it names what runs.
+`cpu` gets the operations compiled from C if the machine can compile them (`cpu`), and the torch references, which
+support everything, for the rest. `cuda` gets the Triton kernels. The choice by device is made at load (`ops_for`) and
+passed down. A C operation also checks at each call whether it refuses its arguments, because callers may pass other
+dtypes than the model's; `explain_ops` makes the same checks, so that it names what actually runs.
 
-Importing this compiles nothing, starts neither Triton nor CUDA, and works where Triton is not installed.
+Importing this module compiles nothing, starts neither Triton nor CUDA, and works without Triton installed.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ from kvscope_kernels.triton_language import require_triton
 
 
 class KvWrite(Protocol):
-    """See `kv_write.kv_write`."""
+    """Signature of `kv_write.kv_write`."""
 
     def __call__(
         self,
@@ -70,7 +70,7 @@ class KvWrite(Protocol):
 
 
 class DecodeAttention(Protocol):
-    """See `paged_decode_attention.paged_decode_attention`."""
+    """Signature of `paged_decode_attention.paged_decode_attention`."""
 
     def __call__(
         self, args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None
@@ -78,13 +78,13 @@ class DecodeAttention(Protocol):
 
 
 class PrefillAttention(Protocol):
-    """See `paged_prefill_attention.paged_prefill_attention`."""
+    """Signature of `paged_prefill_attention.paged_prefill_attention`."""
 
     def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor: ...
 
 
 class BlockBounds(Protocol):
-    """See `attention_scores.block_bounds.block_bounds`."""
+    """Signature of `attention_scores.block_bounds.block_bounds`."""
 
     def __call__(
         self, k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None = None
@@ -92,7 +92,7 @@ class BlockBounds(Protocol):
 
 
 class BlockScores(Protocol):
-    """See `attention_scores.block_scores.block_scores`."""
+    """Signature of `attention_scores.block_scores.block_scores`."""
 
     def __call__(
         self,
@@ -109,13 +109,13 @@ class BlockScores(Protocol):
 
 
 class CopyRows(Protocol):
-    """See `copy_rows.copy_rows`."""
+    """Signature of `copy_rows.copy_rows`."""
 
     def __call__(self, rows: RowTensors, pairs: Tensor) -> None: ...
 
 
 class RotateWrite(Protocol):
-    """See `rotate_write.rotate_write`."""
+    """Signature of `rotate_write.rotate_write`."""
 
     def __call__(
         self,
@@ -130,13 +130,13 @@ class RotateWrite(Protocol):
 
 
 class RmsNorm(Protocol):
-    """See `rms_norm.rms_norm`."""
+    """Signature of `rms_norm.rms_norm`."""
 
     def __call__(self, x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor: ...
 
 
 class AddRmsNorm(Protocol):
-    """See `rms_norm.add_rms_norm`."""
+    """Signature of `rms_norm.add_rms_norm`."""
 
     def __call__(
         self, x: Tensor, delta: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype
@@ -144,32 +144,32 @@ class AddRmsNorm(Protocol):
 
 
 class GatedActivation(Protocol):
-    """See `gated_activation.gated_activation`."""
+    """Signature of `gated_activation.gated_activation`."""
 
     def __call__(self, both: Tensor, kind: int) -> Tensor: ...
 
 
 class MixExperts(Protocol):
-    """See `fused_moe.mixture.mix_experts`."""
+    """Signature of `fused_moe.mixture.mix_experts`."""
 
     def __call__(self, x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor: ...
 
 
 class AllowTokens(Protocol):
-    """See `logits.allow_tokens.allow_tokens`."""
+    """Signature of `logits.allow_tokens.allow_tokens`."""
 
     def __call__(self, logits: Tensor, rows: Tensor, allowed: Tensor) -> None: ...
 
 
 class DrawTokens(Protocol):
-    """See `logits.draw_tokens.draw_tokens`."""
+    """Signature of `logits.draw_tokens.draw_tokens`."""
 
     def __call__(self, logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """The operations of one device type."""
+    """Operations of one device type. Each field is a function with the signature of its type, which documents it."""
 
     kv_write: KvWrite
     decode: DecodeAttention
@@ -186,7 +186,7 @@ class Ops:
     block_bounds: BlockBounds
     block_scores: BlockScores
     latent_decode: DecodeAttention
-    """See `paged_latent_attention.latent_decode`."""
+    """Decode attention over MLA latents; see `paged_latent_attention.latent_decode`."""
     latent_prefill: PrefillAttention
 
 
@@ -226,11 +226,11 @@ _C_REFUSALS: Final[Mapping[str, Callable[[Operands], str]]] = {
     "rms_norm": lambda given: dtype_refusal(given.dtype),
     "add_rms_norm": lambda given: dtype_refusal(given.dtype),
     "gated_activation": lambda given: dtype_refusal(given.dtype),
-    # Latents of 8 bits are widened to the type of activations before C reads them (`latent_blocks.plain_latents`).
+    # 8-bit latents are dequantized to the activations' dtype before C reads them (`latent_blocks.plain_latents`).
     "latent_decode": lambda given: decode_refusal(given.dtype, given.dtype, given.head_dim, given.value_dim),
     "latent_prefill": lambda given: prefill_refusal(given.dtype, given.dtype, given.head_dim),
 }
-"""By each operation that exists in C: the refusal that it asks itself in each call."""
+"""For each operation that exists in C, the refusal check that it makes at each call."""
 _FOR_FEW_NUMBERS: Final = ("rotate_write", "rms_norm", "add_rms_norm", "gated_activation")
 _LABELS: Final[Mapping[str, str]] = {
     "kv_write": "KV write",
@@ -248,7 +248,7 @@ _LABELS: Final[Mapping[str, str]] = {
     "latent_decode": "MLA decode attention",
     "latent_prefill": "MLA prefill attention",
 }
-"""For a person; an operation that is missing here goes by its field of `Ops`."""
+"""User-visible names; an operation without one is shown by its field name in `Ops`."""
 _CUDA: Final = Ops(
     kv_write,
     paged_decode_attention,
@@ -270,9 +270,11 @@ _CUDA: Final = Ops(
 
 
 def ops_for(device_type: str) -> Ops:
-    """The operations for `cpu` or `cuda`.
+    """Return the operations for "cpu" or "cuda".
 
-    Raises ValueError for any other device type, RuntimeError for `cuda` where Triton is not installed.
+    Raises:
+        ValueError: Any other device type.
+        RuntimeError: "cuda" without Triton installed.
     """
     if device_type == "cpu":
         return cpu_ops()
@@ -283,18 +285,18 @@ def ops_for(device_type: str) -> Ops:
 
 
 def torch_ops() -> Ops:
-    """The references, which do everything that there is, on any device."""
+    """Return the torch references, which support all operands on any device."""
     return _TORCH
 
 
 @cache
 def cpu_ops() -> Ops:
-    """Asked the first time on a machine, this compiles the library, which takes seconds."""
+    """Return the operations of a CPU. The first call on a machine compiles the C library, which takes seconds."""
     return _TORCH if library() is None else _C
 
 
 def explain_ops(ops: Ops, operands: Operands) -> dict[str, OperationChoice]:
-    """Return what `ops` run on with such operands, by the names of their fields."""
+    """Return which implementation each field of `ops` uses for such operands, by field name."""
     return {field.name: _explain(ops, field.name, operands) for field in fields(Ops)}
 
 

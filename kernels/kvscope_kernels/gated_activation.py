@@ -1,4 +1,4 @@
-"""The gate of a feed-forward block: act(gate) * up, of both halves of one product, in one launch."""
+"""Gate of a feed-forward block: act(gate) * up, for the two halves of one product, in one launch."""
 
 from collections.abc import Callable
 from typing import Final
@@ -16,7 +16,7 @@ ACTIVATIONS: Final[dict[int, Callable[[Tensor], Tensor]]] = {
     SILU: silu,
     GELU_TANH: lambda x: gelu(x, approximate="tanh"),
 }
-"""What each kind is, in torch."""
+"""Torch function of each kind."""
 
 _SILU = tl.constexpr(SILU)
 _GELU_SLOPE = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi): tanh(y) is 2 * sigmoid(2 * y) - 1
@@ -25,13 +25,19 @@ _TILE = 1024
 
 
 def gated_activation(both: Tensor, kind: int) -> Tensor:
-    """act(both[..., :size]) * both[..., size:], computed in float32.
+    """Return act(both[..., :size]) * both[..., size:], computed in float32.
 
-    both  (..., 2 * size), floating; contiguous, or it is copied first
-    kind  SILU or GELU_TANH
+    Args:
+        both: (..., 2 * size), floating-point; copied if not contiguous.
+        kind: SILU or GELU_TANH.
 
-    Returns (..., size) of the type of `both`. Raises ValueError. Source: Shazeer, GLU variants improve transformer,
-    2020.
+    Returns:
+        (..., size) in the dtype of `both`.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Source: Shazeer, GLU variants improve transformer, 2020.
     """
     _check(both, kind)
     require_triton()
@@ -45,7 +51,6 @@ def gated_activation(both: Tensor, kind: int) -> Tensor:
 
 
 def gate_constants(size: int, kind: int) -> dict[str, int]:
-    """The kernel's constants."""
     return {"SIZE": size, "TILE": _TILE, "KIND": kind}
 
 
@@ -53,7 +58,7 @@ def gate_constants(size: int, kind: int) -> dict[str, int]:
 def _gated_activation_kernel(
     both: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, TILE: tl.constexpr, KIND: tl.constexpr
 ) -> None:
-    """One program: TILE numbers of one row."""
+    """One program: TILE columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < SIZE
@@ -67,7 +72,7 @@ def _gated_activation_kernel(
 
 
 def gated_activation_torch(both: Tensor, kind: int) -> Tensor:
-    """Reference of `gated_activation`, and the CPU's own path."""
+    """Reference of `gated_activation`, and the implementation for CPUs without C."""
     _check(both, kind)
     size = both.shape[-1] // 2
     return ACTIVATIONS[kind](both[..., :size]).mul_(both[..., size:])

@@ -1,4 +1,4 @@
-"""Time device work by replaying a CUDA graph of it."""
+"""Timing of device work by replaying a CUDA graph of it."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,16 +8,16 @@ Call = Callable[[], object]
 
 
 def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """All of them, one after the other. Raises what CUDA raises where one waits for the device."""
+    """Capture all calls, in sequence. Raises CUDA's error if one of them synchronizes with the device."""
     stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiles and loads kernels, which a capture must not
+    with torch.cuda.stream(stream):  # compile and load kernels before the capture
         for call in calls:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # `graph` does not leave its stream where its end fails.
+    # `torch.cuda.graph` does not restore the stream if ending the capture fails.
     with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
         for call in calls:
             call()
@@ -25,7 +25,7 @@ def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
 
 
 def replay_s(graph: torch.cuda.CUDAGraph) -> float:
-    """Two replays, the second one timed: the clocks are up, and L2 holds the end of the cycle, not its start."""
+    """Replay twice and return the seconds of the second replay, with clocks up and L2 holding the end of the cycle."""
     start, end = _event(), _event()
     graph.replay()
     start.record()

@@ -1,7 +1,4 @@
-"""Products with grouped weights of 4 and 8 bits: on a GPU widened in registers, on any device by torch.
-
-Owns which implementation a device gets (`grouped_product`), and torch's.
-"""
+"""Products with grouped weights of 4 and 8 bits: choice of the implementation by device, and torch's."""
 
 from typing import Protocol
 
@@ -18,14 +15,13 @@ from kvscope_kernels.quantized_linear.triton_product import TritonGrouped, check
 
 
 class GroupedProduct(Protocol):
-    """A weight as one device reads it, and the product with it."""
+    """A weight in the layout of one device, and the product with it."""
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that is kept in memory."""
+    def tensors(self) -> tuple[Tensor, ...]: ...
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x."""
+        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x."""
 
 
 def grouped_product(
@@ -36,8 +32,10 @@ def grouped_product(
     *,
     rounds_activations: bool = False,
 ) -> GroupedProduct:
-    """Triton's on a GPU, the compiled one on a CPU, in `room`, and torch's where nothing can be compiled. The compiled
-    one alone may round activations to 8 bits."""
+    """Create the product of a weight: Triton's on a GPU, C on a CPU, with memory from `room`, or torch's without C.
+
+    Only the C implementation can round activations to 8 bits.
+    """
     implementation = grouped_implementation(device.type)
     if implementation == TRITON:
         return TritonGrouped(weight, bias, device)
@@ -54,7 +52,7 @@ def grouped_implementation(device_type: str) -> str:
 
 
 class TorchGrouped:
-    """Reference of `TritonGrouped`, for any device: the weight is widened for each product. Small, but slow."""
+    """Reference of `TritonGrouped` for any device; dequantizes the weight for each product. Slow."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None) -> None:
         self._weight = weight
@@ -62,12 +60,14 @@ class TorchGrouped:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is kept in memory."""
         held = (self._weight.codes, *self._weight.facts)
         return held if self._bias is None else (*held, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x. Raises ValueError."""
+        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
+
+        Raises ValueError for unsupported arguments.
+        """
         weight = self._weight
         check_product(x, add, (weight.codes.shape[0], weight.codes.shape[1]))
         sums = linear(x.float(), weight.widened().to(x.dtype).float(), self._bias)

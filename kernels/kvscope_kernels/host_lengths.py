@@ -1,7 +1,4 @@
-"""Lengths of a batch as the host knows them, and groups of unequal ones in which padding costs little.
-
-Knows no tensors.
-"""
+"""Lengths of a batch in host memory, and grouping of similar lengths so that padding costs little. Knows no tensors."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,7 +11,7 @@ Rows = NDArray[np.intp]
 
 
 class HostLengths(NamedTuple):
-    """Of the prefills of a step, each of which has new tokens, without asking the device."""
+    """Lengths of a step's prefills on the host, known without reading the device. Each has new tokens."""
 
     query_start: NDArray[np.int32]
     """(batch + 1,), from 0."""
@@ -23,10 +20,10 @@ class HostLengths(NamedTuple):
 
 
 def similar_groups(costs: Lengths, worth: int) -> Iterator[Rows]:
-    """Rows of `costs` in groups that are run padded to their largest member.
+    """Yield groups of rows of `costs`; each group is to be run padded to its largest member.
 
-    A group of n rows costs n * max(costs). Sorted rows are cut where that saves most, again and again, while
-    each cut saves more than `worth`, the cost of one more call. Equal costs stay one group.
+    A group of n rows costs n * max(costs). Sorted rows are split recursively where that saves most, while a split saves
+    more than `worth`, the cost of one more call. Equal costs stay in one group.
     """
     order = np.argsort(costs, kind="stable")
     pending = [order]
@@ -40,7 +37,7 @@ def similar_groups(costs: Lengths, worth: int) -> Iterator[Rows]:
 
 
 def _best_cut(ascending: Lengths) -> tuple[int, int]:
-    """Where to cut sorted costs in two, and what that saves."""
+    """Return where to split sorted costs in two, and how much that saves."""
     if len(ascending) < 2:
         return 0, 0
     saved = np.arange(1, len(ascending)) * (ascending[-1] - ascending[:-1])

@@ -1,10 +1,12 @@
-"""How keys and values lie in the cache: as they come, or in 8 bits with one scale per token and KV head.
+"""Formats of keys and values in the cache: unchanged, or 8-bit with one scale per token and KV head.
 
 Owns the two 8-bit formats and their arithmetic, in torch and for the kernels. With x one head's vector of a token:
+
     scale = max|x| / LARGEST[dtype],  data = round(x / scale),  and x is read back as data * scale
-int8 rounds to the nearest of -127..127, float8_e4m3fn (OCP 8-bit floating point, 2023) to the nearest e4m3 number of
-at most 448; a zero vector has scale 0. Both formats are exact in bfloat16 and float16, so products with data are
-exact and a scale multiplies their sum. Knows no blocks.
+
+int8 rounds to the nearest of -127..127, float8_e4m3fn (OCP 8-bit floating point, 2023) to the nearest e4m3 number of at
+most 448; a zero vector has scale 0. Both formats are exact in bfloat16 and float16, so products with data are exact,
+and a scale multiplies their sum. Knows no blocks.
 """
 
 from typing import Final, NamedTuple
@@ -16,29 +18,29 @@ from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.triton_language import is_interpreting, jit, tl
 
 LARGEST: Final = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The largest number of each 8-bit format."""
+"""Largest number of each 8-bit format."""
 
 AS_IS: Final = 0
 INT8: Final = 1
 E4M3: Final = 2
-"""e4m3 that the GPU converts itself: compute capability 8.9 and up."""
+"""e4m3 converted by GPU instructions: compute capability 8.9 and up."""
 E4M3_BITS: Final = 3
-"""e4m3 seen as uint8 and converted by shifts, for what knows no such type."""
+"""e4m3 viewed as uint8 and converted by shifts, for devices without that type."""
 
 E4M3_HALF: Final = 256.0
-"""e4m3 bits moved into a float16's exponent and mantissa are a number 2^8 too small: the biases are 7 and 15."""
+"""Factor for e4m3 bits shifted into a float16's exponent and mantissa: 2^8, as the biases are 7 and 15."""
 
 _INT8 = tl.constexpr(INT8)
 _E4M3 = tl.constexpr(E4M3)
 _E4M3_BITS = tl.constexpr(E4M3_BITS)
 _E4M3_HALF = tl.constexpr(E4M3_HALF)
-_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it leaves no bits after the point, rounded to the nearest even
-_SUBNORMAL = tl.constexpr(16384.0)  # its last bit is 2^-9, the step of e4m3 below 2^-6
-_SUBNORMAL_BITS = tl.constexpr(141 << 23)  # of that float32
+_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to the nearest integer, ties to even
+_SUBNORMAL = tl.constexpr(16384.0)  # its lowest mantissa bit is 2^-9, the step of e4m3 below 2^-6
+_SUBNORMAL_BITS = tl.constexpr(141 << 23)  # bits of `_SUBNORMAL`
 
 
 class Cache(NamedTuple):
-    """One layer: keys and values (num_blocks, block_size, num_kv_heads, dim), and the scales of 8-bit ones."""
+    """One layer's keys and values (num_blocks, block_size, num_kv_heads, dim), and the scales of 8-bit ones."""
 
     k_cache: Tensor
     v_cache: Tensor
@@ -48,34 +50,34 @@ class Cache(NamedTuple):
 
 
 def kv_format(cache: Tensor) -> int:
-    """Which of the four formats a kernel meets in this cache."""
+    """Return the format of a cache for kernels."""
     if cache.dtype == torch.float8_e4m3fn:
         return fp8_format(compute_capability(cache.device))
     return INT8 if cache.dtype == torch.int8 else AS_IS
 
 
 def fp8_format(capability: int) -> int:
-    """How e4m3 is met by a GPU of this compute capability; Triton refuses the type below 8.9."""
+    """Return how kernels read e4m3 on a GPU of this compute capability; Triton lacks the type below 8.9."""
     return E4M3_BITS if capability < 89 or is_interpreting() else E4M3
 
 
 def scale_strides(k_scale: Tensor | None) -> tuple[int | None, ...]:
-    """Strides of the scales of keys and values; nothing at all for the kernel that has none."""
+    """Return the strides of the scales of keys and values; Nones without scales."""
     return k_scale.stride() if k_scale is not None else (None, None, None)
 
 
 def as_kernels_see(cache: Tensor, form: int) -> Tensor:
-    """The cache, or its bytes where the kernel takes those."""
+    """Return the cache, or its bytes if the kernel reads those."""
     return cache.view(torch.uint8) if form == E4M3_BITS else cache
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The same memory of a type that can be moved everywhere: torch's CPU cannot index float8."""
+    """View float8 as uint8, because torch cannot index float8 on a CPU."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(..., dim) floating -> data (..., dim) of `dtype`, scale (...) float32."""
+    """Quantize (..., dim) floating-point -> data (..., dim) of `dtype`, scale (...) float32."""
     largest = LARGEST[dtype]
     exact = rows.float()
     scale = exact.abs().amax(-1).div_(largest)
@@ -86,9 +88,9 @@ def quantize(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """(..., dim) 8-bit and (...) float32 -> (..., dim) of `dtype`: the product in float32, rounded once.
+    """Dequantize (..., dim) 8-bit and (...) float32 -> (..., dim) of `dtype`: the product in float32, rounded once.
 
-    e4m3 goes by its bits, 7 times as fast on a CPU as torch's own conversion; NaN is never stored as one.
+    e4m3 is converted by its bits, 7 times as fast on a CPU as torch's conversion; the cache never holds NaN.
     """
     if data.dtype == torch.float8_e4m3fn:
         bits = data.view(torch.uint8).to(torch.int16)
@@ -99,7 +101,9 @@ def dequantize(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 @jit
 def quantize_rows(rows: tl.tensor, KV_FORMAT: tl.constexpr) -> tl.tensor:
-    """(n, dim), zero where there is nothing -> data as the cache takes it, scale (n,) float32: bits as `quantize`."""
+    """Quantize (n, dim), zero where masked -> data in the cache's format, scale (n,) float32; same bits as
+    `quantize`.
+    """
     largest: tl.constexpr = 127.0 if KV_FORMAT == _INT8 else 448.0
     exact = rows.to(tl.float32)
     top = tl.max(tl.abs(exact), 1)
@@ -118,7 +122,7 @@ def quantize_rows(rows: tl.tensor, KV_FORMAT: tl.constexpr) -> tl.tensor:
 
 @jit
 def _e4m3_bits(data: tl.tensor) -> tl.tensor:
-    """float32 of at most 448 -> the bits of the nearest e4m3 number, ties to even, as uint8."""
+    """Convert float32 of at most 448 to the bits of the nearest e4m3 number, ties to even, as uint8."""
     bits = data.to(tl.uint32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
     tie = (magnitude >> 20) & 1
@@ -130,7 +134,7 @@ def _e4m3_bits(data: tl.tensor) -> tl.tensor:
 
 @jit
 def widen(data: tl.tensor, dtype: tl.constexpr, KV_FORMAT: tl.constexpr) -> tl.tensor:
-    """Data as loaded -> numbers that a dot takes, exact in `dtype`."""
+    """Convert loaded data to `dtype`, exactly, for use in a dot product."""
     if KV_FORMAT == _E4M3_BITS:
         bits = data.to(tl.int16)
         half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)

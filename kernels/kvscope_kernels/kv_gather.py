@@ -1,7 +1,7 @@
-"""Blocks of many requests gathered into dense keys and values, for the torch references.
+"""Gathering of many requests' blocks into dense keys and values, for the torch references.
 
-Owns the promise that nothing outside a request's tokens reaches the arithmetic: slots past its length, freed
-blocks and stale table entries may hold anything, NaN included.
+Guarantees that nothing outside a request's tokens affects results: slots past its length, freed blocks and stale table
+entries may hold anything, NaN included.
 """
 
 from typing import NamedTuple
@@ -15,20 +15,21 @@ from kvscope_kernels.kv_formats import Cache, dequantize
 
 
 class GatheredKV(NamedTuple):
-    """Keys (n, num_tokens, num_kv_heads, head_dim), values alike, and where they lie."""
+    """Keys (n, num_tokens, num_kv_heads, head_dim), values likewise, and their positions."""
 
     keys: Tensor
     values: Tensor
     base: Lengths
     """(n,) position in its request of each row's first gathered token."""
     padding: Tensor | None
-    """(n, num_tokens) bool: gathered but outside [first, end), and zeroed; None when there is none."""
+    """(n, num_tokens) bool: tokens outside [first, end), which are zeroed; None if there are none."""
 
 
 def gather_kv(cache: Cache, block_tables: Tensor, first: Lengths, end: Lengths, dtype: torch.dtype) -> GatheredKV:
-    """Tokens [first[i], end[i]) of each of n requests, from its first one's block on; at least one in all.
+    """Gather tokens [first[i], end[i]) of each of n requests, from the start of the first one's block; at least one in
+    all.
 
-    `dtype` is that of the result, and of the cache where that is not of 8 bits.
+    `dtype` is that of the result, and must be that of the cache unless the cache is 8-bit.
     """
     if len(end) == 1 or bool(((first == first[0]) & (end == end[0])).all()):
         return _gather_equal(cache, block_tables, int(first[0]), int(end[0]), dtype)
@@ -43,9 +44,9 @@ def gather_kv(cache: Cache, block_tables: Tensor, first: Lengths, end: Lengths, 
 
 
 def gather_keys(cache: Cache, block_tables: Tensor, dtype: torch.dtype) -> Tensor:
-    """(n, width * block_size, num_kv_heads, head_dim) of all blocks of the tables (n, width), whatever is in them.
+    """Gather the keys of all blocks in the tables (n, width): (n, width * block_size, num_kv_heads, head_dim).
 
-    Table entries that point nowhere point to some block; what nobody has written may be NaN: scores are to be masked.
+    Invalid table entries give arbitrary blocks, and unwritten slots may be NaN: the caller must mask their scores.
     """
     blocks = block_tables.clamp(0, cache.k_cache.shape[0] - 1)
     keys = _dense(cache.k_cache, blocks)
@@ -53,7 +54,7 @@ def gather_keys(cache: Cache, block_tables: Tensor, dtype: torch.dtype) -> Tenso
 
 
 def _gather_equal(cache: Cache, block_tables: Tensor, first: int, end: int, dtype: torch.dtype) -> GatheredKV:
-    """The same positions of every request: no padding, so nothing to zero or to mask."""
+    """Gather the same positions of every request: without padding, nothing needs zeroing or masks."""
     block_size = cache.k_cache.shape[1]
     first_block = first // block_size
     blocks = block_tables[:, first_block : -(-end // block_size)]
@@ -64,7 +65,7 @@ def _gather_equal(cache: Cache, block_tables: Tensor, first: int, end: int, dtyp
 
 
 def _table_columns(block_tables: Tensor, first_block: Lengths, width: int) -> Tensor:
-    """(n, width): each row's table entries from its first block on; past the table's end, its last column."""
+    """Return each row's table entries from its first block on, (n, width); past the table's end, its last column."""
     if not first_block.any():
         return block_tables[:, :width]
     columns = first_block[:, None] + np.arange(width)
@@ -72,7 +73,7 @@ def _table_columns(block_tables: Tensor, first_block: Lengths, width: int) -> Te
 
 
 def _dense_kv(cache: Cache, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Keys and values of whole blocks, (n, width * block_size, num_kv_heads, head_dim), read back from 8 bits."""
+    """Return keys and values of whole blocks, dequantized: (n, width * block_size, num_kv_heads, head_dim)."""
     keys, values = _dense(cache.k_cache, blocks), _dense(cache.v_cache, blocks)
     if cache.k_scale is None or cache.v_scale is None:
         return keys, values
@@ -81,13 +82,13 @@ def _dense_kv(cache: Cache, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 
 
 def _dense(cache: Tensor, blocks: Tensor) -> Tensor:
-    """(n, width * block_size, num_kv_heads, ...). Each block is one contiguous run, copied whole."""
+    """Return (n, width * block_size, num_kv_heads, ...). Each block is contiguous and copied as a whole."""
     n, width = blocks.shape
     return cache.index_select(0, blocks.reshape(-1)).view(n, width * cache.shape[1], *cache.shape[2:])
 
 
 def _zero_outside(keys: Tensor, values: Tensor, start: Lengths, stop: Lengths) -> Tensor:
-    """Zeroes the tokens outside [start, stop) of each row, in place, and says which they are."""
+    """Zero the tokens outside [start, stop) of each row, in place, and return their mask."""
     token = np.arange(keys.shape[1])
     padding = (token < start[:, None]) | (token >= stop[:, None])
     outside = torch.from_numpy(np.flatnonzero(padding))

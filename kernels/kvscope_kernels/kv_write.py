@@ -1,4 +1,4 @@
-"""Writing a step's new keys and values into their slots of the paged cache."""
+"""Write of a step's new keys and values to their slots in the paged cache."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from kvscope_kernels.kv_formats import (
 )
 from kvscope_kernels.triton_language import cdiv, jit_varying, next_power_of_2, require_triton, tl
 
-_MAX_TILE_ELEMENTS = 2048  # of one program, for keys and again for values
+_MAX_TILE_ELEMENTS = 2048  # per program, for keys and for values each
 
 
 def kv_write(
@@ -30,21 +30,27 @@ def kv_write(
     """Scatter the new tokens of one layer into the cache, in place.
 
     For each token t with slot = slot_mapping[t] >= 0:
-        k_cache[slot // block_size, slot % block_size] = key[t], and v_cache alike with value[t].
-    Tokens with slot -1 are skipped. Slots must be distinct and inside the cache.
 
-    key           (num_tokens, num_kv_heads, head_dim), any strides with a contiguous last axis
-    value         (num_tokens, num_kv_heads, value_dim), alike
-    k_cache       (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis:
-                  a view of storage in HND (heads before slots) or NHD order
-    v_cache       (num_blocks, block_size, num_kv_heads, value_dim), alike
-    slot_mapping  (num_tokens,) int64
-    k_scale       (num_blocks, block_size, num_kv_heads) float32, any strides, written; with caches of 8 bits
-    v_scale       alike, with the same strides
+        k_cache[slot // block_size, slot % block_size] = key[t], and v_cache likewise with value[t].
 
-    One dtype (float32, bfloat16, float16) and device for all, or caches of int8 or float8_e4m3fn, into which each
-    head's vector goes quantized with its scale (`kv_formats`). Rows aligned to 16 bytes are moved in 16-byte
-    pieces. Raises ValueError. Source: the slot mapping of vLLM's reshape_and_cache (arXiv 2309.06180).
+    Tokens with slot -1 are skipped. Slots must be distinct and inside the cache. All tensors have one dtype (float32,
+    bfloat16, float16) and device, or caches are int8 or float8_e4m3fn, to which each head's vector is quantized with
+    its scale (`kv_formats`). Rows aligned to 16 bytes are moved in 16-byte pieces.
+
+    Args:
+        key: (num_tokens, num_kv_heads, head_dim), any strides with a contiguous last axis.
+        value: (num_tokens, num_kv_heads, value_dim), likewise.
+        k_cache: (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis: a view of
+            storage in HND (heads before slots) or NHD order.
+        v_cache: (num_blocks, block_size, num_kv_heads, value_dim), likewise.
+        slot_mapping: (num_tokens,) int64.
+        k_scale: Output for 8-bit caches, (num_blocks, block_size, num_kv_heads) float32, any strides.
+        v_scale: Like `k_scale`, with the same strides.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Source: the slot mapping of vLLM's reshape_and_cache (arXiv 2309.06180).
     """
     _check(key, value, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
     require_triton()
@@ -73,7 +79,6 @@ def kv_write(
 
 
 def write_constants(num_kv_heads: int, head_dim: int, value_dim: int, block_size: int) -> dict[str, int]:
-    """The kernel's constants that follow from the shapes."""
     tile_d = next_power_of_2(max(head_dim, value_dim))
     return {
         "BLOCK_SIZE": block_size,
@@ -150,7 +155,7 @@ def kv_write_torch(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """Reference of `kv_write`, and the CPU's own path: one scatter for keys and one for values."""
+    """Reference of `kv_write`, and the implementation for CPUs: one scatter for keys and one for values."""
     _check(key, value, Cache(k_cache, v_cache, k_scale, v_scale), slot_mapping)
     kept = slot_mapping >= 0
     if not bool(kept.all()):

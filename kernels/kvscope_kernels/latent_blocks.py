@@ -1,7 +1,7 @@
-"""Latents of 8 bits, read back: for the torch references, and for what takes only numbers of the query's type.
+"""Dequantization of 8-bit latents, for the torch references and for operations that need the query's dtype.
 
-A token's latent and its rotary key have a scale each, since they differ in size: `v_scale` is that of the latent, which
-is its value, and `k_scale` that of the rotary key, which is the rest of its key.
+A token's latent and its rotary key have separate scales, since they differ in magnitude: `v_scale` belongs to the
+latent, which is the value, and `k_scale` to the rotary key, which is the rest of the key.
 """
 
 import torch
@@ -12,16 +12,18 @@ from kvscope_kernels.kv_formats import as_bytes, dequantize
 from kvscope_kernels.triton_language import cdiv
 
 _TOKENS_AT_ONCE = 4096
-"""Read back by way of float32, which takes five times as much as what is returned."""
+"""Tokens dequantized at a time via float32, which takes five times the memory of the result."""
 
 
 def are_latents(args: AttentionArgs) -> bool:
-    """Whether values are the first numbers of keys."""
+    """Whether the values are a prefix of the keys, as in a cache of latents."""
     return args.v_cache.data_ptr() == args.k_cache.data_ptr()
 
 
 def latent_blocks(args: AttentionArgs, blocks: Tensor) -> Tensor:
-    """`blocks` (n,) of the cache, (n, block_size, 1, head_dim) in the query's type; unwritten slots may be anything."""
+    """Return `blocks` (n,) of the cache, (n, block_size, 1, head_dim), in the query's dtype; unwritten slots are
+    arbitrary.
+    """
     k_cache, k_scale, v_scale, cut = args.k_cache, args.k_scale, args.v_scale, args.v_cache.shape[3]
     if k_scale is None or v_scale is None:
         return k_cache.index_select(0, blocks)
@@ -36,7 +38,9 @@ def latent_blocks(args: AttentionArgs, blocks: Tensor) -> Tensor:
 
 
 def plain_latents(args: AttentionArgs) -> AttentionArgs:
-    """Over a cache of the query's type that holds the requests' own blocks, where theirs has 8 bits."""
+    """Return the arguments with a temporary cache of the query's dtype that holds the requests' blocks, if theirs is
+    8-bit.
+    """
     if args.k_scale is None or not are_latents(args):
         return args
     num_blocks, block_size = args.k_cache.shape[:2]

@@ -1,4 +1,4 @@
-"""Launch shapes that the attention kernels share. Decides from shapes and the device, never from data."""
+"""Launch parameters shared by the attention kernels. They depend on shapes and the device, never on data."""
 
 from typing import Final, NamedTuple
 
@@ -7,13 +7,13 @@ import torch
 from kvscope_kernels.triton_language import cdiv, next_power_of_2
 
 UNBOUNDED: Final = 2**31 - 1
-"""The sliding window of a layer without one."""
+"""Sliding window of a layer without one."""
 
 
 _FIXED_ROWS: Final = 64
 _LARGE_ROWS: Final = 256
 _PROGRAMS_EACH: Final = 2
-"""Of large tiles a multiprocessor, for them to be worth it."""
+"""Programs with large tiles per multiprocessor from which on large tiles are faster."""
 
 
 class DotTiles(NamedTuple):
@@ -26,21 +26,25 @@ class DotTiles(NamedTuple):
     num_warps: int
     num_stages: int
     max_registers: int | None = None
-    """A thread. Setting it also keeps the assembler from spilling a few bytes to fit one more program."""
+    """Registers per thread. Setting it also keeps the assembler from spilling a few bytes to fit one more program."""
     query_in_registers: bool = False
-    """Of prefill: whether rows are multiplied from registers on compute capability 9, which reads shared memory half as
-    often for scores. No table has it yet: it is for `bench kernels --tune` to find out."""
+    """Whether prefill multiplies rows from registers on compute capability 9, which halves reads of shared memory for
+    scores.
+
+    No table enables it yet; `bench kernels --tune` may find it useful.
+    """
 
 
 def decode_tiles(
     head_dim: int, value_dim: int, group: int, element_bytes: int, *, is_quantized: bool = False
 ) -> DotTiles:
-    """Bound by memory: few rows, those of one KV head, and small tiles in a deep pipeline.
+    """Return the tiles of decode, which is memory-bound: few rows, those of one KV head, and small tiles in a deep
+    pipeline.
 
-    Of the five stages two hold the block table's lookup, so that two tiles are in flight behind the one in use.
-    Heads above 256 in float32 have four, which fit into 99 KiB. Keys and values of 8 bits are widened in registers, so
-    that a tile is worth twice the tokens and half the warps: on an H100 1.2 to 1.5 times as fast as the other tile.
-    Widened to float32 they would not fit in registers.
+    Two of the five stages hold the block table's lookup, so that two tiles are in flight after the current one. Heads
+    above 256 in float32 have four stages, which fit into 99 KiB. 8-bit keys and values are dequantized in registers;
+    there, twice the tokens per tile and half the warps are 1.2 to 1.5 times as fast on an H100. Dequantized to float32,
+    they would not fit in registers.
     """
     is_widened = is_quantized and element_bytes < 4
     tile_n = _tile_tokens(head_dim, value_dim, element_bytes, (32 << 10) if is_widened else (16 << 10))
@@ -63,13 +67,16 @@ def prefill_tiles(
     multiprocessors: int = 132,
     is_quantized: bool = False,
 ) -> DotTiles:
-    """Rows are query tokens times the heads of one KV head: 16 for a few queries, 64 to 256 for long prompts.
-    `num_runs` is requests times KV heads, each of which has as many rows, or fewer.
+    """Return the tiles of prefill.
 
-    What bounds the tile is registers: those of the query tile before compute capability 9.0 and on 12.0, whose matrix
-    units are alike, of the scores on 10.0, and of everything in float32, whose dot products are exact but run without
-    the matrix units. Keys and values of 8 bits pass through registers, too, to be widened.
-    `compile_report` shows that none of these spill, but for the largest.
+    Rows are query tokens times heads of a KV head: 16 for few queries, 64 to 256 for prompts.
+
+    `num_runs` is requests times KV heads, each with at most as many rows.
+
+    The limit on the tile size is registers: for the query tile before compute capability 9.0 and on 12.0, whose matrix
+    units are similar, for scores on 10.0, and for everything in float32, whose dot products are exact but do not use
+    the matrix units. 8-bit keys and values are dequantized in registers too. `compile_report` shows that only the
+    largest tiles spill.
     """
     tile_d, tile_v = padded_dim(head_dim), padded_dim(value_dim)
     fewest = max(16, next_power_of_2(group))
@@ -94,33 +101,35 @@ def prefill_tiles(
     if is_quantized:
         tile_n = min(tile_n, 32)
     num_warps = 8 if tile_m >= 128 or (is_wide and tile_m >= 64) else 4
-    is_tight = is_quantized or tile_m <= max(32, fewest)  # small tiles would spill to fit one program more
+    is_tight = is_quantized or tile_m <= max(32, fewest)  # else small tiles spill
     return DotTiles(tile_m, tile_n, tile_d, tile_v, num_warps, 3, max_registers=255 if is_tight else None)
 
 
 def fixed_prefill_tiles(
     head_dim: int, value_dim: int, group: int, element_bytes: int, capability: int, *, is_quantized: bool = False
 ) -> DotTiles:
-    """The same whatever the runs are. A token alone does not fill them, and waits for memory."""
+    """Return tiles that do not depend on the runs (`QueryRuns.is_fixed`). A single token does not fill them."""
     most = max(1, _FIXED_ROWS // group)
     tiles = prefill_tiles(head_dim, value_dim, group, element_bytes, most, capability, is_quantized=is_quantized)
     return tiles._replace(max_registers=tiles.max_registers or 255)
 
 
 def _hopper_tiles_of_128(num_rows: int, fewest: int, tile_d: int, tile_v: int, *, is_large: bool) -> DotTiles:
-    """For heads of 128, as measured on an H100: large tiles are 1.1 to 1.2 times as fast where they leave programs for
-    all multiprocessors, although a thread of them spills some bytes; of the small ones two fit a multiprocessor."""
+    """Return the tiles for head dim 128, as measured on an H100.
+
+    Large tiles are 1.1 to 1.2 times as fast if there are enough programs for all multiprocessors, although each thread
+    spills some bytes; of the small ones, two fit a multiprocessor.
+    """
     if is_large:
         return DotTiles(_LARGE_ROWS, 64, tile_d, tile_v, num_warps=16, num_stages=2)
     return DotTiles(max(fewest, min(64, next_power_of_2(num_rows))), 64, tile_d, tile_v, num_warps=4, num_stages=3)
 
 
 def _hopper_prefill_tiles(tile_m: int, tile_d: int, tile_v: int, element_bytes: int, *, is_quantized: bool) -> DotTiles:
-    """For all other heads, as measured on an H100: the best, or near it, of some ten shapes for each kind of heads that
-    spill nothing.
+    """Return the tiles for other head dims, as measured on an H100: close to the best of ten shapes that do not spill.
 
-    Eight bits want few stages, since they are widened in registers; heads of 64 gain half again from two stages
-    instead of three, heads of 256 from four warps instead of eight.
+    8-bit caches need few stages, because they are dequantized in registers. Heads of 64 are 1.5 times as fast with two
+    stages as with three, and heads of 256 with four warps as with eight.
     """
     is_wide = max(tile_d, tile_v) > 128
     if is_quantized or is_wide:
@@ -141,15 +150,16 @@ class LatentTiles(NamedTuple):
 
 
 def latent_tiles(num_rows: int, element_bytes: int, capability: int, *, is_quantized: bool = False) -> LatentTiles:
-    """Of `num_rows` rows of a request, its queries times its heads; for latents of up to 512 numbers.
+    """Return the tiles for a request with `num_rows` rows, its queries times its heads; latents have up to 512
+    dimensions.
 
-    A row keeps as many sums as a latent has numbers, which is what bounds the tile: 16 rows fit a warp's registers with
-    the query beside them. Where tiles of queries lie in shared memory, 64 rows do, and a token is read a quarter as
-    often. `compile_report` shows that none of these spill.
+    A row has as many accumulators as the latent has dimensions, which limits the tile: 16 rows and the query fit into a
+    warp's registers. Where query tiles are in shared memory, 64 rows fit, and each token is read a quarter as often.
+    `compile_report` shows that none of these spill.
     """
     if element_bytes == 4:
         return LatentTiles(16, 16, 8 if capability >= 100 or is_quantized else 4, 2)
-    if is_quantized:  # widened in registers, of which few are left
+    if is_quantized:  # dequantized in registers, of which few are left
         return LatentTiles(32, 32, 8, 2) if num_rows >= 32 else LatentTiles(16, 16, 4, 2)
     if num_rows >= 64 and 90 <= capability < 120:
         return LatentTiles(64, 32, 8, 2)
@@ -157,7 +167,7 @@ def latent_tiles(num_rows: int, element_bytes: int, capability: int, *, is_quant
 
 
 def attention_constants(group: int, head_dim: int, value_dim: int, block_size: int, tiles: DotTiles) -> dict[str, int]:
-    """The constants, by name, that both attention kernels take from shapes and tiles."""
+    """Return the constants that both attention kernels derive from shapes and tiles, by name."""
     return {
         "GROUP": group,
         "HEAD_DIM": head_dim,
@@ -171,14 +181,14 @@ def attention_constants(group: int, head_dim: int, value_dim: int, block_size: i
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Of the device; a CPU, where kernels are interpreted, counts as an H100, so that it splits as one does."""
+    """Return the device's number of multiprocessors; a CPU, where kernels are interpreted, counts as an H100."""
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def compute_capability(device: torch.device) -> int:
-    """Of the device, 90 for 9.0; a CPU, where kernels are interpreted, counts as that."""
+    """Return the device's compute capability, 90 for 9.0; a CPU, where kernels are interpreted, counts as that."""
     if device.type != "cuda":
         return 90
     major, minor = torch.cuda.get_device_capability(device)
@@ -186,18 +196,20 @@ def compute_capability(device: torch.device) -> int:
 
 
 def has_little_shared(capability: int) -> bool:
-    """Whether a program has at most 99 KiB of shared memory: GeForce and workstation cards, whose matrix units are
-    those of 8.x even on 12.x."""
+    """Whether a program has at most 99 KiB of shared memory.
+
+    True for GeForce and workstation cards, whose matrix units are those of 8.x even on 12.x.
+    """
     return capability in (86, 89) or capability >= 120
 
 
 def padded_dim(head_dim: int) -> int:
-    """A head dim as `tl.dot` takes it."""
+    """Return the head dim padded as `tl.dot` requires."""
     return max(16, next_power_of_2(head_dim))
 
 
 def _tile_tokens(head_dim: int, value_dim: int, element_bytes: int, max_bytes: int) -> int:
-    """Tokens of a tile: 16 to 64, a power of two, so that its keys and values take at most `max_bytes`."""
+    """Return the tokens of a tile, a power of two from 16 to 64, so that keys and values take at most `max_bytes`."""
     token_bytes = (padded_dim(head_dim) + padded_dim(value_dim)) * element_bytes
     fitting = next_power_of_2(max_bytes // token_bytes + 1) // 2
     return min(64, max(16, fitting))

@@ -1,4 +1,4 @@
-"""Joining the partial results of attention that was cut: the last launch of decode, and of prefill in short runs."""
+"""Merging of the partial results of split attention: the last launch of decode, and of prefill with short runs."""
 
 import math
 from typing import NamedTuple
@@ -14,23 +14,23 @@ from kvscope_kernels.decode.plan_kernel import PART_FIELDS
 from kvscope_kernels.launch import padded_dim
 from kvscope_kernels.triton_language import jit, jit_varying, next_power_of_2, tl
 
-_TILE_S = 16  # splits joined at once
-_SHARES_TILE = 2048  # heads by blocks
+_TILE_S = 16  # splits merged at a time
+_SHARES_TILE = 2048  # heads times blocks
 _FIELDS = tl.constexpr(PART_FIELDS)
 
 
 class Kept(NamedTuple):
-    """Which sums of blocks a plan keeps; zeros: none."""
+    """Which block sums a plan stores; zeros: none."""
 
     block_size: int = 0
     num_places: int = 0
-    """Blocks of all requests together."""
+    """Capacity in blocks of all requests together."""
     piece: int = 0
-    """Tokens of a sum: a block, or so much of it as divides a tile."""
+    """Tokens per sum: a block, or its largest part that divides a tile."""
 
 
 def kept_sums(args: AttentionArgs, shares: Tensor | None, max_visible: int, tile_n: int) -> Kept:
-    """Those of decodes from which `shares` are told. Raises ValueError."""
+    """Return the block sums needed to compute `shares` for decodes. Raises ValueError for an invalid `shares`."""
     if shares is None:
         return Kept()
     block_size = args.k_cache.shape[1]
@@ -41,7 +41,7 @@ def kept_sums(args: AttentionArgs, shares: Tensor | None, max_visible: int, tile
 
 
 class Measured(NamedTuple):
-    """Where the attention of some decodes fell, as their parts left it, and where it is told."""
+    """Block sums of some decodes, and the tensor to which attention shares are added."""
 
     plan: DecodePlan
     sums: BlockSums
@@ -53,7 +53,7 @@ class Measured(NamedTuple):
 def measured_of(
     plans: DecodePlans, plan: DecodePlan, kept: Kept, num_heads: int, shares: Tensor | None
 ) -> Measured | None:
-    """With the room for what parts leave; None where nothing is measured."""
+    """Return the buffers for measuring attention shares, or None if they are not measured."""
     if shares is None:
         return None
     return Measured(plan, plans.sums(plan, num_heads, kept.block_size // kept.piece), shares, kept)
@@ -67,21 +67,26 @@ def merge_splits(
     query_start: Tensor | None = None,
     measured: Measured | None = None,
 ) -> None:
-    """Weigh the parts of each request by their share of the softmax, into `out`.
+    """Combine the parts of each request, weighted by their share of the softmax, into `out`.
 
-    With f, n = ranges[b], w_s = 2^(partial_lse[s, i, h]) and t the row of the request's query i, for decode b itself:
+    With f, n = ranges[b], w_s = 2^(partial_lse[s, i, h]) and t the row of the request's query i (t = b for decode):
+
         out[t, h] = sum_{f <= s < f + n} w_s partial[s, i, h] / sum_{f <= s < f + n} w_s
-    Requests of one part are left alone: they were written as a whole. Other parts are not read.
 
-    partial      (num_parts, max_queries * num_heads, value_dim) float32, contiguous; each part's own softmax
-    partial_lse  (num_parts, max_queries * num_heads) float32, contiguous; log2 of each part's sum of exp, -inf where a
-                 part has nothing that the query sees
-    ranges       (batch, 2) int32, contiguous: each request's first part and how many it has
-    out          (num_tokens, num_heads, value_dim), contiguous last axis
-    query_start  (batch + 1,) int32: see `QueryRuns.start`; None for one query each
-    measured     of decodes: added to its shares, in the order of heads, is the share of each block. With m_i the sum of
-                 2^(of_pieces[p, h]) over the pieces p of block i, and n as above:
-                     shares[b, i] += mean over h of  m_i / sum_{f <= s < f + n} 2^(lse[s, h])
+    Requests with one part are skipped, because their result is in `out` already. Unused parts are not read.
+
+    Args:
+        partial: (num_parts, max_queries * num_heads, value_dim) float32, contiguous; each part's own softmax.
+        partial_lse: (num_parts, max_queries * num_heads) float32, contiguous; log2 of each part's sum of exp, -inf
+            where a
+            part has nothing that the query sees.
+        ranges: (batch, 2) int32, contiguous: each request's first part, and number of parts.
+        out: (num_tokens, num_heads, value_dim), contiguous last axis.
+        query_start: (batch + 1,) int32: see `QueryRuns.start`; None for one query each.
+        measured: For decodes: the share of each block is added to its `shares`, in the order of heads. With m_i the sum
+            of
+            2^(of_pieces[p, h]) over the pieces p of block i, and n as above:
+            shares[b, i] += mean over h of  m_i / sum_{f <= s < f + n} 2^(lse[s, h])
     """
     num_heads, value_dim = out.shape[1:]
     max_queries = partial.shape[1] // num_heads
@@ -108,12 +113,10 @@ def _tensors(measured: Measured) -> tuple[Tensor | None, ...]:
 
 
 def merge_constants(num_heads: int, value_dim: int) -> dict[str, int]:
-    """The kernel's constants that follow from the shapes."""
     return {"NUM_HEADS": num_heads, "VALUE_DIM": value_dim, "TILE_S": _TILE_S, "TILE_V": padded_dim(value_dim)}
 
 
 def shares_constants(num_heads: int, kept: Kept) -> dict[str, int]:
-    """Those of where attention fell."""
     tile_h = next_power_of_2(num_heads)
     tile_p = max(1, _SHARES_TILE // tile_h)
     return {"BLOCK_SIZE": kept.block_size, "PIECE": kept.piece, "TILE_H": tile_h, "TILE_P": tile_p}
@@ -144,7 +147,9 @@ def _merge_splits_kernel(
     TILE_H: tl.constexpr,
     TILE_P: tl.constexpr,
 ) -> None:
-    """One program: one head of one query of a request; or, behind all of these, where attention fell in one part."""
+    """One program: one head of one query of a request; further programs compute the attention shares of one
+    part each.
+    """
     if PIECE:
         part_of_program = tl.program_id(0) - batch * NUM_HEADS
         if part_of_program >= 0:
@@ -188,7 +193,7 @@ def _merge_splits_kernel(
         inside = (part < num_parts)[:, None] & (dim < VALUE_DIM)[None, :]
         found = tl.load(partial + index[:, None] * VALUE_DIM + dim[None, :], mask=inside, other=0.0)
         new_top = tl.maximum(top, tl.max(lse, 0))
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing yet: -inf - -inf would be NaN
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)  # no visible token yet: -inf - -inf would be NaN
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(lse - finite_top)
         total = total * shrink + tl.sum(weight, 0)
@@ -215,9 +220,9 @@ def _share_out(
     TILE_H: tl.constexpr,
     TILE_P: tl.constexpr,
 ) -> None:
-    """Of one part: no other has a block of it, so that sums come out the same in every run."""
+    """Add the attention shares of one part's blocks. Parts have no block in common, so the sums are deterministic."""
     request = tl.load(parts + part * _FIELDS).to(tl.int64)
-    if request < 0:  # fewer parts than there may be
+    if request < 0:  # unused part
         return
     place = tl.load(places + part).to(tl.int64)
     if place < 0:

@@ -1,4 +1,4 @@
-"""Which implementation an operation runs on, and why: a row of the table that `kvscope-engine doctor` prints."""
+"""Implementation of an operation, and the reason for it: a row of the table printed by `kvscope-engine doctor`."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, runtime_checkable
@@ -12,30 +12,30 @@ TORCH: Final = "torch"
 
 @dataclass(frozen=True, slots=True)
 class OperationChoice:
-    """The implementation of one operation."""
+    """Implementation chosen for one operation."""
 
     operation: str
     implementation: str
     reason: str
-    """Why this one was taken, or why a faster one was not."""
+    """Why this one was chosen, or why a faster one was not."""
 
 
 class Operands(NamedTuple):
-    """What a model gives its operations, as far as it decides who computes them."""
+    """Properties of a model's operands that determine the implementation."""
 
     dtype: torch.dtype
-    """Type of activations."""
+    """Dtype of activations."""
     cache_dtype: torch.dtype
-    """Type of the KV cache."""
+    """Dtype of the KV cache."""
     head_dim: int
-    """Numbers in a key of one head."""
+    """Key dimension of one head."""
     value_dim: int
-    """Numbers in a value of one head."""
+    """Value dimension of one head."""
 
 
 @runtime_checkable
 class NamedImplementation(Protocol):
-    """An operation that was put into `dispatch.Ops` at load and says itself who computes it."""
+    """An operation put into `dispatch.Ops` at load that reports its own implementation."""
 
     @property
     def implementation(self) -> str:

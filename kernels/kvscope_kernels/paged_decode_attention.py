@@ -1,4 +1,4 @@
-"""Paged attention for decode: one new token of each request against its cached keys and values."""
+"""Paged attention for decode: one new token of each request attends to the request's cached keys and values."""
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from kvscope_kernels.merge_splits import kept_sums, measured_of, merge_splits
 from kvscope_kernels.triton_language import is_interpreting, jit_varying, require_triton, tl
 from kvscope_kernels.tuning.tile_table import DECODE, tuned
 
-_CALL_WORTH_ELEMENTS = 1 << 17  # keys and values read in the time of one more torch call, on one CPU thread
+_CALL_WORTH_ELEMENTS = 1 << 17  # elements read in the time of one more torch call, on one CPU thread
 _FIRST = tl.constexpr(FIRST)
 _ONLY = tl.constexpr(ONLY)
 _FIELDS = tl.constexpr(PART_FIELDS)
@@ -28,28 +28,37 @@ _FIELDS = tl.constexpr(PART_FIELDS)
 def paged_decode_attention(
     args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None
 ) -> Tensor:
-    """Attention of one query token per request over the request's blocks.
+    """Compute attention of one query token per request over the request's blocks.
 
-    With the names of `AttentionArgs`, L = seq_lens[b], h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of
-    position j, found in block block_tables[b, j // block_size] at offset j % block_size:
+    With the names of `AttentionArgs`, L = seq_lens[b], h' = h // (num_heads / num_kv_heads), and k_j, v_j at position
+    j, which is in block block_tables[b, j // block_size] at offset j % block_size:
+
         s_j = scale * query[b, h] . k_j[h'],             first <= j < L
         s_j = softcap * tanh(s_j / softcap)              with softcap
         out[b, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
+
     and zeros where L is 0. first is 0, max(0, L - w) with w = sliding_window, (L - 1) // w * w with is_chunked.
 
-    plans   of the step: layers given the same ones and the same seq_lens, unchanged in between, share how the
-            lengths are cut, which is one launch; made if None
-    shares  None, or what `block_attention_torch` adds where attention fell to; added in the same pass: each
-            tile leaves the sum of its weights by blocks, or by pieces of blocks that are longer than a tile, and what
-            merges the parts shares them out. Result and order of sums are the same in each run. Nothing is added for
-            requests that `num_places` has no room for
+    Sums are float32. No device data is read on the host, so that CUDA graphs can capture it; seq_lens and block_tables
+    may change between replays, up to max_seq_len.
 
-    Sums in float32. Reads no device data on the host: may be captured in a CUDA graph, and seq_lens and block_tables
-    changed between replays, up to max_seq_len. Raises ValueError.
+    Args:
+        plans: Plans of the step: layers given the same ones, and the same unchanged seq_lens, share the split of
+            requests,
+            which is one launch; created if None.
+        shares: None, or a tensor to which the attention shares of blocks are added, as in `block_attention_torch`, in
+            the
+            same pass: each tile stores the sum of its weights per block, or per piece of a block longer than a tile,
+            and
+            the merge computes the shares. Results are deterministic. Requests beyond the capacity `num_places` get
+            nothing.
 
-    Sources: PagedAttention arXiv 2309.06180; split KV length of Flash-Decoding; a list of work of bounded
-    length, planned from the lengths, of FlashInfer (arXiv 2501.01005); query heads of one KV head as
-    rows of one tile, arXiv 2511.11581.
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Sources: PagedAttention arXiv 2309.06180; split KV length of Flash-Decoding; a work list of bounded length, planned
+    from the lengths, of FlashInfer (arXiv 2501.01005); query heads of one KV head as rows of one tile, arXiv
+    2511.11581.
     """
     check_decode(args)
     require_triton()
@@ -160,7 +169,7 @@ def _paged_decode_attention_kernel(
 ) -> None:
     """One program: the query heads of one KV head of a request, over one part of its visible tokens.
 
-    The rows of the tile are those heads. A request of one part is written straight to `out`.
+    The rows of the tile are these heads. A request with one part is written directly to `out`.
     """
     row = tl.arange(0, TILE_M)
     k_dim = tl.arange(0, TILE_D)
@@ -170,7 +179,7 @@ def _paged_decode_attention_kernel(
     part = (tl.program_id(0) // NUM_KV_HEADS).to(tl.int64)
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     request = tl.load(parts + part * _FIELDS).to(tl.int64)
-    if request < 0:  # fewer parts than there may be
+    if request < 0:  # unused part
         return
     begin = tl.load(parts + part * _FIELDS + 1)
     end = tl.load(parts + part * _FIELDS + 2)
@@ -189,13 +198,13 @@ def _paged_decode_attention_kernel(
     if KV_FORMAT:
         k_head_scale = k_scale + kv_head * scale_stride_h
         v_head_scale = v_scale + kv_head * scale_stride_h
-    if HAS_SINKS:  # a token of value zero, seen by the first part
+    if HAS_SINKS:  # a token with a zero value, in the first part
         sink = tl.load(sinks + head, mask=row < GROUP, other=0.0).to(tl.float32) * LOG2_E
         top = tl.where((which & _FIRST) != 0, sink, top)
         total = tl.where((which & _FIRST) != 0, 1.0, total)
     sums = of_pieces
     num_kept = GROUP
-    if PIECE:  # of the request's blocks, the part's from its first tile on
+    if PIECE:  # sums of the part's blocks, from its first tile on
         place = tl.load(places + part).to(tl.int64)
         at = place * (BLOCK_SIZE // PIECE) + begin % BLOCK_SIZE // PIECE
         sums = of_pieces + at * (NUM_KV_HEADS * GROUP) + kv_head * GROUP
@@ -243,7 +252,7 @@ def _paged_decode_attention_kernel(
         to_lse = lse_of_parts + part * (NUM_KV_HEADS * GROUP) + head
         tl.store(to_lse, top + tl.log2(seen), mask=row < GROUP)
 
-    result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]  # a request of no tokens: zeros
+    result = weighted / tl.where(total > 0.0, total, 1.0)[:, None]  # zeros for a request without tokens
     if KV_FORMAT:
         result = result * (1.0 / VALUE_LIFT)
     if (which & _ONLY) != 0:
@@ -258,11 +267,10 @@ def _paged_decode_attention_kernel(
 def paged_decode_attention_torch(
     args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None
 ) -> Tensor:
-    """Reference of `paged_decode_attention`, and the CPU's own path.
+    """Reference of `paged_decode_attention`, and the implementation for CPUs without C.
 
-    Reads the lengths on the host; `max_seq_len`, a bound for launching without them, and `plans` are not
-    needed here.
-    Requests of similar length are gathered and run together; nothing loops over requests, blocks or tokens.
+    Reads lengths on the host; ignores `max_seq_len` and `plans`. Requests of similar length are gathered and run
+    together; there is no loop over requests, blocks or tokens.
     """
     check_decode(args)
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]
@@ -282,7 +290,7 @@ def paged_decode_attention_torch(
 
 
 def _attend_rows(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
-    """One padded group: query (n, num_heads, head_dim) over positions [first, end) of each request."""
+    """Attend with one padded group: query (n, num_heads, head_dim) over positions [first, end) of each request."""
     n, num_heads, head_dim = args.query.shape
     num_kv_heads, value_dim = args.v_cache.shape[2:]
     if not end.any():
@@ -290,7 +298,7 @@ def _attend_rows(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
     kv = gather_kv(args.cache, args.block_tables, first, end, args.query.dtype)
     hidden = kv.padding
     if hidden is not None and not end.all():
-        hidden[torch.from_numpy(end == 0), 0] = False  # a zeroed value: what no tokens at all give
+        hidden[torch.from_numpy(end == 0), 0] = False  # see one zeroed value: the result without tokens is zero
     tile = args.query.reshape(n, num_kv_heads, num_heads // num_kv_heads, 1, head_dim)
     mask = None if hidden is None else hidden[:, None]
     result = attend(tile, kv.keys, kv.values, mask, scale=args.scale, softcap=args.softcap, sinks=args.sinks)
@@ -298,7 +306,6 @@ def _attend_rows(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
 
 
 def check_decode(args: AttentionArgs) -> None:
-    """Raises ValueError for what decode attention does not take."""
     check_attention(args)
     if len(args.query) != len(args.seq_lens):
         require(False, "query", args.query, f"one row for each of {len(args.seq_lens)} seq_lens")

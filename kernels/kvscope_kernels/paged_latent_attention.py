@@ -1,4 +1,4 @@
-"""Paged attention over latents (MLA): all query heads share one key a token, whose first numbers are its value."""
+"""Paged attention over latents (MLA): all query heads share one key per token, whose first dimensions are its value."""
 
 from typing import NamedTuple
 
@@ -30,15 +30,22 @@ _FIELDS = tl.constexpr(PART_FIELDS)
 
 
 def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None) -> Tensor:
-    """`paged_decode_attention` of one KV head whose values are the first numbers of its keys, each loaded once.
+    """Run `paged_decode_attention` for one KV head whose values are the first dimensions of its keys, each loaded once.
 
-    args    as there, without window, soft cap and sinks; v_cache is k_cache[..., :value_dim]. Of a cache of 8 bits
-            v_scale is that of latents, and k_scale that of the rest of keys
-    plans   as there, and `shares` too
+    Query heads are the rows of one or more tiles. No device data is read on the host.
 
-    Query heads are the rows of tiles, as many tiles as they fill. Reads no device data on the host. Raises ValueError.
-    Sources: DeepSeek-V2 (arXiv 2405.04434), section 2.1, with the projections absorbed; FlashMLA for that a tile of
-    latents serves as keys and as values.
+    Args:
+        args: As for `paged_decode_attention`, without window, softcap and sinks; v_cache is k_cache[..., :value_dim].
+            For
+            an 8-bit cache, v_scale is that of latents, and k_scale that of the rest of keys.
+        plans: As for `paged_decode_attention`.
+        shares: As for `paged_decode_attention`.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Sources: DeepSeek-V2 (arXiv 2405.04434), section 2.1, with absorbed projections; FlashMLA for the use of a latent
+    tile as keys and as values.
     """
     check_decode(args)
     _check_latents(args)
@@ -67,8 +74,11 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
 
 
 def latent_prefill(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """`paged_prefill_attention` alike: runs of queries, each with all heads. Row m of a run's tiles is query m //
-    num_heads, head m % num_heads. Meant for short runs: long ones take fewer products over expanded keys."""
+    """Run `paged_prefill_attention` for latents: runs of queries, each with all heads.
+
+    Row m of a run's tiles is query m // num_heads, head m % num_heads. Meant for short runs; long ones take fewer
+    multiplications over expanded keys.
+    """
     check_prefill(args, runs)
     _check_latents(args)
     require_triton()
@@ -160,7 +170,6 @@ def _launch(
 def latent_constants(
     num_heads: int, latent_dim: int, head_dim: int, block_size: int, tiles: LatentTiles
 ) -> dict[str, int]:
-    """The kernel's constants that follow from shapes and tiles."""
     return {
         "NUM_HEADS": num_heads,
         "LATENT_DIM": latent_dim,
@@ -215,15 +224,16 @@ def _paged_latent_attention_kernel(
     KV_FORMAT: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: TILE_M rows of one request, each a query and a head, over all tokens that they see, or one part.
+    """One program: TILE_M rows of one request, each a query and a head, over all tokens that they see, or over one
+    part.
 
-    Without `query_start` a request has one query. Rows that are tiles apart meet the same tokens, which the second
-    finds in the cache of the device.
+    Without `query_start`, a request has one query. Other tiles of a request read the same tokens, then from the
+    device's cache.
     """
     request = tl.program_id(1).to(tl.int64)
     if parts is not None:
         request = tl.load(parts + request * _FIELDS).to(tl.int64)
-        if request < 0:  # fewer parts than there may be
+        if request < 0:  # unused part
             return
     first_token = request
     num_queries = 1
@@ -299,7 +309,7 @@ def _paged_latent_attention_kernel(
         visible = inside[None, :] & (position[None, :] <= position_of_row[:, None])
         score = tl.where(visible, score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1) * factor)
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet: -inf - -inf would be NaN
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)  # no visible token yet: -inf - -inf would be NaN
         shrink = tl.exp2(top - finite_top)
         weight = tl.exp2(score * factor - finite_top[:, None])
         total = total * shrink + tl.sum(weight, 1)
@@ -330,10 +340,10 @@ def _paged_latent_attention_kernel(
 
 
 def latent_decode_torch(args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None) -> Tensor:
-    """Reference of `latent_decode`, and a CPU's path for what is not compiled: that of decode, which takes it."""
+    """Reference of `latent_decode`, and a CPU's implementation for arguments that C refuses."""
     return paged_decode_attention_torch(plain_latents(args), plans, shares)
 
 
 def latent_prefill_torch(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """Reference of `latent_prefill` alike."""
+    """Reference of `latent_prefill`."""
     return paged_prefill_attention_torch(plain_latents(args), runs)

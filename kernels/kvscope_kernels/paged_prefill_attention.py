@@ -1,4 +1,4 @@
-"""Paged attention for prefill: runs of new tokens of several requests, continuing from cached ones."""
+"""Paged attention for prefill: runs of new tokens of several requests, which attend to cached tokens too."""
 
 from typing import NamedTuple
 
@@ -29,33 +29,35 @@ from kvscope_kernels.merge_splits import merge_splits
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, require_triton, tl
 from kvscope_kernels.tuning.tile_table import PREFILL, tuned
 
-_CALL_WORTH_ELEMENTS = 1 << 21  # of query times keys, in the time of one more torch call, on one CPU thread
+_CALL_WORTH_ELEMENTS = 1 << 21  # query * key products that take as long as one more torch call, on one CPU thread
 _FIRST = tl.constexpr(FIRST)
 _ONLY = tl.constexpr(ONLY)
 _FIELDS = tl.constexpr(PART_FIELDS)
 
 
 def paged_prefill_attention(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """Causal attention of each request's new tokens over its cached ones and themselves.
+    """Compute causal attention of each request's new tokens over its cached tokens and themselves.
 
-    Request b's queries are rows runs.start[b] .. runs.start[b + 1] - 1, the last n tokens of its L = seq_lens[b]; their
-    keys and values are in the cache already (`kv_write` ran before). Row i of them stands at position p = L - n + i.
-    With the names of `AttentionArgs`, h' = h // (num_heads / num_kv_heads), and k_j, v_j the slot of position j, found
-    in block block_tables[b, j // block_size] at offset j % block_size:
+    Request b's queries are rows runs.start[b] .. runs.start[b + 1] - 1, the last n tokens of its L = seq_lens[b]. Their
+    keys and values must be in the cache already (`kv_write`). Row i of them has position p = L - n + i. With the names
+    of `AttentionArgs`, h' = h // (num_heads / num_kv_heads), and k_j, v_j at position j, which is in block
+    block_tables[b, j // block_size] at offset j % block_size:
+
         s_j = scale * query[i, h] . k_j[h'],             first <= j <= p
         s_j = softcap * tanh(s_j / softcap)              with softcap
         out[i, h] = sum_j exp(s_j) v_j[h'] / (sum_j exp(s_j) + exp(sinks[h]))      the last term with sinks
+
     where first is 0, max(0, p + 1 - w) with w = sliding_window, p // w * w with is_chunked.
 
-    A program takes a tile of queries and all keys that they see; the keys of short runs behind long contexts are split
-    among programs, as in decode (`most_cut_runs`). Launch shapes follow from bounds, not from runs.lengths. Sums in
-    float32. Reads no device data on the host. Raises ValueError.
+    A program handles a tile of queries and all keys that they see. The keys of short runs after long contexts are split
+    over several programs, as in decode (`most_cut_runs`). Launch parameters depend on bounds, not on runs.lengths. Sums
+    are float32. No device data is read on the host. Raises ValueError.
 
-    With `runs.is_fixed` tiles have one size, those of keys lie at the same positions for every query and all are
-    masked, so that a row is added up in one order; no keys are split, and long contexts of few requests are slow.
+    With `runs.is_fixed`, tiles have one size, key tiles start at the same positions for every query and all are masked,
+    so that a row is summed in one order. Keys are not split then, and long contexts of few requests are slow.
 
-    Sources: PagedAttention arXiv 2309.06180; FlashAttention-2 arXiv 2307.08691; query tokens times the heads
-    of one KV head as rows of one tile, arXiv 2511.11581; split KV of Flash-Decoding.
+    Sources: PagedAttention arXiv 2309.06180; FlashAttention-2 arXiv 2307.08691; query tokens times the heads of one KV
+    head as rows of one tile, arXiv 2511.11581; split KV of Flash-Decoding.
     """
     check_prefill(args, runs)
     require_triton()
@@ -138,8 +140,9 @@ class _Cut(NamedTuple):
 
 
 def _bounds_of_cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> PartBounds | None:
-    """Into how many parts keys are split among programs at most, which is what memory is planned for. None: they are
-    not, a program takes all that its tile of queries sees."""
+    """Return the maximum number of parts into which keys are split, for sizing buffers, or None if they are not
+    split.
+    """
     visible, _, programs_each, _ = _extent(args, runs, tiles)
     processors, num_requests = num_multiprocessors(args.query.device), len(args.seq_lens)
     if num_requests > most_cut_runs(runs.max_len, visible, programs_each, processors, tiles.num_warps):
@@ -148,7 +151,7 @@ def _bounds_of_cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> Par
 
 
 def _cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: PartBounds) -> _Cut:
-    """How keys are split among programs of these tiles."""
+    """Plan the split of keys over programs with these tiles."""
     plans = DecodePlans() if runs.plans is None else runs.plans
     visible, window, programs_each, reads_again = _extent(args, runs, tiles)
     cut = visible, window, programs_each, tiles.tile_n, tiles.num_warps
@@ -157,8 +160,9 @@ def _cut(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles, bounds: PartBoun
 
 
 def _extent(args: AttentionArgs, runs: QueryRuns, tiles: DotTiles) -> tuple[int, int, int, bool]:
-    """Tokens of a request that are seen at most, those that any query sees, programs of a part, and whether several of
-    these read each key."""
+    """Return the maximum of visible tokens per request, the window of all queries of a run, programs per part, and
+    whether several of these read each key.
+    """
     num_heads, (block_size, num_kv_heads, _) = args.query.shape[1], args.v_cache.shape[1:]
     bound = args.block_tables.shape[1] * block_size if args.max_seq_len is None else args.max_seq_len
     window = min((args.sliding_window or UNBOUNDED) + runs.max_len - 1, UNBOUNDED)
@@ -218,11 +222,12 @@ def _paged_prefill_attention_kernel(
     IS_FIXED: tl.constexpr,
     QUERY_IN_REGISTERS: tl.constexpr,
 ) -> None:
-    """One program: TILE_M // GROUP queries of one request, by the heads of one KV head, over all tokens that they see;
-    with IS_CUT over one part of the request's. A request of one part is written straight to `out`. With IS_FIXED every
-    tile is masked, and lies at a multiple of TILE_N.
+    """One program: TILE_M // GROUP queries of one request with the heads of one KV head, over all tokens that they see.
 
-    Row m of the tile is query m // GROUP, head m % GROUP. The last tiles, which see most, start first.
+    With IS_CUT, a program handles one part of the request's tokens; a request with a single part is written directly to
+    `out`. With IS_FIXED, every tile is masked and starts at a multiple of TILE_N.
+
+    Row m of the tile is query m // GROUP, head m % GROUP. The last tiles, which see most tokens, start first.
     """
     tile_queries: tl.constexpr = TILE_M // GROUP
     tile_index = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -231,7 +236,7 @@ def _paged_prefill_attention_kernel(
     request = part
     if IS_CUT:
         request = tl.load(parts + part * _FIELDS).to(tl.int64)
-        if request < 0:  # fewer parts than there may be
+        if request < 0:  # unused part
             return
     query_begin = tl.load(query_start + request)
     num_queries = tl.load(query_start + request + 1) - query_begin
@@ -253,7 +258,7 @@ def _paged_prefill_attention_kernel(
     tile = tl.load(rows[:, None] + k_dim[None, :], mask=in_query, other=0.0)
     if UPCAST_DOT:
         tile = tile.to(tl.float32)
-    if QUERY_IN_REGISTERS:  # what was loaded goes to shared memory, what was computed stays
+    if QUERY_IN_REGISTERS:  # loaded values go to shared memory, computed ones stay in registers
         tile = tl.where(in_query, tile, 0.0)
 
     top = tl.full([TILE_M], float("-inf"), tl.float32)
@@ -264,13 +269,13 @@ def _paged_prefill_attention_kernel(
     if KV_FORMAT:
         k_head_scale = k_scale + kv_head * scale_stride_h
         v_head_scale = v_scale + kv_head * scale_stride_h
-    if HAS_SINKS:  # a token of value zero, seen by all, in the first part
+    if HAS_SINKS:  # a token with a zero value, visible to all queries, in the first part
         is_first = not IS_CUT or (tl.load(parts + part * _FIELDS + 3) & _FIRST) != 0
         top = tl.where(is_first, tl.load(sinks + head).to(tl.float32) * LOG2_E, top)
         total = tl.where(is_first, 1.0, total)
 
-    # Tokens that every row sees, in whole tiles, need no mask; a window leaves none worth the second loop, nor does a
-    # chunk that ends among the rows.
+    # Whole tiles of tokens that every row sees need no mask. With a window, too few remain for a second loop, as with a
+    # chunk that ends within the rows.
     begin = tl.maximum(first_seen(num_cached + tile_begin, window, IS_CHUNKED), 0)
     end = num_cached + tile_end
     seen_by_all = num_cached + tile_begin + 1
@@ -336,10 +341,10 @@ def _paged_prefill_attention_kernel(
 
 
 def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """Reference of `paged_prefill_attention`, and the CPU's path for what `cpu.prefill` does not take.
+    """Reference of `paged_prefill_attention`, and a CPU's implementation for arguments that `cpu.prefill` refuses.
 
-    Reads the lengths on the host; the bounds, for launching without them, are not needed here. Requests of
-    similar work are padded and run together; nothing loops over requests, blocks or tokens.
+    Reads lengths on the host; ignores the bounds. Requests of similar work are padded and run together; there is no
+    loop over requests, blocks or tokens.
     """
     check_prefill(args, runs)
     query, block_tables = args.query, args.block_tables
@@ -366,7 +371,7 @@ def paged_prefill_attention_torch(args: AttentionArgs, runs: QueryRuns) -> Tenso
 
 
 def _attend_rows(args: AttentionArgs, num_queries: Lengths, first: Lengths, end: Lengths) -> Tensor:
-    """One padded group: query (n, max_queries, num_heads, head_dim) over each request's [first, end)."""
+    """Attend with one padded group: query (n, max_queries, num_heads, head_dim) over each request's [first, end)."""
     query, window = args.query, args.sliding_window
     n, max_queries, num_heads, head_dim = query.shape
     num_kv_heads, value_dim = args.v_cache.shape[2:]
@@ -385,11 +390,10 @@ def _attend_rows(args: AttentionArgs, num_queries: Lengths, first: Lengths, end:
 
 
 def _hidden(args: AttentionArgs, num_before: Lengths, base: Lengths, max_queries: int, num_tokens: int) -> Tensor:
-    """(n, max_queries, num_tokens) bool: what each query does not see of the tokens from `base` on. `num_before` tokens
-    precede the first query.
+    """Return (n, max_queries, num_tokens) bool: which tokens, from `base` on, each query does not see.
 
-    Padding needs no mask of its own: it lies after every query that is there, and rows of padded queries,
-    which are dropped, see zeros.
+    `num_before` tokens precede the first query. Padding needs no mask: it comes after every valid query, and rows of
+    padded queries, which are dropped, see zeros.
     """
     query = num_before[:, None, None] + np.arange(max_queries)[:, None]
     token = base[:, None, None] + np.arange(num_tokens)
@@ -400,7 +404,6 @@ def _hidden(args: AttentionArgs, num_before: Lengths, base: Lengths, max_queries
 
 
 def check_prefill(args: AttentionArgs, runs: QueryRuns) -> None:
-    """Raises ValueError for what prefill attention does not take."""
     check_attention(args)
     num_requests = len(args.seq_lens)
     if runs.start.shape != (num_requests + 1,) or runs.start.dtype != torch.int32:

@@ -1,4 +1,4 @@
-"""RMSNorm in float32 whatever the type of its input, alone or of a sum that is kept: one launch instead of six."""
+"""RMSNorm in float32 for any input dtype, optionally of a sum that is returned too: one launch instead of six."""
 
 import torch
 from torch import Tensor
@@ -7,18 +7,24 @@ from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.triton_language import jit, next_power_of_2, require_triton, tl
 
 _MAX_SIZE = 65536
-"""Of the last axis: a row is one program's, in registers."""
+"""Maximum size of the last axis: one program handles a row, in registers."""
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32.
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32.
 
-    x       (..., size), floating; rows that do not lie one after the other are copied first
-    weight  (size,) float32, contiguous
-    eps     () float32
+    Args:
+        x: (..., size), floating-point; copied if rows are not contiguous.
+        weight: (size,) float32, contiguous.
+        eps: () float32.
 
-    Returns (..., size) of `dtype`. Raises ValueError. Source: Zhang and Sennrich, Root mean square layer
-    normalization, 2019.
+    Returns:
+        (..., size) of `dtype`.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Source: Zhang and Sennrich, Root mean square layer normalization, 2019.
     """
     _check(x, weight, eps)
     require_triton()
@@ -28,11 +34,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tens
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The sum x + delta, of the type of x, and its norm: what stands between two halves of a layer.
+    """Return the sum x + delta, in the dtype of x, and its norm: the operation between two halves of a layer.
 
-    x and delta  (tokens, size), floating, each of its own type; the others as for `rms_norm`
-
-    The sum is rounded to its type before it is normed. Raises ValueError.
+    x and delta are (tokens, size), floating-point, possibly of different dtypes; the other arguments are as for
+    `rms_norm`. The sum is rounded to its dtype before it is normed. Raises ValueError.
     """
     _check(x, weight, eps)
     if delta.shape != x.shape or x.dim() != 2 or delta.dtype not in FLOAT_DTYPES:
@@ -52,7 +57,6 @@ def _launch(x: Tensor, delta: Tensor | None, total: Tensor | None, weight: Tenso
 
 
 def norm_constants(size: int) -> dict[str, int]:
-    """The kernel's constants that follow from the row, and its warps."""
     tile = next_power_of_2(size)
     return {"SIZE": size, "TILE": tile, "num_warps": min(16, max(1, tile // 512))}
 
@@ -69,7 +73,7 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program: one row. `delta` and `total`, both or neither, are contiguous, as `out` is."""
+    """One program: one row. `delta` and `total`, both or neither, are contiguous, as is `out`."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, TILE)
     inside = column < SIZE
@@ -85,7 +89,7 @@ def _rms_norm_kernel(
 
 
 def rms_norm_torch(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
-    """Reference of `rms_norm`, and the CPU's own path; here a weight may be (heads, size), x (..., heads, size)."""
+    """Reference of `rms_norm`, and the implementation for CPUs without C; a weight may also be (heads, size)."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     factor = torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
     return torch.mul(x, factor).mul_(weight).to(dtype)
@@ -94,7 +98,7 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -
 def add_rms_norm_torch(
     x: Tensor, delta: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Reference of `add_rms_norm`, and the CPU's own path."""
+    """Reference of `add_rms_norm`, and the implementation for CPUs without C."""
     total = (x + delta).to(x.dtype)
     return total, rms_norm_torch(total, weight, eps, dtype)
 

@@ -1,4 +1,4 @@
-"""Before attention, in one launch: norms of queries and keys, their rotation, and the write into the cache."""
+"""Operations before attention in one launch: norms of queries and keys, rotation, and the write to the cache."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from kvscope_kernels.kv_write import kv_write_torch
 from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.triton_language import cdiv, jit_varying, next_power_of_2, require_triton, tl
 
-_MAX_TILE_ELEMENTS = 1024  # of one program
+_MAX_TILE_ELEMENTS = 1024  # per program
 
 
 class HeadNorm(NamedTuple):
@@ -27,16 +27,16 @@ class Turn(NamedTuple):
     """Rotary position embedding of a step: x * cos + (x with its halves swapped) * signed_sin."""
 
     cos: Tensor
-    """(num_tokens, 1, head_dim), the last axis contiguous"""
+    """(num_tokens, 1, head_dim), with a contiguous last axis."""
     signed_sin: Tensor
-    """alike; of the first half negative"""
+    """Sine with the same shape, negated in the first half."""
 
 
 class Rotation(NamedTuple):
-    """What becomes of queries and keys before attention."""
+    """Operations on queries and keys before attention."""
 
     num_heads: int
-    """Query heads, the first of each token."""
+    """Number of query heads, which come first in each token."""
     norm: HeadNorm | None
     turn: Turn | None
 
@@ -50,15 +50,23 @@ def rotate_write(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Norm and rotate queries and keys, each where it is asked for; scatter keys and values into the cache, in place.
+    """Norm and rotate queries and keys, as requested, and scatter keys and values into the cache, in place.
 
-    heads     (num_tokens, num_heads + 2 * num_kv_heads, head_dim), floating, the last axis contiguous: queries, keys
-              and values of each token, as one product of the three gives them
+    Computed in float32 and rounded to the dtype of `heads` once, before an 8-bit cache rounds again.
 
-    Caches, slots and scales are those of `kv_write`, with one size for keys and values. Computed in float32 and
-    rounded to the type of `heads` once, before an 8-bit cache rounds again. Returns the queries (num_tokens,
-    num_heads, head_dim), also of tokens whose slot is -1. Raises ValueError. Sources: Su et al., RoFormer, 2021;
-    the slot mapping of vLLM's reshape_and_cache (arXiv 2309.06180).
+    Args:
+        heads: (num_tokens, num_heads + 2 * num_kv_heads, head_dim), floating-point, with a contiguous last axis:
+            queries,
+            keys and values of each token, as from one fused product.
+        k_cache: This and the other arguments are as for `kv_write`, with equal dimensions of keys and values.
+
+    Returns:
+        Queries (num_tokens, num_heads, head_dim), also of tokens whose slot is -1.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Sources: Su et al., RoFormer, 2021; the slot mapping of vLLM's reshape_and_cache (arXiv 2309.06180).
     """
     cache = Cache(k_cache, v_cache, k_scale, v_scale)
     check_rotation(heads, rotation, cache, slot_mapping)
@@ -97,7 +105,6 @@ def rotate_write(
 
 
 def rotate_constants(num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> dict[str, int]:
-    """The kernel's constants that follow from the shapes."""
     tile_d = next_power_of_2(head_dim)
     return {
         "BLOCK_SIZE": block_size,
@@ -143,7 +150,7 @@ def _rotate_write_kernel(
     TILE_D: tl.constexpr,
     KV_FORMAT: tl.constexpr,
 ) -> None:
-    """One program: one token, TILE_H query heads; the last programs TILE_H heads of keys and of values."""
+    """One program: one token and TILE_H query heads; the last programs handle TILE_H heads of keys and values."""
     token = tl.program_id(0).to(tl.int64)
     num_query_tiles: tl.constexpr = (NUM_HEADS + TILE_H - 1) // TILE_H
     part = tl.program_id(1)
@@ -206,14 +213,14 @@ def rotate_write_torch(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """Reference of `rotate_write`, and the CPU's own path: queries and keys together, then the write, which checks."""
+    """Reference of `rotate_write`, and the implementation for CPUs without C. `kv_write_torch` checks the arguments."""
     query, key, value = rotate_torch(heads, rotation)
     kv_write_torch(key, value, k_cache, v_cache, slot_mapping, k_scale, v_scale)
     return query
 
 
 def rotate_torch(heads: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-    """The same without the write: (T, Hq, D), (T, Hkv, D) and the values, (T, Hkv, D)."""
+    """Return queries, keys and values without writing: (T, Hq, D), (T, Hkv, D), (T, Hkv, D)."""
     num_heads, norm, turn = rotation
     num_rotated = (heads.shape[1] + num_heads) // 2
     rotated, value = heads[:, :num_rotated], heads[:, num_rotated:]

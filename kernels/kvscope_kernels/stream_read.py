@@ -1,4 +1,4 @@
-"""Reading memory and doing nothing else: the most that any kernel's bytes a second can be held against."""
+"""Pure memory read, as the upper limit for the bandwidth of any kernel."""
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ _PROGRAMS_PER_MULTIPROCESSOR = 8
 
 
 def stream_read(data: Tensor, sums: Tensor) -> None:
-    """Sum every byte of `data` as int32 words, wrapping around, in as many pieces as there are sums.
+    """Sum `data` as int32 words with wraparound, into as many partial sums as `sums` has.
 
-    data  (n,) int32, contiguous
-    sums  (m,) int32, written; the sum of all of them is the sum of data. Which piece holds what is not said.
+    Args:
+        data: (n,) int32, contiguous.
+        sums: (m,) int32, output; their sum is the sum of data. The assignment of words to sums is unspecified.
     """
     _check(data, sums)
     require_triton()
@@ -24,7 +25,7 @@ def stream_read(data: Tensor, sums: Tensor) -> None:
 
 
 def sums_for(data: Tensor) -> Tensor:
-    """Room for the sums that fill the device."""
+    """Return an uninitialized tensor for the number of sums that fills the device."""
     return data.new_empty(num_multiprocessors(data.device) * _PROGRAMS_PER_MULTIPROCESSOR)
 
 
@@ -32,7 +33,7 @@ def sums_for(data: Tensor) -> Tensor:
 def _stream_read_kernel(
     data: tl.tensor, sums: tl.tensor, num_words: tl.tensor, per_program: tl.tensor, TILE: tl.constexpr
 ) -> None:
-    """One program: one run of words."""
+    """One program: one contiguous range of words."""
     program = tl.program_id(0).to(tl.int64)
     total = tl.zeros([TILE], tl.int32)
     for start in range(0, per_program, TILE):
@@ -42,7 +43,7 @@ def _stream_read_kernel(
 
 
 def stream_read_torch(data: Tensor, sums: Tensor) -> None:
-    """Reference of `stream_read`: all in the first sum."""
+    """Reference of `stream_read`; puts everything in the first sum."""
     _check(data, sums)
     sums.zero_()
     sums[0] = data.sum(dtype=torch.int64).to(torch.int32)

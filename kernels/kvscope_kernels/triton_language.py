@@ -1,7 +1,7 @@
-"""The one way to Triton. Where it is not installed, importing kernels works and launching says what to do.
+"""Access to Triton. Without Triton, kernel modules can be imported, and launching raises an error with instructions.
 
-`jit` and `tl` stand in for `triton.jit` and `triton.language`. Kernels run in Triton's interpreter, on CPU
-tensors, when TRITON_INTERPRET=1 is set before the kernels are imported.
+`jit` and `tl` replace `triton.jit` and `triton.language`. Kernels run in Triton's interpreter, on CPU tensors, if
+TRITON_INTERPRET=1 is set before the kernels are imported.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ except ImportError:  # a CPU-only installation: kernels are defined, never launc
     from types import SimpleNamespace
 
     triton = libdevice = None
-    tl = SimpleNamespace(constexpr=lambda value: value, tensor=None)  # what is read as kernels are defined
+    tl = SimpleNamespace(constexpr=lambda value: value, tensor=None)  # attributes read when kernels are defined
 
 __all__ = [
     "Kernel",
@@ -42,21 +42,20 @@ class Kernel(Protocol):
 
 
 def require_triton() -> None:
-    """Raises RuntimeError where Triton is not installed."""
     if triton is None:
         raise RuntimeError("the GPU kernels need Triton, which is not installed: pip install triton")
 
 
 def jit(function: Callable[..., Any]) -> Kernel:
-    """`triton.jit`, typed; without Triton, a kernel that refuses to launch."""
+    """Typed `triton.jit`; without Triton, returns a kernel that refuses to launch."""
     return jit_varying()(function)
 
 
 def jit_varying(*, numbers: tuple[str, ...] = (), pointers: tuple[str, ...] = ()) -> Callable[..., Kernel]:
-    """The same for a kernel some of whose arguments differ from launch to launch.
+    """Like `jit`, for a kernel some of whose arguments vary between launches.
 
-    Triton compiles again for each kind of value: for 1, for multiples of 16, and for others. Not for `numbers`, nor
-    for the alignment of `pointers`, which must be read in no larger pieces than their elements.
+    Triton compiles a variant per kind of value: 1, multiples of 16, and others. It does not do so for `numbers`, nor
+    for the alignment of `pointers`, which must be read element by element.
     """
 
     def make(function: Callable[..., Any]) -> Kernel:
@@ -75,12 +74,12 @@ def is_interpreting() -> bool:
 
 
 def cdiv(numerator: int, denominator: int) -> int:
-    """Quotient of non-negative whole numbers, rounded up."""
+    """Return the quotient of non-negative integers, rounded up."""
     return -(-numerator // denominator)
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is at least `number` (at least 1)."""
+    """Return the smallest power of two that is at least `number`, and at least 1."""
     return 1 << max(number - 1, 0).bit_length()
 
 
@@ -99,7 +98,7 @@ class _AbsentKernel:
 def add_product(
     weights: "tl.tensor", numbers: "tl.tensor", sums: "tl.tensor", UPCAST_DOT: "tl.constexpr"
 ) -> "tl.tensor":
-    """`sums` (N, M) float32 and weights (N, K) times numbers (M, K), with `UPCAST_DOT` in float32."""
+    """Return `sums` (N, M) float32 plus weights (N, K) times numbers (M, K); with `UPCAST_DOT` computed in float32."""
     if UPCAST_DOT:
         weights = weights.to(tl.float32)
         numbers = numbers.to(tl.float32)
@@ -108,7 +107,7 @@ def add_product(
 
 @jit
 def fast_log2(x: "tl.tensor", IS_INTERPRETED: "tl.constexpr") -> "tl.tensor":
-    """By the one instruction that there is for it, within 2^-22, where `tl.log2` takes some fifteen."""
+    """Return log2 with a single instruction, within 2^-22; `tl.log2` takes about fifteen."""
     if IS_INTERPRETED:
         return tl.log2(x)
     else:  # noqa: RET505

@@ -1,1 +1,1 @@
-"""How much each block of a request matters to its next token: its share of attention, measured or estimated."""
+"""Share of attention that each block of a request gets from its next token, measured or estimated."""

@@ -1,5 +1,7 @@
-"""Where a decode's attention fell: the share of each block of the request. The reference of what decode attention tells
-in its own pass (`merge_splits`), and the CPU's way where that is not compiled."""
+"""Share of a decode's attention that each block of the request gets.
+
+Reference of what decode attention computes in its own pass (`merge_splits`), and the implementation for CPUs without C.
+"""
 
 import torch
 from torch import Tensor
@@ -11,21 +13,26 @@ from kvscope_kernels.kv_gather import gather_keys
 from kvscope_kernels.latent_blocks import plain_latents
 from kvscope_kernels.triton_language import cdiv
 
-_CALL_WORTH_ELEMENTS = 1 << 17  # keys read in the time of one more torch call, on one CPU thread
+_CALL_WORTH_ELEMENTS = 1 << 17  # elements read in the time of one more torch call, on one CPU thread
 
 
 def block_attention_torch(args: AttentionArgs, shares: Tensor) -> None:
-    """Add to `shares` how much of each request's attention fell on each of its blocks, on the mean of its heads.
+    """Add to `shares` the share of each request's attention that each of its blocks gets, as the mean over heads.
 
     With s_j as in `paged_decode_attention`, without sinks, and C_i the positions of the request's i-th block:
+
         shares[b, i] += mean over h of  sum_{j in C_i} exp(s_j) / sum_j exp(s_j)
-    So a call adds 1 to the sum of each row, and nothing where L is 0.
 
-    args          as decode attention has them
-    shares        (batch, at least max_blocks or as many as max_seq_len needs) float32, contiguous
+    So a call adds 1 to the sum of each row, and nothing if the request has no tokens. Reads lengths on the host.
 
-    Reads the lengths on the host. Raises ValueError. Source: per-block attention as of H2O (arXiv 2306.14048), by
-    blocks as in Quest (2406.10774).
+    Args:
+        args: As for decode attention.
+        shares: (batch, at least max_blocks or as many as max_seq_len needs) float32, contiguous.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Source: attention per token as in H2O (arXiv 2306.14048), summed by blocks as in Quest (2406.10774).
     """
     args = plain_latents(args)
     _check(args, shares)
@@ -43,7 +50,6 @@ def block_attention_torch(args: AttentionArgs, shares: Tensor) -> None:
 
 
 def _shares(args: AttentionArgs, first: Lengths, end: Lengths) -> Tensor:
-    """(n, blocks of the longest) of one padded group."""
     query, softcap = args.query, args.softcap
     n, num_heads, head_dim = query.shape
     block_size, num_kv_heads = args.k_cache.shape[1:3]
@@ -69,7 +75,7 @@ def _check(args: AttentionArgs, shares: Tensor) -> None:
 
 
 def check_shares(query: Tensor, shares: Tensor, least: int = 0) -> None:
-    """One row for each of `query`, of `least` blocks at least."""
+    """Check that `shares` has one row per row of `query`, with at least `least` blocks. Raises ValueError."""
     if shares.dim() != 2 or shares.dtype != torch.float32 or len(shares) != len(query) or shares.stride(1) != 1:
         require(False, "shares", shares, f"({len(query)}, blocks) float32, contiguous,")
     if shares.shape[1] < least:

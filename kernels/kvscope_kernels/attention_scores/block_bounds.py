@@ -1,4 +1,4 @@
-"""Bounds of each block's keys, brought up to date behind the writing of new ones."""
+"""Bounds of each block's keys, updated after new keys are written."""
 
 import math
 
@@ -13,20 +13,28 @@ _MAX_TILE_ELEMENTS = 4096
 
 
 def block_bounds(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None = None) -> None:
-    """For each block that this step wrote to: the smallest and the largest key of the slots written so far, in place.
+    """For each block written in this step, set the minimum and maximum of its keys so far, per channel, in place.
 
-    With o the highest offset among the step's slots of block b, channel by channel:
+    With o the highest offset among the step's slots of block b:
+
         bounds[b, 0] = min over j <= o of k_cache[b, j],     bounds[b, 1] = max over j <= o of k_cache[b, j]
-    They are computed anew from the cache, so they are right whatever was in the block before, a copy among it, and
-    they are never wider than its keys. Keys of 8 bits are read back first, each times its scale.
 
-    k_cache       (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis; written
-    bounds        (num_blocks, 2, num_kv_heads, head_dim) contiguous, of the dtype of k_cache where that is floating
-    slot_mapping  (num_tokens,) int64; -1 writes nothing. Slots of one block are neighbours, in ascending order.
-    k_scale       (num_blocks, block_size, num_kv_heads) float32 for a k_cache of 8 bits
+    The bounds are recomputed from the cache, so they are correct and tight whatever the block held before, even after a
+    block copy. 8-bit keys are dequantized first. No device data is read on the host.
 
-    Bounds are float32, bfloat16 or float16. Reads no device data on the host. Raises ValueError. Source: Quest, arXiv
-    2406.10774.
+    Args:
+        k_cache: (num_blocks, block_size, num_kv_heads, head_dim), any strides with a contiguous last axis, with the new
+            keys.
+        bounds: Output, (num_blocks, 2, num_kv_heads, head_dim), contiguous, float32, bfloat16 or float16; with the
+            dtype of
+            k_cache unless that is 8-bit.
+        slot_mapping: (num_tokens,) int64; -1 is skipped. Slots of one block must be adjacent and in ascending order.
+        k_scale: (num_blocks, block_size, num_kv_heads) float32, for an 8-bit k_cache.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Source: Quest, arXiv 2406.10774.
     """
     _check(k_cache, bounds, slot_mapping, k_scale)
     require_triton()
@@ -51,7 +59,6 @@ def block_bounds(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale:
 
 
 def bounds_constants(head_dim: int, block_size: int) -> dict[str, int]:
-    """The kernel's constants that follow from the shapes."""
     tile_d = next_power_of_2(head_dim)
     return {
         "HEAD_DIM": head_dim,
@@ -81,7 +88,9 @@ def _block_bounds_kernel(
     TILE_D: tl.constexpr,
     KV_FORMAT: tl.constexpr,
 ) -> None:
-    """One program: one token and KV head; it does the token's block if no later token of the step lies there."""
+    """One program: one token and KV head; it processes the token's block unless a later token of the step is in the
+    block.
+    """
     token = tl.program_id(0)
     kv_head = tl.program_id(1)
     slot = tl.load(slot_mapping + token)
@@ -114,7 +123,7 @@ def _block_bounds_kernel(
 
 
 def block_bounds_torch(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tensor | None = None) -> None:
-    """Reference of `block_bounds`, and the CPU's own path."""
+    """Reference of `block_bounds`, and the implementation for CPUs."""
     _check(k_cache, bounds, slot_mapping, k_scale)
     block_size = k_cache.shape[1]
     is_last = slot_mapping >= 0
@@ -149,7 +158,9 @@ def _check(k_cache: Tensor, bounds: Tensor, slot_mapping: Tensor, k_scale: Tenso
 
 
 def check_bounds(bounds: Tensor, num_blocks: int, like: Tensor) -> None:
-    """(num_blocks, 2, num_kv_heads, head_dim) of the dtype and device of `like`."""
+    """Check that bounds are (num_blocks, 2, num_kv_heads, head_dim) of the dtype and device of `like`. Raises
+    ValueError.
+    """
     accepted = bounds.dim() == 4 and tuple(bounds.shape[:2]) == (num_blocks, 2) and bounds.is_contiguous()
     if not accepted or bounds.dtype != like.dtype or bounds.device != like.device:
         dtype = str(like.dtype).removeprefix("torch.")

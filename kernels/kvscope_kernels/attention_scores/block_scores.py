@@ -1,4 +1,4 @@
-"""How much each block may matter to a query: its share of attention, estimated from the bounds of its keys alone."""
+"""Estimate of each block's share of a query's attention, from the bounds of the block's keys only."""
 
 import math
 
@@ -11,13 +11,14 @@ from kvscope_kernels.launch import padded_dim
 from kvscope_kernels.triton_language import cdiv, is_interpreting, jit_varying, next_power_of_2, require_triton, tl
 
 MAX_PARTIAL_BYTES = 16 << 20
-"""Held at once between the two halves of the operation; larger batches go in parts."""
+"""Maximum bytes of intermediate results; larger batches are processed in parts."""
 _MAX_TILE_ELEMENTS = 4096
 NEAR = 0.7
-"""How far from the far bound to the near one a block's keys are taken to lie, where the middle is 0.5 and 1 the bound
-that no key exceeds: that of a whole block says more of its widest channels than of its keys.
+"""Assumed position of a block's keys between the far bound (0) and the near one (1), which no key exceeds.
 
-See docs/internals/decisions/0019-sparse-decode-ranks-by-attention-share.md."""
+It is above the middle, 0.5, but well below 1: the near bound of a whole block says more of its widest channels than of
+its keys. See docs/internals/decisions/0019-sparse-decode-ranks-by-attention-share.md.
+"""
 
 
 def block_scores(
@@ -31,26 +32,34 @@ def block_scores(
     softcap: float | None = None,
     max_seq_len: int | None = None,
 ) -> Tensor:
-    """For each request, KV head and block: an estimate of the attention that falls there, as its logarithm.
+    """Estimate, for each request, KV head and block, the log of the attention that the block gets.
 
-    With [low_d, high_d] the bounds of block block_tables[b, i] in KV head h', near_d the bound that query[b, h, d]
-    multiplies to more and far_d the other one, and h over the heads that share h':
+    With [low_d, high_d] the bounds of block block_tables[b, i] in KV head h', near_d the bound whose product with
+    query[b, h, d] is larger, far_d the other one, and h over the heads that share h':
+
         e[h, i] = scale * sum_d query[b, h, d] * (NEAR * near_d + (1 - NEAR) * far_d)
         out[b, h', i] = ln  sum over h of  exp(e[h, i]) / sum_j exp(e[h, j])
-    and -inf for what is past the request's last block. With NEAR 1, e would be a bound of all scores (Quest, arXiv
-    2406.10774, algorithm 1, which takes its maximum over h); nearer to the middle it is nearer to them, and sums of
-    shares let no head that is sure of a few blocks outvote the others.
 
-    query         (batch, num_heads, head_dim), any strides with a contiguous last axis
-    bounds        (num_blocks, 2, num_kv_heads, head_dim), as `block_bounds` leaves them
-    block_tables  (batch, max_blocks) int32; entries past a request's last block may hold anything
-    seq_lens      (batch,) int32
-    scale, softcap  as decode attention has them
-    max_seq_len   a bound on seq_lens known to the host; without it, the width of block_tables
-    returns       (batch, num_kv_heads, blocks of the longest) float32
+    and -inf past the request's last block. With NEAR = 1, e would be an upper bound of all scores (Quest, arXiv
+    2406.10774, algorithm 1, which takes its maximum over h). A value closer to the middle is closer to the scores, and
+    with sums of shares, no head with attention on a few blocks outvotes the others.
 
-    In two steps: estimates a head, then shares over blocks. Reads no device data on the host. Raises
-    ValueError.
+    Works in two steps: estimates per head, then shares of blocks. No device data is read on the host.
+
+    Args:
+        query: (batch, num_heads, head_dim), any strides with a contiguous last axis.
+        bounds: (num_blocks, 2, num_kv_heads, head_dim), from `block_bounds`.
+        block_tables: (batch, max_blocks) int32; entries past a request's last block may hold anything.
+        seq_lens: (batch,) int32.
+        scale: As for decode attention.
+        softcap: As for decode attention.
+        max_seq_len: Upper bound of seq_lens known to the host; None: the width of block_tables.
+
+    Returns:
+        (batch, num_kv_heads, blocks of the longest request) float32.
+
+    Raises:
+        ValueError: Unsupported arguments.
     """
     width = _checked_width(query, bounds, block_tables, seq_lens, block_size, max_seq_len)
     require_triton()
@@ -64,7 +73,7 @@ def block_scores(
 
 
 def _log_shares(estimates: Tensor, num_kv_heads: int, scale: float, softcap: float | None) -> Tensor:
-    """(n, num_heads, width), -inf past a request's blocks -> (n, num_kv_heads, width)."""
+    """Convert estimates (n, num_heads, width), -inf past a request's blocks, to (n, num_kv_heads, width)."""
     estimates = estimates.mul_(scale)
     if softcap is not None:
         outside = estimates.isneginf()
@@ -77,7 +86,7 @@ def _log_shares(estimates: Tensor, num_kv_heads: int, scale: float, softcap: flo
 def _estimates(
     query: Tensor, bounds: Tensor, block_tables: Tensor, seq_lens: Tensor, width: int, block_size: int
 ) -> Tensor:
-    """(n, num_heads, width) float32: e of above before it is scaled, -inf past a request's blocks."""
+    """Return e of `block_scores` before scaling, (n, num_heads, width) float32, -inf past a request's blocks."""
     batch, num_heads, head_dim = query.shape
     num_kv_heads = bounds.shape[2]
     out = query.new_empty(batch, num_heads, width, dtype=torch.float32)
@@ -102,8 +111,10 @@ def _estimates(
 
 
 def score_constants(group: int, head_dim: int, element_bytes: int) -> dict[str, int]:
-    """The kernel's constants that follow from the shapes. Products of float32 are made in registers, which hold less
-    of them."""
+    """Return the kernel's constants that depend on shapes.
+
+    float32 products are computed in registers, which hold smaller tiles.
+    """
     tile_d = padded_dim(head_dim)
     most = _MAX_TILE_ELEMENTS if element_bytes < 4 else _MAX_TILE_ELEMENTS // 4
     return {
@@ -116,7 +127,7 @@ def score_constants(group: int, head_dim: int, element_bytes: int) -> dict[str, 
 
 
 def num_columns(block_tables: Tensor, block_size: int, max_seq_len: int | None) -> int:
-    """Blocks that the longest request may have."""
+    """Return the maximum number of blocks per request."""
     width = block_tables.shape[1]
     return width if max_seq_len is None else min(width, cdiv(max_seq_len, block_size))
 
@@ -144,8 +155,8 @@ def _block_scores_kernel(
 ) -> None:
     """One program: the query heads of one KV head of one request, over TILE_P of its blocks.
 
-    The near bound is the upper one where the query is positive, the lower one where it is negative: products of tiles
-    instead of a choice a channel.
+    The near bound is the upper one where the query is positive, and the lower one where it is negative. So both are
+    products of tiles, without a choice per channel.
     """
     request = (tl.program_id(0) // NUM_KV_HEADS).to(tl.int64)
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -184,7 +195,7 @@ def block_scores_torch(
     softcap: float | None = None,
     max_seq_len: int | None = None,
 ) -> Tensor:
-    """Reference of `block_scores`, and the CPU's own path. Sums are float32 whatever the bounds are."""
+    """Reference of `block_scores`, and the implementation for CPUs. Sums are float32 for any dtype of bounds."""
     width = _checked_width(query, bounds, block_tables, seq_lens, block_size, max_seq_len)
     batch, num_heads, head_dim = query.shape
     num_kv_heads = bounds.shape[2]

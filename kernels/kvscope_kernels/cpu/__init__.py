@@ -1,1 +1,1 @@
-"""The CPU's operations compiled from C on the machine that runs them, where it has a compiler; optional throughout."""
+"""CPU operations compiled from C on the machine that runs them, if it has a compiler. All of them are optional."""

@@ -1,10 +1,9 @@
-"""Building the C sources beside this file for this very CPU, once: where the result is kept, and when it is trusted.
+"""Compilation of the C sources in this directory for this CPU, and the cache of compiled libraries.
 
-Owns the compiler's name and options, the file's name (it follows from sources, options and CPU, so that another CPU or
-version builds its own) and the trial in a process of its own, where an instruction that is missing does no harm.
-Nothing here raises for what a machine lacks: no compiler, no room and no rights all mean that there is no library.
-
-See docs/internals/decisions/0013-cpu-operations-are-compiled-where-they-run.md.
+Owns the compiler's name and options, the library's file name (a hash of sources, options and CPU, so that another CPU
+or version builds its own) and the trial in a separate process, where an illegal instruction does no harm. A machine
+without compiler, disk space or permissions has no library; nothing here raises an error for that. See
+docs/internals/decisions/0013-cpu-operations-are-compiled-where-they-run.md.
 """
 
 import fcntl
@@ -23,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 SWITCH: Final = "KVSCOPE_NATIVE"
-"""Set to 0, nothing is compiled or loaded."""
+"""Environment variable; 0 disables compilation and loading."""
 MORE_OPTIONS: Final = "KVSCOPE_NATIVE_OPTIONS"
-"""More for the compiler, as `-march=haswell`: the code that other CPUs get."""
+"""Environment variable with additional compiler options, as `-march=haswell` for the code paths of other CPUs."""
 SOURCES: Final = ("linear.c", "grouped.c", "grouped_float.c", "attention.c", "prefill.c", "layers.c", "layer.c")
 HEADERS: Final = ("numbers.h", "grouped.h", "decode.h", "rotation.h")
 OPTIONS: Final = (
@@ -33,25 +32,28 @@ OPTIONS: Final = (
     *("-fPIC", "-fvisibility=hidden", "-w"),
 )
 TIMEOUT_SECONDS: Final = 600.0
-"""The largest source takes 25 s of a processor; a machine that is that busy starts without."""
+"""Timeout of compilation.
+
+The largest source takes 25 s of CPU time; on a very busy machine the engine starts without.
+"""
 _COMPILERS: Final = ("cc", "gcc", "clang")
 _TRIAL: Final = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).kvscope_trial())"
 
 
 def built_library() -> Path | None:
-    """The compiled operations; built when there are none for this CPU. None where that cannot be."""
+    """Return the library's path, compiling it if there is none for this CPU, or None if that is impossible."""
     compiler = _compiler()
     if compiler is None:
         return None
     try:
         name = _name(compiler)
         return _found(name) or _built(compiler, next(_folders()) / name)
-    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: nobody's home
+    except (OSError, RuntimeError, subprocess.SubprocessError):  # RuntimeError: no home directory
         return None
 
 
 def must_build() -> bool:
-    """Whether `built_library` compiles before it answers: a person waits for that."""
+    """Whether `built_library` would compile first, which delays the caller."""
     compiler = _compiler()
     try:
         return compiler is not None and _found(_name(compiler)) is None
@@ -86,7 +88,7 @@ def _built(compiler: str, library: Path) -> Path | None:
     if not _is_ours(library.parent):
         return None
     with open(library.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever holds it is done within the timeout
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process releases it within the timeout
         return library if library.exists() or _build(compiler, library) else None
 
 
@@ -108,7 +110,7 @@ def _build(compiler: str, library: Path) -> bool:
 
 
 def _succeed(commands: list[list[str]]) -> bool:
-    """Run side by side. None of them, nor what they started, outlives this."""
+    """Run commands in parallel. All of them and their child processes have ended on return."""
     until, running = time.monotonic() + TIMEOUT_SECONDS, list[subprocess.Popen[bytes]]()
     quiet = subprocess.DEVNULL
     try:
@@ -124,7 +126,7 @@ def _succeed(commands: list[list[str]]) -> bool:
 
 
 def _folders() -> Iterator[Path]:
-    """Where it may be: the first is where it is built."""
+    """Yield the possible folders of the library; it is built in the first."""
     own = os.environ.get("KVSCOPE_CACHE")
     if own:
         yield Path(own) / "native"
@@ -132,7 +134,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """And nobody else's to write: code is loaded from it."""
+    """Whether only this user can write to the folder: code is loaded from it."""
     found = folder.stat()
     return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
@@ -142,7 +144,7 @@ def _options() -> tuple[str, ...]:
 
 
 def _key(compiler: str) -> str:
-    """Of all that the result hangs on."""
+    """Return a hash of everything that affects the result."""
     here = Path(__file__).parent
     texts = [(here / name).read_bytes() for name in (*SOURCES, *HEADERS)]
     facts = (*_options(), os.path.realpath(compiler), platform.machine(), _cpu())
@@ -150,7 +152,7 @@ def _key(compiler: str) -> str:
 
 
 def _cpu() -> str:
-    """Name and instructions of the first CPU; empty without /proc."""
+    """Return name and features of the first CPU; "" without /proc."""
     words = ("model name", "flags", "features", "cpu implementer", "cpu part")
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n", 1)[0].splitlines()

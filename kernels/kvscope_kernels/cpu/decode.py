@@ -1,4 +1,4 @@
-"""Decode attention on a CPU that reads blocks where they lie, from attention.c."""
+"""Decode attention on a CPU that reads blocks in place, from attention.c."""
 
 import ctypes
 
@@ -16,7 +16,7 @@ _HEAD_STEP = 16
 
 
 def decode_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, value_dim: int) -> str:
-    """Return why `paged_decode_attention_native` leaves such heads to the reference, or "" if it does not."""
+    """Return why `paged_decode_attention_native` uses the reference for such heads, or ""."""
     if refusal := cache_refusal(dtype, cache_dtype):
         return refusal
     if head_dim % _HEAD_STEP or value_dim % _HEAD_STEP:
@@ -27,11 +27,11 @@ def decode_refusal(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, 
 def paged_decode_attention_native(
     args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None
 ) -> Tensor:
-    """`paged_decode_attention` for bfloat16 and float32; the rest (caches of 8 bits, float16, heads
-    that 16 does not divide) goes the reference's way.
+    """Run `paged_decode_attention` for bfloat16 and float32; others use the reference.
 
-    `shares` take what `block_attention_torch` adds, in the same pass. Sums and weights are float32, so it is nearer to
-    the exact result than torch's own bfloat16 product.
+    Others are 8-bit caches, float16, and head dims that are not multiples of 16. The attention shares that
+    `block_attention_torch` adds to `shares` are computed in the same pass. Sums and weights are float32, so the result
+    is closer to the exact one than torch's bfloat16 product.
     """
     found = library()
     query, k_cache, v_cache, block_tables, seq_lens = args[:5]

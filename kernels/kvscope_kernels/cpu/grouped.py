@@ -1,4 +1,4 @@
-"""Products with grouped weights on a CPU, from grouped.c and grouped_float.c. Owns the layout they have there."""
+"""CPU products with grouped weights, from grouped.c and grouped_float.c. Owns the layout of these weights."""
 
 from typing import Final
 
@@ -12,16 +12,16 @@ from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 from kvscope_kernels.quantized_linear.grouped_weight import CHUNK, GroupedWeight
 
 PANEL: Final = 32
-"""Outputs side by side in the layout."""
+"""Number of outputs interleaved in the layout."""
 _TINY: Final = 1e-30
 
 
 class NativeGrouped(NativeProduct):
-    """`weight` as this CPU reads it, and the product with it.
+    """`weight` in the layout for this CPU, and the product with it.
 
-    Activations stay as they are, and the product is that of the widened weight but for the order of float32 sums; with
-    `rounds_activations` they are rounded to 8 bits, CHUNK at a time. Raises RuntimeError where there is no compiled
-    library (`library`).
+    Activations are exact, and the product equals that of the dequantized weight except for the order of float32 sums.
+    With `rounds_activations`, activations are rounded to 8 bits in groups of CHUNK. Raises RuntimeError without a
+    compiled library (`library`).
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class NativeGrouped(NativeProduct):
         *,
         rounds_activations: bool = False,
     ) -> None:
-        """`room` is where it is kept, with others; by itself without."""
+        """`buffer` holds the weight together with others; None: allocate it separately."""
         self.function = "kvscope_grouped" if rounds_activations else "kvscope_grouped_float"
         found = library()
         if found is None:
@@ -49,7 +49,7 @@ class NativeGrouped(NativeProduct):
 
 
 def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:
-    """What `NativeGrouped.product` computes of rounded activations, in float64."""
+    """Return what `NativeGrouped.product` computes for rounded activations, in float64."""
     wide = pad(x.double(), (0, -x.shape[-1] % CHUNK)).view(*x.shape[:-1], -1, CHUNK)
     scale = (wide.abs().amax(-1, keepdim=True) / 127.0).clamp_min(_TINY)
     rounded = ((wide / scale).round() * scale).flatten(-2)[..., : x.shape[-1]]
@@ -57,7 +57,9 @@ def native_product_torch(x: Tensor, weight: GroupedWeight) -> Tensor:
 
 
 def _packed_codes(weight: GroupedWeight) -> Tensor:
-    """[panels, inputs / 4, 64] uint8 of two codes each, or [panels, inputs / 4, PANEL * 4] of one."""
+    """Return [panels, inputs / 4, 64] uint8 with two 4-bit codes each, or [panels, inputs / 4, PANEL * 4] with one of 8
+    bits.
+    """
     rows, columns = (-size % part for size, part in zip(weight.codes.shape, (PANEL, CHUNK), strict=True))
     codes = pad(weight.codes, (0, columns, 0, rows))
     quads = codes.view(len(codes) // PANEL, PANEL, -1, 4).transpose(1, 2)  # (panels, inputs / 4, PANEL, 4)
@@ -71,7 +73,7 @@ def _kept(packed: Tensor, buffer: WeightBuffer | None) -> Tensor:
 
 
 def _packed_facts(weight: GroupedWeight) -> Tensor:
-    """[panels, groups, 2, PANEL] of the type of scales."""
+    """Return scales and lows, [panels, groups, 2, PANEL], in their dtype."""
     both = torch.stack(weight.facts, -1)  # (outputs, groups, 2)
     padded = pad(both, (0, 0, 0, 0, 0, -len(both) % PANEL))
     return padded.view(len(padded) // PANEL, PANEL, -1, 2).permute(0, 2, 3, 1).contiguous()

@@ -1,4 +1,4 @@
-"""Decode attention over latents on a CPU, by whichever of the two compiled operations is faster at it."""
+"""Decode attention over latents on a CPU, by the faster of two compiled operations."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,14 @@ from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.latent_blocks import plain_latents
 
 _FEWEST_HEADS = {torch.bfloat16: 16, torch.float32: 32}
-"""Query heads, all of one KV head, for which products of tiles are worth packing keys and values: 128 of bfloat16 take
-a quarter of the time then, 16 take 0.7 of it; 16 of float32 would take twice as long."""
+"""Minimum number of query heads (all of one KV head) for which the prefill operation, which packs tiles, is faster.
+
+With bfloat16, 128 heads take a quarter of the time then, 16 take 0.7 of it; 16 of float32 would take twice as long.
+"""
 
 
 def latent_decode_native(args: AttentionArgs, plans: DecodePlans | None = None, shares: Tensor | None = None) -> Tensor:
-    """`paged_decode_attention` where all query heads share one KV head."""
+    """Run `paged_decode_attention` where all query heads share one KV head."""
     args = plain_latents(args)
     query = args.query
     if shares is not None or query.shape[1] < _FEWEST_HEADS.get(query.dtype, 1 << 20):
@@ -24,5 +26,5 @@ def latent_decode_native(args: AttentionArgs, plans: DecodePlans | None = None, 
 
 
 def latent_prefill_native(args: AttentionArgs, runs: QueryRuns) -> Tensor:
-    """`paged_prefill_attention` alike."""
+    """Run `paged_prefill_attention` where all query heads share one KV head."""
     return paged_prefill_attention_native(plain_latents(args), runs)

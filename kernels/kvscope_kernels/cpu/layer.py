@@ -1,7 +1,7 @@
-"""A decoder layer over a batch of decodes in one call, from layer.c: what the operations beside this file give one by
-one, to the last bit, without the time between them.
+"""A decoder layer for a batch of decodes in one call, from layer.c, bit-identical to the single operations.
 
-Owns what a layer and a step must be for that; whoever has another layer or step calls the operations themselves.
+It saves the time between these operations. Owns which layers and steps are supported; callers run the single operations
+for others.
 """
 
 import ctypes
@@ -28,51 +28,54 @@ from kvscope_kernels.cpu.operand_types import DTYPES, cache_refusal, dtype_refus
 from kvscope_kernels.rotate_write import Turn
 
 Weight = Int8Weight | NativeGrouped
-"""Those whose functions in C are called alike."""
+"""Weights whose C functions have the same signature."""
 
 
 class Norm(NamedTuple):
-    """RMSNorm of a layer's numbers."""
+    """RMSNorm over the hidden dimension or over heads."""
 
     weight: Tensor
-    """(hidden,) float32, contiguous, where nothing else is said"""
+    """(hidden,) float32, contiguous, unless stated otherwise."""
     eps: float
 
 
 class LayerForm(NamedTuple):
-    """What a layer is made of: sums around attention and a gated feed-forward block, each with its norm before."""
+    """Components of a layer: attention and a gated feed-forward block, each with a norm before and a residual sum after
+    it.
+    """
 
     products: Sequence[Weight]
-    """Queries, keys and values in one; attention's output; gate and up in one; down. Of either kind, each by itself."""
+    """Fused q, k and v; attention output; fused gate and up; down. Each of either kind."""
     norms: tuple[Norm, Norm, Norm | None]
-    """Before attention, before the block, and of the layer that comes next, where there is one."""
+    """Norms before attention, before the feed-forward block, and of the next layer, if there is one."""
     head_norm: Norm | None
-    """Of each query and key head before its rotation: weight (num_heads + num_kv_heads, head_dim)."""
+    """Norm of each query and key head before rotation: weight (num_heads + num_kv_heads, head_dim)."""
     activation: int
-    """A key of `gated_activation.ACTIVATIONS`."""
+    """Key of `gated_activation.ACTIVATIONS`."""
     num_heads: int
     num_kv_heads: int
     scale: float
     sliding_window: int | None
     softcap: float | None
     sinks: Tensor | None
-    """(num_heads,) float32, contiguous"""
+    """(num_heads,) float32, contiguous."""
     is_chunked: bool
-    """As in `AttentionArgs`."""
+    """Same as in `AttentionArgs`."""
     dtype: torch.dtype
-    """Of the numbers between, and of the caches."""
+    """Dtype of activations and caches."""
     sum_dtype: torch.dtype
-    """Of what the layer is given, and returns."""
+    """Dtype of the residual stream, the layer's input and output."""
 
 
 class DecodeStep:
-    """A batch of decodes, one token a request, as all layers see it. None of its tensors may change while it is used.
+    """A batch of decodes, one token per request, shared by all layers. The tensors must not change while it is used.
 
-    turn          of the tokens, (T, 1, head_dim) each
-    slot_mapping  (T,) int64
-    block_tables  (T, blocks) int32
-    seq_lens      (T,) int32
-    shares        None, or (T, blocks) float32: each layer adds there what `block_attention_torch` does
+    Args:
+        turn: Rotation of the tokens, (T, 1, head_dim) each.
+        slot_mapping: (T,) int64.
+        block_tables: (T, blocks) int32.
+        seq_lens: (T,) int32.
+        shares: None, or (T, blocks) float32, to which each layer adds the same as `block_attention_torch`.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class DecodeStep:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it can be read as it lies."""
+        """Whether its tensors have the layout and dtypes that C reads."""
         (cos, sin), slots, tables, lens = self.tensors
         shape, count = (self.num_tokens, 1, self.head_dim), self.num_tokens
         turns = cos.shape == sin.shape == shape and cos.dtype == sin.dtype and cos.stride() == sin.stride()
@@ -110,10 +113,10 @@ class DecodeStep:
 
 
 class CompiledLayer:
-    """A layer bound to its keys and values. Holds the weights; of the caches only where they are."""
+    """A layer bound to its KV cache. Holds references to the weights, but only addresses of the caches."""
 
     def __init__(self, form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Raises ValueError for a form that layer.c does not have (`can_compile`)."""
+        """Raises ValueError for layers that layer.c does not support (`can_compile`)."""
         found = library()
         if found is None or not can_compile(form, k_cache, v_cache):
             raise ValueError("a layer that is not compiled: see can_compile")
@@ -132,7 +135,9 @@ class CompiledLayer:
         self._address = addressof(self._parts)
 
     def takes(self, x: Tensor, normed: Tensor | None, step: DecodeStep) -> bool:
-        """Whether they are what `__call__` is given, and no more tokens than the single operations compute here."""
+        """Whether `__call__` supports these arguments, with no more tokens than the single C operations would
+        compute.
+        """
         form, shape = self._form, (step.num_tokens, self._hidden)
         is_step = step.dtype == form.dtype and step.head_dim == self._head_dim and shape[0] <= self._most_tokens
         is_x = x.shape == shape and x.dtype == form.sum_dtype and x.is_contiguous()
@@ -140,8 +145,18 @@ class CompiledLayer:
         return is_step and is_x and is_norm
 
     def __call__(self, x: Tensor, normed: Tensor | None, step: DecodeStep) -> tuple[Tensor, Tensor | None]:
-        """x (T, hidden) of `sum_dtype`, contiguous, and its norm if it is there already, to the layer's result and
-        the next one's norm of it. Keys and values are written, whatever else happens. Raises MemoryError."""
+        """Run the layer and write keys and values.
+
+        Args:
+            x: (T, hidden) of `sum_dtype`, contiguous.
+            normed: Attention norm of x, if it is known already.
+
+        Returns:
+            The layer's result, and the next layer's norm of it.
+
+        Raises:
+            MemoryError: No memory for temporary buffers. Keys and values may have been written.
+        """
         out = torch.empty_like(x)
         out_normed = torch.empty(x.shape, dtype=self._form.dtype) if self._has_next else None
         parts = step.parts
@@ -154,7 +169,6 @@ class CompiledLayer:
 
 
 def can_compile(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> bool:
-    """Whether layer.c computes such a layer, over such caches."""
     qkv, o, gate_up, down = form.products
     head_dim, hidden = k_cache.shape[3], o.outputs
     kv_heads, attended = form.num_kv_heads, form.num_heads * head_dim
@@ -174,7 +188,7 @@ def can_compile(form: LayerForm, k_cache: Tensor, v_cache: Tensor) -> bool:
 
 
 def layer_refusal(dtype: torch.dtype, sum_dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
-    """Return why no layer of such numbers is compiled, whatever its form, or "" if one may be (`can_compile`)."""
+    """Return why no layer with these dtypes is supported, or "" if one may be (`can_compile`)."""
     return library_refusal() or dtype_refusal(sum_dtype) or cache_refusal(dtype, cache_dtype)
 
 

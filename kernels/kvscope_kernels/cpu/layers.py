@@ -1,6 +1,6 @@
-"""The small operations of a layer on a CPU, from layers.c, one pass over the numbers each.
+"""Small operations of a layer on a CPU, from layers.c, each in one pass over the numbers.
 
-What the library does not do (float16, caches of 8 bits) goes the reference's way.
+Unsupported operands (float16, 8-bit caches) use the torch reference.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ from kvscope_kernels.rms_norm import rms_norm_torch
 from kvscope_kernels.rotate_write import Rotation, check_rotation, rotate_write_torch
 
 FEW_NUMBERS = 1 << 18
-"""One thread does them; more of them are torch's, which divides them among threads."""
+"""Maximum numbers per call, which run on one thread; torch divides larger ones among threads."""
 
 
 def rms_norm_native(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) -> Tensor:
-    """`rms_norm`; a row is read twice and written once."""
+    """Run `rms_norm`; a row is read twice and written once."""
     found = library()
     is_weight = weight.dtype == torch.float32 and weight.shape == x.shape[-1:] and weight.is_contiguous()
     is_ours = is_weight and not dtype_refusal(x.dtype, dtype) and x.is_contiguous()
@@ -37,13 +37,11 @@ def rms_norm_native(x: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype) 
 def add_rms_norm_native(
     x: Tensor, delta: Tensor, weight: Tensor, eps: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """`add_rms_norm`."""
     total = (x + delta).to(x.dtype)
     return total, rms_norm_native(total, weight, eps, dtype)
 
 
 def gated_activation_native(both: Tensor, kind: int) -> Tensor:
-    """`gated_activation`."""
     found = library()
     is_ours = not dtype_refusal(both.dtype) and both.is_contiguous() and kind in ACTIVATIONS and both.shape[-1] % 2 == 0
     if found is None or not is_ours or not 0 < both.numel() <= FEW_NUMBERS:
@@ -64,7 +62,7 @@ def rotate_write_native(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> Tensor:
-    """`rotate_write`; heads that are not rotated go the reference's way."""
+    """Run `rotate_write`; heads without rotation use the torch reference."""
     found, turn = library(), rotation.turn
     is_ours = turn is not None and not cache_refusal(heads.dtype, k_cache.dtype)
     if found is None or turn is None or not is_ours or heads.numel() > FEW_NUMBERS or not heads.is_contiguous():

@@ -1,4 +1,4 @@
-"""The compiled operations as Python calls them. Owns the one handle of the library and the types of its functions."""
+"""Python interface of the compiled operations. Owns the only handle of the library and the types of its functions."""
 
 import ctypes
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
@@ -9,7 +9,7 @@ from kvscope_kernels.cpu.compiler import built_library, compiler_refusal
 
 
 class LinearParts(ctypes.Structure):
-    """`linear` of linear.c."""
+    """`linear` in linear.c."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("weight", "scale", "bias")),
@@ -18,7 +18,7 @@ class LinearParts(ctypes.Structure):
 
 
 class GroupedParts(ctypes.Structure):
-    """`grouped` of grouped.h."""
+    """`grouped` in grouped.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("codes", "facts", "bias")),
@@ -28,7 +28,7 @@ class GroupedParts(ctypes.Structure):
 
 
 class DecodeParts(ctypes.Structure):
-    """`attention` of decode.h."""
+    """`attention` in decode.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("query", "k_cache", "v_cache", "tables", "seq_lens", "sinks", "out")),
@@ -45,7 +45,7 @@ class DecodeParts(ctypes.Structure):
 
 
 class PrefillParts(ctypes.Structure):
-    """`prefill` of prefill.c."""
+    """`prefill` in prefill.c."""
 
     _fields_ = (
         *(
@@ -63,7 +63,7 @@ class PrefillParts(ctypes.Structure):
 
 
 class RotationParts(ctypes.Structure):
-    """`rotation` of rotation.h."""
+    """`rotation` in rotation.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("heads", "norm", "cos", "sin", "k_cache", "v_cache", "slots", "query")),
@@ -76,19 +76,19 @@ class RotationParts(ctypes.Structure):
 
 
 class ProductParts(ctypes.Structure):
-    """`product` of layer.c: what a product is made of, and the function that multiplies with it."""
+    """`product` in layer.c: the struct of a weight, and the function that multiplies with it."""
 
     _fields_ = (("parts", c_void_p), ("call", c_void_p))
 
 
 class NormParts(ctypes.Structure):
-    """`norm` of layer.c."""
+    """`norm` in layer.c."""
 
     _fields_ = (("weight", c_void_p), ("eps", c_float), ("unused", c_int32))
 
 
 class LayerParts(ctypes.Structure):
-    """`layer` of layer.c."""
+    """`layer` in layer.c."""
 
     _fields_ = (
         *((name, ProductParts) for name in ("qkv", "o", "gate_up", "down")),
@@ -99,7 +99,7 @@ class LayerParts(ctypes.Structure):
 
 
 class StepParts(ctypes.Structure):
-    """`step` of layer.c."""
+    """`step` in layer.c."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("x", "normed", "out", "out_normed")),
@@ -112,20 +112,20 @@ class StepParts(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Loaded once; None where there is none (`built_library`)."""
+    """Load the library, once. Returns None if there is none (`built_library`)."""
     path = built_library()
     return None if path is None else loaded(path)
 
 
 def library_refusal() -> str:
-    """Return why there is no compiled library, or "" if there is one. The first call may compile it (`library`)."""
+    """Return why there is no compiled library, or "". The first call may compile it (`library`)."""
     if library() is not None:
         return ""
     return compiler_refusal() or "the C operations could not be compiled or loaded"
 
 
 def loaded(path: Path) -> ctypes.CDLL | None:
-    """The library of that file, with the types of its functions; None where it cannot be loaded."""
+    """Load the library in a file and declare its functions. Returns None if it cannot be loaded."""
     try:
         found = ctypes.CDLL(str(path))
     except OSError:

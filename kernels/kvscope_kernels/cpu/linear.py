@@ -1,4 +1,4 @@
-"""Products with weights of 8 bits on a CPU, from linear.c. Owns how a weight is rounded and laid out."""
+"""CPU products with 8-bit weights, from linear.c. Owns how a weight is rounded, and its layout."""
 
 import ctypes
 
@@ -12,24 +12,24 @@ from kvscope_kernels.cpu.product import NativeProduct
 from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 
 PANEL = 64
-"""Outputs side by side in the layout."""
+"""Number of outputs interleaved in the layout."""
 GROUP = 64
-"""Inputs that share a scale."""
+"""Number of inputs with a common scale."""
 _PANELS_AT_ONCE = 32
 _TINY = 1e-30
 
 
 class Int8Weight(NativeProduct):
-    """A weight (outputs, inputs) rounded to 8 bits with a scale for each GROUP inputs, and the product with it.
+    """Weight (outputs, inputs) rounded to 8 bits with a scale per GROUP inputs, and the product with it.
 
-    A scale is the largest of its group, as a size, over 127. Raises RuntimeError where there is no compiled library
+    A scale is the largest absolute value of its group over 127. Raises RuntimeError without a compiled library
     (`library`), ValueError for a weight that is not two-dimensional, is empty or is not finite.
     """
 
     function = "kvscope_linear"
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, buffer: WeightBuffer | None = None) -> None:
-        """`room` is where it is kept, with others; by itself without."""
+        """`buffer` holds the weight together with others; None: allocate it separately."""
         found = library()
         if found is None:
             raise RuntimeError("weights of 8 bits need a C compiler on a Linux machine (cc, gcc or clang)")
@@ -44,7 +44,9 @@ class Int8Weight(NativeProduct):
 
 
 def int8_product_torch(x: Tensor, weight: Tensor) -> Tensor:
-    """What `Int8Weight.product` computes, in float64: both sides rounded to 8 bits, GROUP inputs of a row at a time."""
+    """Return what `Int8Weight.product` computes, in float64: both sides are rounded to 8 bits in groups of GROUP
+    inputs.
+    """
     return _rounded(x) @ _rounded(weight).T
 
 
@@ -55,14 +57,16 @@ def _rounded(rows: Tensor) -> Tensor:
 
 
 def _in_groups(rows: Tensor) -> Tensor:
-    """(..., inputs) to (..., groups, GROUP) float32, with zeros behind."""
+    """Reshape (..., inputs) to (..., groups, GROUP) float32, padded with zeros."""
     wide = pad(rows.float(), (0, -rows.shape[-1] % GROUP))
     return wide.view(*rows.shape[:-1], wide.shape[-1] // GROUP, GROUP)
 
 
 def _packed(weight: Tensor, buffer: WeightBuffer | None) -> tuple[Tensor, Tensor]:
-    """[panels, groups, GROUP / 4, PANEL, 4] uint8 with 128 added, and scales [panels, groups, PANEL]; a part of the
-    weight at a time, so that a large one is not made float32 at once."""
+    """Return [panels, groups, GROUP / 4, PANEL, 4] uint8 with 128 added, and scales [panels, groups, PANEL].
+
+    Works on a part of the weight at a time, so that a large one is not converted to float32 as a whole.
+    """
     panels, groups = -(-len(weight) // PANEL), -(-weight.shape[1] // GROUP)
     take = torch.empty if buffer is None else buffer.allocate
     packed = take((panels, groups, GROUP // 4, PANEL, 4), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Types of numbers that the compiled operations take. The torch references compute everything else."""
+"""Dtypes that the compiled operations support. The torch references handle all others."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ DTYPES: Final = (torch.bfloat16, torch.float32)
 
 
 def dtype_refusal(*dtypes: torch.dtype) -> str:
-    """Return why the compiled operations do not take numbers of these types, or "" if they do."""
+    """Return why the compiled operations do not support these dtypes, or ""."""
     for dtype in dtypes:
         if dtype not in DTYPES:
             return f"C does not compute in {_name(dtype)}"
@@ -16,7 +16,7 @@ def dtype_refusal(*dtypes: torch.dtype) -> str:
 
 
 def cache_refusal(dtype: torch.dtype, cache_dtype: torch.dtype) -> str:
-    """Return why the compiled operations do not read or write a KV cache of that type, or "" if they do."""
+    """Return why the compiled operations do not read or write a KV cache of that dtype, or ""."""
     if refusal := dtype_refusal(dtype):
         return refusal
     return (

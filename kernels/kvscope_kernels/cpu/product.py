@@ -1,4 +1,4 @@
-"""How Python multiplies with a weight of a compiled product, however the weight lies. Owns the checks and the call."""
+"""Call of the compiled products from Python, for any layout of weights. Owns the checks and the call."""
 
 from ctypes import CDLL, Structure, addressof
 from typing import Final
@@ -13,26 +13,30 @@ _DTYPES: Final = (torch.bfloat16, torch.float32)
 
 
 class NativeProduct:
-    """Of a weight (outputs, inputs) whose `function` in the library takes it, rows, a sum and flags alike."""
+    """Base class of weights (outputs, inputs) for a compiled product; the library's functions have the same
+    signature.
+    """
 
     function: str
-    """Of the library: the one that multiplies with it."""
+    """Name of the library's function."""
     outputs: int
     inputs: int
 
     def _is_held(self, found: CDLL, parts: Structure, *tensors: Tensor | None) -> None:
-        """`parts` is what `function` reads the weight by; `tensors` are all that they point to."""
+        """Set the weight: `parts` is the struct that `function` reads, `tensors` are all that it points to."""
         self._call = getattr(found, self.function)
         self._parts = parts
         self.address = addressof(parts)
-        """Of what `function` reads."""
+        """Address of the struct that `function` reads."""
         self.tensors = tuple(tensor for tensor in tensors if tensor is not None)
-        """All that is kept in memory."""
+        """All tensors of the weight."""
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """x (..., inputs), bfloat16 or float32, to (..., outputs) of `dtype`, or of `add`, or of x.
+        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, else of x; bfloat16 or
+        float32.
 
-        add  (..., outputs), bfloat16 or float32: added before the result is rounded to its type
+        `add`, (..., outputs), is added before the result is rounded to its dtype. Raises ValueError for unsupported
+        arguments, MemoryError without memory for a temporary copy of activations.
         """
         out_dtype = dtype or (x.dtype if add is None else add.dtype)
         if x.shape[-1] != self.inputs or x.dtype not in _DTYPES or out_dtype not in _DTYPES:

@@ -1,7 +1,7 @@
-"""Memory for packed weights, in pieces that the system may back by pages of 2 MiB.
+"""Memory for packed weights, in pieces that the system may back with pages of 2 MiB.
 
-A product reads each weight once, as fast as memory gives it; with pages of 4 KiB a core stops at the end of each to
-look for the next. Measured on one core: 19 to 22 GB/s with these, 25 with large ones.
+A product reads each weight once, at memory bandwidth; with pages of 4 KiB, a core stalls at the end of each. Measured
+on one core: 19 to 22 GB/s with small pages, 25 with large ones.
 """
 
 import torch
@@ -10,19 +10,19 @@ from torch import Tensor
 from kvscope_kernels.cpu.library import library
 
 PIECE_BYTES = 64 << 20
-"""Taken at once. What is never written takes no memory."""
+"""Minimum bytes of a piece. Pages that are never written take no memory."""
 _ALIGNMENT = 64
 
 
 class WeightBuffer:
-    """Hands out memory, one tensor after the other. Each piece lives as long as a tensor in it."""
+    """Allocates tensors in pieces of memory. Each piece lives as long as any tensor in it."""
 
     def __init__(self) -> None:
         self._piece = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor, not written yet. Raises RuntimeError where there is no memory, as torch does."""
+        """Return an uninitialized contiguous tensor. Raises RuntimeError without memory, like torch."""
         num_bytes = torch.Size(shape).numel() * dtype.itemsize
         if self._used + num_bytes > len(self._piece):
             self._begin(num_bytes)

@@ -1,1 +1,1 @@
-"""Splits a batch of decodes into parts for the programs of one launch."""
+"""Split of a batch of decodes into parts for the programs of one launch."""

@@ -1,7 +1,6 @@
-"""How a step's decodes, or short runs of queries, are cut, planned once for all layers, and the room for what their
-parts find.
+"""Split of a step's decodes, or short runs of queries, planned once for all layers, and its buffers.
 
-Owns the tensors of the plan; what they mean is `plan_kernel`'s.
+Owns the tensors of the plan; `plan_kernel` defines their contents.
 """
 
 import math
@@ -17,41 +16,43 @@ from kvscope_kernels.launch import num_multiprocessors
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """The parts of one batch; see `plan_decode`. On the device, and written there."""
+    """Parts of one batch, on the device, where they are computed; see `plan_decode`."""
 
     bounds: PartBounds
     parts: Tensor
     ranges: Tensor
     places: Tensor | None = None
-    """Where the sums of each part's blocks begin, if these are kept."""
+    """Index of each part's first block in the block sums, if these are stored."""
     num_places: int = 0
-    """Blocks that there is room for."""
+    """Capacity of the block sums, in blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitBuffers:
-    """What the parts of requests that are cut leave to be merged: overwritten by each layer."""
+    """Partial results of split requests, to be merged; overwritten by each layer."""
 
     partial: Tensor
-    """(num_parts, num_rows, value_dim) float32: each part's own softmax over values. Rows are queries by heads."""
+    """(num_parts, num_rows, value_dim) float32: each part's own softmax over values. Rows are queries times heads."""
     lse: Tensor
-    """(num_parts, num_rows) float32: log2 of its sum of exponentials."""
+    """(num_parts, num_rows) float32: log2 of the part's sum of exponentials."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSums:
-    """What parts leave of each block's weights: overwritten by each layer, whose merge shares them out."""
+    """Sums of attention weights of each block, stored by the parts; overwritten by each layer, whose merge
+    reads them.
+    """
 
     of_pieces: Tensor
     """(num_pieces, num_heads) float32: log2 of the sum of exponentials of a block, or of each piece of one."""
     lse: Tensor
-    """(num_parts, num_heads) float32: the same of a part."""
+    """(num_parts, num_heads) float32: the same for each part."""
 
 
 class DecodePlans:
-    """Of one step, or of one graph: a plan is launched where it is first asked for.
+    """Plans of one step, or one CUDA graph; each is computed on first use.
 
-    One more for each other window, tile and number of programs, of which a model has one or two.
+    There is one plan per window, tile and number of programs, of which a model has one or two combinations.
     """
 
     def __init__(self) -> None:
@@ -74,12 +75,19 @@ class DecodePlans:
         reads_again: bool = False,
         most_cuts: int | None = None,
     ) -> DecodePlan:
-        """How to cut requests of `seq_lens` (batch,) int32, of each of which up to `max_visible` tokens are seen.
+        """Return the split of requests with `seq_lens` (batch,) int32.
 
-        `window`: how many of a request's last tokens are seen by any of its queries; with `is_chunked` those of
-        its last chunk of so many. `block_size`: of blocks whose sums are kept, if there are no more than `num_places`;
-        parts then begin with blocks. `most_cuts`: what there is room for, if that may be less. See `part_bounds` for
-        the rest.
+        Args:
+            max_visible: Maximum number of visible tokens per request.
+            window: Number of a request's last tokens that any of its queries sees; with `is_chunked`, those of its last
+                chunk
+                of that length.
+            block_size: Size of blocks whose sums are stored, if there are no more than `num_places`; parts then start
+                at
+                blocks.
+            most_cuts: Maximum number of splits that the buffers hold.
+
+        See `part_bounds` for the others.
         """
         shape = max_visible, window, programs_each, tile_n, num_warps, block_size, num_places
         key = (id(seq_lens), *shape, is_chunked, reads_again, most_cuts)
@@ -90,13 +98,13 @@ class DecodePlans:
             bounds = part_bounds(len(seq_lens), *cut, reads_again=reads_again)
             if most_cuts is not None and bounds.num_cuts > most_cuts:
                 bounds = bounds._replace(num_parts=len(seq_lens) + most_cuts, num_cuts=most_cuts)
-            # The lengths are kept, so that their id is not given to another tensor.
+            # Keep a reference to the lengths, so that no other tensor gets their id.
             made = _planned(seq_lens, bounds, window, tile_n, is_chunked, block_size, num_places)
             known = self.plans[key] = seq_lens, made
         return known[1]
 
     def sums(self, plan: DecodePlan, num_heads: int, pieces_each: int) -> BlockSums:
-        """For the blocks of a plan that keeps their sums, in so many pieces each."""
+        """Return buffers for the block sums of a plan, with `pieces_each` pieces per block."""
         key = plan.num_places * pieces_each, plan.bounds.num_parts, num_heads
         if key not in self._sums:
             of_pieces, lse = (plan.parts.new_empty(size, num_heads, dtype=torch.float32) for size in key[:2])
@@ -104,7 +112,7 @@ class DecodePlans:
         return self._sums[key]
 
     def room(self, plan: DecodePlan, num_rows: int, value_dim: int) -> SplitBuffers:
-        """For the parts of a plan; layers follow one another, so one is enough for all of a shape."""
+        """Return buffers for the parts of a plan. Layers run one after the other, so all of a shape share one."""
         num_parts = plan.bounds.num_parts if plan.bounds.num_cuts else 0
         key = (num_parts, num_rows, value_dim)
         if key not in self._rooms:

@@ -1,4 +1,4 @@
-"""Cutting a batch by the lengths that it has, on the device: one launch for all layers of a step."""
+"""Split of a batch by its lengths, on the device: one launch for all layers of a step."""
 
 from torch import Tensor
 
@@ -7,10 +7,10 @@ from kvscope_kernels.decode.bounds import LONGEST_PART, PartBounds
 from kvscope_kernels.triton_language import jit, jit_varying, require_triton, tl
 
 PART_FIELDS = 4
-"""Of a part: its request, the first position, the one past the last, and which of the request's parts it is."""
+"""Fields of a part: its request, first position, end position (exclusive), and flags."""
 FIRST, ONLY = 1, 2
-"""Bits of the last field: the request's first part, and its only one."""
-TILE_B = 256  # requests, or a request's parts, looked at at once
+"""Flag bits: the request's first part, and its only one."""
+TILE_B = 256  # requests, or a request's parts, processed at a time
 _FIRST = tl.constexpr(FIRST)
 _ONLY = tl.constexpr(ONLY)
 _FIELDS = tl.constexpr(PART_FIELDS)
@@ -29,21 +29,26 @@ def plan_decode(
     block_size: int = 0,
     num_places: int = 0,
 ) -> None:
-    """Cut each request's visible tokens into parts of nearly equal length.
+    """Split each request's visible tokens into parts of nearly equal length.
 
-    With v_b = min(seq_lens[b], window), or what the request has of its last chunk of `window` tokens with `is_chunked`,
-    T their sum, and ceilings everywhere:
+    With v_b = min(seq_lens[b], window), or, with `is_chunked`, the request's tokens in its last chunk of `window`
+    tokens, T their sum, and ceilings everywhere:
+
         S   = max(min_tokens, T / num_cuts, min(T / num_wanted, LONGEST_PART));  no bound with num_cuts 0
         n_b = max(1, v_b / (v_b / (v_b / S) rounded up to a multiple of tile_n))
-    so that the sum of n_b is at most batch + num_cuts whatever the lengths are. A request of no tokens is one part.
 
-    seq_lens  (batch,) int32
-    parts     (bounds.num_parts, 4) int32, contiguous: see `PART_FIELDS`; those that are not needed have request -1
-    ranges    (batch, 2) int32, contiguous: each request's first part and how many it has
-    places    (bounds.num_parts,) int32: of the blocks that requests see, one request's behind the other's, which is
-              each part's first; -1 where its request's are not all among the first `num_places`. None: nobody asks
-    With `block_size`, which divides `tile_n`, v_b counts from the begin of the first block that is seen, and each part
-    but a request's first begins with a block.
+    so that the sum of n_b is at most batch + num_cuts for any lengths. A request without tokens is one part.
+
+    With `block_size`, which must divide `tile_n`, v_b counts from the start of the first visible block, and each part
+    except a request's first starts at a block.
+
+    Args:
+        seq_lens: (batch,) int32.
+        parts: Output, (bounds.num_parts, 4) int32, contiguous: see `PART_FIELDS`; unused parts have request -1.
+        ranges: Output, (batch, 2) int32, contiguous: each request's first part, and number of parts.
+        places: Output, (bounds.num_parts,) int32: index of each part's first block, in the visible blocks of all
+            requests,
+            concatenated; -1 unless all of its request's are among the first `num_places`. None: not needed.
     """
     require_triton()
     _plan_decode_kernel[(len(seq_lens),)](
@@ -77,7 +82,7 @@ def _visible(seq_len: tl.tensor, window: tl.tensor, IS_CHUNKED: tl.constexpr, BL
 
 @jit
 def _cut(visible: tl.tensor, longest: tl.tensor, tile_n: tl.tensor) -> tl.tensor:
-    """Number of parts of a request and the length of all but its last; int32 everywhere without overflow."""
+    """Return the number of parts of a request and the length of all but its last; int32 everywhere without overflow."""
     visible = tl.maximum(visible, 1)
     num_parts = (visible - 1) // longest + 1
     size = ((visible - 1) // num_parts // tile_n + 1) * tile_n
@@ -106,7 +111,10 @@ def _plan_decode_kernel(
     TILE_B: tl.constexpr,
     IS_CHUNKED: tl.constexpr,
 ) -> None:
-    """One program: one request. Each looks at all lengths, to know the total and what comes before its own."""
+    """One program: one request.
+
+    Each program reads all lengths, for the total and the number of parts before its own.
+    """
     request = tl.program_id(0)
     lane = tl.arange(0, TILE_B)
     sums = tl.zeros([TILE_B], tl.int64)

@@ -1,1 +1,1 @@
-"""Mixture of experts: the products of the experts that a step's tokens were sent to."""
+"""Mixture of experts: the products of the experts to which a step's tokens are routed."""

@@ -1,7 +1,7 @@
-"""Pairs of a token and an expert, put in order by expert and cut into tiles, without a look from the host.
+"""Grouping of (token, expert) pairs by expert into tiles, without synchronization with the host.
 
-A tile holds pairs of one expert. How many tiles there are is known on the device alone: the host launches as many as
-there can be (`most_tiles`), and those beyond have expert -1.
+A tile holds pairs of one expert. The number of tiles is known on the device only: the host launches as many as there
+can be (`most_tiles`), and unused ones have expert -1.
 """
 
 from typing import Final, NamedTuple
@@ -12,14 +12,15 @@ from torch import Tensor
 from kvscope_kernels.triton_language import jit_varying, next_power_of_2, require_triton, tl
 
 _CHUNK: Final = 1024
-"""Pairs that a program looks through at a time."""
+"""Number of pairs that a program scans at a time."""
 
 
 class ExpertTiles(NamedTuple):
-    """What each tile holds.
+    """Contents of the tiles.
 
-    experts  (tiles,) int32, -1 of those that hold nothing
-    pairs    (tiles * TILE_M,) int32, in ascending order for each expert; as many as there are pairs: nobody's place
+    experts: (tiles,) int32, -1 for unused tiles.
+
+    pairs: (tiles * TILE_M,) int32, ascending for each expert; unused entries equal the number of pairs.
     """
 
     experts: Tensor
@@ -27,16 +28,19 @@ class ExpertTiles(NamedTuple):
 
 
 def most_tiles(num_pairs: int, num_experts: int, tile_m: int) -> int:
-    """Tiles of `tile_m` pairs that there can be, however the pairs fall on experts."""
+    """Return the maximum number of tiles of `tile_m` pairs, for any distribution of pairs over experts."""
     active = min(num_pairs, num_experts)
     return min(num_pairs, (num_pairs + active * (tile_m - 1)) // tile_m)
 
 
 def align_experts(ids: Tensor, num_experts: int, tile_m: int) -> ExpertTiles:
-    """Tiles of pairs by expert, in one launch: a program an expert counts all of them, so that it knows where its own
-    begin, and puts these in order.
+    """Group pairs by expert into tiles, in one launch.
 
-    ids  (pairs,) int32 or int64, contiguous; those outside of [0, num_experts) are in no tile
+    There is a program per expert, which counts the pairs of all experts to find where its own tiles start, and fills
+    these in order.
+
+    Args:
+        ids: (pairs,) int32 or int64, contiguous; pairs with ids outside [0, num_experts) are in no tile.
     """
     require_triton()
     num_tiles = most_tiles(len(ids), num_experts, tile_m)
@@ -48,7 +52,6 @@ def align_experts(ids: Tensor, num_experts: int, tile_m: int) -> ExpertTiles:
 
 
 def align_constants(num_experts: int, tile_m: int) -> dict[str, int]:
-    """The kernel's constants."""
     return {"TILE_M": tile_m, "TILE_E": next_power_of_2(num_experts), "CHUNK": _CHUNK}
 
 
@@ -64,7 +67,7 @@ def _align_experts_kernel(
     TILE_E: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
-    """One program: the tiles of one expert; that of the last one also those that hold nothing."""
+    """One program: the tiles of one expert; the last expert's also marks unused tiles."""
     expert = tl.program_id(0)
     places = tl.arange(0, CHUNK)
     each = tl.arange(0, TILE_E)

@@ -1,4 +1,4 @@
-"""What the experts of one layer are: their weights, and what stands between the two products."""
+"""Weights of the experts of one layer, and the activation between the two products."""
 
 import math
 from typing import Final, NamedTuple
@@ -11,35 +11,34 @@ from kvscope_kernels.checks import FLOAT_DTYPES, require
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
 RELU_SQUARED: Final = 2
-"""Beside the kinds of `gated_activation`; without a gate."""
+"""Activation without a gate, in addition to the kinds of `gated_activation`."""
 FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The numbers that 3 bits stand for, in order."""
+"""Absolute values of the eight 3-bit codes, in order."""
 GROUP: Final = 32
-"""Inputs that share a power of two."""
+"""Number of inputs with a common power of two."""
 _BYTES: Final = GROUP // 2
 _MOST: Final = 128
-"""Of a power as it is stored: what the kernel multiplies by is then a number of float32."""
+"""Maximum stored power, so that the kernel's factor is a float32 number."""
 
 
 class Gate(NamedTuple):
-    """act(min(gate, limit)) * (up cut to [-limit, limit] + shift); of `RELU_SQUARED` max(up, 0)^2 alone.
+    """act(min(gate, limit)) * (up clamped to [-limit, limit] + shift); for `RELU_SQUARED` just max(up, 0)^2.
 
-    gpt-oss has kind SILU with alpha 1.702, limit 7 and shift 1 (its model card, 2025).
+    gpt-oss uses kind SILU with alpha 1.702, limit 7 and shift 1 (its model card, 2025).
     """
 
     kind: int = SILU
     alpha: float = 1.0
-    """SILU is gate * sigmoid(alpha * gate)."""
+    """Slope: SILU is gate * sigmoid(alpha * gate)."""
     limit: float = math.inf
     shift: float = 0.0
 
     @property
     def is_gated(self) -> bool:
-        """Whether there is a gate beside what it lets through."""
         return self.kind != RELU_SQUARED
 
     def of(self, both: Tensor) -> Tensor:
-        """(..., 2 * size), the gate first, to (..., size); without a gate (..., size) to the same."""
+        """Apply the activation: (..., 2 * size), gate first, -> (..., size); without a gate (..., size) -> the same."""
         if not self.is_gated:
             return both.relu().square()
         gate, up = both.chunk(2, dim=-1)
@@ -52,9 +51,10 @@ class Gate(NamedTuple):
 class FourBits(NamedTuple):
     """Weights in MXFP4: weight[e, n, k] = number(code) * 2^(powers[e, n, k // 32] - 127).
 
-    codes   (experts, outputs, inputs / 2) uint8; of each 32 inputs, byte i holds input i in its low half, i + 16 in its
-            high one. A code is a sign and the place of a number in `FP4`
-    powers  (experts, outputs, inputs / 32) uint8, 1 to 128
+    codes: (experts, outputs, inputs / 2) uint8. For each 32 inputs, byte i holds input i in its low half, and input i +
+    16 in its high half. A code is a sign bit and an index into `FP4`.
+
+    powers: (experts, outputs, inputs / 32) uint8, 1 to 128.
 
     Source: Open Compute Project, Microscaling formats, 1.0, 2023.
     """
@@ -63,7 +63,7 @@ class FourBits(NamedTuple):
     powers: Tensor
 
     def widened(self, expert: int, dtype: torch.dtype) -> Tensor:
-        """(outputs, inputs) of one expert."""
+        """Return the dequantized weight of one expert, (outputs, inputs)."""
         codes = self.codes[expert].view(self.codes.shape[1], -1, _BYTES)
         codes = torch.cat((codes & 15, codes >> 4), 2)
         numbers = torch.tensor(FP4, device=codes.device)[(codes & 7).long()] * torch.where(codes > 7, -1.0, 1.0)
@@ -71,7 +71,10 @@ class FourBits(NamedTuple):
 
 
 def four_bits(weight: Tensor) -> FourBits | None:
-    """(experts, outputs, inputs) as they are, if each number is one that MXFP4 has, as of a file in that format."""
+    """Convert (experts, outputs, inputs) to MXFP4, or return None unless that represents every number exactly.
+
+    Weights of a checkpoint in MXFP4 fulfil this.
+    """
     num_experts, outputs, inputs = weight.shape
     if inputs % GROUP:
         return None
@@ -86,7 +89,10 @@ def four_bits(weight: Tensor) -> FourBits | None:
 
 
 def _codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Of (outputs, groups, 32): largest numbers become 4 or 6, and what is a number of the format stays one."""
+    """Convert (outputs, groups, 32), or return None.
+
+    The largest number of a group becomes 4 or 6, which keeps the conversion exact.
+    """
     powers = torch.frexp(groups.abs().amax(2)).exponent - 3 + 127
     powers = powers.masked_fill(groups.abs().amax(2) == 0, 127)
     numbers = torch.ldexp(groups, 127 - powers[..., None])
@@ -99,14 +105,15 @@ def _codes(groups: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 class ExpertWeights(NamedTuple):
-    """Of all experts of a layer.
+    """Weights of all experts of a layer.
 
-    up         (experts, 2 * size, hidden), the gate's rows first; (experts, size, hidden) without a gate
-    down       (experts, hidden, size)
-    up_bias    (experts, rows of up), or None
-    down_bias  (experts, hidden), or None
+    Tensors are floating-point, contiguous, of one dtype and device; `up` and `down` may both be 4-bit.
 
-    Floating, contiguous, of one dtype and device; `up` and `down` may have 4 bits, both.
+    Args:
+        up: (experts, 2 * size, hidden), the gate's rows first; (experts, size, hidden) without a gate.
+        down: (experts, hidden, size).
+        up_bias: (experts, rows of up), or None.
+        down_bias: (experts, hidden), or None.
     """
 
     up: Tensor | FourBits
@@ -126,11 +133,11 @@ class ExpertWeights(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the weights; None of those of 4 bits, which take every type."""
+        """Dtype of the weights; None for 4-bit weights, which work with all dtypes of activations."""
         return None if isinstance(self.down, FourBits) else self.down.dtype
 
     def check(self) -> None:
-        """Raises ValueError for what the operation does not take."""
+        """Raise ValueError if the operation does not support the weights."""
         if self.gate.kind not in (SILU, GELU_TANH, RELU_SQUARED):
             require(False, "kind", self.gate.kind, "SILU, GELU_TANH or RELU_SQUARED")
         if isinstance(self.down, Tensor) and (self.down.dim() != 3 or self.down.dtype not in FLOAT_DTYPES):

@@ -1,8 +1,8 @@
-"""The sum of what a token's experts make of it, each by its share: two grouped products and a sum, on the device alone.
+"""Weighted sum of each token's experts: two grouped products and a sum, without synchronization with the host.
 
 A pair is a token and one of its experts. Both products run over tiles of pairs of one expert (`alignment`), so that an
-expert's weights are read once for the few rows of a decode; a single token's experts differ, and each is a tile of its
-own. The sum over a token's experts goes in their order: the same tokens give the same bits.
+expert's weights are read once for the few rows of a decode. With a single token, each pair is a tile of its own,
+because its experts differ. A token's experts are summed in their order, so that results are deterministic.
 """
 
 from typing import Final, NamedTuple
@@ -27,7 +27,7 @@ from kvscope_kernels.triton_language import (
 )
 
 MOST_ROWS: Final = 128
-"""Of a tile; of weights of 4 bits half as many, since these are widened in registers."""
+"""Maximum rows of a tile; half as many for 4-bit weights, which are dequantized in registers."""
 _AS_IT_IS = -1
 _RELU_SQUARED = tl.constexpr(RELU_SQUARED)
 _GELU_TANH = tl.constexpr(GELU_TANH)
@@ -49,15 +49,23 @@ class MoeProductTiles(NamedTuple):
 
 
 def mix_experts(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor:
-    """sum over j of shares[t, j] * expert ids[t, j] of x[t], expert e of x being
-    down[e] @ gate(up[e] @ x + up_bias[e]) + down_bias[e]; summed in float32.
+    """Return the sum over j of shares[t, j] * expert ids[t, j] of x[t], accumulated in float32.
 
-    x       (tokens, hidden) of the weights' type
-    ids     (tokens, top_k) int32 or int64; what is no expert's number adds nothing
-    shares  (tokens, top_k), floating
+    Expert e of x is down[e] @ gate(up[e] @ x + up_bias[e]) + down_bias[e]. The intermediate result between the products
+    has the dtype of x.
 
-    Returns (tokens, hidden) of the type of x. What is between the products is of that type, too. Raises ValueError.
-    Source: Shazeer et al., Outrageously large neural networks, 2017; tiles as of Gale et al., MegaBlocks, 2022.
+    Args:
+        x: (tokens, hidden) with the weights' dtype.
+        ids: (tokens, top_k) int32 or int64; ids that are not an expert's add nothing.
+        shares: (tokens, top_k), floating-point.
+
+    Returns:
+        (tokens, hidden) with the dtype of x.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Source: Shazeer et al., Outrageously large neural networks, 2017; tiles as in Gale et al., MegaBlocks, 2022.
     """
     check_mixture(x, ids, shares, weights)
     require_triton()
@@ -91,7 +99,7 @@ def _product(
     gate: Gate | None = None,
     shares: Tensor | None = None,
 ) -> Tensor:
-    """(pairs, outputs): of each pair its expert's product with x, of a row a token or a pair."""
+    """Return each pair's product with its expert, (pairs, outputs); x has one row per token or per pair."""
     num_pairs, inputs = ids.numel(), x.shape[1]
     codes, powers = weight if isinstance(weight, FourBits) else (weight, None)
     out = torch.empty(num_pairs, outputs, dtype=x.dtype, device=x.device)
@@ -119,8 +127,11 @@ def _product(
 
 
 def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: int, *, is_packed: bool = False) -> int:
-    """Pairs of a tile: twice as many as fall on an expert, if they fall evenly, so that most experts are one tile and
-    read once; 1 of a single token; in float32, multiplied without matrix units, 16."""
+    """Return the number of pairs per tile: twice the average per expert, so that most experts are one tile and read
+    once.
+
+    With a single token it is 1; in float32, which does not use matrix units, 16.
+    """
     if num_tokens == 1:
         return 1
     if element_bytes == 4:
@@ -132,13 +143,16 @@ def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: i
 def expert_tiles(
     tile_m: int, element_bytes: int, gate: Gate | None = None, *, is_packed: bool = False
 ) -> MoeProductTiles:
-    """For tiles of up to `tile_m` pairs; of a single token's narrow ones, so that all multiprocessors have some. They
-    follow from `tile_m` alone, whose powers of two the warm-up goes through, and all fit 99 KiB of shared memory."""
+    """Return the shape of tiles of up to `tile_m` pairs, which all fit 99 KiB of shared memory.
+
+    For a single token, tiles are narrow, to occupy all multiprocessors. The shape depends on `tile_m` only, whose
+    powers of two are covered by the warm-up.
+    """
     is_gated = gate is not None and gate.is_gated
     rows = max(16, tile_m)
     if element_bytes == 4:
         return MoeProductTiles(rows, 32, 32, 4, 2)
-    if is_packed:  # no two warps widen the same weights
+    if is_packed:  # no two warps dequantize the same weights
         return MoeProductTiles(rows, 64, 128, 4, 4) if rows <= 32 else MoeProductTiles(rows, 128, 64, 8, 3)
     if rows <= 32:
         return MoeProductTiles(rows, 32 if tile_m == 1 else 64, 64 if is_gated else 128, 4, 4)
@@ -150,7 +164,7 @@ def expert_tiles(
 def expert_constants(
     outputs: int, inputs: int, pairs_each: int, tiles: MoeProductTiles, gate: Gate | None
 ) -> dict[str, object]:
-    """The kernel's constants that follow from the shapes; `pairs_each`: pairs that a row of x belongs to."""
+    """Return the kernel's constants that depend on shapes; `pairs_each` is the number of pairs per row of x."""
     has_limit = gate is not None and gate.limit < float("inf")
     return {
         "PAIRS_EACH": pairs_each,
@@ -194,8 +208,10 @@ def _expert_product_kernel(
     WHOLE_K: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: TILE_N outputs of a tile's pairs. The weight's rows are those of the matrix units, x's their
-    columns. Without `pairs` each tile is a pair."""
+    """One program: TILE_N outputs of a tile's pairs. Without `pairs`, each tile is one pair.
+
+    Rows of the weight are rows of the matrix units, rows of x their columns.
+    """
     tile = tl.program_id(1)
     expert = tl.load(experts + tile)
     if (expert >= 0) & (expert < num_experts):
@@ -235,7 +251,7 @@ def _expert_product_kernel(
                 at = start + place
                 inside = (at < inputs // 2) | WHOLE_K
                 in_codes, in_rows = in_n[:, None] & inside[None, :], in_m[:, None] & inside[None, :]
-                low = rows + (at // _BYTES * _GROUP + at % _BYTES)[None, :]  # with the low halves of bytes
+                low = rows + (at // _BYTES * _GROUP + at % _BYTES)[None, :]  # inputs in the low halves of bytes
                 numbers = tl.load(low, mask=in_rows, other=0.0)
                 others = tl.load(low + _BYTES, mask=in_rows, other=0.0)
                 some = tl.load(codes + at[None, :], mask=in_codes, other=0)
@@ -274,7 +290,7 @@ def _expert_product_kernel(
 
 @jit
 def _powers(power: tl.tensor, TILE_N: tl.constexpr, GROUPS: tl.constexpr) -> tl.tensor:
-    """2^(power - 1), (TILE_N, GROUPS) in float32, of each byte of its group: (TILE_N, GROUPS * 16)."""
+    """Return 2^(power - 1), (TILE_N, GROUPS) in float32, repeated for each byte of its group: (TILE_N, GROUPS * 16)."""
     number = ((power.to(tl.int32) + 126) << 23).to(tl.float32, bitcast=True)
     each = number[:, :, None] * tl.full([TILE_N, GROUPS, _BYTES], 1.0, tl.float32)
     return tl.reshape(each, [TILE_N, GROUPS * _BYTES])
@@ -282,8 +298,11 @@ def _powers(power: tl.tensor, TILE_N: tl.constexpr, GROUPS: tl.constexpr) -> tl.
 
 @jit
 def _widened(code: tl.tensor, power: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """The numbers of 4 bits, of the type of `like`. Exponent and mantissa lie as in float32, whose numbers below the
-    normal ones go on as these do; all are smaller by 2^126, which is in `power`."""
+    """Convert 4-bit numbers to the dtype of `like`.
+
+    Exponent and mantissa are placed as in float32, whose subnormal numbers continue like the format's. All are too
+    small by 2^126, which `power` includes.
+    """
     bits = code.to(tl.int32)
     number = (((bits & 7) << 22) | ((bits & 8) << 28)).to(tl.float32, bitcast=True)
     return (number * power).to(like.dtype)
@@ -299,7 +318,7 @@ def _sum_experts_kernel(
     TOP_K: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """One program: TILE numbers of one token."""
+    """One program: TILE columns of one token."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     total = tl.zeros([TILE], tl.float32)
@@ -312,7 +331,7 @@ def _sum_experts_kernel(
 
 
 def mix_experts_torch(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor:
-    """Reference of `mix_experts`: one expert that is asked for after the other. Reads `ids` on the host."""
+    """Reference of `mix_experts`: loops over the experts in `ids`, which it reads on the host."""
     check_mixture(x, ids, shares, weights)
     top_k = ids.shape[1]
     flat, wide = ids.reshape(-1), shares.reshape(-1, 1).float()
@@ -328,7 +347,6 @@ def mix_experts_torch(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWei
 
 
 def check_mixture(x: Tensor, ids: Tensor, shares: Tensor, weights: ExpertWeights) -> None:
-    """Raises ValueError for what `mix_experts` does not take."""
     weights.check()
     hidden, dtype = weights.shape[1], weights.dtype or x.dtype
     if x.dim() != 2 or x.shape[1] != hidden or x.dtype != dtype or dtype not in FLOAT_DTYPES:

@@ -1,1 +1,1 @@
-"""Products with a model's weights as they are."""
+"""Products with a model's unquantized weights."""

@@ -1,7 +1,7 @@
-"""x @ weight.T for the few rows of a decode step, whose time is that of reading the weight once.
+"""x @ weight.T for the few rows of a decode step, which take the time of reading the weight once.
 
-Owns which products the kernels can do, and their tiles; all others go to torch, which asks cuBLAS. On compute
-capability 9 they stand in wherever they can, as measured there; elsewhere where a start measured them
+Owns which products the kernels support, and their tiles; all others use torch (cuBLAS). On compute capability 9 the
+kernels are used wherever supported, as measured there; elsewhere if a measurement at startup favors them
 (`linear.choice`).
 """
 
@@ -24,10 +24,10 @@ from kvscope_kernels.triton_language import (
 )
 
 MAX_ROWS: Final = 16
-"""More of them are more arithmetic a weight, which is what cuBLAS is best at."""
+"""Maximum number of rows; with more, the work per weight increases, and cuBLAS is better."""
 _WIDEST: Final = 2048
 _ELEMENTS: Final = 8192
-"""Of a tile of one row's product: 64 weights a thread, all of them on their way at once."""
+"""Weights in a tile of a one-row product: 64 per thread, all loaded concurrently."""
 _LOAD_BYTES: Final = 16
 
 
@@ -41,14 +41,13 @@ class LinearTiles(NamedTuple):
 
 
 class FewRows(NamedTuple):
-    """For which numbers of rows the kernels stand in for torch's product with a weight."""
+    """Numbers of rows for which the kernels replace torch's product with a weight."""
 
     one: bool
     several: bool
-    """2 to `MAX_ROWS`."""
+    """Whether for 2 to `MAX_ROWS` rows."""
 
     def takes(self, rows: int) -> bool:
-        """Whether they do for so many."""
         return self.one if rows == 1 else self.several and 1 < rows <= MAX_ROWS
 
 
@@ -57,7 +56,7 @@ NEVER: Final = FewRows(False, False)
 
 
 class Linear(Protocol):
-    """Type of `linear` and `linear_torch`."""
+    """Signature of `linear` and `linear_torch`."""
 
     def __call__(
         self,
@@ -76,16 +75,21 @@ def linear(
     dtype: torch.dtype | None = None,
     few: FewRows | None = None,
 ) -> Tensor:
-    """x @ weight.T + bias, summed in float32.
+    """Return x @ weight.T + bias, summed in float32.
 
-    x       (..., inputs), floating
-    weight  (outputs, inputs) of x's type
-    bias    (outputs,), or None
-    dtype   of the result, the type of x or float32; None: the type of x
-    few     which rows the kernels take where they can; None: all on GPUs of compute capability 9, where they were
-            measured against cuBLAS: 1.1 times as fast for one row, 1.07 for 16; none on others
+    Args:
+        x: (..., inputs), floating-point.
+        weight: (outputs, inputs) with the dtype of x.
+        bias: (outputs,), or None.
+        dtype: Dtype of the result, that of x or float32; None: that of x.
+        few: Numbers of rows for which the kernels are used if they support the product. None: all on GPUs of compute
+            capability 9, where they are 1.1 times as fast as cuBLAS for one row, and 1.07 times for 16; none on others.
 
-    Returns (..., outputs). Raises ValueError.
+    Returns:
+        (..., outputs).
+
+    Raises:
+        ValueError: Unsupported arguments.
     """
     check_linear(x, weight, bias, dtype)
     require_triton()
@@ -113,20 +117,23 @@ def linear(
 
 
 def untried(capability: int) -> FewRows:
-    """What the kernels take where no start has measured them."""
+    """Return for which rows the kernels are used without a measurement at startup."""
     return ALWAYS if 90 <= capability < 100 else NEVER
 
 
 def can_take(weight: Tensor) -> bool:
-    """Whether the kernels can do products of few rows with this weight."""
+    """Whether the kernels support products of few rows with this weight."""
     if weight.element_size() != 2 or not weight.is_contiguous():
         return False
     return weight.shape[1] * weight.element_size() % _LOAD_BYTES == 0
 
 
 def linear_tiles(rows: int, outputs: int, inputs: int, multiprocessors: int, capability: int) -> LinearTiles:
-    """As measured on an H100. With few programs each must have more tiles on their way; where a program has 99 KiB of
-    shared memory, there are more of them instead, two to a multiprocessor."""
+    """Return the tiles, as measured on an H100.
+
+    With few programs, each must have more tiles in flight. Where a program has 99 KiB of shared memory, there are more
+    programs instead, two per multiprocessor.
+    """
     if rows == 1:
         fitting = next((each for each in (2048, 1024, 512) if inputs % each == 0), 0)
         tile_k = fitting or min(_WIDEST, next_power_of_2(inputs))
@@ -137,8 +144,11 @@ def linear_tiles(rows: int, outputs: int, inputs: int, multiprocessors: int, cap
 
 
 def linear_constants(outputs: int, inputs: int, tiles: LinearTiles) -> dict[str, int | bool]:
-    """The kernel's constants that follow from the shapes. Those themselves are none: a loop of known length is rolled
-    out, which made seven turns of one row 7 % slower."""
+    """Return the kernel's constants that depend on the shapes.
+
+    The shapes themselves are not constants: Triton would unroll the loop of known length, which made seven iterations
+    for one row 7 % slower.
+    """
     return {
         "TILE_M": tiles.tile_m,
         "TILE_N": tiles.tile_n,
@@ -164,7 +174,10 @@ def _skinny_linear_kernel(
     WHOLE_K: tl.constexpr,
     UPCAST_DOT: tl.constexpr,
 ) -> None:
-    """One program: TILE_N outputs of all rows. The weight's rows are those of the matrix units, x's their columns."""
+    """One program: TILE_N outputs of all rows.
+
+    Rows of the weight are rows of the matrix units, rows of x their columns.
+    """
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     in_n = (n < outputs) | WHOLE_N
     column = tl.arange(0, TILE_K)
@@ -203,7 +216,7 @@ def linear_torch(
     dtype: torch.dtype | None = None,
     few: FewRows | None = None,
 ) -> Tensor:
-    """Reference of `linear`, and the path of what the kernels do not take, whatever `few` says."""
+    """Reference of `linear`, and the implementation of what the kernels do not support; ignores `few`."""
     check_linear(x, weight, bias, dtype)
     if dtype is None or dtype == x.dtype:
         return functional.linear(x, weight, bias)
@@ -216,7 +229,6 @@ def linear_torch(
 
 
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None) -> None:
-    """Raises ValueError for what `linear` does not take."""
     if weight.dim() != 2 or weight.dtype not in FLOAT_DTYPES:
         require(False, "weight", weight, "(outputs, inputs), floating,")
     if x.dim() < 1 or x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype:

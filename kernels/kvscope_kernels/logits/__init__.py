@@ -1,1 +1,1 @@
-"""Operations on the logits of a step, before a token is drawn."""
+"""Operations on the logits of a step, up to and including sampling."""

@@ -1,4 +1,4 @@
-"""Leaving a row only the tokens that may come next: the rest of its logits become -inf, in one launch for a batch."""
+"""Grammar mask: the logits of tokens that are not allowed next become -inf, in one launch for a batch."""
 
 import torch
 from torch import Tensor
@@ -11,13 +11,17 @@ _TILE = 1024
 
 
 def allow_tokens(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
-    """logits[rows[i], token] = -inf where bit `token` of allowed[i] is 0. In place, in one launch.
+    """Set logits[rows[i], token] = -inf where bit `token` of allowed[i] is 0. In place, in one launch.
 
-    logits   (num_rows, vocabulary) float32, contiguous
-    rows     (n,) int64, each once
-    allowed  (n, words) int32, contiguous; bit token % 32 of word token // 32, of at least `vocabulary` tokens
+    Args:
+        logits: (num_rows, vocabulary) float32, contiguous.
+        rows: (n,) int64, distinct.
+        allowed: (n, words) int32, contiguous; bit token % 32 of word token // 32, for at least `vocabulary` tokens.
 
-    Raises ValueError. Source: XGrammar (arXiv 2411.15100), whose masks have this form.
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Source: XGrammar (arXiv 2411.15100), whose masks have this layout.
     """
     _check(logits, rows, allowed)
     require_triton()
@@ -46,7 +50,7 @@ def _allow_tokens_kernel(
 
 
 def allow_tokens_torch(logits: Tensor, rows: Tensor, allowed: Tensor) -> None:
-    """Reference of `allow_tokens`, and the CPU's own path."""
+    """Reference of `allow_tokens`, and the implementation for CPUs."""
     _check(logits, rows, allowed)
     bits = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=allowed.device)
     octets = allowed.view(torch.uint8)  # little-endian words: octets are in the order of tokens

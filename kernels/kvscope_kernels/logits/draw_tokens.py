@@ -1,7 +1,7 @@
-"""Drawing a token a row: temperature, top-k, top-p, min-p and a race by the row's own random numbers, in one launch.
+"""Sampling of a token per row: temperature, top-k, top-p, min-p and a race of random numbers, in one launch.
 
-Nothing is sorted. A row's threshold is searched for: sums of weights (or counts) at or above three values tell in
-which of four intervals it lies, and each pass over the row makes the interval smaller, until one value is left in it.
+Nothing is sorted. A row's threshold is found by search: sums of weights (or counts) at or above three values show in
+which of four intervals it is, and each pass over the row narrows the interval until one value is left in it.
 """
 
 import torch
@@ -13,28 +13,33 @@ from kvscope_kernels.logits.token_filter import PIECE, in_pieces, thresholds
 from kvscope_kernels.triton_language import jit, require_triton, tl
 
 NUM_OPTIONS = 4
-"""Columns of `options`."""
+"""Number of columns of `options`."""
 _TILE = 16 << 10
-"""Numbers that are looked at together: enough loads under way to keep one multiprocessor's share of L2 busy."""
+"""Numbers processed together: enough outstanding loads to keep one multiprocessor's share of L2 busy."""
 _COLUMNS = 2048
 _WARPS = 16
 
 
 def draw_tokens(logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-    """One token for each of `rows`, (n,) int64; in one launch, and nothing is waited for.
-
-    logits   (num_rows, vocabulary) float32, contiguous; may be changed in `rows`
-    options  (n, 4) float64, contiguous: temperature (above 0), top-k (0: all), top-p (1: all), min-p (0: all)
-    keys     (n,) int64: what each one's random numbers begin with
-    rows     (n,) int64, each once
+    """Sample one token for each of `rows`, (n,) int64; in one launch, without synchronization.
 
     Weights are w = exp((logit - largest) / temperature). Kept are tokens with w >= min-p, of these those at or above
-    the k-th largest, and of these those at or above the first at which the sum of weights, the largest first, reaches
-    top-p of all of it; equals stay together. Then pieces of 256 tokens race, the first at the least E / (sum of w), E
-    an exponential random number of its own (`random_numbers`), and after it the tokens of the piece that won.
+    the k-th largest, and of these those at or above the first at which the sum of weights, largest first, reaches top-p
+    of the total; equal tokens stay together. Then pieces of 256 tokens race: the first has the least E / (sum of w),
+    with E an exponential random number of its own (`random_numbers`). Then the tokens of the winning piece race in the
+    same way.
 
-    Raises ValueError. Sources: vLLM for the order of filters; the threshold is searched for as in FlashInfer (Ye et al.
-    2025, Sorting-Free GPU Kernels for LLM Sampling), but exactly, and before a token is drawn.
+    Args:
+        logits: (num_rows, vocabulary) float32, contiguous; may be overwritten in `rows`.
+        options: (n, 4) float64, contiguous: temperature (above 0), top-k (0: all), top-p (1: all), min-p (0: all).
+        keys: (n,) int64: start of each row's random numbers.
+        rows: (n,) int64, distinct.
+
+    Raises:
+        ValueError: Unsupported arguments.
+
+    Sources: vLLM for the order of filters; the threshold search is as in FlashInfer (Ye et al. 2025, Sorting-Free GPU
+    Kernels for LLM Sampling), but exact, and completed before a token is drawn.
     """
     _check(logits, options, keys, rows)
     require_triton()
@@ -48,14 +53,13 @@ def draw_tokens(logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> 
 
 
 def draw_constants() -> dict[str, int]:
-    """Of the kernel."""
     return {"TILE_R": _TILE // _COLUMNS, "TILE_C": _COLUMNS, "PIECE": PIECE, "TILE_P": _TILE // PIECE}
 
 
 @jit
 def _draw_tokens_kernel(
     logits: tl.tensor,
-    asked: tl.tensor,  # no argument of Triton's may be called `options`
+    asked: tl.tensor,  # Triton reserves the name `options`
     keys: tl.tensor,
     rows: tl.tensor,
     tokens: tl.tensor,
@@ -80,8 +84,8 @@ def _draw_tokens_kernel(
         kth = _search(values, vocabulary, top, scale, lowest, count, top_k, True, TILE_R, TILE_C)
         floor = tl.maximum(floor, kth)
     if top_p < 1.0:
-        start = tl.maximum(floor, tl.maximum(lowest, top - 126.0 / scale))  # all below weighs nothing in float32
-        # The largest weighs 1: tokens that weigh less than (1 - top-p) / vocabulary are not needed, all together.
+        start = tl.maximum(floor, tl.maximum(lowest, top - 126.0 / scale))  # weights below are 0 in float32
+        # The largest weight is 1: tokens with less than (1 - top-p) / vocabulary are not needed, even all together.
         near = tl.maximum(start, top - temperature * tl.log(2.0 * vocabulary / (1.0 - top_p)))
         middle = near + 0.5 * (top - near)
         total, above_near, above_middle, _, _ = _sums(
@@ -112,7 +116,7 @@ def _tile(values: tl.tensor, start: tl.tensor, vocabulary: tl.tensor, ROWS: tl.c
 
 @jit
 def _extremes(values: tl.tensor, vocabulary: tl.tensor, TILE_R: tl.constexpr, TILE_C: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest, the smallest above -inf, and how many are above -inf."""
+    """Return the largest value, the smallest above -inf, and how many are above -inf."""
     largest = tl.full((TILE_C,), float("-inf"), tl.float32)
     lowest = tl.full((TILE_C,), float("inf"), tl.float32)
     count = tl.zeros((TILE_C,), tl.float32)
@@ -138,13 +142,13 @@ def _search(  # type: ignore[no-untyped-def]
     TILE_R: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
-    """The largest value v of the row for which the sum at or above v is at least `wanted`; from `lowest`, of which that
-    sum is `most`, on.
+    """Return the largest value v of the row, from `lowest` on, for which the sum at or above v is at least `wanted`.
 
-    It lies in [low, high], whole numbers that are ordered as the floats are. Three values are tried at once: near where
-    the sum would be `wanted` if it fell exponentially; behind a pass that gained less than two bits those that quarter
-    the interval, and where that does not end soon, since values are of very different sizes, the whole numbers'
-    quarters. Seven passes are usual for 128,256 logits.
+    `most` is the sum at or above `lowest`. The search interval [low, high] consists of integers ordered like the
+    floats. Three values are tried per pass: close to where the sum would be `wanted` if it fell exponentially; after a
+    pass that gained less than two bits, those that quarter the interval; and if that does not converge soon, because
+    values have very different magnitudes, those that quarter the range of integers. Seven passes are usual for 128,256
+    logits.
     """
     low, high = _ordered(lowest), _ordered(top)
     above_low, above_high = most, most * 0.0
@@ -218,8 +222,11 @@ def _sums(  # type: ignore[no-untyped-def]
     TILE_R: tl.constexpr,
     TILE_C: tl.constexpr,
 ):
-    """Sums of weights, or counts, at or above three values; the smallest value from `low` on and the largest up to
-    `high`. Sums fall as values grow, rounded as they are: each adds the same places in the same order."""
+    """Return sums of weights, or counts, at or above three values, the smallest value >= `low`, and the largest <=
+    `high`.
+
+    Sums decrease monotonically as values grow, even with rounding: each adds the same elements in the same order.
+    """
     a = tl.zeros((TILE_C,), tl.float32)
     b = tl.zeros((TILE_C,), tl.float32)
     c = tl.zeros((TILE_C,), tl.float32)
@@ -238,7 +245,7 @@ def _sums(  # type: ignore[no-untyped-def]
 
 @jit
 def _weight(x: tl.tensor, top: tl.tensor, scale: tl.tensor):  # type: ignore[no-untyped-def]
-    """Of values, 1 at the largest, infinity too."""
+    """Return the weights of values: 1 for the largest, even if it is infinite."""
     return tl.where(x == top, 1.0, tl.exp2((x - top) * scale))
 
 
@@ -253,7 +260,7 @@ def _fastest_piece(  # type: ignore[no-untyped-def]
     PIECE: tl.constexpr,
     TILE_P: tl.constexpr,
 ):
-    """The piece that wins the race, the first of equals."""
+    """Return the piece that wins the race, the first of equal ones."""
     best = key.to(tl.float64) * 0.0 - 1.0
     winner = vocabulary * 0
     pieces = tl.arange(0, TILE_P)
@@ -271,7 +278,9 @@ def _fastest_piece(  # type: ignore[no-untyped-def]
 
 @jit
 def _exponentials(key: tl.tensor, places: tl.tensor):  # type: ignore[no-untyped-def]
-    """As `random_numbers.exponentials` has them at these places, but for the last bits of the smallest."""
+    """Return the numbers of `random_numbers.exponentials` at these indices; the smallest may differ in the last
+    bits.
+    """
     state = key + (places + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
@@ -282,20 +291,19 @@ def _exponentials(key: tl.tensor, places: tl.tensor):  # type: ignore[no-untyped
 
 @jit
 def _ordered(value: tl.tensor):  # type: ignore[no-untyped-def]
-    """A whole number, ordered as floats are."""
+    """Convert a float to an integer with the same order; `_value` is the inverse."""
     bits = value.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
 
 
 @jit
 def _value(number: tl.tensor):  # type: ignore[no-untyped-def]
-    """Back again."""
     bits = number.to(tl.int32)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
 
 
 def draw_tokens_torch(logits: Tensor, options: Tensor, keys: Tensor, rows: Tensor) -> Tensor:
-    """Reference of `draw_tokens`, and the CPU's own path. Waits for its operands on a GPU."""
+    """Reference of `draw_tokens`, and the implementation for CPUs. On a GPU, it synchronizes."""
     _check(logits, options, keys, rows)
     if not len(rows):
         return torch.empty_like(keys)
@@ -308,19 +316,23 @@ def draw_tokens_torch(logits: Tensor, options: Tensor, keys: Tensor, rows: Tenso
 
 
 def draw(weights: Tensor, keys: Tensor) -> Tensor:
-    """Drawing one token a row from weights, by exponential races.
+    """Draw an index per row from weights, by exponential races.
 
-    Of tokens whose times are E / weight, E distributed as Exp(1), each is the first with its weight's share. A race
-    of all needs a number for each: 3.3 ms for 8 rows of 49,152 tokens on one core, where a cumulative sum takes
-    0.08. So pieces of the vocabulary race first, by the sums of their weights, then the tokens of the piece that
-    won: the same shares for a number a piece and one a place in a piece, in 0.10 ms.
+    Among tokens with times E / weight, E distributed as Exp(1), each is first with a probability proportional to its
+    weight. A race of all tokens needs a random number for each: 3.3 ms for 8 rows of 49,152 tokens on one core, where a
+    cumulative sum takes 0.08. So pieces of the vocabulary race first, by their sums of weights, then the tokens of the
+    winning piece:
+    the same probabilities with one number per piece and one per position in a piece, in 0.10 ms.
 
-    Owns nothing but arithmetic. A row's result depends on its own weights and key alone, and a token's weight moves
-    none of the other pieces' times, as it would move all places behind it in a cumulative sum.
+    A row's result depends on its own weights and key only, and the weight of a token does not affect the times of other
+    pieces, while in a cumulative sum it would shift all later positions.
 
-    weights (n, size) >= 0 and not all zero in a row, keys (n,) int64 (`random_numbers`) -> indices (n,).
+    Args:
+        weights: (n, size) >= 0, not all zero in a row. An index with weight zero is never drawn.
+        keys: (n,) int64 (`random_numbers`).
 
-    An index of weight zero is never drawn.
+    Returns:
+        Indices (n,).
     """
     pieces = in_pieces(weights, 0.0)
     num_pieces = pieces.shape[1]

@@ -1,8 +1,8 @@
-"""Random numbers by counter: those of a seed and a position, whatever else is drawn.
+"""Counter-based random numbers, determined by a seed and a position only.
 
-A request's numbers depend on nothing but its seed and how far it is, so a batch, its order and a preemption cannot
-change them. Whole numbers are mixed on the host for each request, and on the device for each number. Source: Steele,
-Lea, Flood, Fast splittable pseudorandom number generators, 2014 (SplitMix64).
+A request's numbers depend on its seed and its number of output tokens, so they do not change with the batch, its order,
+or preemption. Seeds and positions are mixed on the host for each request, counters on the device for each number.
+Source: Steele, Lea, Flood, Fast splittable pseudorandom number generators, 2014 (SplitMix64).
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ _MASK: Final = (1 << 64) - 1
 
 
 def keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
-    """One for each pair: what its random numbers begin with. Seeds are any integers, taken modulo 2^64.
+    """Return the start of the random numbers of each (seed, position). Seeds are any integers, taken modulo 2^64.
 
-    Each seed, mixed, starts a SplitMix64 sequence; the position is how far along it.
+    Each mixed seed starts a SplitMix64 sequence, in which the position is the index.
     """
     starts = _as_uint64(seeds)
     counters = _as_uint64(positions)
@@ -31,14 +31,16 @@ def keys(seeds: Sequence[int], positions: Sequence[int]) -> NDArray[np.int64]:
 
 
 def exponentials(keys: Tensor, count: int) -> Tensor:
-    """keys (n,) int64 -> (n, count) float64, each distributed as Exp(1), above 0: of the SplitMix64 sequence that a key
-    starts, with 53 random bits."""
+    """Return random numbers distributed as Exp(1), above 0: keys (n,) int64 -> (n, count) float64.
+
+    They are from the SplitMix64 sequences that the keys start, with 53 random bits.
+    """
     counters = torch.arange(1, count + 1, device=keys.device).mul_(_signed(_GOLDEN))
     state = keys[:, None] + counters
     spare = torch.empty_like(state)
     for shift, multiplier in ((30, _MULTIPLIER_1), (27, _MULTIPLIER_2), (31, None)):
         torch.bitwise_right_shift(state, shift, out=spare)
-        state.bitwise_xor_(spare.bitwise_and_((1 << (64 - shift)) - 1))  # the shift brought the sign along
+        state.bitwise_xor_(spare.bitwise_and_((1 << (64 - shift)) - 1))  # arithmetic shift: clear the sign bits
         if multiplier is not None:
             state.mul_(_signed(multiplier))
     uniforms = state.bitwise_and_((1 << 53) - 1).double().add_(0.5)
@@ -50,7 +52,6 @@ def _as_uint64(values: Sequence[int]) -> NDArray[np.uint64]:
 
 
 def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64."""
     state = (state ^ (state >> np.uint64(30))) * _MULTIPLIER_1
     state = (state ^ (state >> np.uint64(27))) * _MULTIPLIER_2
     return state ^ (state >> np.uint64(31))

@@ -1,8 +1,8 @@
-"""Which tokens top-k, top-p and min-p leave: for each row the smallest logit that is kept, by sorting.
+"""Thresholds of top-k, top-p and min-p: for each row the smallest logit that is kept, by sorting.
 
-Owns the rules, in vLLM's order (min-p, then top-k, then top-p of what is left). A threshold keeps all tokens of
-equal logit, so that nothing depends on how a sort orders equals. How much of a row is sorted follows from its own
-options and logits, so a row's threshold does not depend on the rows beside it.
+Owns the rules, in vLLM's order (min-p, then top-k, then top-p of the rest). A threshold keeps all tokens of equal
+logit, so that the order of equal elements in a sort does not matter. How much of a row is sorted depends on its own
+options and logits, so a row's threshold does not depend on other rows.
 """
 
 from typing import Final, NamedTuple
@@ -12,16 +12,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 PIECE: Final = 256
-"""Of a vocabulary, whose sums and maxima are taken in two levels: pieces first, then what they gave."""
+"""Tokens per piece of the vocabulary. Sums and maxima are computed in two levels: within pieces, then over them."""
 SORTED_SIZES: Final = (65, 1025)
-"""How many of the largest logits are looked at before a whole row is sorted. One more than usual values of top-k:
-whether the last of k has equals is seen by the one after it."""
+"""Numbers of largest logits that are tried before a whole row is sorted.
+
+One more than usual values of top-k: the next logit shows whether the k-th has equals.
+"""
 
 
 def thresholds(logits: Tensor, weights: Tensor, options: Tensor) -> Tensor:
-    """logits (n, vocabulary), float32 and divided by the temperature -> (n,): tokens at or above are kept.
+    """Return the smallest kept logit of each row, (n,).
 
-    `weights` are exp(logit - the row's largest), `options` those of `draw_tokens`.
+    Args:
+        logits: (n, vocabulary), float32, divided by the temperature.
+        weights: exp(logit - the row's largest).
+        options: As for `draw_tokens`.
     """
     vocabulary = logits.shape[1]
     floors = logits.amax(-1) + options[:, 3].float().log()
@@ -49,7 +54,7 @@ def thresholds(logits: Tensor, weights: Tensor, options: Tensor) -> Tensor:
 
 
 class _Rows(NamedTuple):
-    """Rows that are looked at together."""
+    """Rows processed together."""
 
     logits: Tensor
     weights: Tensor
@@ -61,7 +66,9 @@ class _Rows(NamedTuple):
 
 
 def _top_thresholds(rows: _Rows, size: int) -> tuple[Tensor, Tensor]:
-    """Thresholds (n,) from the largest logits of each row, and (n,) whether those were enough to know."""
+    """Return thresholds (n,) computed from the `size` largest logits of each row, and (n,) whether these were
+    sufficient.
+    """
     top_k = rows.top_k
     largest = rows.logits.topk(size).values
     limits = torch.maximum(rows.floors, _kth_values(largest, top_k))[:, None]
@@ -77,7 +84,7 @@ def _top_thresholds(rows: _Rows, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _totals(rows: _Rows, sums_of_largest: Tensor) -> Tensor:
-    """(n,) float64, the weight of all that min-p and top-k leave: what top-p is a share of."""
+    """Return the weight of all tokens left by min-p and top-k, to which top-p applies: (n,) float64."""
     if bool((rows.top_k > 0).all()):
         return sums_of_largest
     weights = rows.weights
@@ -87,18 +94,18 @@ def _totals(rows: _Rows, sums_of_largest: Tensor) -> Tensor:
 
 
 def _kth_values(largest: Tensor, top_k: Tensor) -> Tensor:
-    """(n,): the k-th largest logit; -inf where k is 0."""
+    """Return the k-th largest logit, (n,); -inf if k is 0."""
     values = largest.gather(-1, (top_k - 1).clamp_(min=0)[:, None])[:, 0]
     return torch.where(top_k > 0, values, -torch.inf)
 
 
 def in_pieces(values: Tensor, fill: float) -> Tensor:
-    """(n, size) -> (n, number of pieces, PIECE), the last one filled up."""
+    """Reshape (n, size) to (n, number of pieces, PIECE), padding the last piece."""
     missing = -values.shape[-1] % PIECE
     padded = pad(values, (0, missing), value=fill) if missing else values
     return padded.reshape(len(values), -1, PIECE)
 
 
 def sums(values: Tensor) -> Tensor:
-    """(n, size) -> (n,) float64: float32 within a piece, float64 over pieces, exact enough for 250,000 numbers."""
+    """Sum rows, (n, size) -> (n,) float64, in float32 within a piece: exact enough for 250,000 numbers."""
     return in_pieces(values, 0.0).sum(-1).double().sum(-1)

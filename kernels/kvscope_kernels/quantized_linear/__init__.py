@@ -1,1 +1,1 @@
-"""Weights of 4 and 8 bits in groups: what they are, and the product with them on a GPU; on a CPU it is `cpu`'s."""
+"""Weights of 4 and 8 bits in groups, and products with them on a GPU; products on a CPU are in `cpu`."""

@@ -1,7 +1,7 @@
-"""Products of weights in FP8 (e4m3) with activations rounded to FP8, a scale a token.
+"""Products of FP8 (e4m3) weights with activations rounded to FP8, with a scale per token.
 
-Owns what such a weight is, how rows are rounded, and what multiplies them: on a GPU torch's scaled product where it has
-one for this card, else our kernel, which widens in registers; on a CPU the reference.
+Owns the format of weights, the rounding of rows, and the choice of the product: on a GPU torch's scaled product if it
+supports the card, else our kernel, which dequantizes in registers; on a CPU the reference.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from kvscope_kernels.triton_language import jit, next_power_of_2, require_triton
 
 E4M3: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
-"""Of e4m3."""
+"""Largest number of e4m3."""
 _LARGEST = tl.constexpr(LARGEST)
 _NAN: Final = 0x7F
-"""And a sign."""
+"""Bits of NaN, without the sign."""
 _LARGEST_SCALE: Final = 128.0
-"""Of a weight: its product with 2^120 is a float32."""
+"""Upper bound of a weight's scale: its product with 2^120 must be a float32."""
 _SMALLEST_SCALE: Final = 2.0**-40
 _SMALLEST_SCALE_TL = tl.constexpr(_SMALLEST_SCALE)
 _FEW_ROWS: Final = 16
-"""Up to which our kernel reads the weight: torch's tiles are made for more."""
+"""Maximum number of rows for our kernel; torch's tiles are made for more."""
 _WIDEST: Final = 4096
 _TRIED_OUTPUTS: Final = 64
 _ALLOWED: Final = 1e-2
-"""Error of a product, over its size: its result is bfloat16."""
+"""Relative error allowed for torch's product, whose result is bfloat16."""
 _REFUSALS: Final = (RuntimeError, TypeError, ValueError)
-"""torch's, for a form or a card that it has no product for, and its libraries'."""
+"""Errors of torch and its libraries for unsupported shapes or cards."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Fp8Weight:
     scale: Tensor
     """(outputs, groups) float32, each below 2^7; groups = ceil(inputs / group)."""
     group: int
-    """Inputs, a multiple of CHUNK; at least `inputs` where a row has one scale."""
+    """Inputs per group, a multiple of CHUNK; at least `inputs` if a row has one scale."""
 
     def __post_init__(self) -> None:
         if self.codes.dim() != 2 or not self.codes.numel() or self.codes.dtype != E4M3:
@@ -64,18 +64,18 @@ class Fp8Weight:
         shape = len(self.codes), -(-self.codes.shape[1] // self.group)
         if self.group % CHUNK or self.scale.shape != shape or self.scale.dtype != torch.float32:
             require(False, "scale", self.scale, f"{shape} float32")
-        if int((self.codes.view(torch.uint8) & _NAN).max()) == _NAN:  # of which the kernel would make 480
+        if int((self.codes.view(torch.uint8) & _NAN).max()) == _NAN:  # the kernel would read them as 480
             require(False, "codes", self.codes, "float8_e4m3fn without NaN")
         if not bool((self.scale.abs() < _LARGEST_SCALE).all()):
             require(False, "scale", float(self.scale.abs().max()), f"below {_LARGEST_SCALE}")
 
     def widened(self) -> Tensor:
-        """(outputs, inputs) float32."""
+        """Return the dequantized weight, (outputs, inputs) float32."""
         return self.scale.repeat_interleave(self.group, 1)[:, : self.codes.shape[1]] * self.codes.float()
 
 
 def joined_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight | None:
-    """One weight with the outputs of all, one after the other; None if their groups or inputs differ."""
+    """Concatenate the outputs of weights. Returns None if their groups or inputs differ."""
     if len({(weight.group, weight.codes.shape[1]) for weight in weights}) > 1:
         return None
     codes = torch.cat([weight.codes.view(torch.uint8) for weight in weights]).view(E4M3)
@@ -83,7 +83,7 @@ def joined_fp8(weights: Sequence[Fp8Weight]) -> Fp8Weight | None:
 
 
 def rounded_fp8(weight: Tensor) -> Fp8Weight:
-    """`weight` (outputs, inputs) in e4m3, a scale a row. Raises ValueError for what is empty or not finite.
+    """Round `weight` (outputs, inputs) to e4m3 with a scale per row. Raises ValueError if it is empty or not finite.
 
     See docs/internals/decisions/0018-fp8-has-one-scale-per-row.md.
     """
@@ -95,15 +95,21 @@ def rounded_fp8(weight: Tensor) -> Fp8Weight:
 
 
 def round_rows_torch(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Reference of `round_rows`: (rows, inputs) to e4m3 and (rows,) float32 scales, a row's largest number 448. A row
-    that has a NaN or an infinite number is all NaN once it is widened."""
+    """Reference of `round_rows`: (rows, inputs) to e4m3 and (rows,) float32 scales, such that a row's largest number is
+    448.
+
+    A row that has NaN or infinity dequantizes to all NaN.
+    """
     wide = x.float()
     scale = (wide.abs().amax(-1) / LARGEST).clamp(min=_SMALLEST_SCALE)
     return (wide / scale[:, None]).clamp(-LARGEST, LARGEST).to(E4M3), scale
 
 
 def round_rows(x: Tensor, *, widened: bool = False) -> tuple[Tensor, Tensor]:
-    """(rows, inputs) to e4m3 and (rows,) float32 scales, in one launch. With `widened` e4m3 come in the type of x."""
+    """Round (rows, inputs) to e4m3 with (rows,) float32 scales, in one launch.
+
+    With `widened`, the e4m3 numbers are returned in the dtype of x.
+    """
     require_triton()
     rows, inputs = x.shape
     codes = torch.empty(x.shape, dtype=x.dtype if widened else E4M3, device=x.device)
@@ -118,9 +124,9 @@ def round_rows(x: Tensor, *, widened: bool = False) -> tuple[Tensor, Tensor]:
 def _round_rows_kernel(
     x: tl.tensor, codes: tl.tensor, scale: tl.tensor, INPUTS: tl.constexpr, TILE: tl.constexpr
 ) -> None:
-    """One program: a row, read twice where it is wider than a tile."""
+    """One program: a row, read twice if it is wider than a tile."""
     row = tl.program_id(0).to(tl.int64)
-    largest = tl.zeros([TILE], tl.int32)  # bits of what is not negative are in its order, and NaN's are the largest
+    largest = tl.zeros([TILE], tl.int32)  # bits of non-negative floats are ordered like the floats, with NaN above
     for start in range(0, INPUTS, TILE):
         k = start + tl.arange(0, TILE)
         numbers = tl.load(x + row * INPUTS + k, mask=k < INPUTS, other=0.0).to(tl.float32)
@@ -138,15 +144,18 @@ def _round_rows_kernel(
 
 @jit
 def _rounded(numbers: tl.tensor) -> tl.tensor:
-    """To the nearest e4m3, ties to even, still in float32: by sums that leave no place for the bits that go. No card
-    before compute capability 8.9 converts, and all give the same here."""
+    """Round float32 to the nearest e4m3 number, ties to even, still as float32.
+
+    Adds and subtracts a number so large that the excess bits are rounded off. GPUs below compute capability 8.9 have no
+    conversion instruction, and this way the result is the same on all.
+    """
     exponent = (numbers.to(tl.int32, bitcast=True) >> 23) & 0xFF
     step = ((tl.maximum(exponent, 121) + 20) << 23).to(tl.float32, bitcast=True) * 1.5
     return (numbers + step) - step
 
 
 class TorchFp8:
-    """Reference of `GpuFp8`, for any device: weight and rows are widened. Small, but slow."""
+    """Reference of `GpuFp8` for any device; dequantizes weight and rows for each product. Slow."""
 
     def __init__(self, weight: Fp8Weight, bias: Tensor | None, *, rounds_activations: bool = True) -> None:
         self._weight, self._rounds = weight, rounds_activations
@@ -154,12 +163,14 @@ class TorchFp8:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is kept in memory."""
         held = (self._weight.codes, self._weight.scale)
         return held if self._bias is None else (*held, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x. Raises ValueError."""
+        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
+
+        Raises ValueError for unsupported arguments.
+        """
         check_product(x, add, (self._weight.codes.shape[0], self._weight.codes.shape[1]))
         if self._rounds:
             codes, scale = round_rows_torch(x.reshape(-1, x.shape[-1]))
@@ -171,10 +182,10 @@ class TorchFp8:
 
 
 class GpuFp8:
-    """x @ weight.T summed in float32, both in e4m3 whatever the number of rows; or x as it is, in our kernel alone.
+    """x @ weight.T summed in float32, both in e4m3 for any number of rows; or x unrounded, in our kernel only.
 
-    torch's product is tried with the weight itself as this is made, and not asked again once it fails. One stream at a
-    time may multiply with it: see `GroupFacts.arrived`.
+    torch's product is tried with this weight at construction, and abandoned once it fails. Only one stream at a time
+    may use an instance: see `GroupFacts.arrived`.
     """
 
     def __init__(
@@ -195,12 +206,14 @@ class GpuFp8:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is kept in memory."""
         held = (self._codes, self._scale, self._arrived)
         return held if self._bias is None else (*held, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x. Raises ValueError."""
+        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
+
+        Raises ValueError for unsupported arguments.
+        """
         check_product(x, add, (self.outputs, self.inputs))
         rows = x.reshape(-1, self.inputs)
         asked = out_type(x, add, dtype)
@@ -222,7 +235,9 @@ class GpuFp8:
         return out
 
     def tell_failure(self, tell: Callable[[str], object]) -> None:
-        """`tell` is told on a line that torch's product failed, if it did, or once it does."""
+        """Set the callback for a failure of torch's product; it gets one line, now if it has failed already, else when
+        it does.
+        """
         self._tell = tell
         if self._line:
             tell(self._line)
@@ -236,7 +251,9 @@ class GpuFp8:
         self._tell(self._line)
 
     def _fault(self) -> str:
-        """What torch says of a product with this weight; where it multiplies, how far its result is off, if it is."""
+        """Return torch's error for a product with this weight, or the error of its result if that is too large,
+        or "".
+        """
         some = slice(None, None, max(1, self.outputs // _TRIED_OUTPUTS))
         x = torch.randn(_FEW_ROWS + 1, self.inputs, generator=torch.Generator().manual_seed(0))
         codes, scale = round_rows_torch(x.to(self._codes.device))
@@ -254,21 +271,23 @@ class GpuFp8:
 def fp8_product(
     weight: Fp8Weight, bias: Tensor | None, device: torch.device, *, rounds_activations: bool = True
 ) -> GpuFp8 | TorchFp8:
-    """A GPU's product, or the reference."""
+    """Return the GPU's product, or the reference on a CPU."""
     if device.type == "cuda":
         return GpuFp8(weight, bias, device, rounds_activations=rounds_activations)
     return TorchFp8(weight, bias, rounds_activations=rounds_activations)
 
 
 def fp8_implementation(device: torch.device) -> tuple[str, str]:
-    """Return what multiplies a weight in FP8 on a GPU, as far as that is known without the weight, and why."""
+    """Return which implementation multiplies FP8 weights on a GPU, as far as known without the weight, and the
+    reason.
+    """
     if multiplies_fp8(device):
         return TORCH, f"{TRITON} for up to {_FEW_ROWS} rows, and for weights that torch's product does not take"
     return TRITON, "the GPU has no matrix units for FP8"
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether a card has matrix units for it, so that torch may have a product."""
+    """Whether a GPU has matrix units for FP8, so that torch may support it."""
     return device.type == "cuda" and compute_capability(device) >= 89
 
 

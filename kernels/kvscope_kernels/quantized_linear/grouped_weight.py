@@ -1,7 +1,7 @@
-"""A weight in whole numbers of 4 or 8 bits, with a scale and a lowest number for each group of inputs.
+"""Weights as integers of 4 or 8 bits with a scale and a minimum (`low`) for each group of inputs.
 
-Owns what such a weight is, how one is made of plain numbers, and how several become one. Knows no layout that a
-product reads, and none of the files that hold such weights.
+Owns the format of such weights, their creation from plain ones, and their concatenation. Knows neither the layouts of
+products nor the files that have such weights.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from torch.nn.functional import pad
 from kvscope_kernels.checks import require
 
 CHUNK: Final = 32
-"""Groups are multiples of this many inputs."""
+"""Group sizes are multiples of this many inputs."""
 _SHRINKS: Final = (1.0, 0.95, 0.9, 0.85, 0.8)
-"""Of a group's range. Numbers beyond it are cut, the others lie closer: what errs least is taken, group by group."""
+"""Factors tried on a group's range; the one with the smallest error is used.
+
+Numbers outside a smaller range are clipped, while those inside are represented more finely.
+"""
 _NUMBERS_AT_ONCE: Final = 1 << 22
 
 
@@ -30,12 +33,12 @@ class GroupedWeight:
     codes: Tensor
     """(outputs, inputs) uint8, each below 2^bits."""
     scale: Tensor
-    """(outputs, groups) float16, or float32 where float16 does not hold it or `low`; groups = ceil(inputs / group)."""
+    """(outputs, groups) float16, or float32 if float16 cannot represent it or `low`; groups = ceil(inputs / group)."""
     low: Tensor
-    """As `scale`."""
+    """Minimum of each group, like `scale`."""
     bits: int
     group: int
-    """Inputs, a multiple of CHUNK; the last group of a row may be shorter."""
+    """Inputs per group, a multiple of CHUNK; the last group of a row may be shorter."""
 
     def __post_init__(self) -> None:
         codes, groups = self.codes, -(-self.codes.shape[-1] // self.group)
@@ -48,29 +51,29 @@ class GroupedWeight:
                 require(False, name, facts, f"{(len(codes), groups)} float16 or float32")
 
     def widened(self) -> Tensor:
-        """(outputs, inputs) float32."""
+        """Return the dequantized weight, (outputs, inputs) float32."""
         scale, low = (x.float().repeat_interleave(self.group, 1)[:, : self.codes.shape[1]] for x in self.facts)
         return scale * self.codes + low
 
     @property
     def facts(self) -> tuple[Tensor, Tensor]:
-        """Scales and lows."""
+        """(scale, low)."""
         return self.scale, self.low
 
     def rows(self, order: Tensor) -> GroupedWeight:
-        """The same outputs in another order, or some of them."""
+        """Return some outputs, or all in another order."""
         return GroupedWeight(self.codes[order], self.scale[order], self.low[order], self.bits, self.group)
 
 
 def grouped(codes: Tensor, scale: Tensor, low: Tensor, bits: int, group: int) -> GroupedWeight:
-    """With `scale` and `low`, float32, in float16 if that holds them exactly."""
+    """Create a weight; `scale` and `low`, float32, are stored in float16 if that represents them exactly."""
     narrow = scale.half(), low.half()
     is_held = torch.equal(narrow[0].float(), scale) and torch.equal(narrow[1].float(), low)
     return GroupedWeight(codes, *(narrow if is_held else (scale, low)), bits, group)
 
 
 def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
-    """One weight with the outputs of all, one after the other; None if their bits, groups or inputs differ."""
+    """Concatenate the outputs of weights. Returns None if their bits, groups or inputs differ."""
     first = weights[0]
     if len({(weight.bits, weight.group, weight.codes.shape[1]) for weight in weights}) > 1:
         return None
@@ -80,7 +83,7 @@ def joined(weights: Sequence[GroupedWeight]) -> GroupedWeight | None:
 
 
 def rounded(weight: Tensor, bits: int = 4, group: int = CHUNK) -> GroupedWeight:
-    """`weight` (outputs, inputs) rounded to the nearest of 2^bits numbers that lie evenly over each group's range.
+    """Round `weight` (outputs, inputs) to the nearest of 2^bits evenly spaced numbers over each group's range.
 
     Raises ValueError for a weight that is not two-dimensional, is empty or is not finite.
     """
@@ -93,7 +96,7 @@ def rounded(weight: Tensor, bits: int = 4, group: int = CHUNK) -> GroupedWeight:
 
 
 def in_parts(weight: Tensor) -> tuple[Tensor, ...]:
-    """Its rows, as many at a time as may be made wide."""
+    """Split a weight into parts of rows, small enough to be converted to float32."""
     return torch.split(weight, max(1, _NUMBERS_AT_ONCE // weight.shape[1]))
 
 
@@ -115,7 +118,7 @@ def _rounded(rows: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tenso
 
 
 def _fitted(wide: Tensor, lowest: Tensor, highest: Tensor, most: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes, scale, low and the error of them, with scale and low as float16 has them."""
+    """Return codes, scale, low and their error, with scale and low rounded to float16."""
     low = lowest.half().float()
     scale = ((highest - lowest) / most).half().float()
     codes = ((wide - low) / torch.where(scale > 0, scale, 1.0)).round_().clamp_(0.0, most)

@@ -1,10 +1,10 @@
-"""Products of a GPU with grouped weights of 4 and 8 bits, widened in registers.
+"""GPU products with grouped weights of 4 and 8 bits, dequantized in registers.
 
 Owns the layout that the kernels read, their tiles, and into how many parts the inputs are split.
 
-Words lie so that 16 bytes, which a thread loads at once, hold a unit of 32 inputs of 4 bits or 16 of 8: input
-4 * j + i of a unit is number j of its word i. A number becomes float32 by two operations on bits: moved to the end of a
-mantissa whose exponent makes it 2^n plus the number.
+16 bytes, which a thread loads at a time, hold a unit of 32 inputs of 4 bits or 16 inputs of 8 bits: input 4 * j + i of
+a unit is number j of its word i. A number becomes float32 by two bit operations: it is shifted into a mantissa whose
+exponent makes it 2^n plus the number.
 """
 
 from typing import Final, NamedTuple
@@ -30,15 +30,18 @@ from kvscope_kernels.triton_language import (
 _FEW_ROWS: Final = 16
 _SOME_ROWS: Final = 64
 _PROGRAMS_EACH: Final = {1: 8, _FEW_ROWS: 4, _SOME_ROWS: 2}
-"""Of a multiprocessor, up to which the inputs are split: a row's are small and wait for memory, others' fill it."""
+"""Programs per multiprocessor, by number of rows, up to which inputs are split.
+
+Programs for one row are small and wait for memory; others fill a multiprocessor.
+"""
 _UNIT_WORDS: Final = 4
 _SMALLEST_TILE: Final = 16
-"""Outputs of a program, the fewest."""
+"""Minimum number of outputs per program."""
 
 
 _CHUNK = tl.constexpr(CHUNK)
 _E4M3_EXPONENT = tl.constexpr(120)
-"""By which those of float32 and e4m3 begin apart."""
+"""Difference of the exponent biases of float32 and e4m3."""
 
 
 class ProductTiles(NamedTuple):
@@ -53,9 +56,9 @@ class ProductTiles(NamedTuple):
 
 
 class TritonGrouped:
-    """x @ weight.T with the weight widened to the type of x in registers; sums in float32.
+    """x @ weight.T with the weight dequantized to the dtype of x in registers; sums in float32.
 
-    One stream at a time may multiply with it: see `GroupFacts.arrived`.
+    Only one stream at a time may use an instance: see `GroupFacts.arrived`.
     """
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, device: torch.device) -> None:
@@ -68,12 +71,14 @@ class TritonGrouped:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is kept in memory."""
         held = (self._words, self._scale, self._low, self._arrived)
         return held if self._bias is None else (*held, self._bias)
 
     def product(self, x: Tensor, add: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """x (..., inputs) to (..., outputs) of `dtype`, or of `add`, which is added, or of x. Raises ValueError."""
+        """Multiply x (..., inputs) -> (..., outputs) of `dtype`, else the dtype of `add`, which is added, else of x.
+
+        Raises ValueError for unsupported arguments.
+        """
         check_product(x, add, (self.outputs, self.inputs))
         require_triton()
         facts = GroupFacts(self._words, self._scale, self._low, self._arrived, self._bits, self._group)
@@ -83,33 +88,38 @@ class TritonGrouped:
 
 
 class GroupFacts(NamedTuple):
-    """A weight as the kernel reads it; `low` is None for e4m3."""
+    """A weight in the kernel's layout; `low` is None for e4m3."""
 
     words: Tensor
     scale: Tensor
     low: Tensor | None
     arrived: Tensor
-    """Counts the programs of a launch that are done, and is 0 between launches. Two at once would count each other's:
-    all products with a weight, and graphs of them, run on one stream at a time."""
+    """Counters of finished programs of a launch, 0 between launches.
+
+    Concurrent launches would count each other's programs, so all products with a weight, and CUDA graphs of them, must
+    run on one stream at a time.
+    """
     bits: int
     group: int
 
 
 def out_type(x: Tensor, add: Tensor | None, dtype: torch.dtype | None) -> torch.dtype:
-    """Of a product's result: the one that is asked for, else that of `add`, else of x."""
+    """Return the dtype of a product's result: `dtype` if given, else that of `add`, else of x."""
     return dtype or (x.dtype if add is None else add.dtype)
 
 
 def counters(outputs: int, device: torch.device) -> Tensor:
-    """For `GroupFacts`."""
+    """Return zeroed counters for `GroupFacts.arrived`."""
     return torch.zeros(cdiv(outputs, _SMALLEST_TILE), dtype=torch.int32, device=device)
 
 
 def launch_product(
     x: Tensor, held: GroupFacts, out: Tensor, bias: Tensor | None, add: Tensor | None, row_scale: Tensor | None = None
 ) -> None:
-    """Fills `out`, of which nothing is read before. Nothing waits for the device, so it can be in a graph. On one
-    stream at a time: see `GroupFacts.arrived`."""
+    """Compute the product into `out`, without synchronization, so that CUDA graphs can capture it.
+
+    One stream at a time: see `GroupFacts.arrived`.
+    """
     inputs, outputs = x.shape[-1], out.shape[-1]
     rows = x.numel() // inputs
     if not rows:
@@ -139,10 +149,10 @@ def launch_product(
 
 
 def product_tiles(rows: int, bits: int, element_bytes: int) -> ProductTiles:
-    """One row is summed without matrix units; a tile of others is widened for them, in at most 64 KiB."""
+    """Return the tiles. One row is summed without matrix units; tiles of more rows take at most 64 KiB dequantized."""
     unit = 128 // bits
     if rows == 1:
-        return ProductTiles(1, _SMALLEST_TILE, 32, 4, 1, max_registers=96)  # else some spill to fit a program more
+        return ProductTiles(1, _SMALLEST_TILE, 32, 4, 1, max_registers=96)  # else some spill
     if element_bytes == 4:
         return ProductTiles(16, 32, 64 // unit, 4, 2)
     if rows <= _SOME_ROWS:
@@ -151,8 +161,10 @@ def product_tiles(rows: int, bits: int, element_bytes: int) -> ProductTiles:
 
 
 def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTiles, multiprocessors: int) -> int:
-    """Parts of the inputs, each a program's: enough to fill a GPU, each of two tiles at least but for one row, and none
-    empty."""
+    """Return into how many parts the inputs are split, one program each, to fill a GPU.
+
+    Each part has at least two tiles unless there is one row, and none is empty.
+    """
     each = next((count for most, count in _PROGRAMS_EACH.items() if rows <= most), 0)
     turns = cdiv(inputs, tiles.tile_u * (128 // bits))
     most = turns if rows == 1 else turns // 2
@@ -164,7 +176,6 @@ def num_splits(rows: int, outputs: int, inputs: int, bits: int, tiles: ProductTi
 def product_constants(
     outputs: int, inputs: int, group: int, bits: int, tiles: ProductTiles, splits: int
 ) -> dict[str, int]:
-    """The kernel's constants, by name."""
     return {
         "OUTPUTS": outputs,
         "INPUTS": inputs,
@@ -200,9 +211,11 @@ def _grouped_product_kernel(
     SPLITS: tl.constexpr,
     PLAIN: tl.constexpr,
 ) -> None:
-    """One program: TILE_N outputs of TILE_M rows, over one part of the inputs. Of the programs of a tile, the one that
-    is done last adds up what all have found, in their order, and sets their count back for the next launch. Without
-    `low` numbers are e4m3, in their order; with `row_scale` a row of x is that times what is given."""
+    """One program: TILE_N outputs of TILE_M rows, over one part of the inputs.
+
+    The last program of a tile to finish adds up the results of all, in order of parts, and resets the counter for the
+    next launch. Without `low`, the words are e4m3 numbers in order. With `row_scale`, rows of x are multiplied by it.
+    """
     n = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
     m = tl.program_id(1) * TILE_M + tl.arange(0, TILE_M)
     part = tl.program_id(2)
@@ -258,7 +271,7 @@ def _one_row(
     TILE_U: tl.constexpr,
     PLAIN: tl.constexpr,
 ) -> tl.tensor:
-    """(TILE_N,) sums of one row. A group's scale and low are applied to a unit's sums: of x times code, and of x."""
+    """Return (TILE_N,) sums of one row. Scale and low are applied to a unit's sums of x * code, and of x."""
     unit: tl.constexpr = 128 // BITS
     word = tl.arange(0, 4)
     parts = tl.zeros([TILE_N, TILE_U], tl.float32)
@@ -305,7 +318,10 @@ def _widened(
     TILE_U: tl.constexpr,
     PLAIN: tl.constexpr,
 ) -> tl.tensor:
-    """(TILE_N, inputs of TILE_U units) numbers of the weight. A thread holds whole units: their order costs nothing."""
+    """Return the dequantized weight, (TILE_N, inputs of TILE_U units).
+
+    Each thread has whole units, so reordering is free.
+    """
     unit: tl.constexpr = 128 // BITS
     held, factor, groups, in_groups = _units(words, scale, n, units, OUTPUTS, INPUTS, GROUP, BITS)
     factor = factor[:, :, None]
@@ -344,8 +360,10 @@ def _units(
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Of outputs n (N,) and units (U,) of their inputs: words (N, U, 4), and (N, U) scales in float32, the places of
-    their groups, and whether these are there."""
+    """Load units (U,) of outputs n (N,).
+
+    Returns words (N, U, 4), float32 scales (N, U), the indices of their groups, and whether these exist.
+    """
     unit: tl.constexpr = 128 // BITS
     num_units: tl.constexpr = (INPUTS + _CHUNK - 1) // _CHUNK * (_CHUNK // unit)
     num_groups: tl.constexpr = (INPUTS + GROUP - 1) // GROUP
@@ -359,7 +377,7 @@ def _units(
 
 @jit
 def _moved(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
-    """Byte `shift` of each word at bits 15 to 22, the last ones of a float32's mantissa."""
+    """Shift byte `shift` of each word to bits 15 to 22, the highest of a float32's mantissa."""
     if shift < 2:
         return words << (15 - 8 * shift)
     return words >> (8 * shift - 15)
@@ -367,7 +385,7 @@ def _moved(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
 
 @jit
 def _code(moved: tl.tensor, half: tl.constexpr, BITS: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
-    """A byte's number as float32, or that of its lower or upper half, plus 256, or 16 where it is the upper half."""
+    """Return a byte's number, or that of its lower or upper half, as float32, plus 256 (upper half: plus 16)."""
     if BITS == 8:
         return _masked(moved, 0x7F8000, 0x43800000, PLAIN)
     if half == 0:
@@ -377,7 +395,7 @@ def _code(moved: tl.tensor, half: tl.constexpr, BITS: tl.constexpr, PLAIN: tl.co
 
 @jit
 def _masked(words: tl.tensor, mask: tl.constexpr, exponent: tl.constexpr, PLAIN: tl.constexpr) -> tl.tensor:
-    """words & mask | exponent as float32: one instruction, of which the assembler would make two."""
+    """Return words & mask | exponent as float32, with one instruction where the assembler would use two."""
     if PLAIN:
         bits = (words & mask) | exponent
     else:
@@ -394,7 +412,9 @@ def _masked(words: tl.tensor, mask: tl.constexpr, exponent: tl.constexpr, PLAIN:
 
 @jit
 def _e4m3(words: tl.tensor, shift: tl.constexpr) -> tl.tensor:
-    """Byte `shift` of each word, an e4m3, as float32 times 2^-120: sign, exponent and mantissa at their places."""
+    """Return byte `shift` of each word, an e4m3 number, as float32 times 2^-120: sign, exponent and mantissa are
+    shifted.
+    """
     return (((words << (24 - 8 * shift)) >> 4) & -0x78100000).to(tl.float32, bitcast=True)
 
 
@@ -410,7 +430,7 @@ def _store(
     num_rows: tl.tensor,
     OUTPUTS: tl.constexpr,
 ) -> None:
-    """(TILE_N, TILE_M) sums to their places, with what is added to them."""
+    """Store (TILE_N, TILE_M) sums, after applying scale, bias and `add`."""
     in_n = n < OUTPUTS
     if row_scale is not None:
         total *= tl.load(row_scale + m, mask=m < num_rows, other=0.0)[None, :]
@@ -424,7 +444,6 @@ def _store(
 
 
 def check_product(x: Tensor, add: Tensor | None, shape: tuple[int, int]) -> None:
-    """Raises ValueError for what a product with a weight of `shape` does not take."""
     outputs, inputs = shape
     if x.dim() < 1 or x.shape[-1] != inputs or x.dtype not in FLOAT_DTYPES:
         require(False, "x", x, f"(..., {inputs}), floating,")
@@ -433,7 +452,7 @@ def check_product(x: Tensor, add: Tensor | None, shape: tuple[int, int]) -> None
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
-    """(outputs, units, 4) int32 of codes below 2^bits, padded to whole chunks."""
+    """Return the words of codes below 2^bits, (outputs, units, 4) int32, padded to whole chunks."""
     wide = pad(codes, (0, -codes.shape[1] % CHUNK))
     numbers = wide.view(len(codes), -1, 32 // bits, _UNIT_WORDS).transpose(2, 3)  # word by word
     if bits == 4:

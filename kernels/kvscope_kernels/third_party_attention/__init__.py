@@ -1,1 +1,1 @@
-"""Other libraries' attention over our pages, taken for prompts where it is installed, fits and is faster."""
+"""Attention of other libraries over our block pool, used for prompts if installed, supported and faster."""

@@ -1,4 +1,4 @@
-"""FlashAttention over our blocks: version 3 (Hopper) takes blocks of any size, version 2 of multiples of 256 tokens.
+"""FlashAttention over our blocks: version 3 (Hopper) accepts any block size, version 2 multiples of 256 tokens.
 
 Sources: arXiv 2407.08608, `flash_attn_with_kvcache` of hopper/flash_attn_interface.py; arXiv 2307.08691,
 `flash_attn_varlen_func` of flash_attn/flash_attn_interface.py.
@@ -24,7 +24,7 @@ _MAX_HEAD_DIM: Final = 256
 
 
 class FlashAttention3:
-    """Raises Missing."""
+    """FlashAttention 3 as a `Library`. Raises Missing if it cannot be imported."""
 
     def __init__(self) -> None:
         try:
@@ -35,13 +35,11 @@ class FlashAttention3:
         self._attend = library.flash_attn_with_kvcache
 
     def refusal(self, shape: AttentionShape) -> str:
-        """See `Library`."""
         if not 90 <= shape.capability < 100:
             return "needs compute capability 9"
         return _refusal(shape)
 
     def prefill(self, given: Prefill) -> Tensor:
-        """See `Library`."""
         found: Tensor = self._attend(
             given.args.query,
             given.args.k_cache,
@@ -59,7 +57,7 @@ class FlashAttention3:
 
 
 class FlashAttention2:
-    """Raises Missing."""
+    """FlashAttention 2 as a `Library`. Raises Missing if it cannot be imported."""
 
     def __init__(self) -> None:
         self._attend = module("flash_attn").flash_attn_varlen_func
@@ -67,7 +65,6 @@ class FlashAttention2:
         self._starts: OncePerStep[Tensor] = OncePerStep()
 
     def refusal(self, shape: AttentionShape) -> str:
-        """See `Library`."""
         if shape.capability < 80:
             return "needs compute capability 8"
         if shape.block_size % _PAGE_STEP:
@@ -75,7 +72,6 @@ class FlashAttention2:
         return _refusal(shape)
 
     def prefill(self, given: Prefill) -> Tensor:
-        """See `Library`."""
         starts = self._starts.get(given.runs.start, None, lambda: _starts(given.args.seq_lens))
         found: Tensor = self._attend(
             given.args.query,
@@ -103,7 +99,7 @@ def _refusal(shape: AttentionShape) -> str:
 
 
 def _window(given: Prefill) -> tuple[int, int]:
-    """Tokens before and behind its own that a query sees; -1: all."""
+    """Return how many tokens before and after its own a query sees; -1: all."""
     return (given.window_left, -1 if given.args.sliding_window is None else 0)
 
 

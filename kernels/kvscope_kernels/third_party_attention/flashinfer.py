@@ -1,6 +1,6 @@
-"""FlashInfer over our blocks, planned by the lengths that the host knows, once a step for all layers alike.
+"""FlashInfer over our blocks, planned from host lengths, once per step for all layers with the same options.
 
-Source: arXiv 2501.01005, `BatchPrefillWithPagedKVCacheWrapper` of flashinfer/prefill.py; what a plan allocates:
+Source: arXiv 2501.01005, `BatchPrefillWithPagedKVCacheWrapper` of flashinfer/prefill.py; for the memory of a plan:
 `PrefillPlan` of include/flashinfer/attention/scheduler.cuh.
 """
 
@@ -21,16 +21,19 @@ from kvscope_kernels.third_party_attention.library import (
 )
 
 MIN_WORKSPACE_BYTES: Final = 128 << 20
-"""What its documentation recommends."""
+"""Size recommended by FlashInfer's documentation."""
 _SLACK_BYTES: Final = 1 << 20
-"""For what is aligned."""
+"""Additional bytes for alignment."""
 _PROGRAMS_EACH: Final = 2
-"""Of a plan that splits keys, a multiprocessor."""
+"""Programs per multiprocessor of a plan that splits keys."""
 _HEAD_DIMS: Final = (64, 128, 256)
 
 
 class FlashInfer:
-    """Raises Missing. What it needs of the device's memory is taken at the first prefill, and kept."""
+    """FlashInfer as a `Library`. Raises Missing if it cannot be imported.
+
+    Device memory is allocated at the first prefill and kept.
+    """
 
     def __init__(self) -> None:
         self._library = module("flashinfer")
@@ -40,7 +43,6 @@ class FlashInfer:
         self._pages: OncePerStep[Tensor] = OncePerStep()
 
     def refusal(self, shape: AttentionShape) -> str:
-        """See `Library`."""
         if shape.capability < 80:
             return "needs compute capability 8"
         if shape.dtype not in SIXTEEN_BITS:
@@ -50,7 +52,6 @@ class FlashInfer:
         return ""
 
     def prefill(self, given: Prefill) -> Tensor:
-        """See `Library`."""
         out = given.args.query.new_empty(given.args.query.shape) if given.args.out is None else given.args.out
         wrapper = self._wrapper(given)
         wrapper.plan(given, lambda: self._pages_of(given))
@@ -58,7 +59,7 @@ class FlashInfer:
         return out
 
     def _wrapper(self, given: Prefill) -> "_Wrapper":
-        """One for layers that are alike, since a plan holds how they attend."""
+        """Return a wrapper shared by layers with the same shapes and options, since a plan depends on these."""
         options = given.args.scale, given.args.sliding_window, given.args.softcap
         layout = _layout(given.args.k_cache)
         key = (*given.args.query.shape[1:], *given.args.k_cache.shape[1:], given.args.query.dtype, layout, *options)
@@ -70,7 +71,7 @@ class FlashInfer:
                 num_multiprocessors(given.args.query.device),
             )
             if self._workspace is None or self._workspace.numel() < needed:
-                # Of use while a call runs, and calls run one after the other: wrappers share it.
+                # Wrappers share the workspace: it is used only during a call, and calls are sequential.
                 self._workspace = torch.zeros(needed, dtype=torch.uint8, device=given.args.query.device)
             made = self._library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, layout)
             self._wrappers[key] = _Wrapper(made, given.args.query.device)
@@ -82,15 +83,18 @@ class FlashInfer:
 
 
 def workspace_bytes(num_heads: int, num_kv_heads: int, head_dim: int, num_multiprocessors: int) -> int:
-    """What a plan takes at most that splits keys among programs: per head, run and query of a tile a partial result
-    and the logarithm of its sum, in float32. Without it a short turn behind a long context ends in a RuntimeError."""
+    """Return the maximum workspace of a plan that splits keys over several programs.
+
+    It holds, per head, run and query of a tile, a partial result and the log of its sum, in float32. With less, a short
+    prompt after a long context fails with a RuntimeError.
+    """
     runs = -(-_PROGRAMS_EACH * num_multiprocessors // num_kv_heads)
     tile = 64 if head_dim >= 256 else 128
     return max(MIN_WORKSPACE_BYTES, num_heads * runs * tile * (head_dim + 1) * 4 + _SLACK_BYTES)
 
 
 class _Wrapper:
-    """FlashInfer's, and the step that it is planned for."""
+    """FlashInfer's wrapper, and the step for which it was planned."""
 
     def __init__(self, wrapper: Any, device: torch.device) -> None:
         self._wrapper = wrapper
@@ -101,7 +105,7 @@ class _Wrapper:
         if given.runs.start is self._step:
             return
         if self._sent is not None:
-            self._sent.synchronize()  # its host buffer is written anew, which the last plan's copy must have read
+            self._sent.synchronize()  # wait for the last plan's copy from the host buffer, which is overwritten
         (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = given.args.query.shape, given.args.k_cache.shape
         counts = _num_blocks(given, block_size)
         self._wrapper.plan(
@@ -132,7 +136,7 @@ class _Wrapper:
 
 
 def _layout(cache: Tensor) -> str:
-    """FlashInfer's name for the order in which a block's slots and heads lie."""
+    """Return FlashInfer's name for the order of slots and heads within a block."""
     return "HND" if cache.stride(2) > cache.stride(1) else "NHD"
 
 
@@ -141,7 +145,7 @@ def _num_blocks(given: Prefill, block_size: int) -> np.ndarray[Any, np.dtype[np.
 
 
 def _pages(given: Prefill, block_size: int) -> Tensor:
-    """The requests' blocks in a row, put together on the device; nothing is waited for."""
+    """Return the requests' blocks concatenated, computed on the device without synchronization."""
     total = int(_num_blocks(given, block_size).sum())
     counts = (given.args.seq_lens + (block_size - 1)) // block_size
     rows = torch.repeat_interleave(counts.to(torch.int64), output_size=total)

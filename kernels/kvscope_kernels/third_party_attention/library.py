@@ -1,4 +1,4 @@
-"""The interface of another library's attention: whether it takes a shape, and a prefill by it over our blocks."""
+"""Interface of another library's attention: whether it supports a shape, and prefill over our blocks."""
 
 import importlib
 import importlib.metadata
@@ -16,7 +16,7 @@ SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 class AttentionShape(NamedTuple):
-    """Of a layer, and of the device that it runs on."""
+    """Shape of a layer's attention, and the compute capability of its device."""
 
     num_heads: int
     num_kv_heads: int
@@ -24,11 +24,11 @@ class AttentionShape(NamedTuple):
     block_size: int
     dtype: torch.dtype
     capability: int
-    """90 for 9.0."""
+    """Compute capability, 90 for 9.0."""
 
 
 class Prefill(NamedTuple):
-    """A prefill of a layer that libraries have a word for, of a step whose lengths the host knows."""
+    """Prefill of a layer with features that libraries support, in a step whose lengths are known on the host."""
 
     args: AttentionArgs
     runs: QueryRuns
@@ -36,40 +36,40 @@ class Prefill(NamedTuple):
 
     @property
     def window_left(self) -> int:
-        """Tokens before its own that a query sees; -1: all."""
+        """Number of tokens before its own that a query sees; -1: all."""
         return -1 if self.args.sliding_window is None else self.args.sliding_window - 1
 
 
 class Library(Protocol):
-    """One that is installed."""
+    """An installed attention library."""
 
     name: str
 
     def refusal(self, shape: AttentionShape) -> str:
-        """Why it does not take a shape, in a few words; empty: it does."""
+        """Return why it does not support a shape, in a few words, or ""."""
         ...
 
     def prefill(self, given: Prefill) -> Tensor:
-        """(num_tokens, num_heads, head_dim), in `out` where that is given. Raises what the library raises."""
+        """Return (num_tokens, num_heads, head_dim), written to `out` if given. Raises the library's errors."""
         ...
 
 
 class Missing(Exception):
-    """Why a library is not there, in a few words."""
+    """Raised with the reason why a library cannot be used, in a few words."""
 
 
 def module(name: str) -> Any:
-    """Raises Missing."""
+    """Import a module. Raises Missing."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # compiled for another torch, it raises whatever it likes
+    except Exception as error:  # a library compiled for another torch may raise any error
         is_absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
         why = " ".join(str(error).split())[:120]
         raise Missing("not installed" if is_absent else f"cannot be imported: {why}") from None
 
 
 def named(name: str, distribution: str) -> str:
-    """With its version, where that is known."""
+    """Return the name with the version, if that is known."""
     try:
         return f"{name} {importlib.metadata.version(distribution)}"
     except importlib.metadata.PackageNotFoundError:
@@ -77,14 +77,17 @@ def named(name: str, distribution: str) -> str:
 
 
 class OncePerStep(Generic[Made]):
-    """What all layers of a step share, made for the first. A step has a tensor of its own, kept so that it is known."""
+    """Cache of values that all layers of a step share.
+
+    A step is identified by a tensor, which the cache keeps alive.
+    """
 
     def __init__(self) -> None:
         self._step: Tensor | None = None
         self._made: dict[object, Made] = {}
 
     def get(self, step: Tensor, key: object, make: Callable[[], Made]) -> Made:
-        """Of the step whose tensor this is."""
+        """Return the value for `key` in the step of this tensor, created by `make` on first use."""
         if step is not self._step:
             self._made.clear()
             self._step = step

@@ -1,6 +1,6 @@
-"""Whose attention runs prompts: each library that is installed and fits is tried beside ours, and timed.
+"""Choice of the attention library for prompts: each installed library that supports the model is compared with ours.
 
-Decides once, at a start; knows no engine. A library that computes something else, or fails, is not taken.
+Decides once at startup; knows no engine. A library that gives other results, or fails, is not used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,31 +29,31 @@ MAKERS: Final[Mapping[str, Mapping[str, Callable[[], Library]]]] = {
     FLASH_ATTN: {"flash-attn 3": FlashAttention3, "flash-attn 2": FlashAttention2},
 }
 _WORTH: Final = 0.97
-"""Of our time: what is gained must be more than timing's own noise."""
+"""Maximum time of a library relative to ours; the gain must exceed the noise of the measurement."""
 _TOLERANCE: Final = 0.02
-"""Of the largest number: above what 16 bits round, below what another answer would be."""
+"""Tolerance relative to the largest number: above 16-bit rounding, below a wrong result."""
 _ROUNDS: Final = 5
 _WINDOW: Final = 300
 _SOFTCAP: Final = 30.0
 
 Call = Callable[[], Tensor]
 Clock = Callable[[Call], float]
-"""Seconds of one call."""
+"""Measures the seconds of one call."""
 
 
 class Unusable(Exception):
-    """Why a library that was asked for by name cannot be taken."""
+    """Raised with the reason why a library requested by name cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryChoice:
-    """What runs prompts."""
+    """Result of the choice."""
 
     ops: Ops
     words: str
-    """For a person, on one line; empty where there was nothing to choose."""
+    """User-visible explanation on one line; "" if there was no choice."""
     failures: list[str] = field(default_factory=list)
-    """Why a library was given up in service, for a person, as soon as it was."""
+    """User-visible reasons why a library failed while serving; appended when it happens."""
 
 
 def choose(
@@ -65,10 +65,16 @@ def choose(
     clock: Clock,
     tell: Callable[[str], object] = lambda _: None,
 ) -> LibraryChoice:
-    """The fastest with `auto`, what is named otherwise. `options` are those of the model's layers; `tell` is told what
-    is tried, since a library may compile its kernels first, which took FlashInfer 86 s on an H100's host.
+    """Choose the fastest library if `wanted` is "auto", else the named one.
 
-    Raises Unusable where a library that is named cannot be taken.
+    Args:
+        options: Options of the model's layers.
+        tell: Called with a line before a library is tried, because it may compile its kernels first: FlashInfer took 86
+            s
+            on an H100's host.
+
+    Raises:
+        Unusable: The named library cannot be used.
     """
     if wanted == OURS:
         return LibraryChoice(ops, "attention: kvscope's own kernels")
@@ -86,7 +92,7 @@ def choose(
             found[library.name] = library
         except Missing as missing:
             refused[name] = str(missing)
-        except Exception as error:  # another's library, its compiler, its driver: it is as if it were not there
+        except Exception as error:  # any error of the library, its compiler or driver: do not use it
             refused[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
     if wanted != AUTO and not found:
         raise Unusable("; ".join(f"{name}: {why}" for name, why in refused.items()))
@@ -104,12 +110,12 @@ def choose(
 
 
 def installed() -> dict[str, str]:
-    """The libraries by name: their version where they can be imported, why not where they cannot."""
+    """Return, by library name, the version, or the reason why it cannot be imported."""
     return {name: str(found) if isinstance(found, Missing) else found.name for name, found in _imported().items()}
 
 
 def importable() -> tuple[str, ...]:
-    """Return the names and versions of the libraries that a start on a GPU would time (`choose`)."""
+    """Return the names and versions of the libraries that `choose` would compare on a GPU."""
     return tuple(found.name for found in _imported().values() if not isinstance(found, Missing))
 
 
@@ -124,7 +130,7 @@ def _imported() -> dict[str, Library | Missing]:
 
 
 def by_events(call: Call) -> float:
-    """A `Clock` of a GPU."""
+    """Measure a call with CUDA events (a `Clock` for GPUs)."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     call()
@@ -134,7 +140,6 @@ def by_events(call: Call) -> float:
 
 
 def host_lengths(work: AttentionWorkload) -> HostLengths:
-    """Of a batch that is measured."""
     starts = torch.tensor([0, *(work.query_lens or ())]).cumsum(0).to(torch.int32)
     return HostLengths(starts.numpy(), torch.tensor(work.seq_lens, dtype=torch.int32).numpy())
 
@@ -145,7 +150,7 @@ def _makers(wanted: str) -> list[tuple[str, Callable[[], Library]]]:
 
 
 def prefill_of(work: AttentionWorkload, pool: Pool) -> Prefill:
-    """The same as libraries take it."""
+    """Return the same prefill as the argument of `Library.prefill`."""
     runs = QueryRuns(pool.query_start, pool.max_query_len, host_lengths(work))
     return Prefill(pool.attention_args(), runs, host_lengths(work))
 
@@ -157,7 +162,10 @@ def _beside(ratio: float) -> str:
 def _tried(
     ours: Ops, theirs: Ops, shape: AttentionShape, device: torch.device, options: Sequence[Options], clock: Clock
 ) -> float:
-    """Their time over ours, of whole prompts and of a chunk behind cached tokens. Raises Missing for another result."""
+    """Return the library's time relative to ours, over whole prompts and chunks after cached tokens.
+
+    Raises Missing if the results differ.
+    """
     total = {False: 0.0, True: 0.0}
     for work in workloads_of(shape):
         pool = make_pool(work, str(device))
@@ -185,7 +193,7 @@ def workloads_of(shape: AttentionShape) -> tuple[AttentionWorkload, ...]:
     return (
         makes(name="prompts", seq_lens=(1024, 517, 1024), query_lens=(1024, 517, 1024)),
         makes(name="chunk", seq_lens=(2603,), query_lens=(500,)),
-        makes(name="turn", seq_lens=(5003,), query_lens=(12,)),  # whose keys libraries split among programs
+        makes(name="turn", seq_lens=(5003,), query_lens=(12,)),  # libraries split its keys over several programs
     )
 
 

@@ -1,4 +1,4 @@
-"""Prefill by another library where it fits, by ours where not: `Ops` with it in place."""
+"""Prefill by another library for the layers that it supports, and by ours for others, as an `Ops`."""
 
 import math
 import time
@@ -14,7 +14,9 @@ from kvscope_kernels.launch import compute_capability
 from kvscope_kernels.third_party_attention.library import AttentionShape, Library, Prefill
 
 Options = tuple[bool, bool]
-"""Whether a layer has a sliding window, and a softcap: a library compiles each kind apart."""
+"""Whether a layer has a sliding window, and whether it has a softcap: libraries compile a kernel for each
+combination.
+"""
 PLAIN: Final[Options] = (False, False)
 
 PAUSE_S: Final = 20.0
@@ -22,10 +24,10 @@ MAX_ERRORS: Final = 3
 
 
 class PreferredPrefill:
-    """A `PrefillAttention`: the library's for layers of `options`, which were tried, and ours for all else.
+    """`PrefillAttention` that uses the library for layers with the tried `options`, and ours for all else.
 
-    With `give_up` the library's errors are ours to run: it is tried again after `PAUSE_S`, and given up at the last of
-    `MAX_ERRORS` without a success in between; `give_up` is told why of the first and the last, on one line.
+    With `give_up`, calls that fail in the library run on ours. The library is retried after `PAUSE_S`, and abandoned
+    after `MAX_ERRORS` consecutive errors. `give_up` is called with a line about the first and the last of these errors.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class PreferredPrefill:
         return self.library.name
 
     def __call__(self, args: AttentionArgs, runs: QueryRuns) -> Tensor:
-        """See `paged_prefill_attention`. Without `runs.lengths` it is ours."""
+        """See `paged_prefill_attention`. Without `runs.lengths`, ours is used."""
         is_plain = args.sinks is None and args.k_scale is None and not args.is_chunked and args.query.is_contiguous()
         is_tried = (args.sliding_window is not None, args.softcap is not None) in self._options
         fits = is_plain and is_tried and time.monotonic() >= self._not_before_s
@@ -53,7 +55,7 @@ class PreferredPrefill:
             return self._ours(args, runs)
         try:
             attended = self.library.prefill(Prefill(args, runs, runs.lengths))
-        except Exception as error:  # another's library, its plan, its compiler; what ours cannot do either it raises
+        except Exception as error:  # any error of the library; invalid arguments raise in ours too
             if self._give_up is None:
                 raise
             self._failed(error, self._give_up)
@@ -79,7 +81,6 @@ class PreferredPrefill:
 
 
 def shape_of(query: Tensor, k_cache: Tensor) -> AttentionShape:
-    """Of a layer by its tensors."""
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     capability = compute_capability(query.device)
     return AttentionShape(query.shape[1], num_kv_heads, head_dim, block_size, query.dtype, capability)
@@ -91,5 +92,5 @@ def preferring(
     options: frozenset[Options] = frozenset((PLAIN,)),
     give_up: Callable[[str], object] | None = None,
 ) -> Ops:
-    """The same, with the library's prefill; see `PreferredPrefill`."""
+    """Return `ops` with the library's prefill; see `PreferredPrefill`."""
     return replace(ops, prefill=PreferredPrefill(library, ops.prefill, options, give_up))

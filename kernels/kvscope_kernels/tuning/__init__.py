@@ -1,1 +1,1 @@
-"""Tile sizes by measurement: the tables of GPUs that were measured, and the search that makes them."""
+"""Tile sizes found by measurement: tables for measured GPUs, and the search that creates them."""

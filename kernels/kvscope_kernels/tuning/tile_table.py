@@ -1,7 +1,7 @@
-"""Tiles that were measured on a GPU of this name: from the table that comes with kvscope, and above it the user's own.
+"""Tile sizes measured on a GPU of this name: from the user's own table, or else the table shipped with kvscope.
 
-The one place where a launch asks. A GPU, or a shape, that no table has gets what `launch` reckons. A table that cannot
-be read, or an entry that no kernel could take, is as if it were not there: tiles decide how fast, never what.
+All launches read tile sizes here. A GPU or shape without an entry gets the tiles computed by `launch`. Unreadable
+tables and invalid entries are ignored: tiles affect speed only, never results.
 """
 
 import json
@@ -19,7 +19,7 @@ from kvscope_kernels.launch import DotTiles
 DECODE: Final = "paged_decode"
 PREFILL: Final = "paged_prefill"
 VERSION: Final = 1
-"""Of tables. It goes up when a change of the kernels makes older measurements wrong."""
+"""Version of tables; increase it when a change of the kernels invalidates older measurements."""
 COMMITTED: Final = Path(__file__).with_name("tables.json")
 _SIZES: Final = (16, 32, 64, 128, 256)
 _WARPS: Final = (1, 2, 4, 8, 16)
@@ -39,7 +39,9 @@ def tuned(
     is_quantized: bool,
     is_cut: bool = False,
 ) -> DotTiles:
-    """The measured tiles for this kernel and shape on this GPU; `given`, which `launch` reckoned, where none are."""
+    """Return the measured tiles for this kernel and shape on this GPU, or `given`, computed by `launch`, if there are
+    none.
+    """
     if _forced and kernel in _forced:
         return _forced[kernel]
     if device.type != "cuda":
@@ -50,8 +52,10 @@ def tuned(
 def table_key(
     kernel: str, given: DotTiles, group: int, element_bytes: int, *, is_quantized: bool, is_cut: bool = False
 ) -> str:
-    """A shape as tables name it; `rows` tell short runs of queries from long ones, `split` those whose keys are split
-    among programs."""
+    """Return the name of a shape in tables.
+
+    `rows` distinguishes short from long runs of queries, `split` marks runs whose keys are split over several programs.
+    """
     cache_words = ", 8-bit cache" if is_quantized else ""
     return (
         f"{kernel} {given.tile_d}/{given.tile_v}, {group} heads a KV head, {element_bytes} bytes{cache_words}, "
@@ -61,7 +65,7 @@ def table_key(
 
 @contextmanager
 def forcing(kernel: str, tiles: DotTiles) -> Iterator[None]:
-    """Inside, every launch of the kernel takes these tiles: for trying them. Not for several threads."""
+    """Use these tiles for every launch of the kernel inside, to measure them. Not thread-safe."""
     _forced[kernel] = tiles
     try:
         yield
@@ -70,23 +74,22 @@ def forcing(kernel: str, tiles: DotTiles) -> Iterator[None]:
 
 
 def own_table() -> Path:
-    """Where the user's own is."""
     own = os.environ.get("KVSCOPE_CACHE")
     folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvscope"
     return folder / "tiles.json"
 
 
 class TileTable(NamedTuple):
-    """The tile sizes that a file has for one GPU, or why it has none."""
+    """Tile sizes in a file for one GPU, or the reason why the file is unusable."""
 
     entries: dict[str, Any]
-    """By shape."""
+    """Entries by shape (`table_key`)."""
     fault: str = ""
-    """Why there are none, in a few words; empty where there is no file, or nothing of this GPU in it."""
+    """Why there are no entries; "" if the file does not exist or has none for this GPU."""
 
 
 def read_table(path: Path, gpu: str) -> TileTable:
-    """Entries of one GPU; none where there is no table, or something else in its place."""
+    """Read the entries of one GPU. Returns none if there is no valid table."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             return TileTable({}, "it is too large for a table of tiles")
@@ -108,7 +111,7 @@ def read_table(path: Path, gpu: str) -> TileTable:
 
 
 def table_words(device: torch.device) -> str:
-    """What a start says of the user's own table, on a line; empty where there is none for this GPU."""
+    """Return the line shown at startup about the user's own table, or "" if it has nothing for this GPU."""
     if device.type != "cuda":
         return ""
     path = own_table()
@@ -120,7 +123,7 @@ def table_words(device: torch.device) -> str:
 
 
 def write_table(path: Path, gpu: str, entries: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Put entries of one GPU into a table beside what is there already; None takes one out. Raises OSError."""
+    """Add entries of one GPU to a table; None removes an entry. Raises OSError."""
     gpus: dict[str, Any] = {}
     if not read_table(path, gpu).fault:
         with suppress(FileNotFoundError):
@@ -135,7 +138,7 @@ def write_table(path: Path, gpu: str, entries: Mapping[str, Mapping[str, Any] | 
 
 
 def as_entry(tiles: DotTiles) -> dict[str, int | bool | None]:
-    """What of tiles is chosen by measurement; the rest follows from the shape."""
+    """Return the measured parameters of tiles; the others follow from the shape."""
     return {
         "tile_m": tiles.tile_m,
         "tile_n": tiles.tile_n,
@@ -147,7 +150,7 @@ def as_entry(tiles: DotTiles) -> dict[str, int | bool | None]:
 
 
 def from_entry(entry: Any, given: DotTiles, group: int) -> DotTiles | None:
-    """Tiles of an entry for the shape of `given`; None where no kernel could take them."""
+    """Return the tiles of an entry for the shape of `given`, or None if no kernel supports them."""
     if not isinstance(entry, dict):
         return None
     found: dict[str, Any] = {name: entry.get(name) for name in as_entry(given)}

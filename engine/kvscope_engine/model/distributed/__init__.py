@@ -1,1 +1,1 @@
-"""Tensor parallelism inside a process: the rank, its share of the model, and sums over all ranks."""
+"""Tensor parallelism within a process: its rank, its shard of the model, and sums over all ranks."""

@@ -1,4 +1,4 @@
-"""The number of a rank among all ranks, and which heads and rows belong to it. Pure numbers."""
+"""Index of a rank among all ranks, and the heads and rows that belong to it. Plain numbers without torch."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One of `count`; rank 0 schedules and samples."""
+    """One of `count` ranks; rank 0 schedules and samples."""
 
     index: int = 0
     count: int = 1
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing is shared out."""
+        """Whether the model is not sharded."""
         return self.count == 1
 
     def part(self, size: int) -> slice:
-        """Its share of `size` rows, which the number of ranks divides."""
+        """Return its slice of `size` rows; the number of ranks must divide `size`."""
         width = size // self.count
         return slice(self.index * width, (self.index + 1) * width)
 
     def kv_heads(self, num_kv_heads: int) -> slice:
-        """Its KV heads: a share of them, or, where there are fewer than ranks, the one that its query heads read."""
+        """Return the slice of its KV heads; with fewer KV heads than ranks, the one that its query heads read."""
         first = self.index * num_kv_heads // self.count
         return slice(first, first + max(1, num_kv_heads // self.count))
 
@@ -33,6 +33,6 @@ ALONE: Final = Rank()
 
 
 def divides(count: int, num_query_heads: int, num_kv_heads: int, intermediate: int) -> bool:
-    """Whether a layer can be shared out among `count` ranks: evenly, KV heads possibly held by several."""
+    """Whether a layer can be sharded evenly among `count` ranks; several ranks may have the same KV head."""
     kv = num_kv_heads % count == 0 or count % num_kv_heads == 0
     return num_query_heads % count == 0 and kv and intermediate % count == 0

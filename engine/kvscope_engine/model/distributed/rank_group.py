@@ -1,8 +1,8 @@
-"""How ranks add up tensors: gloo over loopback on CPUs, NCCL on GPUs. One machine.
+"""All-reduce among ranks on one machine: gloo over loopback on CPUs, NCCL on GPUs.
 
-Owns the connections between the ranks' devices, and counts the points at which ranks wait for each other. On a CPU
-the host waits in each sum, on a GPU the device's stream does. Neither wait has a limit of its own: whether another
-rank still comes is known by the `leader`, which is asked meanwhile (`is_lost`), and which ends the others.
+Owns the connections between the ranks' devices, and counts the points at which ranks synchronize. In a sum, the host
+waits on a CPU, and the device's stream on a GPU. These waits have no timeout: the `leader` knows whether another rank
+is lost, is asked while waiting (`is_lost`), and ends the other ranks.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from kvscope_engine.model.distributed.rank import Rank
 from kvscope_telemetry.errors import KvscopeError
 
 CONNECT: Final = timedelta(seconds=120)
-"""For the slowest rank to connect, and to take part in the first sum."""
+"""Timeout for the slowest rank to connect and to take part in the first sum."""
 NO_LIMIT: Final = timedelta(days=30)
-"""Of a sum: rank 0 may be suspended in the middle of a step."""
+"""Timeout of later sums: rank 0 may be suspended in the middle of a step."""
 LOOK: Final = timedelta(seconds=0.2)
-"""Between two looks at whether a rank is lost while a host waits."""
+"""Interval of checks whether a rank is lost, while a host waits."""
 STORE_FILE: Final = "store"
 
 
 class GroupBroken(KvscopeError):
-    """Another rank did not answer: it is gone, or stuck."""
+    """Another rank did not respond: it has exited, or hangs."""
 
 
 class RankGroup:
-    """All ranks that share `folder`; made when all of them make it. Raises GroupBroken when one does not.
+    """Process group of all ranks that share `folder`. Creation blocks until all ranks have created it.
 
-    `is_lost` says whether a rank is known not to come any more.
+    Raises GroupBroken if one does not. `is_lost` returns whether a rank is known to be lost.
     """
 
     def __init__(
@@ -51,8 +51,10 @@ class RankGroup:
         self._is_lost = is_lost
         self._only_records = False
         self.num_points = 0
-        """Sums, broadcasts and steps that this rank has come to; the others come to the same ones. What is recorded is
-        none: nobody waits in it, and a rank whose capture fails leaves it out."""
+        """Number of sums, broadcasts and steps of this rank; equal on all ranks.
+
+        Sums recorded in CUDA graphs do not count: ranks do not wait in them, and a rank whose capture fails skips them.
+        """
         try:
             self._group: Any = (_nccl if self._is_cuda else _gloo)(store, rank)
             self._wait(self._group.allreduce([first := torch.zeros(1, device=device)]), CONNECT)
@@ -61,7 +63,7 @@ class RankGroup:
             raise _broken(error) from error
 
     def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' parts, in place."""
+        """Sum the tensor over all ranks, in place."""
         if self._only_records and not torch.cuda.is_current_stream_capturing():
             return part
         self.num_points += not self._only_records
@@ -72,7 +74,6 @@ class RankGroup:
         return part
 
     def broadcast(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Rank 0's, which the others' are overwritten with."""
         self.num_points += 1
         try:
             self._wait(self._group.broadcast(tensor, 0))
@@ -82,7 +83,7 @@ class RankGroup:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Inside, sums are left out that no CUDA graph records."""
+        """Skip sums inside unless a CUDA graph is capturing them."""
         self._only_records = True
         try:
             yield
@@ -90,24 +91,27 @@ class RankGroup:
             self._only_records = False
 
     def all_agree(self, is_well: bool) -> bool:
-        """Whether all ranks say so; waits for them."""
+        """Whether `is_well` is True on all ranks; waits for them."""
         votes = torch.full((1,), float(is_well), device=self._device)
         return self.all_reduce(votes).item() == self._count
 
     def abort(self) -> None:
-        """End what GPUs wait for, on any thread: sums come back with nothing in them. A host's waits end by looks."""
+        """Abort waits of the GPU, from any thread; sums then return without results.
+
+        A host's waits end by polling `is_lost`.
+        """
         group = self._group
         if self._is_cuda and group is not None:
-            with contextlib.suppress(RuntimeError):  # whatever it has to say, a rank is lost already
+            with contextlib.suppress(RuntimeError):  # ignore errors: a rank is lost already
                 group.abort()
 
     def close(self) -> None:
-        """Let go of the connections. Idempotent."""
+        """Release the connections. Idempotent."""
         self._group = None
 
     def _wait(self, work: Any, limit: timedelta = NO_LIMIT) -> None:
         if self._is_cuda:
-            work.wait()  # the stream's: the host goes on
+            work.wait()  # blocks the stream, not the host
             return
         left = limit
         while True:
@@ -116,7 +120,7 @@ class RankGroup:
                 return
             except RuntimeError:
                 if work.is_completed():
-                    work.wait()  # raises what it failed of
+                    work.wait()  # raises the error of the operation
                     return
             left -= LOOK
             if self._is_lost() or left <= timedelta():
@@ -126,14 +130,14 @@ class RankGroup:
 def _gloo(store: Any, rank: Rank) -> Any:
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname="127.0.0.1")]  # nobody but this machine
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]  # loopback only
     options._timeout = NO_LIMIT
     return gloo(store, rank.index, rank.count, options)
 
 
 def _nccl(store: Any, rank: Rank) -> Any:
     nccl: Any = dist.ProcessGroupNCCL
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # torch's own watch would end the process, silently
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # torch's watchdog would silently end the process
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # nothing is connected while a graph is captured
     options = nccl.Options()
     options._timeout = NO_LIMIT

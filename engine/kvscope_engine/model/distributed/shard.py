@@ -1,8 +1,9 @@
-"""A rank's share of a model, cut before anything is joined: a narrower model of the same kind, in place.
+"""A rank's shard of a model for tensor parallelism: a narrower model of the same architecture, created in place.
 
-Query heads, KV heads and rows of the feed-forward block are shared out; embeddings, norms and the head are on every
-rank. The output projections keep their share of columns, so what they give is one part of a sum over all ranks
-(`reduce`). Until the sum is put in, the narrow model is whole by itself, and is proven and joined as any other.
+Must run before layers are fused. Query heads, KV heads and rows of the feed-forward block are sharded; embeddings,
+norms and the head are replicated. Output projections have a shard of columns, so their results are partial sums over
+all ranks (`all_reduce`). Until the all-reduce is inserted, the narrow model is complete in itself, and is checked and
+fused like any other.
 """
 
 from __future__ import annotations
@@ -24,17 +25,16 @@ _MLP: Final = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a linear layer's weight is shared out."""
+    """Sharding of a linear layer's weight."""
 
     dim: int
-    """Of the weight: 0 for rows (outputs), 1 for columns (inputs)."""
+    """Sharded dimension of the weight: 0 for rows (outputs), 1 for columns (inputs)."""
     size: int
-    """Of that dimension, whole."""
+    """Unsharded size of that dimension."""
     num_kv_heads: int = 0
-    """For a layer of KV heads, which several ranks may have."""
+    """Number of KV heads, for layers of KV heads, which several ranks may share; else 0."""
 
     def part(self, rank: Rank) -> slice:
-        """What is of a rank."""
         if not self.num_kv_heads:
             return rank.part(self.size)
         width, heads = self.size // self.num_kv_heads, rank.kv_heads(self.num_kv_heads)
@@ -42,7 +42,7 @@ class Cut:
 
 
 def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermediate: int, name: str) -> None:
-    """Raise BadInput, with the numbers of ranks that are accepted, for a model that `count` does not divide."""
+    """Raise BadInput, listing the accepted numbers of ranks, if `count` does not divide the model's sizes."""
     if divides(count, num_query_heads, num_kv_heads, intermediate):
         return
     sizes = num_query_heads, num_kv_heads, intermediate
@@ -55,9 +55,9 @@ def check_divides(count: int, num_query_heads: int, num_kv_heads: int, intermedi
 
 
 def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
-    """Cut every layer, in place; what is not of this rank is let go. Returns how, by the layers' names.
+    """Shard every layer, in place; other ranks' weights are released. Returns the sharding by layer name.
 
-    Raises BadInput for layers of another kind than Llama's, and for sizes that the number of ranks does not divide.
+    Raises BadInput if layers do not have Llama's structure, or the number of ranks does not divide the sizes.
     """
     if rank.is_alone:
         return {}
@@ -83,7 +83,7 @@ def shard_model(module: nn.Module, rank: Rank, name: str) -> Mapping[str, Cut]:
 
 
 def check_fused(num_joined: int, num_layers: int, rank: Rank, name: str) -> None:
-    """Raise BadInput unless all layers were joined: what ranks add up is known of those alone."""
+    """Raise BadInput unless all layers were fused: the all-reduce is inserted in fused layers only."""
     if not rank.is_alone and num_joined != num_layers:
         raise _not_this_kind(rank, name)
 
@@ -115,12 +115,16 @@ def _shard(parent: nn.Module, cuts: dict[str, Cut], rank: Rank) -> None:
         if cut.dim == 0:
             made = _linear(linear.weight[part], None if linear.bias is None else linear.bias[part])
         else:
-            made = _linear(linear.weight[:, part], linear.bias if rank.index == 0 else None)  # added once
+            # The bias is added once, by rank 0.
+            made = _linear(linear.weight[:, part], linear.bias if rank.index == 0 else None)
         setattr(parent, name, made)
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    """With copies, so that the whole weight can go: of a mapped file only what is copied is ever read."""
+    """Create a layer with copies, so that the whole weight can be freed.
+
+    From a mapped file, only the copied part is read.
+    """
     made = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     made.weight = nn.Parameter(weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False)
     if bias is not None:
@@ -133,10 +137,10 @@ def _has(part: nn.Module, names: tuple[str, ...]) -> bool:
 
 
 def _has_experts(part: nn.Module) -> bool:
-    """Weights of several experts in one tensor."""
+    """Whether a parameter holds the weights of several experts."""
     return any(parameter.dim() == 3 for parameter in part.parameters(recurse=False))
 
 
 def _own_tensors(part: nn.Module) -> bool:
-    """Such as sinks, one a head."""
+    """Whether the module itself has tensors, such as sinks per head."""
     return any(True for _ in part.parameters(recurse=False)) or any(True for _ in part.buffers(recurse=False))

@@ -1,1 +1,1 @@
-"""What replaces or extends layers of transformers' models: attention, fused and recurrent layers, LoRA, sampling."""
+"""Layers that replace or extend those of transformers' models (attention, fused, recurrent, LoRA), and sampling."""

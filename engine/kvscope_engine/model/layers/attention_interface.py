@@ -1,4 +1,4 @@
-"""Which of a model's modules attend through transformers' attention interface, by their source."""
+"""Detection, by source code, of modules that call transformers' attention interface."""
 
 from __future__ import annotations
 

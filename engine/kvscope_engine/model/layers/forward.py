@@ -1,4 +1,7 @@
-"""Calling the model on a flattened batch. Owns how transformers' classes are to be called, nothing of a step."""
+"""Run the model on a flattened batch.
+
+Owns how transformers' model classes are called. Does not know requests or how a step was scheduled.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from kvscope_engine.model.layers.own_forward import own_forward
 
 
 class Forward:
-    """A model on (T,) token ids and positions."""
+    """Callable wrapper of a model; its inputs are token ids and positions of shape (T,)."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
@@ -23,14 +26,14 @@ class Forward:
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
 
     def parts(self) -> Iterator[nn.Module]:
-        """All modules that it is made of."""
+        """Iterate over all submodules of the model, itself included."""
         modules: Iterator[nn.Module] = self._module.modules()
         return modules
 
     def logits(
         self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """(R, vocabulary) of the given rows of the batch; None gives all T."""
+        """Return logits (R, vocabulary) for `rows` of the batch, or for all T rows if `rows` is None."""
         own = own_forward(self._module)
         if own is not None:
             return own.run(ids, paged, rows)
@@ -40,7 +43,7 @@ class Forward:
         return logits if rows is None or self._keeps_rows else logits[rows]
 
     def fill(self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext) -> None:
-        """Write keys and values; without the head, since nothing else is wanted."""
+        """Run the decoder without the LM head, only to write keys and values."""
         own = own_forward(self._module)
         if own is not None:
             own.run(ids, paged, ids[:0])
@@ -48,7 +51,10 @@ class Forward:
         self._module.base_model(input_ids=ids[None], position_ids=positions[None], use_cache=False, paged=paged)
 
     def hidden(self, ids: torch.Tensor, positions: torch.Tensor, paged: AttentionContext) -> torch.Tensor:
-        """(T, hidden) that the head is given. Raises RuntimeError where the model does not tell it."""
+        """Return the hidden states (T, hidden) that are the input of the LM head.
+
+        Raises RuntimeError if the model does not expose them.
+        """
         base = self._module.base_model
         output = base(input_ids=ids[None], position_ids=positions[None], use_cache=False, paged=paged)
         hidden = getattr(output, "last_hidden_state", None)
@@ -58,7 +64,11 @@ class Forward:
         return hidden[0]  # type: ignore[no-any-return]
 
     def logits_of(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """(R, vocabulary) of the given rows of what `hidden` gave; the model's own words around its head included."""
+        """Return logits (R, vocabulary) of `rows` of the hidden states that `hidden` returned.
+
+        Calls the whole model with its decoder stubbed out, so that scaling or softcapping around the head is applied
+        too.
+        """
         with _answering(self._module.base_model, self._output_type(last_hidden_state=hidden[rows][None])):
             logits: torch.Tensor = self._module(input_ids=rows[None], use_cache=False).logits[0]
         return logits
@@ -66,7 +76,7 @@ class Forward:
 
 @contextmanager
 def _answering(module: Any, answer: object) -> Iterator[None]:
-    """`module` gives `answer`, whatever it is called with."""
+    """Make calls of `module` return `answer` inside the context, whatever the arguments."""
     own = module.__dict__.get("forward")
     module.forward = lambda *_, **__: answer
     try:

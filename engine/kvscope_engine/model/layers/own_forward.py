@@ -1,15 +1,14 @@
-"""Models whose attention ours cannot replace: run by transformers' own code, one sequence after the other, or decodes
-of several together where the model is found to be right with that.
+"""Run models whose attention ours cannot replace with transformers' own code, over the paged KV cache.
 
-What such a model attends by (distances in its scores, an indexer that chooses tokens, two attentions a layer, masks of
-its own) stays transformers' matter. It is called for one sequence of the flattened batch at a time, or for decodes that
-are padded on the left as `generate` pads prompts, with a `Cache` of transformers whose layers keep nothing themselves:
-what a layer is given is written to the sequences' KV blocks, and what it gives back is read from there. A token's
-numbers of one layer (key, value, and an indexer's key) lie side by side in one row of the layer's tensor, bit by bit as
-the model made them. States of recurrent layers come from `StateStorage`.
+Such a model keeps its attention in transformers (score biases, an indexer that selects tokens, two attentions per
+layer, own masks). It is called for one sequence of the flattened batch at a time; where the model proves correct with
+it, decodes of several sequences run in one call, padded on the left like prompts in `generate`. The model gets a
+transformers `Cache` whose layers store nothing: they write their inputs to the sequences' KV blocks and read their
+results from there. The data of a token in one layer (key, value, and an indexer's key) are adjacent in one row of the
+layer's tensor, bit for bit as the model produced them. States of recurrent layers come from `StateStorage`.
 
-Owns the cache and the calling. Whether a model gives the same this way as without a cache is proven when it is loaded
-(`own_check`); who runs, and where its blocks are, it must not know.
+Owns the cache and the calls. `own_check` verifies at load that a model gives the same result this way as without a
+cache. Must not depend on scheduling or on how blocks are allocated.
 """
 
 from __future__ import annotations
@@ -45,14 +44,19 @@ from kvscope_telemetry.errors import BadInput
 KEY: Final = "key"
 VALUE: Final = "value"
 INDEX: Final = "index"
-"""What an indexer keeps of a token."""
+"""Name of the part that an indexer stores per token."""
 _EXPANDED: Final = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _ORDER: Final = (KEY, VALUE, INDEX)
 MAX_SCORES: Final = 1 << 27
-"""Of all query heads in one call: so that a long prompt behind a long context is cut into pieces that fit (512 MiB in
-float32)."""
+"""Maximum number of attention scores of one call, over all query heads: 512 MiB in float32.
+
+A long prompt with a long context is cut into pieces that fit.
+"""
 LEAST_TOKENS: Final = 32
-"""Of such a piece: fewer save little, where keys and values of the context are expanded for each call."""
+"""Minimum number of tokens per piece of a prompt; see `MAX_SCORES`.
+
+Smaller pieces save little if each call expands the context's keys and values.
+"""
 _ATTRIBUTE: Final = "kvscope_own_forward"
 _KNOWN: Final = (
     DynamicLayer,
@@ -66,24 +70,26 @@ _KNOWN: Final = (
 
 
 class SequenceCache(Protocol):
-    """Cached keys and values of the sequences of one call: in blocks, or a stand-in for them."""
+    """Cached keys and values of the sequences of one call, in KV blocks or in a stub."""
 
     past: int
-    """Tokens kept before those of the call that runs; of several sequences those of the longest."""
+    """Number of tokens cached before the current call; with several sequences, that of the longest."""
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
-        """Keep `values`, (sequences, T, ...), of the call's tokens, under the number of transformers' layer."""
+        """Store `values`, (sequences, T, ...), of the call's tokens; `layer` is transformers' layer index."""
 
     def read(self, layer: int, name: str, first: int) -> torch.Tensor:
-        """The same of all tokens from `first` on, those of the call among them: (sequences, n, ...)."""
+        """Return the stored values of all tokens from `first` on, the call's included: (sequences, n, ...)."""
 
     def positions(self, device: torch.device) -> torch.Tensor:
-        """(sequences, past): where the kept tokens stand."""
+        """Return the positions of the cached tokens, (sequences, past)."""
         return torch.arange(self.past, device=device)[None]
 
 
 class _LayerInBlocks:
-    """What is put before one of transformers' cache layers: it keeps nothing, and has its lengths from elsewhere."""
+    """Base class put before transformers' cache layer class: stores nothing and takes its length from the
+    `SequenceCache`.
+    """
 
     _layer_type = None
     is_sliding: bool
@@ -92,22 +98,21 @@ class _LayerInBlocks:
     tokens: SequenceCache
     num_seen: int
     opened: list[_LayerInBlocks]
-    """Shared by all layers of a cache: the one that holds what it read."""
+    """Shared by all layers of a cache: the one layer that holds tensors that it has read."""
 
     def begin(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
-        """A call begins."""
         self.number, self.tokens, self.num_seen = number, tokens, tokens.past
         self.let_go()
         self.is_initialized = tokens.past > 0
         self.cumulative_length = tokens.past
 
     def let_go(self) -> None:
-        """What was read is read no more."""
+        """Release the tensors that were read."""
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
 
     def open(self) -> None:
-        """It is this layer's turn."""
+        """Release the tensors of the layer that ran before, so that only one layer holds its context."""
         if self.opened and self.opened[-1] is not self:
             self.opened.pop().let_go()
         if not self.opened:
@@ -117,7 +122,10 @@ class _LayerInBlocks:
         return self.num_seen
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """(sequences, heads, T, dim) each; all that the layer may read."""
+        """Store the keys and values of the call.
+
+        Returns all that the layer may read, (sequences, heads, T, dim) each.
+        """
         self.open()
         past, tokens = self.tokens.past, self.tokens
         first = max(0, past - self.sliding_window + 1) if self.is_sliding else 0
@@ -132,10 +140,10 @@ class _LayerInBlocks:
 
 
 class _IndexedLayerInBlocks(_LayerInBlocks):
-    """The same of a layer with an indexer."""
+    """`_LayerInBlocks` for a layer with an indexer."""
 
     position_dims = 0
-    """Dimensions of the positions that the model keeps for it; 0: it keeps none."""
+    """Number of position dimensions that the model stores for the indexer; 0: it stores no positions."""
 
     def begin(self, number: int, tokens: SequenceCache, device: torch.device) -> None:
         super().begin(number, tokens, device)
@@ -149,7 +157,7 @@ class _IndexedLayerInBlocks(_LayerInBlocks):
         self.indexer_keys: torch.Tensor | None = None
 
     def update_indexer(self, states: torch.Tensor) -> torch.Tensor:
-        """(sequences, T, dim); of all tokens."""
+        """Store the indexer keys (sequences, T, dim) of the call. Returns those of all tokens."""
         self.open()
         self.tokens.write(self.number, INDEX, states)
         self.indexer_keys = self.tokens.read(self.number, INDEX, 0)
@@ -158,13 +166,13 @@ class _IndexedLayerInBlocks(_LayerInBlocks):
 
 @dataclass(slots=True)
 class _Seen(SequenceCache):
-    """Keeps nothing but what the layers are like."""
+    """Stub that records which parts each layer stores, and no more."""
 
     parts: dict[int, list[TokenPart]] = field(default_factory=dict)
     past: int = 0
     values: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
     places: dict[int, str] = field(default_factory=dict)
-    """The module that gave a layer its first values."""
+    """Name of the module that ran when a layer stored its first values."""
     running: list[tuple[str, nn.Module]] = field(default_factory=list)
     called: set[nn.Module] = field(default_factory=set)
 
@@ -182,7 +190,7 @@ class _Seen(SequenceCache):
 
 @dataclass(slots=True)
 class _Zeros(SequenceCache):
-    """As if `past` tokens were kept: to see what a call takes."""
+    """Stub that behaves as if `past` tokens of zeros were cached, to measure the memory of a call."""
 
     past: int
     given: torch.Tensor | None = None
@@ -198,18 +206,18 @@ class _Zeros(SequenceCache):
 
 @dataclass(slots=True)
 class TokensInBlocks(SequenceCache):
-    """Sequences in the block pool, which end at one place."""
+    """Sequences in the block pool, padded on the left so that all end at the same column."""
 
     storage: KVStorage
     numbers: dict[int, int]
-    """Of the storage's layers, by transformers' number."""
+    """Index of the storage layer, by the layer's index in transformers."""
     places: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    """(sequences, tokens) int64 in each KV group: the block and the slot in it where each token lies."""
+    """For each KV group, the block and the slot in it of each token, both (sequences, tokens) int64."""
     indices: torch.Tensor
-    """(sequences, tokens): where each stands in its text."""
+    """Position of each token in its sequence, (sequences, tokens)."""
     past: int = 0
     end: int = 0
-    """Tokens with those of the call."""
+    """Number of tokens including those of the call."""
 
     def write(self, layer: int, name: str, values: torch.Tensor) -> None:
         part, rows, blocks, slots = self._part(layer, name)
@@ -227,7 +235,7 @@ class TokensInBlocks(SequenceCache):
         return self.indices[:, : self.past]
 
     def _part(self, layer: int, name: str) -> tuple[TokenPart, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The part, its columns of all rows, and where the sequences' rows are."""
+        """Return the part, its columns of all token rows, and the sequences' blocks and slots."""
         number = self.numbers[layer]
         start = 0
         for part in self.storage.layers[number].parts:
@@ -241,55 +249,54 @@ class TokensInBlocks(SequenceCache):
 
 @dataclass(frozen=True, slots=True)
 class OwnBatch:
-    """A step's sequences, as the host knows them."""
+    """The sequences of a step, in host memory."""
 
     query_start: Sequence[int]
-    """(sequences + 1,): where each one's tokens start in the batch."""
+    """Start of each sequence's tokens in the batch, (sequences + 1,)."""
     seq_lens: Sequence[int]
-    """(sequences,), the step's tokens included."""
+    """Length of each sequence including the step's tokens, (sequences,)."""
     rows: Sequence[int]
-    """Of the batch, whose logits are wanted; ascending."""
+    """Rows of the batch whose logits are needed, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnLayer:
-    """What one layer of transformers' cache keeps of a token."""
+    """Data that one layer of transformers' cache stores per token."""
 
     number: int
-    """As transformers counts: what the model's code calls it."""
+    """Index of the layer in transformers' cache."""
     parts: tuple[TokenPart, ...]
     window: int
-    """Tokens that are read back, 0 for all."""
+    """Number of tokens that are read back; 0: all."""
     module: str
-    """The attention's name in the model."""
+    """Name of the attention module in the model."""
 
     latent_dim: int = 0
-    """Numbers of a latent, where the keys are latents (MLA)."""
+    """Dimension of the latents, if the keys are latents (MLA); else 0."""
 
     def shape(self, dtype: torch.dtype) -> LayerShape:
-        """In a storage of `dtype`."""
         numbers = sum(part.numbers(dtype) for part in self.parts)
         return LayerShape(1, numbers, latent_dim=self.latent_dim, parts=self.parts)
 
 
 class OwnForward:
-    """A model and how it is called. Made once for a model, which it changes: its attention is transformers' eager one.
+    """Runs a model through its own code. Create one per model: it switches the model to transformers' eager attention.
 
-    Raises BadInput, or whatever the model raises, where it keeps something that is not known here.
+    Raises BadInput, or any error of the model, if the model stores something in its cache that is not supported.
     """
 
     def __init__(self, module: nn.Module, why: str) -> None:
         self.why = why
-        """What stands against our attention."""
+        """Reason why our attention cannot be used."""
         self.watch: list[Any] = []
-        """Called with the rows of the batch that run next."""
+        """Callbacks that get the batch rows of the next call, a list per sequence."""
         model: Any = module
         self._module = model
         self._set_eager()
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
         self._takes_positions = _takes(module, "position_ids")
         self.takes_batches = False
-        """Whether decodes of several sequences can be run together; found out when the model is proven."""
+        """Whether decodes of several sequences can run in one call. `own_check` sets it."""
         text = model.config.get_text_config(decoder=True)
         self._num_heads = num_query_heads(text)
         self._position_dims: dict[int, int] = {}
@@ -301,13 +308,13 @@ class OwnForward:
         expanded = sum(largest(text, name) for name in _EXPANDED)
         widest = max((sum(map(math.prod, (part.shape for part in layer.parts))) for layer in self.layers), default=1)
         self._numbers_a_token = max(widest, self._num_heads * (1 + expanded))
-        """That a call reads, or makes of a latent, in its widest layer."""
+        """Numbers per token that a call reads, or expands from a latent, in its widest layer."""
 
     def run(self, ids: torch.Tensor, context: Any, rows: torch.Tensor | None) -> torch.Tensor:
-        """(R, vocabulary) of the given rows of the batch; None gives all T.
+        """Return the logits (R, vocabulary) of `rows` of the batch; None: of all T rows.
 
-        Of a `PagedContext` that has a batch, which says the rows to the host; others are of no sequences: then it is
-        run as in a step of one, without blocks.
+        If `context` is a `PagedContext` with an `OwnBatch`, the batch's `rows` are used, so the device need not be
+        read. Any other context is a measuring run: `ids` run as one sequence without blocks.
         """
         batch: OwnBatch | None = getattr(context, "own", None)
         if batch is None:
@@ -329,7 +336,7 @@ class OwnForward:
     def _run_alone(
         self, ids: torch.Tensor, context: Any, number: int, wanted: Sequence[int], found: dict[int, torch.Tensor]
     ) -> None:
-        """A sequence of the step; logits of its rows go to `found`, by the first of them."""
+        """Run one sequence of the step, in pieces. The logits are put into `found` under the first of their rows."""
         batch: OwnBatch = context.own
         start, end = batch.query_start[number : number + 2]
         past = batch.seq_lens[number] - (end - start)
@@ -358,7 +365,7 @@ class OwnForward:
         wanted: Sequence[int],
         found: dict[int, torch.Tensor],
     ) -> None:
-        """One token each of several sequences of the step, the shorter ones padded on the left."""
+        """Run one token each of several sequences of the step in one call, shorter ones padded on the left."""
         batch: OwnBatch = context.own
         lengths = [batch.seq_lens[number] for number in numbers]
         longest = max(lengths)
@@ -384,7 +391,7 @@ class OwnForward:
             states.take_from(cache, self._state_layers, self.states, rows[0] + 1)
 
     def _together(self, batch: OwnBatch) -> list[list[int]]:
-        """Decodes that run in one call, of about one length."""
+        """Return groups of decodes of similar length, each to be run in one call."""
         starts, lengths = batch.query_start, batch.seq_lens
         singles = [n for n in range(len(lengths)) if starts[n + 1] - starts[n] == 1 and lengths[n] > 1]
         groups: list[list[int]] = []
@@ -395,11 +402,11 @@ class OwnForward:
         return [group for group in groups if len(group) > 1]
 
     def most_together(self, length: int) -> int:
-        """Sequences of up to `length` tokens in one call."""
+        """Return the maximum number of sequences of up to `length` tokens in one call."""
         return max(1, MAX_SCORES // (self._numbers_a_token * length))
 
     def tokens(self, context: Any, numbers: Sequence[int], longest: int) -> TokensInBlocks:
-        """Where the tokens of sequences of the step lie, the shorter ones padded with their own last token."""
+        """Return the cache of sequences of the step. Padding on the left repeats a sequence's own last token."""
         count, size, device = context.num_single_token, context.storage.block_size, context.storage.device
         lengths = torch.tensor([context.own.seq_lens[number] for number in numbers], device=device)[:, None]
         indices = torch.arange(longest, device=device)[None] - (longest - lengths)
@@ -420,7 +427,7 @@ class OwnForward:
             tell(rows)
 
     def _let_go(self) -> None:
-        """Of what was read for the last call."""
+        """Release the tensors that the cache read for the last call."""
         for layer in self._cache.layers if self._cache is not None else ():
             if isinstance(layer, _LayerInBlocks):
                 layer.let_go()
@@ -428,8 +435,11 @@ class OwnForward:
                 _forget(layer)
 
     def _largest(self, ids: torch.Tensor, num_rows: int, longest: int) -> torch.Tensor:
-        """As many tokens as one call has at the end of a text of `longest`, then as it has of `ids` alone: what a step
-        takes at most, but for its blocks."""
+        """Run calls as large as any call of a step can be, to measure their memory, without blocks.
+
+        One call has as many tokens as fit at the end of a sequence of `longest`, one as many as fit of `ids` alone, and
+        one is a batch of decodes.
+        """
         most = self.piece(longest)
         logits = []
         for count, past in {(min(len(ids), most), max(0, longest - most)), (min(len(ids), self.piece(len(ids))), 0)}:
@@ -443,21 +453,21 @@ class OwnForward:
 
     @property
     def how(self) -> str:
-        """What is run together, in words."""
+        """User-visible description of which requests run together."""
         return "prompts one after the other, decodes together" if self.takes_batches else "one request after the other"
 
     @property
     def has_indexer(self) -> bool:
-        """Whether layers choose among the tokens before."""
+        """Whether layers select among the previous tokens."""
         return any(part.name == INDEX for layer in self.layers for part in layer.parts)
 
     def piece(self, length: int) -> int:
-        """Tokens that run in one call with up to `length` in all."""
+        """Return the maximum number of tokens of one call if the sequence has up to `length` tokens in total."""
         return max(LEAST_TOKENS, MAX_SCORES // (self._num_heads * max(1, length)))
 
     @contextmanager
     def new_cache(self) -> Iterator[None]:
-        """The config was changed inside, and so was what a cache is like."""
+        """Recreate the cache inside and afterwards, because the caller changes the model's config inside."""
         self._cache = None
         yield
         self._cache = None
@@ -473,7 +483,7 @@ class OwnForward:
     def _call(
         self, ids: torch.Tensor, cache: Any, rows: Sequence[int], padding: dict[str, torch.Tensor] | None = None
     ) -> torch.Tensor | None:
-        """(sequences, rows, vocabulary) of (sequences, T) ids; None: no rows are wanted."""
+        """Return logits (sequences, rows, vocabulary) for ids (sequences, T), or None if no rows are needed."""
         given = {"input_ids": ids, "past_key_values": cache, "use_cache": True, **(padding or {})}
         if not rows:
             self._module.base_model(**given)
@@ -487,7 +497,7 @@ class OwnForward:
         return logits if is_all else logits[:, torch.tensor(rows, device=ids.device)]
 
     def _begin(self, tokens: SequenceCache, device: torch.device) -> Any:
-        """The cache of a sequence's call."""
+        """Return the model's cache, reset for a call."""
         if self._cache is None:
             self._cache = DynamicCache(config=self._module.config)
             self._cache.layers = [
@@ -506,7 +516,11 @@ class OwnForward:
 
     @torch.inference_mode()
     def seen(self) -> tuple[tuple[OwnLayer, ...], list[LayerState], list[int]]:
-        """Run a few tokens, and look at what is kept of them."""
+        """Run a few tokens and record what the cache layers store.
+
+        Returns:
+            Layers that store data per token, the states of recurrent layers, and the cache indices of the latter.
+        """
         seen = _Seen()
         device = next(self._module.parameters()).device
         ids = torch.arange(1, NUM_TOKENS + 1, device=device)
@@ -545,43 +559,42 @@ NUM_TOKENS: Final = 5
 
 
 def own_forward(module: nn.Module) -> OwnForward | None:
-    """How `module` is run by its own code; None where our attention runs in it."""
+    """Return the `OwnForward` of `module`, or None if our attention runs in it."""
     found: OwnForward | None = getattr(module, _ATTRIBUTE, None)
     return found
 
 
 def run_by_own_code(module: nn.Module, why: str) -> OwnForward:
-    """From now on; `why` ours cannot. Raises as `OwnForward`."""
+    """Switch `module` to its own code; `why` is the reason that ours cannot run. Raises like `OwnForward`."""
     made = OwnForward(module, why)
     setattr(module, _ATTRIBUTE, made)
     return made
 
 
 def undo(module: nn.Module) -> None:
-    """It turned out not to be right."""
+    """Stop running `module` by its own code, because its results turned out wrong."""
     if own_forward(module) is not None:
         delattr(module, _ATTRIBUTE)
 
 
 def states_of(module: nn.Module) -> list[LayerState]:
-    """What each recurrent layer of `module` keeps for a request."""
+    """Return the per-request state of each recurrent layer of `module`."""
     own = own_forward(module)
     return recurrent_layers(module).states if own is None else own.states
 
 
 def takes_cache(module: Any) -> bool:
-    """Whether `module` can be given a cache of transformers."""
     return _takes(module, "past_key_values")
 
 
 def _takes(module: Any, name: str) -> bool:
-    """Whether it, or the model in it, has a keyword of that name."""
+    """Whether `forward` of the module or of its base model has a keyword `name`."""
     parts = {id(part): part for part in (module, module.base_model)}.values()
     return any(name in inspect.signature(part.forward).parameters for part in parts)
 
 
 def _keeping_nothing(number: int, layer: Any, position_dims: int) -> Any:
-    """A cache layer as it is, but that what it would keep is in blocks."""
+    """Return a copy of a cache layer that stores its data in blocks. Raises BadInput for unknown classes of layers."""
     if type(layer) not in _KNOWN:
         raise BadInput(f"its layer {number} keeps what is not known here ({type(layer).__name__})")
     if not isinstance(layer, CacheLayerMixin):
@@ -597,7 +610,7 @@ def _window(layer: Any) -> int:
 
 
 def _forget(layer: Any) -> None:
-    """A recurrent layer as it was made."""
+    """Reset a recurrent cache layer to its initial state."""
     opened = layer.opened
     LinearAttentionCacheLayerMixin.__init__(layer, layer.number_of_states)
     layer.opened = opened
@@ -611,7 +624,7 @@ def _state(layer: Any) -> Iterator[StatePart]:
 
 
 class StatesOfCall:
-    """States of recurrent layers of a call's sequences, from their slots into a cache and back."""
+    """Moves recurrent states of a call's sequences from their slots into a cache and back."""
 
     def __init__(self, batch: StateBatch, numbers: Sequence[int]) -> None:
         self._storage = batch.storage
@@ -622,7 +635,7 @@ class StatesOfCall:
 
     @property
     def cuts(self) -> list[int]:
-        """Rows of the batch before which the states are kept."""
+        """Rows of the batch before which a state is saved; calls must end there."""
         return [row for _, (row, _) in self._saves]
 
     def put_in(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState]) -> None:
@@ -639,7 +652,7 @@ class StatesOfCall:
                     held.recurrent_states[index], held.is_recurrent_states_initialized[index] = value, True
 
     def take_from(self, cache: Any, layers: Sequence[int], states: Sequence[LayerState], row: int) -> None:
-        """After the tokens before `row`, or after the one token of each of several."""
+        """Store the states after the tokens before `row`, or after the single token of each of several sequences."""
         saves = [(place, slot) for place, (at, slot) in self._saves if at == row or not self._is_alone]
         for number, (layer, state) in enumerate(zip(layers, states, strict=True)):
             held = cache.layers[layer]
@@ -652,7 +665,7 @@ class StatesOfCall:
 
 @contextmanager
 def _running(model: nn.Module, seen: _Seen) -> Iterator[None]:
-    """Inside, it is seen which modules run, and which of them last began."""
+    """Track inside which modules of `model` run, as a stack, and which have been called."""
     handles = []
     for name, part in model.named_modules():
 

@@ -1,4 +1,4 @@
-"""Bytes of a model's weights, in total and by part; parts are recognised by the names that models give them."""
+"""Bytes of a model's weights, in total and by part. Parts are recognized by module names."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ _PARTS: Final = (
     ("Embeddings", ("embed", "wte", "wpe")),
     ("Head", ("lm_head", "output_projection")),
 )
-"""Words in a name; the first that fits says what it is."""
+"""Part names and the substrings of module names that identify them; the first match wins."""
 OTHERS: Final = "Others"
 
 
 def weights_bytes(module: nn.Module) -> int:
-    """Bytes of parameters and buffers, packed ones included, each counted once."""
+    """Return the bytes of parameters, buffers and packed weights, each counted once."""
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*module.parameters(), *module.buffers())}
     return sum(tensors.values()) + packed_bytes(module)
 
 
 def weights_by_part(module: nn.Module) -> tuple[ModuleBytes, ...]:
-    """Parameters, buffers and packed weights, largest part first; what is shared counts where it is met first, so that
-    the parts add up to all weights."""
+    """Return the bytes of parameters, buffers and packed weights by part, largest first.
+
+    A shared tensor counts for the part in which it is met first, so the parts add up to all weights.
+    """
     sizes: dict[str, int] = {}
     seen: set[int] = set()
     for name, part in module.named_modules():
@@ -48,6 +50,5 @@ def weights_by_part(module: nn.Module) -> tuple[ModuleBytes, ...]:
 
 
 def part_of(name: str) -> str:
-    """What a module of this dotted name is."""
     lower = name.lower()
     return next((part for part, words in _PARTS if any(word in lower for word in words)), OTHERS)

@@ -1,1 +1,1 @@
-"""From a model's name to a model on its device: download, configuration, weights, what is supported."""
+"""Model loading, from a name to a model on its device: download, configuration, weights, support checks."""

@@ -1,6 +1,6 @@
-"""A folder with a model in Hugging Face's layout: its configuration and its weights, checked before use.
+"""Model folder in Hugging Face's layout: its configuration and weights, checked before use.
 
-Weights are safetensors alone: nothing is ever unpickled, and no code that comes with a model is run.
+Weights must be safetensors: nothing is unpickled, and no code from a model folder is run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 
 
 def check_weights(folder: Path) -> list[Path]:
-    """The safetensors files that the folder needs. Raises BadInput unless each is there and whole."""
+    """Return the safetensors files of the folder. Raises BadInput unless all exist and are complete."""
     index = folder / INDEX_FILE
     names = _shards(index) if index.is_file() else [WEIGHTS_FILE]
     if names == [WEIGHTS_FILE] and not (folder / WEIGHTS_FILE).is_file():
@@ -49,12 +49,15 @@ def load_weights(
     progress: ProgressCallback,
     tensors: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
-    """The causal language model in `folder`. On a CPU, weights in the dtype of the files are mapped, not read.
+    """Load the causal language model in `folder`. On a CPU, weights in the dtype of the files are memory-mapped.
 
-    `tensors` are its weights, where they are not as the files hold them: tensors, or what gives one for `[...]`;
-    `detail` is what progress calls it.
+    Args:
+        detail: Name of the model in progress reports.
+        tensors: Weights by name, if they differ from those in the files: tensors, or objects that return one for
+            `[...]`.
 
-    Raises BadInput when weights are missing or of another shape than the configuration says.
+    Raises:
+        BadInput: Weights are missing, or their shapes do not match the configuration.
     """
     is_made = any(isinstance(tensor, MadeTensor) for tensor in (tensors or {}).values())
     try:
@@ -72,7 +75,7 @@ def load_weights(
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except Exception as error:  # a external file: transformers raises nearly anything
+    except Exception as error:  # an external file: transformers raises nearly anything
         if is_no_memory(error):
             raise MemoryError(str(error)) from error
         line = (str(error).splitlines() or [type(error).__name__])[0]
@@ -83,10 +86,10 @@ def load_weights(
 
 @contextmanager
 def segment_a_weight() -> Iterator[None]:
-    """Inside, a GPU's weights take memory as they need it, each in a segment of its own.
+    """Allocate each weight of a GPU in a memory segment of its own inside.
 
-    transformers first takes one piece of memory as large as the model and lets torch cut it up. When fusing later gives
-    up weights here and there, the holes could be used by nothing larger, and nothing could go back to the driver.
+    transformers first allocates one block as large as the model, which torch's allocator splits. When fusing later
+    frees weights, the holes could not be used for anything larger nor be returned to the driver.
     """
     from transformers import modeling_utils
 
@@ -96,20 +99,20 @@ def segment_a_weight() -> Iterator[None]:
 
 @contextmanager
 def _one_by_one(is_asked: bool) -> Iterator[None]:
-    """Inside, transformers asks for a tensor when it puts it into its module, not for many ahead.
+    """Make transformers request tensors one at a time inside, instead of many in advance.
 
-    While it is made, a tensor takes several times what it becomes.
+    While a tensor is dequantized, it takes several times its final size.
     """
     with patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"} if is_asked else {}):
         yield
 
 
 def _take_nothing(*_: Any, **__: Any) -> None:
-    """Loading works without."""
+    """Replacement of transformers' warm-up of the allocator; loading works without it."""
 
 
 def check_report(source: Path, report: dict[str, Any]) -> None:
-    """Raise BadInput when transformers did not find every weight, in its shape, in `source`."""
+    """Raise BadInput if transformers did not find every weight, with the right shape, in `source`."""
     missing, mismatched = sorted(report["missing_keys"]), sorted(report["mismatched_keys"])
     if missing:
         raise BadInput(f"{str(source)!r} lacks {len(missing)} weights of its model, {missing[0]} for one")
@@ -140,7 +143,7 @@ def _check_safetensors(path: Path) -> None:
     try:
         with safe_open(path, framework="pt"):
             return
-    except Exception as error:  # SafetensorError, or whatever a broken header makes of it
+    except Exception as error:  # SafetensorError, or any error due to a broken header
         if is_no_memory(error):
             raise KvscopeError(f"no memory to read {path}: close other programs, or use a smaller model") from error
         if isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""A causal language model of a decoder and a head, for those that transformers has inside of a larger model alone."""
+"""Causal language model made of a decoder and a head, for models that transformers has only inside a multimodal one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHANGES: Final[dict[str, Callable[[torch.Tensor, float], torch.Tensor]]] = {
 
 
 class DecoderAndHead(PreTrainedModel):  # type: ignore[no-untyped-call]
-    """Logits are what the head gives, changed by what `words` name in the configuration."""
+    """Decoder with a head. `words` are the config attributes by which the head's logits are changed."""
 
     base_model_prefix = "model"
 
@@ -32,7 +32,7 @@ class DecoderAndHead(PreTrainedModel):  # type: ignore[no-untyped-call]
     def forward(
         self, input_ids: torch.Tensor, logits_to_keep: int | torch.Tensor = 0, **options: Any
     ) -> CausalLMOutputWithPast:
-        """Logits of the rows that `logits_to_keep` names, or of its last ones, as transformers' classes do."""
+        """Return logits of the rows in `logits_to_keep`, or of that many last rows, as transformers' classes do."""
         hidden = self.model(input_ids=input_ids, **options)[0]
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, rows, :])

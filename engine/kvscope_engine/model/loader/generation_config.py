@@ -1,7 +1,7 @@
-"""A model's recommended sampling options, from its `generation_config.json` or the keys of a GGUF file.
+"""Recommended sampling options of a model, from its `generation_config.json` or the keys of a GGUF file.
 
-Owns which fields of those are done here. vLLM's `--generation-config auto` takes the same ones; where it drops the
-others without a word, one that would change what is generated is refused here by its name.
+Owns which fields are supported. vLLM's `--generation-config auto` uses the same ones and silently ignores the others;
+here a field that would change the output is refused by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DONE: Final = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Fields of the file, and what they are called here."""
+"""Supported fields of the file, with their names here."""
 NOT_DONE: Final[dict[str, tuple[object, ...]]] = {
     "num_beams": (1,),
     "num_beam_groups": (1,),
@@ -56,7 +56,7 @@ NOT_DONE: Final[dict[str, tuple[object, ...]]] = {
     "token_healing": (False,),
     "watermarking_config": (),
 }
-"""Fields that change what is generated and are not done, and beside null the values with which they do nothing."""
+"""Unsupported fields that change the output, with the values (besides null) that have no effect."""
 GGUF_DONE: Final = {
     "temp": "temperature",
     "top_p": "top_p",
@@ -64,15 +64,15 @@ GGUF_DONE: Final = {
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
-"""Keys behind `general.sampling.`, as llama.cpp writes them."""
+"""Supported keys after `general.sampling.`, as llama.cpp writes them, with their names here."""
 GGUF_NOT_DONE: Final[dict[str, tuple[object, ...]]] = {"sequence": ("",), "xtc_probability": (0,), "mirostat": (0,)}
 _GGUF: Final = "general.sampling."
 
 
 def model_sampling(wanted: str, folder: Path, file: GgufFile | None) -> ModelSampling:
-    """Of the model in `folder`, which came from `file`; nothing where `wanted` is not `auto`.
+    """Return the recommended options of the model in `folder`, loaded from `file`; none unless `wanted` is "auto".
 
-    Raises BadInput, naming the file and the field, for a value that is not accepted or not done.
+    Raises BadInput, naming file and field, for invalid or unsupported values.
     """
     if wanted != "auto":
         return ModelSampling()
@@ -100,7 +100,7 @@ def _sampling(
 
 
 def _check_window(fields: dict[str, Any], where: str) -> None:
-    """Of llama.cpp's penalty of repetitions: ours, as vLLM's, is of all tokens; 64 are its default."""
+    """Check llama.cpp's window for repetition penalties (default 64): ours, like vLLM's, covers all tokens."""
     window = fields.get("penalty_last_n", 64)
     if window == 0:
         fields.pop("penalty_repeat", None)

@@ -1,7 +1,7 @@
-"""Layers of a text part that read pictures alone, and are passed over where there is none: those of Llama 3.2 Vision.
+"""Layers of a text decoder that attend to images only and are skipped without one (Llama 3.2 Vision).
 
-Owns which they are by a configuration, and a model without them: their weights are not read. The other layers keep
-their names, by which files of quantized weights and adapters know them, and are numbered as they run.
+Owns their detection by configuration, and a model without them: their weights are not read. Other layers keep their
+names, which quantized checkpoints and adapters refer to, and get new indices in the order in which they run.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from torch import nn
 
 
 def image_layers(text: Any) -> tuple[int, ...]:
-    """Numbers of the layers in a text part's configuration that attend to pictures alone."""
+    """Return the indices of the layers in a text configuration that attend to images only."""
     told = getattr(text, "cross_attention_layers", None) or ()
     return tuple(number for number in told if number < text.num_hidden_layers)
 
 
 def empty_image_layers(decoder: Any) -> None:
-    """Before weights are read: there is no place for theirs."""
+    """Replace image layers by empty modules, before weights are read, so that their weights are ignored."""
     for number in image_layers(decoder.config):
         decoder.layers[number] = nn.Module()
 
 
 def without_image_layers(model: nn.Module) -> nn.Module:
-    """`model`, changed: its other layers alone, under a configuration of as many."""
+    """Remove the image layers of `model`, in place, and adapt its configuration."""
     decoder: Any = model.base_model
     told, left_out = decoder.config, image_layers(decoder.config)
     if not left_out:

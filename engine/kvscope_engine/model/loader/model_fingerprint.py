@@ -1,7 +1,7 @@
-"""A fingerprint that tells one model from another, for KV that outlives the process that computed it.
+"""Fingerprint that identifies a model, for KV that outlives the process that computed it.
 
-Owns what counts: the whole configuration, every byte of every weight, and the versions of the code that computes
-with them. Bytes are summed up where they are, so weights on a GPU are not read back. Knows no files and no blocks.
+Owns what it covers: the whole configuration, every byte of every weight, and the versions of the code that computes
+with them. Sums are computed on the weights' device. Does not know files or blocks.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import torch
 from torch import nn
 
 KV_VERSION: Final = 2
-"""Goes up when what a block of the same layout means is changed."""
+"""Version of the meaning of a block's contents; increase it when that changes without a change of layout."""
 CPU_WORDS: Final = 1 << 15
-"""Words summed up at a time: few enough to stay in a core's cache ..."""
+"""Words processed at a time on a CPU, few enough to stay in a core's cache."""
 GPU_WORDS: Final = 1 << 22
-"""... and many enough to fill a GPU, with temporaries of 32 MiB."""
+"""Words processed at a time on a GPU: enough to fill it, with temporaries of 32 MiB."""
 _GOLDEN: Final = -7046029254386353131
 _ODD: Final = -4658895280553007687
 _IRRELEVANT: Final = frozenset({"_name_or_path", "architectures", "transformers_version"})
-"""Of a configuration: they say where a model is from, not what it computes."""
+"""Configuration keys that identify a model's origin and do not affect its computations."""
 
 
 def model_fingerprint(module: nn.Module) -> str:
-    """A digest that another configuration, another weight anywhere, or another version of the code changes."""
+    """Return a hash of the configuration, all weights, and the versions of transformers and torch."""
     from transformers import __version__
 
     config: Any = module.config
@@ -39,14 +39,17 @@ def model_fingerprint(module: nn.Module) -> str:
 
 
 def config_text(config: Any) -> str:
-    """All that a configuration says about the numbers, the same text for the same numbers."""
+    """Return a canonical text of all configuration keys that affect computations."""
     fields = {key: value for key, value in config.to_dict().items() if key not in _IRRELEVANT}
     return json.dumps(fields, sort_keys=True, default=repr)
 
 
 @torch.inference_mode()
 def tensor_sum(tensor: torch.Tensor) -> int:
-    """64 bits over the tensor's bytes and their places. One word that changes always changes it."""
+    """Return a 64-bit checksum of the tensor's bytes and their positions.
+
+    A change of any single word always changes it.
+    """
     words = _words(tensor)
     size = CPU_WORDS if tensor.device.type == "cpu" else GPU_WORDS
     keys = torch.arange(min(size, len(words)), dtype=torch.int64, device=tensor.device) * _GOLDEN
@@ -56,7 +59,7 @@ def tensor_sum(tensor: torch.Tensor) -> int:
 
 
 def _mixed_sum(words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The sum of a scrambling of each word that depends on its place; each step but the sum can be undone."""
+    """Return the sum of each word scrambled with its position; every operation except the sum is invertible."""
     mixed = keys.add_(words)
     mixed ^= (mixed >> 32) & 0xFFFF_FFFF
     mixed *= _ODD
@@ -69,7 +72,7 @@ def _as_int64(value: int) -> int:
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes as int64, zeros behind; without a copy where they are eight by eight."""
+    """View the tensor's bytes as int64, padded with zeros; a copy is made only if they are not aligned to 8 bytes."""
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     over = len(content) % 8
     if over or content.storage_offset() % 8:
@@ -78,6 +81,6 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and buffers, those that no checkpoint holds too; what two names share comes once."""
+    """Yield parameters and buffers, including non-persistent ones; shared tensors once."""
     yield from sorted(module.named_parameters())
     yield from sorted(module.named_buffers())

@@ -1,6 +1,8 @@
-"""From the name of a model to the model on its device, with our attention in it. Owns the order of that.
+"""Loading of a model, from its name to a model on its device with our attention installed.
 
-Knows nothing of blocks: how attention is computed is for `attention`, who runs is for the scheduler.
+Owns the order of these steps.
+
+Knows nothing of blocks; `layers.attention` owns how attention is computed, and the scheduler which requests run.
 """
 
 from __future__ import annotations
@@ -73,11 +75,16 @@ def load_model(
     rank: Rank = ALONE,
     await_turn: Callable[[torch.device], object] = lambda device: None,
 ) -> LoadedModel:
-    """Find, download, convert and load `config.model`, or the share of it that is of `rank`, as far as each is needed.
+    """Find, download, convert and load `config.model`, or the shard of it for `rank`, as far as necessary.
 
-    `await_turn` is called once its files are there, before memory is looked at. Raises BadInput for a model that cannot
-    be accepted and KvscopeError for what stands in the way (no network, no memory), each in one line that names it;
-    then nothing of the model is left in memory.
+    Args:
+        await_turn: Called when the model's files are there, before memory is checked.
+
+    Raises:
+        BadInput: The model is not supported.
+        KvscopeError: An external obstacle, such as no network or not enough memory.
+
+    Errors are one line that names the model. After an error, nothing of the model is left in memory.
     """
     name = parse_model_name(config.model)
     device = choose_device(config.device)
@@ -99,7 +106,9 @@ def load_model(
 
 
 def _compile_operations(progress: ProgressCallback) -> None:
-    """Now, where a person is told what takes so long: otherwise the first weight that is rounded would do it."""
+    """Compile the C operations now and report it as progress; otherwise the first quantized weight would do it
+    unannounced.
+    """
     if must_build():
         progress(Progress(stage="compile"))
         library()
@@ -129,7 +138,7 @@ def _load(
     quantization = choose_quantization(config, device, dtype, recipe, file)
     notes: list[str] = []
     is_whole = rank.is_alone and not config.cpu_offload_gb
-    source = device if is_whole else torch.device("cpu")  # where a file is mapped, and only what is kept is read
+    source = device if is_whole else torch.device("cpu")  # files are memory-mapped there: only what is kept is read
     if name.kind == "dummy":
         module = random_model(whole, dtype, source, config.seed, progress)
     else:
@@ -173,7 +182,10 @@ def _module(
     quantization: str,
     given: tuple[Path, Any, torch.dtype, torch.device, str, ProgressCallback],
 ) -> tuple[torch.nn.Module, list[str]]:
-    """Of a checkpoint in `files`, with `given` for `load_weights`; and lines about it."""
+    """Load the checkpoint in `files`; `given` are arguments of `load_weights`.
+
+    Returns the model and notes for the user.
+    """
     folder, whole, dtype = given[:3]
     stored = stored_tensors(files)
     recipe = recipe or (UNNAMED if is_scaled(stored) else None)
@@ -190,7 +202,7 @@ def _module(
 
 
 def _left_out(config: Any, stored: dict[str, StoredTensor]) -> str:
-    """About what was not read of a model that reads more than text."""
+    """Return a note on what was not read of a multimodal model."""
     left = sum(tensor.num_bytes for tensor in stored.values() if not tensor.was_read)
     total = sum(tensor.num_bytes for tensor in stored.values())
     text, passed_over = text_config(config), len(image_layers(text_config(config)))
@@ -208,14 +220,13 @@ def _keep_on_host(module: torch.nn.Module, cpu_offload_gb: float, device: torch.
 
 
 def _check_shares(hf_config: PretrainedConfig, rank: Rank, name: ModelName) -> None:
-    """Before weights are read. A layer whose sizes are not told here is looked at when it is there."""
+    """Check before weights are read that the model can be sharded. Unknown sizes are checked when the layers exist."""
     rows = getattr(hf_config, "intermediate_size", None)
     heads = num_query_heads(hf_config), num_kv_heads(hf_config)
     check_divides(rank.count, *heads, rows if isinstance(rows, int) else rank.count, name.text)
 
 
 def _files(name: ModelName, dtype: torch.dtype, progress: ProgressCallback) -> tuple[Path, Path]:
-    """The model's folder, and its configuration in it."""
     if name.kind == "dummy":
         return name.path.parent, name.path
     if name.kind == "folder":
@@ -230,7 +241,7 @@ def _files(name: ModelName, dtype: torch.dtype, progress: ProgressCallback) -> t
 
 
 def _default_folder(dtype: torch.dtype, progress: ProgressCallback) -> Path:
-    """Once converted, the file it came from is not needed."""
+    """Return the folder of the default model. The source file is not needed once converted."""
     entry = entry_folder(DEFAULT_GGUF_SHA256, dtype)
     return entry if is_intact(entry) else converted_gguf(default_gguf(progress), dtype, progress)
 
@@ -252,7 +263,10 @@ def _check_memory(
 def _check_gpu_memory(
     plan: Blueprint, name: ModelName, dtype: torch.dtype, memory: DeviceMemory, config: EngineConfig
 ) -> None:
-    """Of what others leave of our share; where the KV cache's size is given, of all that is free."""
+    """Check that the weights fit in our share of the GPU's memory, less other processes' use.
+
+    If the size of the KV cache is given, they may take all free memory.
+    """
     total, free = memory.total_bytes, memory.free_bytes()
     is_sized = config.kv_memory_bytes is not None or config.num_gpu_blocks_override is not None
     allowed = allowed_bytes(total, config.gpu_memory_utilization, draws_display=memory.draws_display())
@@ -264,7 +278,7 @@ def _check_gpu_memory(
 
 
 def _make_ready(module: torch.nn.Module) -> None:
-    """Evaluation only, with our attention: transformers only warns when it cannot set it, so look."""
+    """Switch to evaluation with our attention. transformers only warns if it cannot set it, so check."""
     from kvscope_engine.model.layers.attention.paged_attention import ATTENTION_NAME, register_attention
 
     freeze_rope(module)
@@ -286,7 +300,7 @@ def _info(
     max_model_len: int,
     chosen: tuple[str, str, ModelSampling],
 ) -> ModelInfo:
-    """`chosen`: how weights are shown, the option that gives them, and how requests are sampled that do not say."""
+    """Describe the model. `chosen`: quantization label, `--quantization` value, and default sampling options."""
     return ModelInfo(
         name=name.text,
         architecture=plan.architecture,
@@ -307,9 +321,9 @@ def _info(
 def random_model(
     hf_config: Any, dtype: torch.dtype, device: torch.device, seed: int, progress: ProgressCallback
 ) -> torch.nn.Module:
-    """A model of random weights for a configuration: for benchmarks and tests, where what it says matters not.
+    """Create a model with random weights from a configuration, for benchmarks and tests.
 
-    The causal language model of `hf_config`, initialised on `device` in `dtype`; a seed gives it again.
+    Returns the causal language model of `hf_config`, on `device` in `dtype`. Equal seeds give equal weights.
     """
     with Meter(progress, "load", "random weights"), torch.random.fork_rng(_devices(device)), device:
         torch.manual_seed(seed)
@@ -320,13 +334,16 @@ def _devices(device: torch.device) -> list[int]:
     return [torch.cuda.current_device()] if device.type == "cuda" else []
 
 
-# How long a context the model's rotary embedding allows, and keeping it the same for all requests of a batch.
+# Context length allowed by the rotary embedding, which must be the same for all requests of a batch.
 #
-# Rotary embeddings of type `dynamic` and `longrope` look at the longest sequence of the batch: a request's tokens
-# would depend on who runs beside it, and each step would wait for the device. Below their first limit they are
-# constant, so the context is limited to that, and the looking switched off.
+# Rotary embeddings of type `dynamic` and `longrope` depend on the longest sequence of the batch: a request's tokens
+# would depend on concurrent requests, and each step would wait for the device. Below their first limit they are
+# constant, so the context is limited to that, and the dependence is switched off (`freeze_rope`).
 def resolve_max_model_len(config: Any, asked: int | None, name: str) -> int:
-    """Tokens of prompt and output together. Raises BadInput when `asked` is more than the model can."""
+    """Return the maximum number of tokens of prompt and output.
+
+    Raises BadInput if `asked` is more than the model supports.
+    """
     limit, reason = _limit(config)
     if limit is None and asked is None:
         raise BadInput(f"model {name!r} does not state its context length: give max_model_len")
@@ -338,7 +355,7 @@ def resolve_max_model_len(config: Any, asked: int | None, name: str) -> int:
 
 
 def freeze_rope(model: torch.nn.Module) -> None:
-    """Switch off the looking at the batch; call when `max_model_len` is resolved."""
+    """Make rotary embeddings independent of the batch. Call it after `resolve_max_model_len`."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str) and _is_batch_dependent(kinds):
@@ -362,7 +379,7 @@ def _limit(config: Any) -> tuple[int | None, str]:
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:
-    """The parameters of the one rotary embedding, or of each kind of layer."""
+    """Return the parameters of the rotary embedding, or of that of each kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if "rope_type" in parameters:
         return [parameters]

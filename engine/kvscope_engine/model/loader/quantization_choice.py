@@ -1,4 +1,4 @@
-"""Chooses how many bits a model's weights have when it runs, once, at load."""
+"""Choice of the weights' bit width at run time, made once at load."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 FILED: Final = "filed"
-"""Each layer as its file holds it, where that can be read, else widened; activations as they are."""
+"""Keep each layer in its checkpoint's quantized format if it can be read, else dequantized; activations are exact."""
 FILED_A8: Final = "a8"
-"""The same with activations rounded to 8 bits, and 8 bits for layers whose file's form cannot be read."""
+"""Like FILED, with activations rounded to 8 bits, and 8-bit weights for layers whose format cannot be read."""
 
 
 def choose_quantization(
@@ -27,12 +27,12 @@ def choose_quantization(
     recipe: Recipe | None = None,
     file: GgufFile | None = None,
 ) -> str:
-    """`none`, `int8`, `int4`, `fp8`, FILED or FILED_A8; `file` is the model's (`gguf_file`).
+    """Return `none`, `int8`, `int4`, `fp8`, FILED or FILED_A8; `file` is the model's (`gguf_file`).
 
-    Raises BadInput for what this device, type or machine does not do.
+    Raises BadInput if the device, dtype or machine does not support the requested one.
 
-    What is chosen by itself keeps the tokens of widened weights. Activations of 8 bits do not (the default model's
-    perplexity changes by 0.5 %, and what it says at all): they are for those who ask.
+    The automatic choice generates the same tokens as dequantized weights. 8-bit activations do not (the default model's
+    perplexity changes by 0.5 %, and so do its answers), so they must be requested.
     """
     wanted = config.quantization
     if wanted == "auto":
@@ -43,8 +43,10 @@ def choose_quantization(
 
 
 def shown(quantization: str, device: torch.device, bits: int) -> str:
-    """As a client reads it: `int4` or `int8`, with `-a8` where activations are rounded too; nothing for weights as they
-    come. `bits` are the file's, 0 where it has none; read as it lies with 0, it is of FP8."""
+    """Return the label for clients: `int4` or `int8`, with `-a8` if activations are rounded too; "" for plain weights.
+
+    `bits` are those of the checkpoint's weights, 0 if it has none; FILED with 0 bits is FP8.
+    """
     if quantization == "none":
         return ""
     if quantization == "fp8":
@@ -56,12 +58,12 @@ def shown(quantization: str, device: torch.device, bits: int) -> str:
 
 
 def option_of(quantization: str) -> str:
-    """What `--quantization` gives it; nothing for weights as they come."""
+    """Return the value of `--quantization` that selects it, or "" for plain weights."""
     return {"none": "", FILED: "auto"}.get(quantization, quantization)
 
 
 def filed_bits(recipe: Recipe | None, file: GgufFile | None) -> int:
-    """Those that most of the file's weights have, 4 or 8; 0 for none that are read as they lie."""
+    """Return the bits of most of the checkpoint's weights, 4 or 8; 0 if none are used in their quantized format."""
     if recipe is not None:
         return recipe.bits
     return 0 if file is None else main_bits(file.header)
@@ -70,7 +72,7 @@ def filed_bits(recipe: Recipe | None, file: GgufFile | None) -> int:
 def _reads_filed(
     config: EngineConfig, device: torch.device, dtype: torch.dtype, recipe: Recipe | None, file: GgufFile | None
 ) -> bool:
-    if config.tensor_parallel_size > 1:  # of a share, no file's groups are known
+    if config.tensor_parallel_size > 1:  # groups of a file are not sharded
         return False
     if device.type == "cuda":
         return recipe is not None and (recipe.bits == 4 or recipe.is_fp8)

@@ -1,7 +1,6 @@
-"""Refuses unsupported models before any weight is read: by the configuration, and by the modules it would make.
+"""Early refusal of unsupported models, before weights are read: by configuration, and by the modules it would create.
 
-Whether attention is really ours is proven later by running it (`hook_check`); here is what can be said early and
-by name. Knows no weights.
+Here is only what can be known early; `hook_check` later verifies attention by running the model. Knows no weights.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """A model before it has weights."""
+    """A model without weights."""
 
     architecture: str
     num_parameters: int
     has_states: bool = False
-    """Whether it has recurrent layers, each with a state for a request."""
+    """Whether it has recurrent layers with per-request states."""
 
 
 def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
-    """The text part of the model that `config` makes.
+    """Return the text model that `config` describes.
 
-    Raises BadInput, naming model and architecture, for what cannot be served.
+    Raises BadInput, naming model and architecture, if it is not supported.
     """
     from kvscope_engine.model.layers.attention.first_position import first_position
     from kvscope_engine.model.layers.own_forward import takes_cache
@@ -47,14 +46,14 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
     _check_config(config, name)
     skeleton = _skeleton(config, name)
     architecture = type(skeleton).__name__
-    num_layers = getattr(text_config(skeleton.config), "num_hidden_layers", None)  # those that read text
+    num_layers = getattr(text_config(skeleton.config), "num_hidden_layers", None)  # without layers for images
     if not isinstance(num_layers, int):
         raise BadInput(f"model {name!r} is not supported: {config.model_type} does not say how many layers it has")
-    if first := first_position(skeleton):  # rows of its table before that are no positions of a text
+    if first := first_position(skeleton):  # earlier rows of its table are not positions
         setattr(text_config(config), FIRST_POSITION, first)
     kinds = Counter(type(module) for module in skeleton.modules())
     num_attention = sum(count for kind, count in kinds.items() if uses_interface(kind))
-    has_states = any(keeps_state(kind) for kind in kinds)  # how each layer is run is found out when it runs
+    has_states = any(keeps_state(kind) for kind in kinds)  # a trial run determines later how each layer is run
     if num_attention < num_layers and not has_states and not takes_cache(skeleton):
         raise BadInput(
             f"model {name!r} is not supported: {num_attention} of the {num_layers} layers of {architecture}"
@@ -65,7 +64,7 @@ def blueprint(config: PretrainedConfig, name: str) -> Blueprint:
 
 
 def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) -> None:
-    """Raise BadInput, naming the option, for what is not done with states of recurrent layers."""
+    """Raise BadInput, naming the option, for options that are not supported with recurrent layers."""
     if not plan.has_states:
         return
     refused = (
@@ -78,8 +77,10 @@ def check_options_with_states(config: EngineConfig, plan: Blueprint, name: str) 
 
 
 def refuse_options(refused: Sequence[tuple[str, Any, Any, str]], name: str, why: str) -> None:
-    """Raise BadInput for the first option whose value is not the one that is accepted; each has a reason of its own,
-    and all have `why`."""
+    """Raise BadInput for the first option whose value is not the accepted one.
+
+    `refused`: option, value, accepted value, and the reason specific to the option; `why` is the common reason.
+    """
     for option, value, accepted, reason in refused:
         if value != accepted:
             raise BadInput(f"{option}={value!r} is not accepted with model {name!r}: {why}, and {reason}")
@@ -103,10 +104,10 @@ def _check_config(config: PretrainedConfig, name: str) -> None:
 
 
 def _skeleton(config: PretrainedConfig, name: str) -> torch.nn.Module:
-    """The modules without memory for their weights."""
+    """Create the modules on the meta device, without memory for weights."""
     try:
         with torch.device("meta"):
             return make_model(config)
-    except Exception as error:  # sizes that do not fit each other: torch and transformers raise what they like
+    except Exception as error:  # inconsistent sizes raise all kinds of errors
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"model {name!r} is not accepted: {config.model_type}: {line:.200}") from error

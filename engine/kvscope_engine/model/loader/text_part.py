@@ -1,8 +1,7 @@
-"""The part of a model that reads and writes text: the whole of it, or the causal language model inside of one that also
-sees or hears.
+"""The text part of a model: the whole model, or the causal language model inside a multimodal one.
 
-Owns which of transformers' classes that is, and how it is taken out of the whole. Of a model of several parts no other
-part is built in memory, and none of their weights is read.
+Owns which transformers class that is, and how it is extracted from the whole. Other parts of a multimodal model are not
+created in memory, and their weights are not read.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NOT_TEXT_ALONE: Final = {
     "shieldgemma2": "says whether a picture is fit to be seen, and writes no text",
     "voxtral_realtime": "writes beside a sound as it goes on: its layers are told the time in it",
 }
-"""Types whose text part says nothing to text alone, or not token by token, and why."""
+"""Model types whose text part does not handle plain text, or not token by token, with the reason."""
 _LOGITS: Final = re.compile(r"^ *logits = (.*)", re.MULTILINE)
 _HEAD: Final = {
     r"self\.lm_head\(hidden_states.*": "",
@@ -43,28 +42,30 @@ _HEAD: Final = {
     r"torch\.tanh\(logits\)": "",
     r"logits \* self\.(?:config\.text_config\.)?final_logit_softcapping": "",
 }
-"""What a whole may do to the numbers of its head, by its source, and the text configuration's name for how much."""
+"""Operations that a multimodal model may apply to logits, as source patterns, with the config attribute of the
+factor.
+"""
 _SCALED: Final = re.compile(r"^ *logits = logits \* self\.logit_scale\b", re.MULTILINE)
-"""What Cohere's models of text alone do to them."""
+"""Scaling of logits in Cohere's text-only models."""
 
 
 def text_config(config: Any) -> Any:
-    """The configuration of the part with text; `config` itself where there is no other part."""
+    """Return the configuration of the text part; `config` itself if there are no other parts."""
     return config.get_text_config(decoder=True)
 
 
 def has_other_parts(config: Any) -> bool:
-    """Whether the model of `config` reads more than text."""
+    """Whether the model of `config` has parts besides the text part."""
     return text_config(config) is not config
 
 
 def reads_more(config: Any) -> bool:
-    """Whether the model of `config` reads more than text, be its text in a part of its own or not."""
+    """Whether the model of `config` reads more than text, even if text has no configuration of its own."""
     return has_other_parts(config) or _flat_class(config) is not None
 
 
 def why_not_causal(config: Any) -> str:
-    """Why the text part does not read and write text token by token; nothing where transformers has a class for it."""
+    """Return why the text part is not a token-by-token language model, or "" if transformers has a class for it."""
     if config.model_type in _NOT_TEXT_ALONE:
         return _NOT_TEXT_ALONE[config.model_type]
     if has_other_parts(config):
@@ -75,9 +76,9 @@ def why_not_causal(config: Any) -> str:
 
 
 def make_model(config: Any, dtype: torch.dtype | None = None, attention: str = "eager") -> nn.Module:
-    """The causal language model of the text part, without the weights of a file, where torch makes tensors now.
+    """Create the causal language model of the text part without loading weights, on torch's current default device.
 
-    Raises BadInput, without the model's name, where `is_causal` says there is none.
+    Raises BadInput, without the model's name, if there is no class for it (`why_not_causal`).
     """
     options: dict[str, Any] = {"attn_implementation": attention} | ({} if dtype is None else {"dtype": dtype})
     text = text_config(config)
@@ -89,7 +90,7 @@ def make_model(config: Any, dtype: torch.dtype | None = None, attention: str = "
 
 
 def _widened(model: Any) -> Any:
-    """`model`, what transformers reads in 32 bits from any file in 32 bits: without that some do not run."""
+    """Convert to float32 the parameters that transformers always loads in float32; some models do not run otherwise."""
     names = "|".join(model._get_dtype_plan(model.dtype))
     for name, parameter in model.named_parameters() if names else ():
         if re.search(names, name):
@@ -98,14 +99,14 @@ def _widened(model: Any) -> Any:
 
 
 def reading_config(config: Any) -> Any:
-    """Of the part that reads; one that also speaks keeps the other apart."""
+    """Return the configuration of the part that reads, in models that have a separate part for speech output."""
     return getattr(config, "thinker_config", None) or config
 
 
 def loading_class(config: Any) -> Any:
-    """The class whose `from_pretrained`, with the `reading_config`, reads the weights of the text part alone.
+    """Return the class whose `from_pretrained`, with the `reading_config`, reads only the weights of the text part.
 
-    The names of weights in files of several parts have changed over the years: transformers knows them by this class.
+    Names of weights in multimodal checkpoints have changed over the years; transformers maps them by this class.
     """
     if not has_other_parts(config):
         return _pruned_class(config)
@@ -116,7 +117,7 @@ def loading_class(config: Any) -> Any:
     def begin(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             kind.__init__(self, *args, **kwargs)
-        except ImportError:  # of a library that only a part which is left out needs
+        except ImportError:  # a library needed only by a part that is left out
             with _no_other_parts(text_config(args[0])):
                 kind.__init__(self, *args, **kwargs)
         _prune(self, config)
@@ -125,7 +126,7 @@ def loading_class(config: Any) -> Any:
 
 
 def take_text_part(whole: Any, config: Any) -> nn.Module:
-    """The causal language model of what a `loading_class` made. Its weights are not copied."""
+    """Return the causal language model inside a model created by a `loading_class`. Weights are not copied."""
     if not has_other_parts(config):
         return without_image_layers(whole)
     decoder, head = _decoder(whole, config), whole.get_output_embeddings()
@@ -147,23 +148,22 @@ def take_text_part(whole: Any, config: Any) -> nn.Module:
 
 
 def _named(kind: type, name: str, **members: Any) -> Any:
-    """A class that is `kind` but for `members`."""
     return type(name, (kind,), members)
 
 
 def _causal_class(text: Any) -> Any:
-    """Of a configuration with text alone; None where transformers has none."""
+    """Return the causal language model class for a text configuration, or None."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     kind = _first(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None))
-    if kind is None:  # a few are listed beside the whole that they are for
+    if kind is None:  # a few are listed with their multimodal models
         kind = _first(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(text), None))
         return kind if kind is not None and kind.__name__.endswith("ForCausalLM") else _flat_class(text)
     return kind
 
 
 def _flat_class(config: Any) -> Any:
-    """Of a configuration in which text has no part of its own, but other things have: Chameleon. None for others."""
+    """Return the class for a multimodal configuration without a separate text configuration (Chameleon), or None."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     kind = _first(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None))
@@ -172,7 +172,7 @@ def _flat_class(config: Any) -> Any:
 
 
 def _pruned_class(config: Any) -> Any:
-    """Without what reads other things, where the configuration is one of all."""
+    """Return the causal language model class, without modules for other inputs."""
     kind = _flat_class(config)
     if kind is None:
         return _causal_class(config)
@@ -185,7 +185,7 @@ def _pruned_class(config: Any) -> Any:
 
 
 def _without_own_parts(model: Any) -> nn.Module:
-    """`model` without modules that are configured on their own: no text passes them."""
+    """Remove the modules of `model` that have their own configuration class; text does not pass through them."""
     for part in list(model.modules()):
         for name, child in list(part.named_children()):
             if type(getattr(child, "config", model.config)) is not type(model.config):
@@ -194,7 +194,7 @@ def _without_own_parts(model: Any) -> nn.Module:
 
 
 def _whole_class(config: Any) -> Any:
-    """Of a configuration of several parts; None where transformers has none that writes text and no more."""
+    """Return the class for a multimodal configuration, or None if transformers has none that generates just text."""
     import transformers
 
     reading, kind = type(reading_config(config)), None
@@ -209,20 +209,24 @@ def _first(kinds: Any) -> Any:
 
 
 def _head_words(kind: Any) -> tuple[str, ...] | None:
-    """Names in the text configuration by which logits are changed behind the head; None where it is not known how."""
+    """Return the config attributes by which logits are changed after the head, or None if the code is not
+    understood.
+    """
     lines = _LOGITS.findall(inspect.getsource(kind.forward))
     found = [next((name for form, name in _HEAD.items() if re.fullmatch(form, line)), None) for line in lines]
     return None if None in found or not found else tuple(name for name in found if name)
 
 
 def _has_own_head(kind: Any, config: Any) -> bool:
-    """Whether the whole leaves out what `kind` does behind its head: of Aya Vision and Command A Vision, a scale."""
+    """Whether the multimodal model omits what `kind` does after its head: the scale in Aya Vision and Command A
+    Vision.
+    """
     whole = _whole_class(config)
     return whole is not None and _head_words(whole) == () and bool(_SCALED.search(inspect.getsource(kind.forward)))
 
 
 def _decoder(whole: Any, config: Any) -> Any:
-    """The module with the text part in it: with its head, where it is a causal language model itself."""
+    """Return the module of the text part, including its head if the module is a causal language model itself."""
     kind = _causal_class(text_config(config))
     if kind is None:
         return whole.get_decoder()
@@ -232,7 +236,7 @@ def _decoder(whole: Any, config: Any) -> Any:
 
 
 def _prune(whole: Any, config: Any) -> None:
-    """Let go of all modules that are neither the text part nor around it."""
+    """Delete all modules that are neither in the text part nor ancestors of it."""
     decoder, head = _decoder(whole, config), whole.get_output_embeddings()
     empty_image_layers(decoder)
     kept = {id(part) for root in (decoder, head) if root is not None for part in root.modules()}
@@ -248,7 +252,7 @@ def _prune(whole: Any, config: Any) -> None:
 
 @contextmanager
 def _no_other_parts(text: Any) -> Iterator[None]:
-    """Inside, transformers makes nothing of a configuration that is not the text's."""
+    """Make transformers create empty modules inside for all configurations except the text part's."""
     from transformers import AutoModel
 
     make: Any = AutoModel.from_config

@@ -1,1 +1,1 @@
-"""Devices and hosts: the choice of device and dtype, CPU cores and threads, the C library's allocator."""
+"""Hardware and operating system: choice of device and dtype, CPU cores and threads, the C library's allocator."""

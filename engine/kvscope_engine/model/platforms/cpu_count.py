@@ -1,7 +1,7 @@
-"""How many threads a model on a CPU gets without being told: the physical cores that this process may really use.
+"""Default number of threads for a model on a CPU: the physical cores that this process may actually use.
 
-Counted are the CPUs it may run on (affinity, cpusets), two hyperthreads of one core once, and no more than the CPU
-time that its control groups (v1 or v2, those above it too) give it a second. Knows no torch.
+Counts the CPUs that it may run on (affinity, cpusets), two hyperthreads of a core once, limited by the CPU time that
+its control groups (v1 or v2, and their parents) allow. Does not depend on torch.
 """
 
 from __future__ import annotations
@@ -12,29 +12,34 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 TOLD_BY: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Who sets one of these has said how many threads a library gets, and is left alone."""
+"""Environment variables that set the number of threads of a library; if one is set, it is respected."""
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores for this process, 1 at least."""
+    """Return the number of cores for this process, at least 1."""
     allowed = os.sched_getaffinity(0)
     quota = cpu_quota(_read(Path("/proc/self/cgroup")), CGROUPS)
     return max(1, int(min(physical_cores(allowed, Path("/sys/devices/system/cpu")), quota)))
 
 
 def physical_cores(allowed: Collection[int], system: Path) -> int:
-    """Cores behind the CPUs `allowed`; CPUs of which `system` does not tell count as one each."""
+    """Return the number of cores of the CPUs `allowed`; CPUs without information in `system` count as one core each."""
     return len({_read(system / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu) for cpu in allowed})
 
 
 def cpu_quota(own_groups: str, mount: Path) -> float:
-    """CPU seconds a second that the groups of /proc/self/cgroup's text may use; infinity without a limit."""
+    """Return the CPU seconds per second allowed to the groups in the text of /proc/self/cgroup; infinity without a
+    limit.
+    """
     return min((_quota(folder) for folder in _folders(own_groups, mount)), default=float("inf"))
 
 
 def _folders(own_groups: str, mount: Path) -> Iterator[Path]:
-    """Of each group that may limit the CPU, and of all above it. A container sees its own at the mount itself."""
+    """Yield the folders of each group that may limit the CPU, and of its parents.
+
+    In a container, its own is the mount itself.
+    """
     for line in own_groups.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

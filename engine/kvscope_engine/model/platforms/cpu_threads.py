@@ -1,17 +1,16 @@
-"""The CPU threads a model computes with, fewer while other programs use the cores.
+"""Number of CPU threads of a model, reduced while other programs use the cores.
 
-The threads of a parallel product wait for each other by spinning, some hundred times a token. That is the quickest
-where each has a core of its own. Beside a busy process it is the slowest: all spin for the one that is not running,
-and pay for it with the CPU time it would need (measured on two cores: a fifth of the speed with two threads, half with
-one). Not spinning at all costs a quarter of the speed when nobody else is there, so it is the number of threads that
-changes: one fewer for each that was found waiting for a core. The kernel tells how long they waited.
+The threads of a parallel product wait for each other by spinning, some hundred times per token. That is fastest if each
+has its own core. With a busy process in parallel it is slowest: all threads spin for the one that is not running, and
+use up the CPU time that it needs (measured on two cores: a fifth of the speed with two threads, half with one). Not
+spinning at all costs a quarter of the speed on an idle machine, so the number of threads is changed instead: one fewer
+for each thread that was waiting for a core, according to the kernel's accounting.
 
-A neighbour of lower priority that gives way is not noticed, and need not be. Once nobody waits any longer all threads
-are tried again, after a second, and twice as late each time that it was too early.
+A process of lower priority that yields is not noticed, and need not be. When no thread waits any more, all threads are
+tried again, after a second at first, and after twice as long each time that it was too early.
 
-Owns torch's number of threads while an engine on a CPU lives. Used on the engine's thread, between steps.
-
-See docs/internals/decisions/0014-busy-cpus-get-fewer-threads.md.
+Owns torch's number of threads while an engine on a CPU runs. Used on the engine's thread, between steps. See
+docs/internals/decisions/0014-busy-cpus-get-fewer-threads.md.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ import torch
 from kvscope_engine.model.platforms.cpu_count import TOLD_BY, usable_cores
 
 LOOK_S: Final = 0.25
-"""How often it is looked at."""
+"""Interval of checks."""
 EVIDENCE_S: Final = 0.1
-"""Of time that threads ran or waited, before anything is concluded from it."""
+"""Minimum time that threads ran or waited before a decision."""
 CROWDED: Final = 0.3
-"""Threads that wait for a core, on average, from which on there are too many."""
+"""Average number of threads waiting for a core above which there are too many."""
 CALM: Final = 0.15
-"""And below which there may be room for more."""
+"""Average number of threads waiting for a core below which more may be possible."""
 RETRY_S: Final = (1.0, 16.0)
-"""How long after threads were taken away they are tried again: at first, and at last."""
+"""Time after a reduction until all threads are tried again: initial and maximum."""
 
 TaskTimes = dict[int, tuple[int, int]]
-"""Of each thread: nanoseconds on a core, and nanoseconds waiting for one."""
+"""For each thread id: nanoseconds on a core, and nanoseconds waiting for one."""
 
 
 class CpuThreads:
-    """Sets the number of threads at construction, and again at `look` where it is free to."""
+    """Sets the number of threads at construction, and adapts it in `look` unless the user chose it."""
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class CpuThreads:
         apply: Callable[[int], None] = torch.set_num_threads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `num_threads` it is that number, always; None chooses."""
+        """`num_threads` is a fixed number; None: chosen automatically."""
         self._read = read or task_times
         self._apply = apply
         self._clock = clock
@@ -69,11 +68,10 @@ class CpuThreads:
 
     @property
     def count(self) -> int:
-        """Threads at present."""
         return self._count
 
     def look(self) -> None:
-        """Take a thread away for each that waits, or give all back."""
+        """Remove a thread for each one that waits, or restore all. Call it often; it checks every `LOOK_S`."""
         if not self._is_free or (now := self._clock()) < self._next_look:
             return
         self._next_look = now + LOOK_S
@@ -90,7 +88,7 @@ class CpuThreads:
             self._set(self._full)
 
     def close(self) -> None:
-        """Leave all the threads to torch."""
+        """Restore the full number of threads."""
         if self._count != self._full:
             self._set(self._full)
 
@@ -107,14 +105,14 @@ class CpuThreads:
 
 
 def default_num_threads() -> int:
-    """The cores this process may use, torch's own choice at most; who told a library otherwise is heard."""
+    """Return the number of usable cores, at most torch's own choice; variables in `TOLD_BY` take precedence."""
     if any(os.environ.get(name) for name in TOLD_BY):
         return torch.get_num_threads()
     return min(torch.get_num_threads(), usable_cores())
 
 
 def task_times(tasks: Path = Path("/proc/self/task")) -> TaskTimes:
-    """Of the threads of this process; empty where the kernel keeps no such account."""
+    """Return the times of this process's threads; empty if the kernel does not record them."""
     found: TaskTimes = {}
     with contextlib.suppress(OSError):
         for name in os.listdir(tasks):
@@ -125,7 +123,7 @@ def task_times(tasks: Path = Path("/proc/self/task")) -> TaskTimes:
 
 
 def _passed(before: TaskTimes, now: TaskTimes) -> tuple[int, int]:
-    """Nanoseconds run and waited since, of the threads that were there."""
+    """Return nanoseconds run and waited between two samples, over threads in both."""
     both = before.keys() & now.keys()
     return (
         sum(now[task][0] - before[task][0] for task in both),

@@ -1,4 +1,4 @@
-"""Chooses the device and dtype of a model, once, at load."""
+"""Choice of a model's device and dtype, made once at load."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.devices import Gpu
 
 MIN_CAPABILITY: Final = (8, 0)
-"""That the kernels are made for: below, prefill's tiles do not fit a multiprocessor's shared memory."""
+"""Minimum compute capability: below, prefill's tiles exceed the shared memory of a multiprocessor."""
 _DRIVERS: Final = {11: "450", 12: "525", 13: "580"}
-"""The oldest driver for each version of CUDA."""
+"""Oldest driver for each major version of CUDA."""
 _MIG_UUID: Final = 40
-"""Characters of a whole one."""
+"""Number of characters of a complete UUID of a MIG instance."""
 BF16_INSTRUCTIONS = frozenset(("avx512_bf16", "amx_bf16"))
 
 
 class SampledGpus(Protocol):
-    """GPUs that a driver knows and can be asked about, such as `Gpus`."""
+    """Source of information on the GPUs that a driver knows, such as `Gpus`."""
 
     def sample(self) -> tuple[Gpu, ...]:
-        """How each of them is now."""
+        """Return the current state of each GPU."""
         ...
 
 
 def choose_device(name: str) -> torch.device:
-    """The device called `name`; `auto` is CUDA where there is one. Raises BadInput for `cuda` without one, and for a
-    GPU that is too old: before anything is loaded."""
+    """Return the device called `name`; `auto` is CUDA if there is a GPU.
+
+    Raises BadInput for `cuda` without one, and for a GPU that is too old, before anything is loaded.
+    """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
         reason = "this torch is built without CUDA" if torch.version.cuda is None else "no CUDA device is found"
@@ -44,7 +46,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def too_old() -> str:
-    """Why the GPU that torch would use cannot run the kernels; empty: it can."""
+    """Return why the GPU that torch would use cannot run the kernels, or ""."""
     capability = torch.cuda.get_device_capability()
     if capability >= MIN_CAPABILITY:
         return ""
@@ -53,9 +55,9 @@ def too_old() -> str:
 
 
 def unused_gpu(gpus: SampledGpus | None = None) -> str:
-    """Which NVIDIA GPU is there that torch cannot use, why, and what mends it, on one line; empty: none is.
+    """Return which NVIDIA GPU torch cannot use, why, and the remedy, on one line; "" if there is none.
 
-    One that `CUDA_VISIBLE_DEVICES` hides is not meant to be used.
+    A GPU hidden by `CUDA_VISIBLE_DEVICES` is hidden on purpose.
     """
     if torch.cuda.is_available() or os.environ.get("CUDA_VISIBLE_DEVICES", "-") in ("", "-1"):
         return ""
@@ -66,13 +68,15 @@ def unused_gpu(gpus: SampledGpus | None = None) -> str:
 
 
 def device_notes(wanted: str, device: torch.device, gpus: SampledGpus | None = None) -> list[str]:
-    """What a person should know of the device that `auto` came to."""
+    """Return notes for the user on the device that `auto` chose."""
     unused = unused_gpu(gpus) if wanted == "auto" and device.type == "cpu" else ""
     return [f"running on the CPU: {unused} (--device cpu if this is intended)"] if unused else []
 
 
 def gpu_uuids(count: int) -> tuple[str, ...]:
-    """Of the GPUs of `count` ranks, as `DeviceInfo.uuids` has them; without those that torch does not tell."""
+    """Return the UUIDs of the GPUs of `count` ranks, as in `DeviceInfo.uuids`, without those that torch does not
+    report.
+    """
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     found = []
     for rank in range(count):
@@ -83,14 +87,17 @@ def gpu_uuids(count: int) -> tuple[str, ...]:
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """Of one GPU; empty where torch does not tell."""
+    """Return the UUID of a GPU, or "" if torch does not report it."""
     count = (device.index or 0) + 1
     uuids = gpu_uuids(count)
     return uuids[-1] if len(uuids) == count else ""
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype called `name`; `auto` is bfloat16 where the hardware multiplies it."""
+    """Return the dtype called `name`.
+
+    `auto` is bfloat16 if the hardware has instructions for it, else float16 on a GPU and float32 on a CPU.
+    """
     if name != "auto":
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype), f"EngineConfig let dtype {name!r} pass"
@@ -101,14 +108,14 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be taken now; a very large number where nobody can tell."""
+    """Return the memory that can be allocated now; a very large number if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return _available_host_bytes()
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` for `torch.float32`."""
+    """Return the name without prefix, as `float32` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -117,7 +124,7 @@ def _why_unusable() -> str:
         return "this torch is built without CUDA; install one that is"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    except Exception as error:  # torch says what CUDA says, of whatever kind
+    except Exception as error:  # torch passes on CUDA's errors, of many types
         reason = " ".join(str(error).split()).partition(". ")[0][:200]
     else:
         reason = "no CUDA device is found"

@@ -1,1 +1,1 @@
-"""Proofs at load that our attention, and every replaced part of a model, gives what transformers gives."""
+"""Checks at load that our attention, and every replaced part of a model, gives the same results as transformers."""

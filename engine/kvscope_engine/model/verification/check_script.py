@@ -1,6 +1,6 @@
-"""What the proofs at load run: a few short sequences, in pieces, over shuffled blocks, some at long positions.
+"""Script of the checks at load: a few short sequences, in chunks, over shuffled blocks, some at high positions.
 
-Owns the sequences, the order of their pieces and their blocks. Knows no model and no comparison.
+Owns the sequences, the order of their chunks, and their blocks. Knows no model and no comparison.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kvscope_kernels.host_lengths import HostLengths
 
 CPU_BLOCK_SIZE: Final = 8
 GPU_BLOCK_SIZE: Final = 16
-"""The usual one, for which kernels are compiled anyway."""
+"""The default block size, for which kernels are compiled anyway."""
 NUM_BLOCKS: Final = 8
 TABLES: Final = ((5, 1, 6), (2, 7, 4), (3,))
-"""Blocks of each sequence; 0 is nobody's."""
+"""Blocks of each sequence; block 0 belongs to none."""
 SHORT_WINDOW: Final = 6
-"""Sliding windows are this long in the proofs, so that sequences go on beyond them."""
+"""Length of sliding windows in the checks, so that sequences are longer."""
 UNWRITTEN: Final = 64.0
-"""In slots that nobody wrote: whoever reads one is far off, and zero times it is zero."""
+"""Content of unwritten slots: reading one gives a large error, while zero times it is zero, unlike with NaN."""
 UNKNOWN_LIMIT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class CheckSequence:
-    """Tokens and their positions, both (length,), and which rows of all tokens they are."""
+    """Tokens and their positions, both (length,), and the first of their rows among all tokens of the script."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -44,12 +44,10 @@ class CheckSequence:
 
     @property
     def length(self) -> int:
-        """Tokens."""
         return len(self.ids)
 
     @property
     def rows(self) -> list[int]:
-        """Rows of all its tokens."""
         return list(range(self.first_row, self.first_row + self.length))
 
 
@@ -70,27 +68,26 @@ class CheckStep:
 
     @property
     def num_single_token(self) -> int:
-        """Pieces of one token."""
         return sum(piece.end - piece.start == 1 for piece in self.pieces)
 
     def gather(self, name: str) -> torch.Tensor:
-        """`ids` or `positions` of all pieces, (T,)."""
+        """Return `ids` or `positions` of all pieces, (T,)."""
         parts = [getattr(piece.sequence, name)[piece.start : piece.end] for piece in self.pieces]
         return torch.cat(parts)
 
     @property
     def rows(self) -> list[int]:
-        """Each token's row among all tokens of the script."""
+        """Row of each token among all tokens of the script."""
         return [p.sequence.first_row + index for p in self.pieces for index in range(p.start, p.end)]
 
 
 def check_block_size(device: torch.device) -> int:
-    """Slots a block; few, where each token costs time."""
+    """Return the block size; small on CPUs, where each token takes time."""
     return CPU_BLOCK_SIZE if device.type == "cpu" else GPU_BLOCK_SIZE
 
 
 def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, ...]:
-    """From position 0 on; at the last positions the model was made for; across where scaling of positions starts."""
+    """Create sequences at position 0, at the model's last positions, and across the start of position scaling."""
     text_config = config.get_text_config(decoder=True)
     limit = position_limit(text_config) or UNKNOWN_LIMIT
     size = check_block_size(device)
@@ -100,7 +97,7 @@ def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, .
     sequences, row = [], 0
     for index, (length, start) in enumerate(zip(lengths, starts, strict=True)):
         ids = (torch.arange(1, length + 1, device=device) * 37 + 11 + 101 * index) % int(text_config.vocab_size)
-        if first := getattr(text_config, FIRST_POSITION, 0):  # such a model does not count padding, which no text has
+        if first := getattr(text_config, FIRST_POSITION, 0):  # such models do not count padding tokens; text has none
             ids = ids.where(ids != first - 1, first)
         positions = torch.arange(start, start + length, device=device)
         sequences.append(CheckSequence(ids, positions, row, TABLES[index]))
@@ -109,8 +106,10 @@ def check_sequences(config: Any, device: torch.device) -> tuple[CheckSequence, .
 
 
 def check_steps(sequences: tuple[CheckSequence, ...]) -> Iterator[CheckStep]:
-    """Two prefills; then a decode, the rest of a prefill, and another's beginning: few steps, since each reads all
-    weights."""
+    """Yield two prefills, then a decode with the rest of a prefill and another's start.
+
+    Few steps, since each reads all weights.
+    """
     first, second, third = sequences
     half, last = first.length // 2, second.length - 1
     yield CheckStep((ScriptPiece(first, 0, half), ScriptPiece(second, 0, last)))
@@ -124,7 +123,7 @@ def check_steps(sequences: tuple[CheckSequence, ...]) -> Iterator[CheckStep]:
 
 
 def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateStorage | None = None) -> PagedContext:
-    """The step's tensors, as the runner would make them."""
+    """Create the step's tensors as the runner would."""
     count, device = step.num_single_token, storage.device
     width = max(len(table) for table in (*TABLES, *(piece.sequence.table for piece in step.pieces)))
     tables = torch.tensor(
@@ -150,7 +149,7 @@ def check_context(step: CheckStep, storage: KVStorage, ops: Ops, states: StateSt
 
 
 def _check_states(step: CheckStep, states: StateStorage) -> StateBatch:
-    """Each sequence's in a slot by its first block, which nobody else has."""
+    """Give each sequence the state slot with the number of its first block, which is unique."""
     slots = [piece.sequence.table[0] for piece in step.pieces]
     sizes = [piece.end - piece.start for piece in step.pieces]
     starts = [sum(sizes[:index]) for index in range(len(sizes) + 1)]
@@ -159,7 +158,7 @@ def _check_states(step: CheckStep, states: StateStorage) -> StateBatch:
 
 
 def far_positions(config: Any) -> tuple[int, ...]:
-    """Where scaling of positions starts and beyond, and the last that the model was made for."""
+    """Return positions where position scaling starts and beyond, and the model's last one."""
     text_config = config.get_text_config(decoder=True)
     limit = position_limit(text_config) or UNKNOWN_LIMIT
     change = _original_limit(text_config) or limit // 2
@@ -171,7 +170,7 @@ def _slot(piece: ScriptPiece, index: int, block_size: int) -> int:
 
 
 def _original_limit(config: Any) -> int | None:
-    """Positions before a scaled rotary embedding, or a scaling of queries, begins to differ."""
+    """Return the position from which a scaled rotary embedding or a scaling of queries changes, if known."""
     parameters = getattr(config, "rope_parameters", None) or {}
     per_kind = [value for value in parameters.values() if isinstance(value, dict)]
     for source in (parameters, *per_kind):

@@ -1,8 +1,8 @@
-"""The proofs at load that paged attention gives what transformers' eager attention gives, in every layer.
+"""Check at load that paged attention gives the same results as transformers' eager attention, in every layer.
 
 Owns two comparisons over one script (`check_script`): eager against paged, and paged before the model's parts were
-joined against after. A model that takes positions, masks or caches from elsewhere fails the first; a joined or packed
-part that is not what it replaced fails the second.
+fused against after. A model that takes positions, masks or caches from elsewhere fails the first; a fused or packed
+part that is not equivalent fails the second.
 """
 
 from __future__ import annotations
@@ -40,35 +40,44 @@ from kvscope_telemetry.errors import BadInput
 
 BOUNDS: Final = {torch.float32: 3e-4, torch.float16: 4e-3}
 LOW_BOUND: Final = 2e-2
-"""Of what attention gives in one layer, by the type of its numbers, as a share of its size. Measured of sound models:
-5e-6 in float32, 0.0011 in float16, 0.0086 in bfloat16; with a scale wrong by 5 %: 0.057 of a trained one."""
+"""Bound for dtypes that are not in `BOUNDS`.
+
+Bounds apply to the difference of attention in a layer, relative to its norm.
+
+Measured for correct models: 5e-6 in float32, 0.0011 in float16, 0.0086 in bfloat16. With a scale wrong by 5 %, a
+trained model has 0.057.
+"""
 ROW_SLACK: Final = 7.0
-"""A single token may be as much further off."""
+"""Factor by which a single token may differ more."""
 LAYER_SLACK: Final = 3.0
-"""And so may a whole layer, three tokens in four: the others may have gone to another expert."""
+"""Factor for a whole layer, applied to three tokens in four: the others may have been routed to another expert."""
 RECURRENT_SLACK: Final = 4.0
-"""A recurrent layer sums over all tokens before it, in another order where they come in pieces: 0.021 in bfloat16."""
+"""Factor for recurrent layers, which sum over all previous tokens, in another order if in chunks: 0.021 in bfloat16."""
 JOINED_SLACK: Final = 3.0
-"""Joined layers round elsewhere; attention over sharp scores makes more of that."""
+"""Factor for fused layers, which round elsewhere; attention with sharp scores amplifies that."""
 NUM_NUDGES: Final = 4
 NUDGE_SLACK: Final = 3.0
-"""Where experts attend, or scores are very sharp, a last bit of its input sends a token elsewhere. One token in four
-may be so much further off than those that the layers move when their own inputs are nudged by a bit."""
+"""Factor for one token in four, relative to the differences caused by changing the layers' own inputs by one bit.
+
+With experts, or very sharp scores, one bit of the input can send a token elsewhere.
+"""
 NUDGE_LIMIT: Final = 0.5
-"""But never more than this share of its size: of another layer's output it is 1.4."""
+"""Upper limit of that difference, relative to the norm; another layer's output would differ by 1.4."""
 
 LENGTHS: Final = ("sliding_window", "attention_chunk_size", "floor_scale")
-"""What says after how many tokens attention does something else; the last is of Llama 4's temperature."""
+"""Config attributes with a number of tokens after which attention changes; `floor_scale` is Llama 4's temperature."""
 
 
 class DiffersError(BadInput):
-    """Attention over blocks gives something else: a fault, and none to be got round by running the model otherwise."""
+    """Attention over blocks gives another result: an error of ours, so that running the model otherwise is no
+    remedy.
+    """
 
 
 def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: Sequence[LayerPlace]) -> Trace | None:
-    """Raises DiffersError naming the first layer that gives something else than transformers' eager attention.
+    """Compare paged with eager attention. Raises DiffersError naming the first layer that differs.
 
-    What each layer gives is returned, to be compared with; None where sliding windows were not the model's own.
+    Returns the trace of all layers for later comparisons, or None if sliding windows were shortened for the check.
     """
     sequences = check_sequences(module.config, next(module.parameters()).device)
     places = [*places, *_recurrent_places(module)]
@@ -84,7 +93,7 @@ def check_equals_eager(module: nn.Module, layers: Sequence[LayerShape], places: 
 def paged_trace(
     module: nn.Module, layers: Sequence[LayerShape], places: Sequence[LayerPlace], forced: Trace | None = None
 ) -> Trace:
-    """The script on our attention; each layer is given what it was given in `forced`."""
+    """Run the script on our attention. Each layer gets the input that it had in `forced`."""
     parameter = next(module.parameters())
     device, dtype = parameter.device, parameter.dtype
     sequences = check_sequences(module.config, device)
@@ -113,9 +122,9 @@ def paged_trace(
 
 
 def first_fault(actual: Trace, expected: Trace, slack: float = 1.0, moved: Sequence[Trace] = ()) -> str:
-    """Where two traces differ by more than rounding, in words; nothing when they do not.
+    """Return where two traces differ by more than rounding, as text, or "".
 
-    `moved` are `actual` over inputs nudged by a last bit, when it is to be known how much that is.
+    `moved` are traces as `actual` whose inputs were changed by one bit, to measure the effect of that.
     """
     bound = slack * BOUNDS.get(next(iter((actual.heads or actual.inputs).values())).dtype, LOW_BOUND)
     parts, wanted = _parts(actual), _parts(expected)
@@ -130,7 +139,7 @@ def first_fault(actual: Trace, expected: Trace, slack: float = 1.0, moved: Seque
 
 
 def _parts(trace: Trace) -> dict[str, tuple[Rows, float]]:
-    """What is compared, by name, and how many times the bound every token may be off; 0: of whole layers."""
+    """Return what is compared, by name, and each token's factor of the bound; 0: only whole layers are compared."""
     assert trace.logits is not None, "a script computes logits"
     return {
         "the attention of layer": (trace.attended, 1.0),
@@ -148,14 +157,14 @@ def _largest(apart: Sequence[Difference]) -> Difference | None:
 
 
 def _is_of_few(apart: Difference, bound: float, own: Difference | None) -> bool:
-    """Whether only few tokens are further off, and no further than a last bit sends some."""
+    """Whether only few tokens differ more, and by no more than a one-bit change of the input can cause."""
     if own is None or not (apart.is_number and own.is_number):
         return False
     return apart.three_quarters <= bound and apart.overall <= min(NUDGE_SLACK * own.overall, NUDGE_LIMIT)
 
 
 class _WatchedContext(AttentionContext):
-    """Another, whose results are kept."""
+    """Wraps a context and records its results."""
 
     def __init__(self, context: AttentionContext, tap: LayerTap) -> None:
         self._context, self._tap = context, tap
@@ -190,8 +199,11 @@ def _is_small(apart: Difference, bound: float, token_slack: float) -> bool:
 
 
 def _eager_trace(module: nn.Module, sequences: Sequence[CheckSequence], places: Sequence[LayerPlace]) -> Trace:
-    """Whole sequences. The first is given no positions: what the model makes of that is what holds. The others come
-    together, but where attention counts to one sequence's positions."""
+    """Run whole sequences with eager attention.
+
+    The first sequence runs without positions: what the model does then is the reference. The others run as one batch,
+    or one by one if attention counts tokens.
+    """
     first, *others = sequences
     tap = LayerTap(_num_rows(sequences))
     if has_attention := recurrent_layers(module).has_attention:
@@ -220,8 +232,11 @@ def _recurrent_places(module: nn.Module) -> list[LayerPlace]:
 
 
 def _keep_logits(tap: LayerTap, logits: torch.Tensor) -> None:
-    """Of tokens that a model never says, which have the least number there is (Chameleon's pictures), 0 is kept: beside
-    that number no other would be seen."""
+    """Record logits.
+
+    Tokens that a model never generates have the dtype's minimum (Chameleon's images); 0 is recorded for them, because
+    that number would dominate any difference.
+    """
     logits = logits.masked_fill(logits <= torch.finfo(logits.dtype).min, 0)
     kept: Rows = {} if tap.trace.logits is None else {0: tap.trace.logits}
     tap.keep(kept, 0, logits)
@@ -234,10 +249,9 @@ def _num_rows(sequences: Sequence[CheckSequence]) -> int:
 
 @contextmanager
 def short_windows(module: nn.Module, lengths: Sequence[str] = LENGTHS) -> Iterator[bool]:
-    """Sliding windows, chunks and steps of temperature, or what else has the names `lengths`, of a few tokens inside,
-    wherever something says how long they are; whether there are any.
+    """Shorten sliding windows, chunks and temperature steps (the attributes `lengths`) to a few tokens inside.
 
-    One that is as long as the context is none, and stays as it is.
+    Yields whether any were changed. Lengths not below the context length have no effect and stay.
     """
     changed: list[tuple[Any, str, int]] = []
     config: Any = module.config

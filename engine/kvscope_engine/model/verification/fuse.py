@@ -1,8 +1,9 @@
-"""Making a loaded model cheaper to run: parts of known structure are replaced by fused ones, each proven first.
+"""Replacement of model parts of known structure by fused ones, each checked to be equivalent first.
 
-Owns the order and the replacing. A module keeps its place and class; its `forward` becomes that of the fused part,
-held as its `kvscope_fused`, and the plain weights go, one part after the other: at no time are both there of more than
-one part. What cannot be proven equal stays as it came; at the end the whole model is compared with what it was.
+Owns the order and the replacement. A module keeps its position and class; its `forward` becomes that of the fused part,
+stored as its `kvscope_fused`, and its plain weights are released. Parts are replaced one after the other, so that only
+one part at a time has its weights in memory twice. A part that is not equivalent stays unchanged. At the end, the whole
+model is compared with the original.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _FAILURES: Final = (RuntimeError, TypeError, ValueError, AttributeError, LookupE
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """How many parts were replaced, and whether linear layers run on packed weights."""
+    """Number of replaced parts, and whether linear layers run on packed weights."""
 
     attentions: int
     mlps: int
@@ -51,21 +52,22 @@ class Fused:
     packed: bool
     float32_residual: bool
     int8: int = 0
-    """Linear layers whose weights have 8 bits."""
+    """Number of linear layers with 8-bit weights."""
     int4: int = 0
-    """And 4."""
+    """Number of linear layers with 4-bit weights."""
     experts: int = 0
-    """Layers whose experts are one operation."""
+    """Number of layers whose experts are one operation."""
     packed_experts: int = 0
-    """And of 4 bits, as in their file."""
+    """Number of these whose weights have 4 bits, as in the checkpoint."""
 
 
 def fuse_model(module: nn.Module, quantization: str = "none") -> Fused:
-    """Replace what can be proven equal, in place; asked again, it says what was done.
+    """Replace the parts that have equivalent fused ones, in place. Further calls return the first result.
 
-    With a `quantization` but "none" weights are rounded last, when all else is proven (`round_linears`).
-    Raises BadInput naming the architecture when its attention cannot be served (`hook_check`), or when the whole does
-    not give what it gave before.
+    With a `quantization` other than "none", weights are rounded last, after all checks (`round_linears`).
+
+    Raises BadInput, naming the architecture, if its attention is not supported (`hook_check`), or if the fused model
+    gives other results than before.
     """
     found: Fused | None = getattr(module, "kvscope_fused_model", None)
     if found is None:
@@ -113,7 +115,7 @@ def _fuse(module: nn.Module, quantization: str) -> Fused:
 
 
 def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> Fused:
-    """A model that is run by its own code: its parts stay, but for the weights of its linear layers."""
+    """Quantize the linear layers of a model that is run by its own code; its other parts stay."""
     bits = Counter[int]() if quantization == "none" else round_linears(module, own.called, quantization)
     if bits:
         try:
@@ -128,7 +130,10 @@ def _round_own(module: nn.Module, own: OwnForward, quantization: str) -> Fused:
 
 
 def _each(module: nn.Module, fuse: Callable[[nn.Module], bool]) -> int:
-    """Held weakly: a part that was given up with its parent is gone, and so are its weights."""
+    """Call `fuse` on each module and count the True results.
+
+    Weak references: modules released with their parent must be freed, with their weights.
+    """
     parts, count = [ref(part) for part in module.modules()], 0
     for held in parts:
         if (part := held()) is not None:
@@ -200,7 +205,7 @@ def _fuse_layer(part: nn.Module, trial: Trial) -> bool:
 
 
 def _keep_residual_in_float32(module: nn.Module, plain: Trace) -> bool:
-    """Where all layers are fused, and whatever stands around them takes what they return then."""
+    """Keep the residual stream in float32 if the rest of the model accepts it. All layers must be fused."""
     if next(module.parameters()).dtype not in LOW_PRECISION:
         return False
     parts = [getattr(part, "kvscope_fused", None) for part in module.modules()]
@@ -220,7 +225,7 @@ def whole_trace(module: nn.Module, forced: Trace | None = None) -> Trace:
 
 
 def fault_of(module: nn.Module, plain: Trace) -> str:
-    """Where the model differs from what it was, in words; nothing when it does not."""
+    """Return how the model differs from the trace of the original, as text, or ""."""
     dtype = next(module.parameters()).dtype
     try:
         joined = whole_trace(module, plain)

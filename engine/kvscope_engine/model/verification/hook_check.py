@@ -1,8 +1,8 @@
-"""Whether a model can run on our attention: found out by running it, not by a list of names.
+"""Check at load whether a model can run on our attention, by running it instead of by a list of names.
 
-Owns the check at load. A tiny forward must reach the hook exactly once a layer, with nothing in its keywords that
-we do not do; a few short sequences, paged and in pieces, must then give in every layer what transformers' eager
-attention gives (`eager_check`). What fails is refused with the name of the architecture, never run wrongly.
+A tiny forward pass must reach the attention hook exactly once per layer, with no unsupported keyword. A few short
+sequences, paged and in chunks, must then give the same result in every layer as transformers' eager attention
+(`eager_check`). A model that fails is refused, naming the architecture, and never run with wrong results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvscope_telemetry.errors import BadInput
 KEYWORD: Final = "paged"
 NUM_TOKENS: Final = 5
 _FAILURES: Final = (BadInput, RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError)
-"""A external model raises what it likes: one line of it is enough."""
+"""Errors of external models, which may be of many kinds; one line of the message is reported."""
 _SERVED_KEYWORDS: Final = frozenset({"paged", "scaling", "sliding_window", "softcap", "s_aux"})
 _HARMLESS_KEYWORDS: Final = frozenset(
     {
@@ -65,15 +65,15 @@ _SERVED_LAYER_TYPES: Final = frozenset({"chunked_attention", "full_attention", "
 _RECURRENT_LAYER_TYPES: Final = frozenset(
     {"attention", "conv", "dummy", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mlp", "moe"}
 )
-"""Of models with recurrent layers, or layers that keep nothing."""
+"""Additional types in models with recurrent layers, or with layers that store nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """How one layer called the hook."""
+    """How one layer called the attention hook."""
 
     layer: int
-    """Of the layers that attend, the first being 0."""
+    """Index among the layers that attend, from 0."""
     shape: LayerShape
     num_query_heads: int
     options: AttentionOptions
@@ -81,7 +81,7 @@ class LayerCall:
 
 
 class _NotPassedOnError(BadInput):
-    """A layer called its attention without the keyword that it was given."""
+    """A layer called its attention without passing on the keyword that it got."""
 
 
 class _CountsTokensError(BadInput):
@@ -90,13 +90,13 @@ class _CountsTokensError(BadInput):
 
 @dataclass(slots=True)
 class _Recording(AttentionContext):
-    """Keeps the calls, answers with zeros."""
+    """Attention context that records calls and returns zeros."""
 
     calls: list[LayerCall] = field(default_factory=list)
     caller: str = ""
-    """Name of the attention module that calls."""
+    """Name of the attention module that is calling."""
     keys: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    """Keys as layers hand them over, and the number of the layer."""
+    """Keys of each call, with the index of the layer."""
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     states: StateTrial = field(default_factory=StateTrial)
 
@@ -111,7 +111,7 @@ class _Recording(AttentionContext):
         return query.new_zeros(query.shape[0], query.shape[1], options.value_dim(value))
 
     def _source(self) -> int | None:
-        """The layer before whose very keys the last one handed over."""
+        """Return the earlier layer that passed the very same key tensor, or None."""
         key, layer = self.keys[-1]
         return next((before for other, before in self.keys if other is key and before != layer), None)
 
@@ -126,9 +126,11 @@ def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options:
 
 
 def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
-    """Put our attention into `module` and see that it is served; how each layer calls it, first to last.
+    """Install our attention in `module` and check that the model is supported.
 
-    What was found stays on the module, so that asking again is free. Raises BadInput naming the architecture.
+    Returns each layer's call, first to last.
+
+    The result is stored on the module, so that further calls are free. Raises BadInput naming the architecture.
     """
     found: tuple[LayerCall, ...] | None = getattr(module, "kvscope_layer_calls", None)
     if found is None:
@@ -148,8 +150,11 @@ def check_hook(module: nn.Module) -> tuple[LayerCall, ...]:
 
 
 def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
-    """The layers of a model that our attention cannot serve, run by transformers' own code. Raises BadInput in the
-    words of `error`, why it cannot, where that does not give what it should either."""
+    """Return the layers of a model that our attention does not support, run by transformers' own code.
+
+    If that gives wrong results too, raises BadInput with the reasons for both; `error` is why our attention cannot be
+    used.
+    """
     try:
         calls = own_calls(module, _words(error))
         check_own_forward(module)
@@ -162,7 +167,7 @@ def _checked_own(module: nn.Module, error: Exception) -> tuple[LayerCall, ...]:
 
 
 def _refusal(module: nn.Module, words: str) -> BadInput:
-    """Why the model is not run: its weights, or its architecture."""
+    """Return the reason why the model is not run: a damaged weight, or its architecture."""
     weight = bad_weight(module)
     if weight is not None:
         return BadInput(f"the model is damaged: its weight {weight}")
@@ -170,9 +175,9 @@ def _refusal(module: nn.Module, words: str) -> BadInput:
 
 
 def own_calls(module: nn.Module, why: str) -> tuple[LayerCall, ...]:
-    """From now on `module` is run by transformers' own code; what each layer keeps, by a run of a few tokens.
+    """Make `module` run by transformers' own code. Returns what each layer stores, from a run of a few tokens.
 
-    Raises BadInput, or whatever the model raises, where it cannot be.
+    Raises BadInput, or any error of the model, if that is impossible.
     """
     if getattr(module.config, "is_encoder_decoder", False) or not takes_cache(module):
         raise BadInput("it takes no cache of transformers")
@@ -197,14 +202,16 @@ def _words(error: Exception) -> str:
 
 
 def take_plain_trace(module: nn.Module) -> Trace | None:
-    """What each layer gave in the check, once, for whoever changes the model next; None when that is not known."""
+    """Return, once, the trace of layer outputs recorded by the check, for the caller that changes the model next, or
+    None.
+    """
     trace: Trace | None = getattr(module, "kvscope_plain_trace", None)
     module.kvscope_plain_trace = None  # type: ignore[assignment]
     return trace
 
 
 def _checked_with_latents(module: nn.Module) -> tuple[tuple[LayerCall, ...], Trace | None]:
-    """Without, where the model is right without them alone."""
+    """Check the model with latents in the cache, and without if only that works."""
     try:
         return _checked(module)
     except torch.OutOfMemoryError:
@@ -225,11 +232,11 @@ def _checked(module: nn.Module, *, with_latents: bool = True) -> tuple[tuple[Lay
 
 
 def seen_calls(module: nn.Module, *, with_latents: bool = True) -> tuple[LayerCall, ...]:
-    """How each layer calls our attention, by a run of a few tokens alone: also where tensors have no data.
+    """Return how each layer calls our attention, from a run of a few tokens; works for tensors without data too.
 
-    Layers that can hold latents do so from then on. What recurrent layers keep for a request is found as well
-    (`recurrent_layers`).
-    Raises BadInput, or whatever the model raises, where it is not served.
+    Afterwards, layers that can store latents do so, and the states of recurrent layers are known (`recurrent_layers`).
+
+    Raises BadInput, or any error of the model, if it is not supported.
     """
     try:
         return _seen(module, with_latents=with_latents)[0]
@@ -272,8 +279,10 @@ def _check_layer_types(text_config: Any, recurrent: RecurrentLayers) -> None:
 
 
 def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
-    """The calls of a model with recurrent layers, where layers that attend are numbered on their own, in the order in
-    which they run; attention finds the number on its module (`paged_attention.layer_of`)."""
+    """Number the attention layers of a model with recurrent layers by themselves, in the order in which they run.
+
+    Attention reads the index from its module (`paged_attention.layer_of`).
+    """
     names = [call.place.attention for call in calls]
     attending = [name for name, part in module.named_modules() if uses_interface(type(part))]
     if sorted(names) != sorted(attending):
@@ -285,13 +294,13 @@ def _numbered(module: nn.Module, calls: list[LayerCall]) -> list[LayerCall]:
     for number, call in enumerate(calls):
         module.get_submodule(call.place.attention).kvscope_layer = number  # type: ignore[assignment]
         place = replace(call.place, layer=number_of(call.place.decoder_layer))
-        own = replace(call.shape, shares_with=None)  # they would be named by other numbers
+        own = replace(call.shape, shares_with=None)  # it would refer to the old numbers
         numbered.append(replace(call, layer=number, place=place, shape=own))
     return numbered
 
 
 def _record_helped(module: nn.Module) -> _Recording:
-    """With keywords passed on, and positions given, where the model needs that."""
+    """Record the calls; if necessary, with keywords passed on or positions supplied by hooks."""
     try:
         return _record(module)
     except _NotPassedOnError:
@@ -314,7 +323,7 @@ def _record(module: nn.Module) -> _Recording:
 
 
 def _set_attention(module: nn.Module) -> None:
-    """transformers only warns when it cannot; and a model of few layers may not use what was set."""
+    """Install our attention. transformers only warns if it cannot, and a model with few layers may not use it."""
     if not recurrent_layers(module).has_attention:
         return
     can_set = getattr(type(module), "_can_set_attn_implementation", None)
@@ -325,7 +334,7 @@ def _set_attention(module: nn.Module) -> None:
 
 @contextmanager
 def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
-    """The registered hook, refusing keywords that would change attention and that we do not read."""
+    """Register inside an attention hook that refuses keywords that would change attention and are not supported."""
     from transformers import AttentionInterface
 
     from kvscope_engine.model.layers.attention.paged_attention import layer_of, paged_attention
@@ -356,8 +365,10 @@ def _watched_hook(model: nn.Module, recording: _Recording) -> Iterator[None]:
 
 
 class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses attention that counts its tokens itself: in a batch of several sequences those are no positions. One that
-    asks how many are before them counts to positions that it is given."""
+    """Refuses attention that counts its tokens itself, which gives wrong positions in a batch of several sequences.
+
+    Attention that asks a cache for the number of previous tokens is accepted if `GivenPositions` answers.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -367,7 +378,10 @@ class _CountingWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._handles = [part.register_forward_pre_hook(self._enter) for part in model.modules()]
 
     def check(self, attention: nn.Module) -> None:
-        """Called from inside the attention module's forward."""
+        """Raise `_CountsTokensError` if the module counts tokens.
+
+        Call it from inside the attention module's forward.
+        """
         num_counts, num_asked = self._before.get(id(attention), self._so_far)
         if self._num_counts != num_counts and self._so_far[1] == num_asked:
             raise _CountsTokensError(
@@ -415,7 +429,7 @@ def _check_once_a_layer(calls: list[LayerCall], num_layers: int) -> None:
 
 
 def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
-    """A window, or chunks, that the model would have put into the mask alone must not be lost."""
+    """Check that no window or chunk length is lost because the model would apply it in the mask only."""
     limit, types = position_limit(text_config), getattr(text_config, "layer_types", None)
     kinds = [types[call.place.layer] for call in calls if call.place.layer < len(types)] if types else []
     for words, size, of_kind, is_chunked in (
@@ -424,7 +438,7 @@ def _check_windows(calls: list[LayerCall], text_config: Any) -> None:
     ):
         length = getattr(text_config, size, None)
         if length is not None and limit is not None and length >= limit:
-            continue  # it never ends within the context
+            continue  # the context is not longer
         has_it = [call.options.sliding_window is not None and call.options.is_chunked == is_chunked for call in calls]
         is_lost = [kind in of_kind and not has for kind, has in zip(kinds, has_it, strict=False)]
         if any(is_lost) or (length is not None and not types and not any(has_it)):
@@ -437,9 +451,9 @@ def _heads(tensor: torch.Tensor) -> str:
 
 @torch.inference_mode()
 def bad_weight(module: nn.Module) -> str | None:
-    """Weights that are no numbers: looked for when a model's results are wrong, as reading all of them takes time.
+    """Return which weight has NaN or infinity, and which of the two, or None if all are finite.
 
-    The first weight that holds NaN or infinity, and which; None when all are finite.
+    Called only if a model's results are wrong, because reading all weights takes time.
     """
     for name, tensor in module.named_parameters():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
@@ -449,12 +463,10 @@ def bad_weight(module: nn.Module) -> str | None:
 
 
 def pass_on(module: nn.Module) -> None:
-    """Handing the step's `PagedContext` past layers that do not pass keywords on to their attention.
+    """Pass the keyword of each layer in `module` on to its attention, for layers that do not do so themselves.
 
-    Owns two hooks a layer: one keeps what the layer was given, the other gives it to the attention inside. A context
-    lies on its layer only while that runs. Models of other architectures are left alone.
-
-    From now on the attention in each layer of `module` gets the keyword that the layer was called with.
+    Registers hooks on each layer and its attention. The layer holds the context only while it runs. Attention modules
+    that do not use transformers' attention interface are not changed.
     """
     for layer in list(module.modules()):
         for child in layer.children():

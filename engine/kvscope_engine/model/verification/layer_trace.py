@@ -1,7 +1,7 @@
-"""Records the input and output of each layer, token by token, however the tokens were batched.
+"""Recording of each layer's input and output by token, however tokens were batched.
 
-Owns the hooks that see it. Each layer may be given what it was given in another run, so that a difference is that of
-one layer alone: rounding does not add up over the layers, and a small fault is not hidden by it.
+Owns the hooks. Each layer can be given its input of another run, so that a difference is due to one layer only:
+rounding errors do not accumulate over layers and hide small faults.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ import torch
 from torch import nn
 
 Rows = dict[int, torch.Tensor]
-"""Tensors of a layer, (rows of all tokens, ...), by layer."""
+"""Tensors (rows of all tokens, ...), by layer index."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlace:
-    """Where a layer is in the model: names of the decoder layer and of the attention in it."""
+    """Location of a layer: the names of the decoder layer and of its attention."""
 
     layer: int
     decoder_layer: str
     attention: str
     is_recurrent: bool = False
-    """Whether `attention` is a recurrent layer; `layer` is its number among these."""
+    """Whether `attention` is a recurrent layer; `layer` is then its index among these."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """Of all tokens of a script; what a layer does not show is left out."""
+    """Recorded tensors of all tokens of a script; layers that were not visible are missing."""
 
     inputs: Rows = field(default_factory=dict)
     attended: Rows = field(default_factory=dict)
-    """What attention modules returned; a joined layer calls none."""
+    """Outputs of attention modules; a fused layer calls none."""
     recurrent: Rows = field(default_factory=dict)
-    """What recurrent layers returned, by their own numbers."""
+    """Outputs of recurrent layers, by their own indices."""
     heads: Rows = field(default_factory=dict)
-    """What attention over blocks returned, (rows, heads, dim); eager attention shows none."""
+    """Outputs of attention over blocks, (rows, heads, dim); eager attention has none."""
     logits: torch.Tensor | None = None
 
 
 class LayerTap:
-    """Fills a `Trace` while the model runs; the rows of the batch that runs next are told to it."""
+    """Fills a `Trace` while the model runs; the caller sets `rows` before each batch."""
 
     def __init__(self, num_rows: int, forced: Trace | None = None) -> None:
         self.trace = Trace()
         self.rows: list[list[int]] = []
-        """Of each sequence of the batch; what the batch holds beyond is padding."""
+        """Rows of each sequence of the batch; tokens beyond these are padding."""
         self._num_rows = num_rows
         self._forced = forced
 
     def keep(self, into: Rows, layer: int, values: torch.Tensor) -> None:
-        """(sequences, tokens, ...) of the present batch."""
+        """Record `values`, (sequences, tokens, ...), of the current batch."""
         if layer not in into:
             into[layer] = values.new_zeros(self._num_rows, *values.shape[2:])
         for rows, kept in zip(self.rows, values, strict=True):
@@ -62,7 +62,6 @@ class LayerTap:
 
     @contextmanager
     def attached(self, module: nn.Module, places: Sequence[LayerPlace]) -> Iterator[None]:
-        """Watch these layers inside."""
         with ExitStack() as stack:
             for place in places:
                 for handle in self._hooks(module, place):
@@ -102,7 +101,7 @@ class LayerTap:
 
 
 def nudged(trace: Trace, dtype: torch.dtype, seed: int) -> Trace:
-    """The same inputs of layers, each number moved to a neighbour in `dtype`, up or down."""
+    """Return the same layer inputs, each number randomly moved up or down to a neighbour in `dtype`."""
     generator = torch.Generator().manual_seed(seed)
     moved = {}
     for layer, values in trace.inputs.items():
@@ -112,13 +111,15 @@ def nudged(trace: Trace, dtype: torch.dtype, seed: int) -> Trace:
 
 
 def decoder_layer_of(attention: str) -> str:
-    """`model.layers.3` for `model.layers.3.self_attn`: up to the last number; itself when it holds none."""
+    """Return the prefix of `attention` up to its last number, as `model.layers.3` for `model.layers.3.self_attn`, or
+    all.
+    """
     parts = attention.split(".")
     numbers = [index for index, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[-1] + 1]) if numbers else attention
 
 
 def number_of(decoder_layer: str) -> int:
-    """3 for `model.layers.3`; 0 when it has none."""
+    """Return the number at the end of a layer name, as 3 for `model.layers.3`; 0 if there is none."""
     last = decoder_layer.rpartition(".")[2]
     return int(last) if last.isdigit() else 0

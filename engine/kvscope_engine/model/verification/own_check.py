@@ -1,8 +1,8 @@
-"""The proof at load that a model run by its own code, piece after piece over blocks, gives what it gives at once.
+"""Check at load that a model run by its own code gives the same results in pieces over blocks as in a single call.
 
-Three sequences run in pieces that take turns, over shuffled blocks in which nobody has written zeros; against each of
-them whole and without a cache. Each layer is given what it was given there. Windows are a few tokens inside; where
-an indexer chooses tokens it is done again with few of them, so that there is something to pass over.
+Three sequences run in interleaved pieces, over shuffled blocks with non-zero garbage, and are compared with a run of
+each whole sequence without a cache. Each layer gets the input that it had in that run. Windows are shortened to a few
+tokens. With an indexer, the check is repeated with few selected tokens, so that some are skipped.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ from kvscope_kernels import ops_for
 from kvscope_telemetry.errors import BadInput
 
 CHOICES: Final = ("index_topk",)
-"""What says how many tokens an indexer chooses."""
+"""Config attributes with the number of tokens that an indexer selects."""
 MOST_OFF: Final = 0.5
-"""What all tokens together may differ by, where three in four are within the bound: indexers choose otherwise where
-scores are equal, and after a last bit, as experts are, in 16 bits. Another sequence's cache is 1.4."""
+"""Bound on the difference of all tokens together, if three in four are within the normal bound.
+
+In 16 bits, one bit changes how indexers select among equal scores, as it changes routing to experts. Another sequence's
+cache would differ by 1.4.
+"""
 
 
 @torch.inference_mode()
 def check_own_forward(module: nn.Module) -> None:
-    """Raises BadInput naming the first layer that gives something else."""
+    """Compare the runs. Raises BadInput naming the first layer that differs."""
     own = own_forward(module)
     assert own is not None, "it is run by its own code"
     device = next(module.parameters()).device
@@ -69,7 +72,7 @@ def _takes_batches(
     places: Sequence[LayerPlace],
     whole: Trace,
 ) -> bool:
-    """Whether decodes of several sequences, padded on the left, are right in one call."""
+    """Whether decodes of several sequences, padded on the left, give correct results in one call."""
     own.takes_batches = True
     rows = [piece.sequence.first_row + piece.start for step in _steps(sequences)[-2:] for piece in step.pieces]
     singles = [row for row in rows if row != sequences[0].first_row + sequences[0].length - 3]
@@ -82,13 +85,13 @@ def _takes_batches(
 
 
 def _from_the_start(sequence: CheckSequence) -> CheckSequence:
-    """A model counts the positions itself, from its cache."""
+    """Return the sequence with positions from 0: the model computes positions from its cache."""
     positions = torch.arange(sequence.length, device=sequence.ids.device)
     return CheckSequence(sequence.ids, positions, sequence.first_row, sequence.table)
 
 
 def _steps(sequences: Sequence[CheckSequence]) -> list[CheckStep]:
-    """Prompts in pieces, one behind the other's, and single tokens that follow."""
+    """Return prompts in pieces, which take turns, followed by single tokens."""
     first, second, third = sequences
     half, near = first.length // 2, first.length - 3
     steps = [
@@ -106,12 +109,12 @@ def _steps(sequences: Sequence[CheckSequence]) -> list[CheckStep]:
 
 
 def _last(sequence: CheckSequence, number: int) -> ScriptPiece:
-    """The last token but so many."""
+    """Return the token that is the `number`-th from the end."""
     return ScriptPiece(sequence, sequence.length - number, sequence.length - number + 1)
 
 
 def _places(own: OwnForward) -> list[LayerPlace]:
-    """Layers that run once a call: they can be given what they were given elsewhere."""
+    """Return the layers that run once per call, whose inputs can be replaced."""
     names = [layer.module for layer in own.layers]
     return [
         LayerPlace(number, decoder_layer_of(name), name)
@@ -174,8 +177,10 @@ def _paged_trace(
 
 
 def _fault(found: Trace, whole: Trace, of_all: bool, rows: list[int] | None = None) -> str:
-    """Where they differ by more than rounding, in words: in any token (of `rows`), or in one of four. What comes after
-    attention is asked of three in four where attention is seen: a last bit sends a token to another expert."""
+    """Return where the traces differ by more than rounding, as text: in any token (of `rows`), or in one of four.
+
+    Parts after attention are compared for three tokens in four if attention is visible: one bit can change the expert.
+    """
     assert found.logits is not None, "a script computes logits"
     assert whole.logits is not None, "a script computes logits"
     bound = LAYER_SLACK * BOUNDS.get(found.logits.dtype, LOW_BOUND)

@@ -1,8 +1,8 @@
-"""What is done to a loaded model before it runs, in the order in which each step can still be proven.
+"""Preparation of a loaded model, in the order in which each step can still be checked.
 
-Owns that order: our attention is put in and proven, then parts are joined and the whole is proven again. Whatever else
-changes the model, such as its head, belongs between the two: afterwards plain weights are gone. What of them is in host
-memory is streamed from then on.
+Owns that order: our attention is installed and checked, then parts are fused and the whole model is checked again.
+Other changes of the model, such as the head's, must come between the two, because plain weights are released
+afterwards. From then on, weights in host memory are streamed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from kvscope_engine.model.verification.hook_check import check_hook
 
 
 def make_ready_to_run(module: nn.Module, quantization: str = "none") -> Fused:
-    """In place; asked again, it says what was done. Raises BadInput naming an architecture that cannot be served."""
+    """Prepare `module`, in place.
+
+    Further calls return the first result. Raises BadInput for unsupported architectures.
+    """
     check_hook(module)
     use_float32_logits(module)
     fused = fuse_model(module, quantization)

@@ -1,8 +1,9 @@
-"""What a model's recurrent layers keep for a request, and in which ways each can be run: found out by running it.
+"""Trial runs of a model's recurrent layers: what each stores for a request, and in which ways it can run.
 
-A layer must go on from a state when several tokens come at once, and may be run on single tokens of several sequences
-together. Not all of transformers' do: RecurrentGemma's forget it where a piece has several tokens, and RWKV's mix the
-sequences of a batch. Each is tried here on random states, against one token of one sequence at a time.
+A layer must be able to continue from a state with several tokens in a call, and may be able to run single tokens of
+several sequences in a call. Not all of transformers' can: RecurrentGemma's ignore the state if a call has several
+tokens, and RWKV's mix the sequences of a batch. Each is tried on random states and compared with calls of one token of
+one sequence.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from kvscope_telemetry.errors import BadInput
 
 BOUND: Final = 1e-3
 LOW_BOUND: Final = 5e-2
-"""In 16 bits, where sums of several tokens are rounded elsewhere. A state that is forgotten or another's is 0.5."""
+"""Bound in 16 bits, where sums are rounded differently. An ignored or foreign state differs by 0.5."""
 STATE_SIZE: Final = 0.5
 NUM_PIECE_TOKENS: Final = 3
 
 
 class StateTrial(StateStep):
-    """One short sequence from nothing: keeps what each layer was given, and says what it keeps."""
+    """Runs one short sequence without initial states, and records each layer's arguments and states."""
 
     def __init__(self) -> None:
         self._given: dict[int, dict[str, Any]] = {}
@@ -47,7 +48,10 @@ class StateTrial(StateStep):
 
     @torch.inference_mode()
     def try_all(self, layers: RecurrentLayers) -> None:
-        """Find out what each layer can do; layers of one class can do the same. Raises BadInput."""
+        """Determine what each layer supports; layers of one class are assumed equal.
+
+        Raises BadInput if a layer was not called.
+        """
         known: dict[tuple[type, object], tuple[bool, bool]] = {}
         for layer in layers.layers:
             given = self._given.pop(layer.number, None)
@@ -60,7 +64,7 @@ class StateTrial(StateStep):
 
 
 def _takes_pieces(layer: RecurrentLayer, given: dict[str, Any]) -> bool:
-    """Whether several tokens of a prompt that go on from a state give what they give one by one."""
+    """Whether several prompt tokens that continue from a state give the same result in one call as one by one."""
     num_tokens = _num_tokens(given)
     at_once, one_by_one = _random_states(layer, 1), _random_states(layer, 1)
     try:
@@ -112,7 +116,7 @@ def _random_states(layer: RecurrentLayer, num_sequences: int) -> list[torch.Tens
 
 
 def _stacked(values: list[Any]) -> Any:
-    """Of single sequences, what is of several: tensors joined along the first dimension."""
+    """Batch the arguments or outputs of single sequences: tensors are concatenated along the first dimension."""
     if isinstance(values[0], torch.Tensor) and values[0].dim() > 1:
         return torch.cat(values)
     if isinstance(values[0], tuple):

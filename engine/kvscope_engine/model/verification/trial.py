@@ -1,8 +1,8 @@
-"""A trial run of the model as it came, kept so that whatever replaces a part of it can be proven equal.
+"""Trial run of the original model, recorded so that replacements of its parts can be checked.
 
-Owns the captured calls and the comparison. A replacement is tried on what its original was given and must return
-what that returned, also at positions far out and for numbers far larger; no list of architectures is needed, and none
-can be out of date. It holds on to no module: what is replaced is gone.
+Owns the recorded calls and the comparison. A replacement gets the input of the original and must return the same
+output, also for high positions and much larger numbers. So no list of architectures is needed that could be out of
+date. Modules are referenced weakly, so that replaced ones are freed.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ UNSEEN: Final = frozenset(
 POSITIONS: Final = (3, 17, 0, 90, 41)
 STRAIN: Final = {torch.float16: 8.0}
 DEFAULT_STRAIN: Final = 1000.0
-"""What inputs are multiplied by for a second try: bounds that cut nothing off at first do then."""
+"""Factor of the inputs in a second comparison, in which clamps that were without effect take effect."""
 
 
 class Disagreement(Exception):
-    """A replacement did something else than its original."""
+    """A replacement did something else than the original."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleCall:
-    """What a module was given and what it returned."""
+    """Arguments and output of a module's call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any
 
     def strained(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The same call with larger numbers, under a context of its own; None when it is not known which."""
+        """Return the arguments with larger numbers and a new context, or None if the module's input is unknown."""
         kwargs = self.kwargs | ({"paged": TrialContext()} if "paged" in self.kwargs else {})
         if self.args and _is_float(self.args[0]):
             return (_larger(self.args[0]), *self.args[1:]), kwargs
@@ -69,7 +69,7 @@ class ModuleCall:
 
 @dataclass(slots=True)
 class TrialContext(AttentionContext):
-    """The first call of a layer is kept, a later one must be the same."""
+    """Attention context that records the first call of a layer; later ones must be the same."""
 
     layers: dict[int, tuple[tuple[torch.Tensor, ...], AttentionOptions, torch.Tensor]] = field(default_factory=dict)
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class TrialContext(AttentionContext):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """Some output of the right shape, the same for the same layer."""
+        """Return a random output of the right shape, the same for each call of a layer."""
         given = (query, key, value)
         if layer not in self.layers:
             generator = torch.Generator().manual_seed(layer)
@@ -92,16 +92,16 @@ class TrialContext(AttentionContext):
 
 @dataclass(slots=True)
 class Trial:
-    """The calls of one forward, by module; a module that is gone has none."""
+    """Calls of one forward pass, by module (weakly referenced)."""
 
     context: TrialContext
     calls: MutableMapping[nn.Module, ModuleCall] = field(default_factory=WeakKeyDictionary)
 
     def proves(self, original: nn.Module, replacement: Callable[..., Any], *, has_known_bounds: bool = False) -> bool:
-        """Whether `replacement`, given what `original` was given, returns what it returned.
+        """Whether `replacement` returns the output of `original` for its recorded input, and for larger numbers.
 
-        And again with larger numbers, where it also may not lack an operation that a trial can miss (`UnseenOps`),
-        unless what `original` does to numbers is known otherwise (`has_known_bounds`).
+        With larger numbers it must also execute all operations of `original` that can have no effect in a trial
+        (`UnseenOps`), unless the effect of `original` on numbers is known otherwise (`has_known_bounds`).
         """
         call = self.calls.get(original)
         strained = None if call is None else call.strained()
@@ -118,7 +118,7 @@ class Trial:
 
 
 def run_trial(module: nn.Module) -> Trial:
-    """One short forward of the untouched model, every module's call kept. Each module is called once, or not kept."""
+    """Run one short forward pass of the original model and record the call of every module that is called once."""
     device = next(module.parameters()).device
     positions = torch.tensor([(*POSITIONS, *far_positions(module.config))], device=device)
     vocab_size = int(module.config.get_text_config(decoder=True).vocab_size)  # type: ignore[operator, union-attr]
@@ -183,11 +183,9 @@ def _same(one: AttentionOptions, other: AttentionOptions) -> bool:
 
 
 class UnseenOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operations that a trial on a few tokens may leave without effect: bounds, rounding down, counting.
+    """Records which operations that may have no effect on a few tokens run inside: clamping, rounding, counting.
 
-    Owns their list, and the watch for them. Whoever replaces a part of a model must do them as well.
-
-    Which of them run inside; in place or not is the same.
+    In-place variants count as the same operation. A replacement must execute them too.
     """
 
     def __init__(self) -> None:

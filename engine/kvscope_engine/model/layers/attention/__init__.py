@@ -1,1 +1,1 @@
-"""Paged attention as transformers calls it, and what it needs of positions, biases and measured scores."""
+"""Paged attention with the interface of transformers, and its support for positions, biases and attention scores."""

@@ -1,6 +1,6 @@
-"""Where attention fell, measured in some steps: which steps, and the sum over a step's layers.
+"""Attention scores per block, measured in some steps and summed over a step's layers.
 
-Owns when a step is measured and what is added up. Knows neither blocks' owners nor who is told.
+Owns which steps are measured and the sums. Does not know which request owns a block or who reads the scores.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from kvscope_engine.model.layers.attention.sparse.page_choice import Chosen
 
 
 class AttentionScores:
-    """Of the decodes of one step, or of one graph; every layer's decode attention adds to it."""
+    """Scores of the decodes of one step or one CUDA graph; every layer's decode attention adds to them."""
 
     def __init__(self, totals: torch.Tensor | None = None) -> None:
-        """`totals` (groups, rows, blocks) float32: where a graph's layers add, zeros before them; without, made as they
-        are asked for."""
+        """`totals` (groups, rows, blocks) float32: zeroed tensor for a CUDA graph to add to; None: allocated on
+        demand.
+        """
         self._given = totals
         self._totals: dict[int, torch.Tensor] = {}
         self._num_layers: Counter[int] = Counter()
 
     def total(self, block_tables: torch.Tensor, group: int = 0) -> torch.Tensor:
-        """Where layers of a KV group add their shares: (num_single_token, blocks) float32; see `DecodeBatch`."""
+        """Return the tensor that layers of a KV group add to: (num_single_token, blocks) float32; see `DecodeBatch`."""
         if group not in self._totals:
             self._totals[group] = (
                 torch.zeros(block_tables.shape, device=block_tables.device)
@@ -36,24 +37,28 @@ class AttentionScores:
         return self._totals[group]
 
     def count_layer(self, group: int = 0) -> None:
-        """One more of the group adds to it."""
         self._num_layers[group] += 1
 
     def of_layer(self, block_tables: torch.Tensor, group: int = 0) -> torch.Tensor:
-        """`total`, for a layer that is counted with it."""
+        """Count a layer and return `total`."""
         self.count_layer(group)
         return self.total(block_tables, group)
 
     def add_chosen(self, shares: torch.Tensor, chosen: Chosen, block_tables: torch.Tensor) -> None:
-        """Those of a layer whose KV heads chose, (num_single_token * Hkv, blocks that one chose), as decode attention
-        over `heads_apart` told them. Nothing falls on what a head passed over."""
+        """Add the scores of a layer whose KV heads chose blocks; skipped blocks get 0.
+
+        `shares`: (num_single_token * Hkv, blocks chosen), as returned by decode attention over `heads_apart`.
+        """
         total = self.of_layer(block_tables)
-        columns = chosen.columns.flatten(1).clamp(max=total.shape[1] - 1)  # with nothing to add behind the last block
+        columns = chosen.columns.flatten(1).clamp(max=total.shape[1] - 1)  # unused entries add 0
         total.scatter_add_(1, columns, shares.view(columns.shape).div_(chosen.columns.shape[1]))
 
     def start(self, back: RowsBack, num_rows: int | None = None, width: int | None = None) -> Rows | None:
-        """(groups, num_single_token, blocks): each row sums to 1; all 0 where there was no room to measure the request.
-        The first rows and columns start to come down; None where no layer asked."""
+        """Start the copy to the host of the first rows and columns: (groups, num_single_token, blocks).
+
+        Each row sums to 1, or is all 0 if there was no space to measure the request. Returns None if no layer was
+        measured.
+        """
         groups = sorted(self._totals)
         if not groups:
             return None
@@ -69,20 +74,21 @@ class AttentionScores:
 
 
 class MeasuredSteps:
-    """The first step with decodes and every `every`-th after it; 0: none."""
+    """Selects the first step with decodes and every `every`-th after it; 0: none."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._num_steps = 0
 
     def is_due(self, num_decodes: int) -> bool:
-        """Whether the step that begins is measured."""
+        """Whether the step that starts is measured; counts the step."""
         if not self.any(num_decodes):
             return False
-        is_due = self._num_steps % self._every == 0  # counted where a step may fail: it is tried again without
+        # Counted before the step runs: if it fails, the retry is not measured.
+        is_due = self._num_steps % self._every == 0
         self._num_steps += 1
         return is_due
 
     def any(self, num_decodes: int) -> bool:
-        """The same of a step that counts for nothing, as if it were due."""
+        """Whether a step with `num_decodes` decodes may be measured. Does not count the step."""
         return bool(self._every and num_decodes)

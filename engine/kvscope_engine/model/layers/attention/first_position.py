@@ -1,7 +1,7 @@
-"""Embeddings whose first position is not 0 but follows that of padding: RoBERTa's, in a table of so many more rows.
+"""Embeddings whose first position is not 0 but follows the padding's (RoBERTa), in a table with as many extra rows.
 
-Such a model called without positions counts from there, which is how it was trained, and is compared with by
-`eager_check`; called with positions it takes them as they are. Owns the hook that moves them.
+Such a model counts from there if it is called without positions, as it was trained, and `eager_check` compares with
+that; given positions are used as they are. Owns the hook that shifts them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ _ATTRIBUTE: Final = "kvscope_counts_from_first"
 
 
 def first_position(module: nn.Module) -> int:
-    """Where a model counts from that is given no positions; 0 but for embeddings that count from their padding."""
+    """Return the first position that a model uses if it is given none: 0, except for embeddings that skip their
+    padding.
+    """
     return max((_start(part) for part in module.modules()), default=0)
 
 
 def count_from_first(module: nn.Module) -> None:
-    """From now on the positions that `module` is called with are counted from its `first_position`."""
+    """Shift the positions that `module` is called with by its `first_position`."""
     config: Any = module.config
     if getattr(module, _ATTRIBUTE, False) or not first_position(module):
         return

@@ -1,10 +1,9 @@
-"""Positions for attention that counts its tokens itself: Llama 4's layers without rotation, whose queries are scaled by
-how far into the text they stand.
+"""Positions for attention that counts tokens itself: Llama 4's layers without rotation scale queries by position.
 
-transformers' attention adds to a token's place in the call how many tokens the cache holds already. Where sequences
-share a batch, or a prompt comes in pieces, that is no position. Given a stand-in for a cache that holds, for each
-token, as many tokens as its position is past its place, it counts to the positions. Owns the stand-in and its hooks;
-that the attention asks it is seen by `hook_check`, that the positions are right is proven by `eager_check`.
+transformers' attention computes a position as a token's index in the call plus the length of the cache. With several
+sequences in a batch, or prompts in chunks, that is wrong. A stub cache reports, for each token, its position minus its
+index as the length, so that the sum is right. Owns the stub and its hooks. `hook_check` detects that the attention asks
+the stub; `eager_check` verifies the positions.
 """
 
 from __future__ import annotations
@@ -21,32 +20,31 @@ _COUNTS: Final = "kvscope_counts_positions"
 
 
 class GivenPositions:
-    """A stand-in for a cache: says how many tokens it holds, and keeps none."""
+    """Stub cache that reports lengths and stores nothing."""
 
     def __init__(self) -> None:
         self.positions: torch.Tensor | None = None
-        """(1, T) of the call that runs; None where the model was given none, and counts its tokens itself."""
+        """(1, T) positions of the running call; None if the model was called without, and counts tokens itself."""
         self.num_asked = 0
         self.attention: nn.Module | None = None
-        """That which runs."""
+        """The attention module that is running."""
 
     def get_query_offset(self, _: int = 0) -> torch.Tensor:
-        """The same, as Inkling's attention asks."""
+        """Return `get_seq_length`; Inkling's attention uses this name."""
         return self.get_seq_length()
 
     def get_mask_sizes(self, query_length: int, _: int = 0) -> tuple[int, torch.Tensor]:
-        """How many keys there are, and what makes the place of each its position."""
+        """Return the number of keys, and the offset from the index to the position of each."""
         return query_length, self.get_seq_length()
 
     def get_conv_state(self, *_: Any, **__: Any) -> None:
-        """There is none: what a convolution inside of attention keeps is not kept here."""
+        """Return None: states of convolutions inside attention are not stored."""
 
     def update_conv_state(self, states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """What was given."""
         return states
 
     def get_seq_length(self, _: int = 0) -> torch.Tensor:
-        """(T,): what makes a token's place its position."""
+        """Return the offset from index to position of each token, (T,)."""
         assert self.positions is not None, "given with positions only"
         self.num_asked += 1
         setattr(self.attention, _COUNTS, True)
@@ -54,23 +52,26 @@ class GivenPositions:
         return positions - torch.arange(len(positions), device=positions.device)
 
     def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was given: the pool keeps it."""
+        """Return the arguments: the block pool stores them."""
         return key, value
 
 
 def given_positions(module: nn.Module) -> GivenPositions | None:
-    """Where the attention of `module` takes positions from; None where it does not count tokens."""
+    """Return the stub of `module`, or None if its attention does not count tokens."""
     found: GivenPositions | None = getattr(module, _ATTRIBUTE, None)
     return found
 
 
 def counts_positions(attention: nn.Module) -> bool:
-    """Whether an attention module was seen to ask where its tokens stand: no form that does not may replace it."""
+    """Whether an attention module was seen to ask for positions.
+
+    A fused module would not, so it must not be replaced.
+    """
     return getattr(attention, _COUNTS, False)
 
 
 def give_positions(module: nn.Module) -> None:
-    """From now on the attention in `module` counts to the positions that the model is called with."""
+    """Make attention in `module` use the positions that the model is called with."""
     given = GivenPositions()
     setattr(module, _ATTRIBUTE, given)
 

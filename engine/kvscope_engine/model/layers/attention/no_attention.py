@@ -1,4 +1,4 @@
-"""Attention of runs without a KV cache, which only measure or trace what the other layers do."""
+"""Attention without a KV cache, for runs that only measure or trace the other layers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kvscope_kernels.rotate_write import Rotation
 
 
 class NoAttention(AttentionContext):
-    """Without blocks: attention gives zeros."""
+    """Attention context without blocks; the result is zeros."""
 
     def __init__(self, longest: int = 0) -> None:
         self.longest = longest
-        """Tokens of the longest request, for a model that is run by its own code, whose calls grow with it."""
+        """Tokens of the longest request. Calls of a model run by its own code grow with it."""
         self.scratch: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def attend(
@@ -28,5 +28,6 @@ class NoAttention(AttentionContext):
         rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        query = heads.new_empty(len(heads), rotation.num_heads, heads.shape[-1])  # as the operation has it beside them
+        # The real operation has the query in memory in addition to its result.
+        query = heads.new_empty(len(heads), rotation.num_heads, heads.shape[-1])
         return torch.zeros_like(query)

@@ -1,9 +1,8 @@
-"""Our attention as transformers calls it: writes a layer's keys and values, then attends over the block pool.
+"""Our attention with the interface of transformers: writes a layer's keys and values, then attends over the block pool.
 
-Owns the name under which it is registered and the per-step `PagedContext`; knows neither requests nor policy.
-Whatever a model asks for that is not handled here is refused at load by `hook_check`.
-
-See docs/internals/decisions/0012-models-are-transformers-code.md.
+Owns the name under which it is registered and the per-step `PagedContext`. Knows neither requests nor policy.
+`hook_check` refuses at load any model that needs more than is implemented here. See
+docs/internals/decisions/0012-models-are-transformers-code.md.
 """
 
 from __future__ import annotations
@@ -39,34 +38,36 @@ ATTENTION_NAME: Final = "kvscope_paged"
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What a layer's attention asks for; constant through a model's life but for `bias`."""
+    """Options of a layer's attention; constant over the model's lifetime, except `bias`."""
 
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     latents: Latents | None = None
-    """Of a layer whose cache holds latents: its keys and values are these and rotary keys, each of one head."""
+    """`Latents` of a layer whose cache holds latents: key and value are then the latents and rotary keys, with one head
+    each.
+    """
     is_chunked: bool = False
-    """`sliding_window` is the length of the chunks that the text is cut into: none before a query's own is read."""
+    """Whether `sliding_window` is the length of chunks of the sequence; a query then reads its own chunk only."""
     bias: QueryBias | None = None
-    """Of this call's queries."""
+    """Biases of this call's queries."""
 
     def value_dim(self, value: torch.Tensor) -> int:
-        """Numbers that attention gives a head."""
+        """Return the dimension of a head's result."""
         return value.shape[-1] if self.latents is None else self.latents.value_dim
 
 
 class AttentionContext(Protocol):
-    """What travels through the model as the keyword `paged`: a step's attention, or a stand-in for it."""
+    """A step's attention, or a stub for it; passed through the model as the keyword `paged`."""
 
     scratch: dict[int, tuple[torch.Tensor, ...]]
-    """Results that layers share, keyed by the id of the tensor (held in the value) they come from."""
+    """Results shared between layers, by the id of the tensor that they derive from. The value holds that tensor."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv); of latents see `AttentionOptions`."""
+        """Attend: (T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv). For latents see `AttentionOptions`."""
         ...
 
     def attend_fused(
@@ -76,7 +77,7 @@ class AttentionContext(Protocol):
         rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """Queries, keys and values in one, (T, Hq + 2 * Hkv, D), yet to be normed and rotated -> (T, Hq, D)."""
+        """Norm and rotate fused queries, keys and values (T, Hq + 2 * Hkv, D), then attend -> (T, Hq, D)."""
         return self.attend(layer, *rotate_torch(heads, rotation), options)
 
 
@@ -85,7 +86,7 @@ class DecodeBatch:
     """Sequences with one query token each: the first tokens of the flattened batch."""
 
     block_tables: tuple[torch.Tensor, ...]
-    """(num_single_token, max_blocks) int32, one a KV group."""
+    """(num_single_token, max_blocks) int32, one per KV group."""
     seq_lens: torch.Tensor
     """(num_single_token,) int32, the query token included."""
     max_seq_len: int
@@ -96,7 +97,7 @@ class PrefillBatch:
     """Sequences with several query tokens: the rest of the flattened batch."""
 
     block_tables: tuple[torch.Tensor, ...]
-    """(num_prefills, max_blocks) int32, one a KV group."""
+    """(num_prefills, max_blocks) int32, one per KV group."""
     seq_lens: torch.Tensor
     """(num_prefills,) int32, the query tokens included."""
     max_seq_len: int
@@ -104,17 +105,17 @@ class PrefillBatch:
     """(num_prefills + 1,) int32, counted from the first prefill token."""
     max_query_len: int
     lengths: HostLengths | None = None
-    """What the host knows of them; None where no request is behind them."""
+    """Lengths in host memory; None in steps without requests."""
     is_fixed: bool = False
-    """See `QueryRuns`."""
+    """Same as in `QueryRuns`."""
 
 
 class OneRequest(NamedTuple):
-    """Which queries of the flattened batch are a request's, and how many tokens it has with them."""
+    """Queries of the flattened batch that belong to one request, and its number of tokens including them."""
 
     batch: DecodeBatch | PrefillBatch
     row: int
-    """In `batch`."""
+    """Row in `batch`."""
     start: int
     end: int
     num_tokens: int
@@ -127,34 +128,36 @@ class PagedContext(AttentionContext):
     storage: KVStorage
     ops: Ops
     slot_mapping: tuple[torch.Tensor, ...]
-    """(T,) int64, one a KV group; -1 for padding."""
+    """(T,) int64, one per KV group; -1 for padding."""
     num_single_token: int
     decode: DecodeBatch | None
     prefill: PrefillBatch | None
     scratch: dict[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
     decode_steps: dict[tuple[int, int], tuple[DecodeStep | None]] = field(default_factory=dict)
-    """What layers in one call share, kept as `scratch` is."""
+    """Inputs shared by compiled layers, with keys as in `scratch`."""
     shares: AttentionScores | None = None
-    """Where the decodes' attention is measured in this step."""
+    """Collects the attention scores of the decodes, if they are measured in this step."""
     plans: DecodePlans = field(default_factory=DecodePlans)
-    """How decodes and short runs of queries are cut among programs, the same for all layers."""
+    """Split of decodes and short query runs over GPU programs, the same for all layers."""
     choice: PageChoice | None = None
-    """How decodes choose among their blocks in layers that have bounds; None: they attend to all."""
+    """Choice of blocks for decodes in layers with bounds; None: they read all blocks."""
     skips: BlockSkips | None = None
-    """Where it is counted in this step what they passed over."""
+    """Counts the skipped blocks, if that is done in this step."""
     run_groups: tuple[RunGroup, ...] | None = None
-    """How runs over latents are put together, the same for all layers."""
+    """Groups of runs over latents, the same for all layers."""
     states: StateStep | None = None
-    """What recurrent layers go on from; None where there are no such layers."""
+    """States of recurrent layers; None if the model has no such layers."""
     requests: list[OneRequest] | None = None
-    """Where layers run one after the other; read once, for all layers."""
+    """Requests for layers that run one request after the other; read from the device once for all layers."""
     own: OwnBatch | None = None
-    """The step's sequences, for a model that is run by its own code; None for others."""
+    """The step's sequences, for a model that is run by its own code; else None."""
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
-        """(T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv), all T tokens of the step."""
+        """Write keys and values, then attend: (T, Hq, Dk), (T, Hkv, Dk), (T, Hkv, Dv) -> (T, Hq, Dv), T tokens of the
+        step.
+        """
         kv = self.storage.layer(layer)
         if options.latents is not None:
             rotary = kv.k[..., kv.v.shape[-1] :]
@@ -177,7 +180,7 @@ class PagedContext(AttentionContext):
         rotation: Rotation,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """The same, all in one operation before attention where the cache is as wide as the heads."""
+        """Same as `attend`; norm, rotation and KV write are one operation if the cache has the heads' dimension."""
         kv = self.storage.layer(layer)
         if kv.k.shape[-1] != heads.shape[-1] or kv.is_shared:
             return self.attend(layer, *rotate_torch(heads, rotation), options)
@@ -190,7 +193,7 @@ class PagedContext(AttentionContext):
             self.ops.block_bounds(kv.k, kv.bounds, self.slot_mapping[kv.group], kv.k_scale)
 
     def attend_written(self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> torch.Tensor:
-        """(T, Hq, D) over keys and values that are stored, those of the step among them -> (T, Hq, D)."""
+        """Attend with (T, Hq, D) over stored keys and values, those of the step included -> (T, Hq, D)."""
         if options.bias is not None:
             return self._attend_with_bias(query, kv, options, options.bias)
         if self.prefill is None:
@@ -202,7 +205,7 @@ class PagedContext(AttentionContext):
     def attend_into(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, out: torch.Tensor
     ) -> torch.Tensor:
-        """The same, written to `out`."""
+        """Same as `attend_written`, written to `out`."""
         assert options.bias is None, "a graph between attention has no place for what queries bring to their scores"
         count = self.num_single_token
         if self.decode is not None:
@@ -214,9 +217,8 @@ class PagedContext(AttentionContext):
     def _attend_with_bias(
         self, query: torch.Tensor, kv: LayerKV, options: AttentionOptions, bias: QueryBias
     ) -> torch.Tensor:
-        """One request after the other."""
         out = query.new_zeros(*query.shape[:2], kv.v.shape[-1])
-        if self.requests is None:  # without those that fill up a step
+        if self.requests is None:  # without the padding of a step
             self.requests = [request for request in self._requests() if request.num_tokens]
         for batch, row, start, end, num_tokens in self.requests:
             table = batch.block_tables[kv.group][row : row + 1]
@@ -225,7 +227,7 @@ class PagedContext(AttentionContext):
         return out
 
     def _requests(self) -> Iterator[OneRequest]:
-        """Waits for the device."""
+        """Yield the requests of the step. Synchronizes with the device."""
         if self.decode is not None:
             lengths = self.decode.seq_lens.tolist()
             yield from (OneRequest(self.decode, row, row, row + 1, length) for row, length in enumerate(lengths))
@@ -255,7 +257,7 @@ class PagedContext(AttentionContext):
         return self.ops.decode(_args(query, kv, batch, options, out, tables), self.plans, shares)
 
     def _choose(self, batch: DecodeBatch, query: torch.Tensor, kv: LayerKV, options: AttentionOptions) -> Chosen | None:
-        """None: all blocks."""
+        """Choose blocks; None means all."""
         if self.choice is None or kv.bounds is None:
             return None
         chosen = self.choice.choose(
@@ -276,7 +278,6 @@ class PagedContext(AttentionContext):
         options: AttentionOptions,
         out: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Over the blocks that each KV head chose; the same operation as over all."""
         rows, tables = query.reshape(len(chosen.seq_lens), -1, query.shape[-1]), batch.block_tables[kv.group]
         kv = heads_apart(kv)
         args = _args(rows, kv, chosen, options, None if out is None else out.view(rows.shape), chosen.block_tables)
@@ -302,7 +303,7 @@ class PagedContext(AttentionContext):
 
 
 def register_attention() -> None:
-    """Make `ATTENTION_NAME` known to transformers. No mask function is registered, so none is built."""
+    """Register `ATTENTION_NAME` with transformers. No mask function is registered, so transformers builds no masks."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
@@ -314,9 +315,16 @@ def paged_attention(
     attention_mask: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The hook. query (1, Hq, T, D), key and value (1, Hkv, T, D), rotated -> (1, T, Hq, D).
+    """Attention function for transformers.
 
-    `hook_check` has seen every keyword and refused what `options_of` does not read.
+    Args:
+        query: (1, Hq, T, D), rotated.
+        key: (1, Hkv, T, D), rotated.
+        value: (1, Hkv, T, D).
+        kwargs: `hook_check` has seen every keyword and refused models with keywords that `options_of` does not read.
+
+    Returns:
+        (1, T, Hq, D), and None for the attention weights.
     """
     context = kwargs["paged"]
     tokens_first = (_rows(tensor[0].transpose(0, 1)) for tensor in (query, key, value))
@@ -325,19 +333,21 @@ def paged_attention(
 
 
 def _rows(heads: torch.Tensor) -> torch.Tensor:
-    """Each head's numbers beside each other, which a convolution before attention leaves apart."""
+    """Make the last dimension contiguous; it is not after a convolution before attention."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
 def layer_of(module: Any) -> int:
-    """Which of the layers that attend an attention module is: its own number, but where a model has other layers."""
+    """Return an attention module's index among the attention layers: its own, unless the model has other layers too."""
     number = getattr(module, "kvscope_layer", module.layer_idx if hasattr(module, "layer_idx") else None)
     return -1 if number is None else int(number)
 
 
 def chunk_of(module: Any) -> int | None:
-    """How long the chunks of an attention module's layer are; None where it has none. transformers makes them a part of
-    the mask, by the config, which is where they are read here."""
+    """Return the chunk length of an attention module's layer, or None if it has no chunks.
+
+    Read from the config, from which transformers builds the chunks into the mask.
+    """
     config = getattr(module, "config", None)
     chunk, types = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", None)
     if chunk is None or types is None or types[module.layer_idx] != "chunked_attention":
@@ -348,8 +358,10 @@ def chunk_of(module: Any) -> int | None:
 def options_of(
     query: torch.Tensor, kwargs: dict[str, Any], latents: Latents | None = None, chunk: int | None = None
 ) -> AttentionOptions:
-    """What the keywords of a call ask for, in a layer of chunks of `chunk` tokens. `scaling` left out is one over the
-    root of the head dimension."""
+    """Return the options in the keywords of an attention call, for a layer with chunks of `chunk` tokens.
+
+    Without `scaling`, the scale is head_dim ** -0.5.
+    """
     scaling = kwargs.get("scaling")
     return AttentionOptions(
         scale=float(scaling) if scaling is not None else float(query.shape[-1] ** -0.5),
@@ -379,6 +391,6 @@ def _args(
 
 
 def _widen(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """Zeros up to the stored head dimension; they add nothing to a product."""
+    """Pad with zeros to the stored head dimension; zeros do not change a product."""
     missing = dim - tensor.shape[-1]
     return tensor if missing == 0 else pad(tensor, (0, missing))

@@ -1,8 +1,8 @@
-"""Attention that adds numbers of a query's own to its scores, one for each distance back: Inkling's.
+"""Attention with a bias per query for each distance to the key (Inkling).
 
-transformers makes them for every pair of tokens of one sequence. Here the module that makes them gives each query its
-row of distances (`tell_by_distance`), which holds for any batch, and `attend_with_bias` adds them by torch's operations
-on any device, one request after the other. That the rows are right is proven by `eager_check`.
+transformers computes the biases for every pair of tokens of one sequence. Here each query gets its row of biases by
+distance (`tell_by_distance`), which works for any batch, and `attend_with_bias` adds them with torch operations on any
+device, one request after the other. `eager_check` verifies the rows.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ _ATTRIBUTE: Final = "kvscope_tells_by_distance"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryBias:
-    """What queries bring to their scores, in any floating type."""
+    """Additional scores of queries, in any floating-point dtype."""
 
     by_distance: torch.Tensor
-    """(T, Hq, distances): added to the score of the key that is so many tokens back; nothing further back."""
+    """(T, Hq, distances): added to the score of the key that many tokens back; keys further back get nothing."""
     sinks: torch.Tensor | None = None
-    """(T, Hq): one more score, of a value of zeros."""
+    """(T, Hq): score of an additional key with a value of zeros."""
 
     def of(self, start: int, end: int) -> QueryBias:
-        """That of some queries."""
         return QueryBias(self.by_distance[start:end], None if self.sinks is None else self.sinks[start:end])
 
 
 def bias_of(kwargs: dict[str, Any]) -> QueryBias | None:
-    """What a call of attention asks for: `position_bias` (1, Hq, T, distances) and `sinks` (1, Hq, T, 1)."""
+    """Return the bias in the keywords of an attention call: `position_bias` (1, Hq, T, distances), `sinks` (1, Hq, T,
+    1).
+    """
     bias, sinks = kwargs.get("position_bias"), kwargs.get("sinks")
     if bias is None:
         return None
@@ -45,12 +46,12 @@ def bias_of(kwargs: dict[str, Any]) -> QueryBias | None:
 
 
 def tells_by_distance(attention: nn.Module) -> bool:
-    """Whether the bias of an attention module is one that is served."""
+    """Whether the bias of an attention module is supported."""
     return getattr(attention, _ATTRIBUTE, False)
 
 
 def tell_by_distance(module: nn.Module, attention_name: str) -> None:
-    """From now on biases by distance in `module` are rows of distances wherever attention is `attention_name`."""
+    """Make biases in `module` rows by distance wherever the attention implementation is `attention_name`."""
     for part in module.modules():
         for child in part.children() if uses_interface(type(part)) and not tells_by_distance(part) else ():
             if isinstance(getattr(child, "rel_extent", None), int) and isinstance(
@@ -74,8 +75,10 @@ def _take_over(attention: Any, made_by: Any, attention_name: str) -> None:
 
 
 def attend_with_bias(args: AttentionArgs, bias: QueryBias, num_tokens: int) -> torch.Tensor:
-    """(queries, Hq, D) -> (queries, Hq, Dv): the last queries of one request of `num_tokens`, whose table is the only
-    row of `args.block_tables`."""
+    """Attend with the last queries of one request, (queries, Hq, D) -> (queries, Hq, Dv).
+
+    The request has `num_tokens`; its block table is the only row of `args.block_tables`.
+    """
     num_queries, num_heads, _ = args.query.shape
     position = num_tokens - num_queries
     step = max(1, _MAX_SCORES // (num_heads * num_tokens))
@@ -88,7 +91,7 @@ def attend_with_bias(args: AttentionArgs, bias: QueryBias, num_tokens: int) -> t
 
 
 def _attend(args: AttentionArgs, bias: QueryBias, position: int) -> torch.Tensor:
-    """Of queries from `position` on, in float32."""
+    """Attend in float32 with queries from `position` on."""
     query, device = args.query, args.query.device
     end, num_kv_heads = position + len(query), args.k_cache.shape[2]
     first, last = args.first_seen(np.array([position])), np.array([end])

@@ -1,1 +1,1 @@
-"""Parts of a model in fewer operations: fused and packed projections, fused layers."""
+"""Fused counterparts of model parts: fused and packed projections, fused layers."""

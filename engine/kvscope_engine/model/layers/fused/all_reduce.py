@@ -1,6 +1,6 @@
-"""The sum over all ranks, behind the two output projections of each joined layer.
+"""All-reduce after the two output projections (attention and MLP) of each fused layer, for tensor parallelism.
 
-Owns where it is put in; how ranks reach each other is `distributed.rank_group`'s.
+Owns where the all-reduce is inserted. `distributed.rank_group` owns the communication between ranks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import nn
 from kvscope_engine.model.layers.fused.fused_layer import FusedLayer
 
 AllReduce = Callable[[torch.Tensor], torch.Tensor]
-"""Takes a rank's part of a sum, gives the sum; may write it where the part was."""
+"""Sum a rank's partial result over all ranks and return the sum; may work in place."""
 
 
 class ReducedLinear(nn.Module):
-    """A rank's share of a linear layer, and the sum of all shares. Stands where the share stood."""
+    """Row-parallel linear layer: replaces a rank's shard `share` and sums the results of all ranks."""
 
     adds_as_it_multiplies: Final = False
 
@@ -28,16 +28,19 @@ class ReducedLinear(nn.Module):
         self._all_reduce = all_reduce
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., share of in_features) -> (..., out_features), the same on all ranks."""
+        """(..., in_features of the shard) -> (..., out_features), the same on all ranks."""
         return self._all_reduce(self.share(x))
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The same, plus `other`, which every rank has whole."""
+        """Return `forward(x) + other`; `other` is complete and equal on every rank."""
         return self.forward(x) + other
 
 
 def reduce_behind_layers(module: nn.Module, all_reduce: AllReduce) -> None:
-    """Put the sum into every joined layer, in place. Each forward pass is from now on one of all ranks together."""
+    """Insert the all-reduce into every fused layer, in place.
+
+    Afterwards a forward pass is a collective operation: all ranks must run it together.
+    """
     for layer in _fused_layers(module):
         attention: Any = layer.attention
         mlp: Any = layer.mlp
@@ -46,7 +49,10 @@ def reduce_behind_layers(module: nn.Module, all_reduce: AllReduce) -> None:
 
 
 def keep_residual_in_float32(module: nn.Module, keeps: bool) -> None:
-    """As all ranks agreed: each proved it of its own share alone."""
+    """Set `keeps_float32` of every fused layer to the value that all ranks agreed on.
+
+    Each rank checked only its own shard.
+    """
     for layer in _fused_layers(module):
         layer.keeps_float32 = keeps
 

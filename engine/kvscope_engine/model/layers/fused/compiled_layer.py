@@ -1,7 +1,8 @@
-"""Decoder layers of a CPU in one call each, for steps that only decode. Owns which layers and steps those are.
+"""Decoder layers on a CPU that run in one C call, for steps that consist of decodes only.
 
-A layer whose parts are all known to `cpu.layer` gets one when weights have been rounded. Anything else, and any
-step with something more than decodes over plain caches, goes part by part as before, with the same result.
+Owns the choice of layers and steps. A layer gets a compiled version after weights have been quantized, if `cpu.layer`
+supports all of its parts. Other layers, and steps with more than decodes over plain caches, run part by part with the
+same result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kvscope_kernels.rotate_write import Turn
 
 
 class CompiledFusedLayer:
-    """A fused layer compiled to C, which replaces the layer in the steps that it supports."""
+    """Compiled version of a fused layer. It replaces the layer in the steps that it supports."""
 
     def __init__(self, layer: FusedLayer, form: LayerForm) -> None:
         self._number, self._head_dim = layer.attention.layer, layer.attention.head_dim
@@ -43,8 +44,15 @@ class CompiledFusedLayer:
         position_embeddings: PositionEmbeddings,
         paged: AttentionContext,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """x (T, hidden) and its norm, if it is there, to the result and the next layer's norm of it; None where this
-        step is not one that is done in one call."""
+        """Run the layer in one call, or return None if this step is not supported.
+
+        Args:
+            x: (T, hidden).
+            normed: Attention norm of `x`, if the previous layer computed it.
+
+        Returns:
+            The result and the next layer's norm of it.
+        """
         if not isinstance(paged, PagedContext) or not self._knows(paged):
             return None
         compiled = self._over(paged.storage)
@@ -59,13 +67,13 @@ class CompiledFusedLayer:
         return paged.prefill is None and paged.ops is self._ops
 
     def _over(self, storage: KVStorage) -> CompiledLayer | None:
-        """Bound to that storage; made when it is another than the last one."""
+        """Return the compiled layer for `storage`; compile it if the storage is not the last one used."""
         if self._storage is None or self._storage() is not storage:
             kv = storage.layer(self._number)
             self._group = kv.group
             is_plain = (
                 kv.k_scale is None and kv.v_scale is None and kv.bounds is None
-            )  # whatever is kept beside keys and values is written too
+            )  # scales and block bounds would have to be written too
             is_ours = is_plain and can_compile(self._form, kv.k, kv.v)
             self._compiled = CompiledLayer(self._form, kv.k, kv.v) if is_ours else None
             self._storage = ref(storage)
@@ -73,7 +81,7 @@ class CompiledFusedLayer:
 
 
 def compile_layers(module: nn.Module) -> int:
-    """Give each fused layer of `module` that is made of known parts its `whole`; how many did."""
+    """Set `whole` of each fused layer of `module` whose parts are all supported. Returns how many there were."""
     layers = [getattr(part, "kvscope_fused", None) for part in module.modules()]
     count = 0
     for layer in layers:
@@ -114,7 +122,7 @@ def _form(layer: FusedLayer) -> LayerForm | None:
 
 
 def _weight(linear: object) -> Weight | None:
-    """None for a product that is not compiled."""
+    """Return the quantized weight of `linear`, or None if its product is not compiled."""
     if type(linear) is Int8Linear:
         return linear.weight_of_8_bits
     if type(linear) is GroupedLinear and isinstance(linear.grouped, NativeGrouped):
@@ -127,7 +135,7 @@ def _norm(norm: FastRMSNorm) -> Norm:
 
 
 def _step(paged: PagedContext, turn: Turn, group: int) -> DecodeStep | None:
-    """Made once a step for each pair of cosines and sines that the model hands out, in each KV group."""
+    """Return the step's decode inputs, cached per step for each KV group and (cos, sin) pair of the model."""
     known = paged.decode_steps.get((id(turn.cos), group))
     if known is None:
         batch = paged.decode

@@ -1,7 +1,7 @@
-"""The head of a 16-bit model with logits in float32: rounded to 16 bits, those of the likeliest tokens tie.
+"""LM head of a 16-bit model with logits in float32: in 16 bits, the logits of the most likely tokens would tie.
 
-Owns how the product is had in float32: on a GPU from its accumulators; on a CPU, whose products of 16-bit numbers
-come rounded, by computing again what is near the largest. Knows neither sampling nor the rest of the model.
+Owns how the float32 product is computed. A GPU returns its float32 accumulators. A CPU returns 16-bit products rounded,
+so logits near the largest one are recomputed. Does not know sampling or the rest of the model.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from kvscope_kernels.linear.skinny_linear import FewRows
 
 LOW_PRECISION: Final = (torch.bfloat16, torch.float16)
 NEAR: Final = 8.0
-"""On a CPU tokens within this of a row's largest logit are exact; the others, each less likely than the largest
-by e^8 (3,000 times) or more, keep the product's rounding."""
+"""Distance from a row's largest logit within which a CPU recomputes logits exactly.
+
+Other tokens keep the rounded product; each is at least e^8 (3,000) times less likely than the best token.
+"""
 MAX_NEAR: Final = 2048
-"""Weights of tokens that are gathered for a row; where more are near, the whole row is computed again."""
+"""Maximum number of tokens whose weights are gathered for a row; if more are near, the whole row is recomputed."""
 PART: Final = 1024
-"""Weights of tokens that are made float32 at once: few enough to stay in a core's cache."""
+"""Number of tokens whose weights are converted to float32 at a time, few enough to stay in a core's cache."""
 
 
 class Float32Head(nn.Module):
@@ -37,10 +39,10 @@ class Float32Head(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self._packed = PackedLinear(weight, None) if can_pack(weight.dtype, weight.device) else None
         self.few: FewRows | None = None
-        """Whose product few rows are; see `skinny_linear.linear`."""
+        """FewRows that computes products of few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
         self.tile_rows = 0
-        """On a CPU: how many rows each product has, so that a row's numbers hang on no other; 0: as many as come."""
+        """Rows per product on a CPU, so that a row's result does not depend on the other rows; 0: no tiling."""
         self._has_float32_product = weight.device.type != "cpu" and has_float32_product(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +77,7 @@ class Float32Head(nn.Module):
         return products[0][:count] if len(products) == 1 else torch.cat(products)[:count]
 
     def _refine(self, row: int, count: int, rows: torch.Tensor, near: torch.Tensor, logits: torch.Tensor) -> bool:
-        """Compute what is near the top of a row; or say that it is too much for that."""
+        """Recompute the logits near the top of a row. Returns True, and does nothing, if there are too many of them."""
         if count > MAX_NEAR:
             return True
         tokens = near[row].nonzero()[:, 0]
@@ -91,9 +93,9 @@ class Float32Head(nn.Module):
 
 
 def use_float32_logits(module: nn.Module) -> bool:
-    """Replace the head of a 16-bit model, in place; whether there was a plain one to replace.
+    """Replace the head of a 16-bit model, in place. Returns whether it had a plain head to replace.
 
-    Before linear layers are packed, so that the head's plain weights are still there.
+    Must be called before linear layers are packed, while the head's plain weights still exist.
     """
     model: Any = module
     head = model.get_output_embeddings()
@@ -106,7 +108,7 @@ def use_float32_logits(module: nn.Module) -> bool:
 
 
 def has_float32_product(weight: torch.Tensor) -> bool:
-    """Whether this torch gives a 16-bit product's accumulators as they are: tried on one row."""
+    """Whether this torch can return the float32 accumulators of a 16-bit product; tried on one row."""
     try:
         torch.mm(weight[:1], weight[:1].t(), out_dtype=torch.float32)
     except (RuntimeError, NotImplementedError, TypeError):

@@ -1,7 +1,7 @@
-"""An attention block in few operations: one product for q, k and v, one rotation for q and k together.
+"""Attention block in few operations: one product for q, k and v, and one rotation for q and k together.
 
-Owns the forms it can take (with or without norms of q and k, with or without rotation); `fuse` proves which of
-them a module is. Attention itself is the context's.
+Owns the variants it supports (with or without q and k norms, with or without rotation); `fuse` determines which of them
+a module is. Attention itself is computed by the `AttentionContext`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PositionEmbeddings = tuple[torch.Tensor, torch.Tensor]
 
 
 class FusedAttention(nn.Module):
-    """Stands in for a module with q_proj, k_proj, v_proj and o_proj; called with the same keywords."""
+    """Replacement of a module with q_proj, k_proj, v_proj and o_proj; called with the same keywords."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class FusedAttention(nn.Module):
         rotates: bool,
         norm: HeadNorm | None,
     ) -> None:
-        """`products` are that of q, k and v, and that of the output."""
+        """`products` are the fused q, k and v projection, and the output projection."""
         super().__init__()
         projections: list[Any] = [getattr(attention, name) for name in ("q_proj", "k_proj")]
         self.layer = layer_of(attention)
@@ -52,7 +52,7 @@ class FusedAttention(nn.Module):
     def attend(
         self, tokens: torch.Tensor, position_embeddings: PositionEmbeddings, paged: AttentionContext
     ) -> torch.Tensor:
-        """(T, hidden) -> (T, Hq * D), before the output projection."""
+        """Return the attention output (T, Hq * D), before the output projection, for tokens (T, hidden)."""
         count = tokens.shape[0]
         heads = self.qkv(tokens).view(count, -1, self.head_dim)
         turn = turn_of(position_embeddings, self.head_dim, paged) if self.rotates else None
@@ -61,7 +61,7 @@ class FusedAttention(nn.Module):
 
 
 def turn_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> Turn:
-    """cos and signed sin, (T, 1, D), made once a step for each pair that the model hands out."""
+    """Return cos and signed sin, (T, 1, D), computed once per step for each pair that the model passes."""
     cos, sin = position_embeddings
     known = paged.scratch.get(id(cos))
     if known is None:
@@ -74,7 +74,7 @@ def turn_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: Atten
 
 
 def attention_candidates(attention: nn.Module, options: AttentionOptions, packed: bool) -> Iterator[FusedAttention]:
-    """The forms `attention` may have, if it is made of the parts known here. All share the same joined weights."""
+    """Yield the variants that `attention` may be, if it consists of known parts. All share the same fused weights."""
     projections: list[Any] = [getattr(attention, name, None) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     if not all(type(projection) is nn.Linear for projection in projections):
         return
@@ -95,7 +95,7 @@ def _norms(attention: nn.Module) -> Iterator[HeadNorm | None]:
 
 
 def _fused_norms(attention: nn.Module, q_norm: nn.Module, k_norm: nn.Module) -> Iterator[HeadNorm]:
-    """q's and k's norms as one, with a weight a head; only when each works on one head."""
+    """Yield q's and k's norms as one norm with a weight per head; nothing unless each norm works on single heads."""
     head_dim: Any = attention.head_dim
     eps = norm_eps(q_norm)
     weights = [getattr(norm, "weight", None) for norm in (q_norm, k_norm)]

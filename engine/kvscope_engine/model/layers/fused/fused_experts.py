@@ -1,7 +1,7 @@
-"""The experts of a layer as one operation of the device's: no expert is looked up on the host, so that graphs hold it.
+"""The experts of an MoE layer as one device operation without lookups on the host, so that CUDA graphs can capture it.
 
-Owns the recognition of transformers' modules of experts, by what `use_experts_implementation` says of them, and of what
-they do between their two products, by what it gives. Routing, shared experts and all else stay transformers' own.
+Owns the recognition of transformers' expert modules, by the attributes that `use_experts_implementation` sets, and of
+their gate function, by its outputs. Routing and shared experts stay transformers' own.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kvscope_kernels.fused_moe.expert_weights import RELU_SQUARED, ExpertWeights
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
 TENSORS: Final = ("gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias", "up_proj_bias", "down_proj_bias")
-"""What a module of experts holds; ours holds them from there on."""
+"""Names of the tensors of a transformers expert module, which `FusedExperts` takes over."""
 _ALPHAS: Final = ("alpha", "swiglu_alpha")
 _LIMITS: Final = ("limit", "swiglu_limit")
 
 
 class FusedExperts(nn.Module):
-    """Called as transformers calls its experts."""
+    """Expert module with the call signature of transformers' experts."""
 
     def __init__(self, weights: ExpertWeights) -> None:
         super().__init__()
@@ -38,12 +38,14 @@ class FusedExperts(nn.Module):
 
     @property
     def num_weights(self) -> int:
-        """Numbers, of however many bits."""
+        """Number of weights, whatever their bit width."""
         return (self.up.numel() + self.down.numel()) * (1 + self.is_packed)
 
     @property
     def weights(self) -> ExpertWeights:
-        """Where they are now: those in host memory are streamed into other places."""
+        """Weights at their current location; not cached, because streamed weights move from host memory to other
+        buffers.
+        """
         up, down = self.up, self.down
         if self.up_powers is None or self.down_powers is None:
             return ExpertWeights(up, down, self.up_bias, self.down_bias, self.gate)
@@ -51,18 +53,29 @@ class FusedExperts(nn.Module):
         return ExpertWeights(*packed, self.up_bias, self.down_bias, self.gate)
 
     def in_four_bits(self) -> FusedExperts | None:
-        """The same in a quarter of the memory, where that holds each weight exactly, as of a file in MXFP4."""
+        """Return the same experts in MXFP4, a quarter of the memory, or None if that would not represent each weight
+        exactly.
+        """
         up = four_bits(self.up)
         down = None if up is None else four_bits(self.down)
         return None if up is None or down is None else FusedExperts(self.weights._replace(up=up, down=down))
 
     def forward(self, hidden_states: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-        """(tokens, hidden), and the experts of each token with their shares, (tokens, top_k) -> (tokens, hidden)."""
+        """Mix the outputs of each token's experts.
+
+        Args:
+            hidden_states: (tokens, hidden).
+            ids: Experts of each token, (tokens, top_k).
+            shares: Routing weights of these experts, (tokens, top_k).
+
+        Returns:
+            (tokens, hidden).
+        """
         return self._ops.mix_experts(hidden_states, ids, shares, self.weights)
 
 
 def experts_candidate(part: Any) -> FusedExperts | None:
-    """What `part` may be, if transformers says that it is experts like others, and its gate is one of those known."""
+    """Return `part` as `FusedExperts`, or None if it is not a supported expert module or its gate is unknown."""
     if not hasattr(part, "has_gate") or not hasattr(part, "_apply_gate") or part.has_post_expert_norm:
         return None
     if part._is_expert_parallel:
@@ -90,13 +103,16 @@ def experts_candidate(part: Any) -> FusedExperts | None:
 
 
 def is_faster_on(device: torch.device) -> bool:
-    """Whether it is worth it: on a CPU torch's grouped product is faster than experts one by one, mostly 1.0 to 1.5
-    times, in 15 of 16 pairs of runs (1 to 128 tokens, 16 and 32 experts, float32 and bfloat16, one core)."""
+    """Whether fused experts are faster on `device` than transformers' own.
+
+    On a CPU, torch's grouped product is faster than running experts one by one: mostly 1.0 to 1.5 times, in 15 of 16
+    pairs of runs (1 to 128 tokens, 16 and 32 experts, float32 and bfloat16, one core).
+    """
     return device.type == "cuda"
 
 
 def gate_of(part: Any, device: torch.device) -> Gate | None:
-    """Which of the gates that have a kernel `part` applies, by what it gives for small and for large numbers."""
+    """Return the gate with a kernel whose outputs equal those of `part` for small and large inputs, or None."""
     small = torch.linspace(-12.0, 12.0, 97, device=device)
     large = torch.tensor([-1e4, -100.0, -20.0, 20.0, 100.0, 1e4], device=device)
     probes = [torch.cartesian_prod(numbers, numbers) for numbers in (small, large)] if part.has_gate else [small, large]
@@ -124,7 +140,7 @@ def _number(part: Any, names: tuple[str, ...]) -> float | None:
 
 
 def _held(weight: torch.Tensor | FourBits) -> tuple[nn.Parameter, nn.Parameter | None]:
-    """Weights, or their codes and powers."""
+    """Return the weights as (parameter, None), or 4-bit weights as (codes, powers)."""
     if isinstance(weight, FourBits):
         return _parameter(weight.codes), _parameter(weight.powers)
     return _parameter(weight), None

@@ -1,4 +1,7 @@
-"""A gated feed-forward block in few operations: one product for gate and up. `fuse` proves that a module is one."""
+"""Gated feed-forward block in few operations: one product for gate and up.
+
+`fuse` checks its equivalence to a module.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,10 @@ class FusedMLP(nn.Module):
         self.activation_kind = activation_kind_of(mlp.act_fn, gate.weight.device)  # type: ignore[arg-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., hidden) -> (..., hidden)."""
         return self.down(self.activate(x))  # type: ignore[no-any-return]
 
     def activate(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., hidden) -> (..., intermediate), before the last product."""
+        """Return the intermediate activations (..., intermediate) for (..., hidden), before the down projection."""
         both = self.gate_up(x)
         if self.activation_kind is not None:
             return self._ops.gated_activation(both, self.activation_kind)
@@ -41,7 +43,7 @@ class FusedMLP(nn.Module):
 
 
 def mlp_candidate(mlp: nn.Module, packed: bool) -> FusedMLP | None:
-    """What `mlp` may be, if it is made of the parts known here."""
+    """Return `mlp` as a `FusedMLP`, or None if it does not consist of the known parts."""
     projections = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     if not all(type(projection) is nn.Linear for projection in projections) or not hasattr(mlp, "act_fn"):
         return None
@@ -49,7 +51,7 @@ def mlp_candidate(mlp: nn.Module, packed: bool) -> FusedMLP | None:
 
 
 def activation_kind_of(act_fn: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> int | None:
-    """Which of the activations that have a kernel `act_fn` is, by what it does; None: neither."""
+    """Return the activation with a kernel whose outputs equal those of `act_fn`, or None."""
     probe = torch.linspace(-12.0, 12.0, 481, device=device)
     try:
         found = act_fn(probe.clone())

@@ -1,6 +1,6 @@
-"""RMSNorm as one operation of the device's, in float32 whatever the type of its input.
+"""RMSNorm as one device operation, computed in float32 whatever the input's dtype.
 
-Owns what a norm holds and the recognition of a norm module by it. Source: Zhang and Sennrich, Root mean square layer
+Owns the weights of a norm and the recognition of norm modules. Source: Zhang and Sennrich, Root mean square layer
 normalization, 2019.
 """
 
@@ -16,23 +16,21 @@ from kvscope_kernels import ops_for
 
 
 class AddingLinear(Protocol):
-    """See `packed_linear.FastLinear`."""
+    """Linear layer that can add a tensor to its product; implemented by `packed_linear.FastLinear` and others."""
 
     @property
     def adds_as_it_multiplies(self) -> bool:
-        """Whether the sum costs nothing beside the product."""
+        """Whether `forward_add` adds within the product, at no extra cost."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The product."""
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
-    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The product and `other`, of the type of that."""
+    def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor: ...
 
 
 class FastRMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis.
 
-    The result is of type `dtype`, whatever the type of x is.
+    The result has dtype `dtype`, whatever the dtype of x.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> None:
@@ -42,11 +40,10 @@ class FastRMSNorm:
         self._ops = ops_for(weight.device.type)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., size) -> the same shape."""
         return self._ops.rms_norm(x, self.weight, self.eps, self.dtype)
 
     def of_sum(self, x: torch.Tensor, linear: AddingLinear, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + linear(given), (T, size) of the type of x, and its norm."""
+        """Return x + linear(given), (T, size) in the dtype of x, and its norm."""
         if linear.adds_as_it_multiplies:
             total = linear.forward_add(given, x)
             return total, self(total)
@@ -54,7 +51,7 @@ class FastRMSNorm:
 
 
 def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Tensor]]:
-    """What `module` may be, if it is an RMSNorm: with its weight, or with one plus its weight (Gemma)."""
+    """Return the norms that `module` may be if it is an RMSNorm: scaled by its weight, or by 1 + weight (Gemma)."""
     weight, eps = getattr(module, "weight", None), norm_eps(module)
     only_weight = [name for name, _ in module.named_parameters()] == ["weight"]
     if not only_weight or eps is None or not isinstance(weight, torch.Tensor) or weight.dim() != 1:
@@ -64,7 +61,7 @@ def norm_candidates(module: nn.Module) -> list[Callable[[torch.Tensor], torch.Te
 
 
 def norm_eps(module: nn.Module) -> float | None:
-    """The epsilon of an RMSNorm under the names that are in use."""
+    """Return the epsilon of an RMSNorm, or None if it has none of the usual names."""
     for name in ("variance_epsilon", "eps"):
         value = getattr(module, name, None)
         if isinstance(value, float):

@@ -1,6 +1,6 @@
-"""Linear layers on weights of 4 or 8 bits, in groups or FP8: those of the file where it holds such, else rounded here.
+"""Linear layers on weights of 4 or 8 bits, in groups or FP8: those of the checkpoint if it has such, else rounded here.
 
-Owns the module and the making of it. As with `int8_linear`, nothing here is for `fuse` to prove.
+Owns the module and its construction. As with `int8_linear`, `fuse` does not check these layers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight
 
 
 class GroupedLinear(nn.Module):
-    """`x @ weight.T + bias`, the weight in groups. Inference alone."""
+    """`x @ weight.T + bias` with a group-quantized or FP8 weight. Inference only."""
 
     adds_as_it_multiplies: Final = True
 
@@ -32,8 +32,14 @@ class GroupedLinear(nn.Module):
         *,
         rounds_activations: bool = False,
     ) -> None:
-        """In place of the layer `plain`; `dtype` is that of the result, None: that of the input. `room` is where a
-        CPU's weights are kept. Activations are rounded to 8 bits with FP8, else on a CPU alone."""
+        """Create the replacement of the layer `plain`.
+
+        Args:
+            dtype: Dtype of the result; None: that of the input.
+            buffer: Holds the weights of a CPU's model.
+            rounds_activations: Whether activations are rounded to 8 bits; applies to FP8 and, for other weights, on a
+                CPU only.
+        """
         super().__init__()
         self.out_features, self.in_features = plain.weight.shape
         self.weight = ReleasedWeight(plain.weight)
@@ -50,14 +56,13 @@ class GroupedLinear(nn.Module):
             self.register_buffer(f"grouped_{number}", tensor, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         return self.grouped.product(x, dtype=self._dtype)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The same, plus `other` of the result's shape, in its type."""
+        """Return `forward(x) + other`, in the dtype of `other`, which has the result's shape."""
         return self.grouped.product(x, other)
 
     def tell_failure(self, tell: Callable[[str], object]) -> None:
-        """See `GpuFp8.tell_failure`."""
+        """Register a callback for failed FP8 products; see `GpuFp8.tell_failure`."""
         if isinstance(self.grouped, GpuFp8):
             self.grouped.tell_failure(tell)

@@ -1,4 +1,4 @@
-"""Linear layers of a CPU on weights rounded to 8 bits. Owns the module, and where it may be used."""
+"""Linear layers on weights rounded to 8 bits, for CPUs. Owns the module and the test whether it can be used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_kernels.cpu.weight_buffer import WeightBuffer
 
 
 class Int8Linear(nn.Module):
-    """`x @ weight.T + bias` with the weight rounded to 8 bits and activations rounded on the way. Inference alone."""
+    """`x @ weight.T + bias` with the weight rounded to 8 bits and activations rounded on the fly. Inference only."""
 
     adds_as_it_multiplies: Final = True
     bits: Final = 8
@@ -27,7 +27,7 @@ class Int8Linear(nn.Module):
         dtype: torch.dtype | None = None,
         buffer: WeightBuffer | None = None,
     ) -> None:
-        """`dtype` is that of the result; None: that of the input. `room` is where the model's weights are kept."""
+        """`dtype` is that of the result (None: that of the input). `buffer` holds the model's weights."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight = ReleasedWeight(weight)
@@ -38,17 +38,16 @@ class Int8Linear(nn.Module):
             self.register_buffer(f"int8_{number}", tensor, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         return self.weight_of_8_bits.product(x, dtype=self._dtype)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The same, plus `other` of the result's shape, in its type."""
+        """Return `forward(x) + other`, in the dtype of `other`, which has the result's shape."""
         return self.weight_of_8_bits.product(x, other)
 
 
 @cache
 def can_round() -> bool:
-    """Whether this machine multiplies 8-bit weights: a small product is compared with the exact one first."""
+    """Whether this machine can multiply 8-bit weights; a small product is compared with the exact one."""
     if library() is None:
         return False
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
-"""Linear layers on prepacked weights: on a CPU oneDNN reads its own blocked layout about twice as fast.
+"""Linear layers on prepacked weights: on a CPU, oneDNN reads its own blocked layout about twice as fast.
 
-Owns when packing is possible and the module that runs on a packed weight. The plain weight is given up, so memory
-does not grow; only a weight that others share (an embedding tied to the head) stays beside its packed copy.
+Owns the test whether packing is possible and the module that runs on a packed weight. The plain weight is released, so
+memory does not grow, except for a shared weight (an embedding tied to the head), which stays in addition to its copy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kvscope_kernels import ops_for
 from kvscope_kernels.linear.skinny_linear import FewRows
 
 BATCH_HINT: Final = 8
-"""Tokens a call that the packed layout is chosen for; measured flat from 1 to 32."""
+"""Tokens per call for which the packed layout is chosen; measured to make no difference from 1 to 32."""
 _CPU_CAPABILITIES: Final = ("AVX2", "AVX512", "AMX")
 
 
 class PackedLinear(nn.Module):
-    """`x @ weight.T + bias` with the weight in oneDNN's layout. Inference alone."""
+    """`x @ weight.T + bias` with the weight in oneDNN's layout. Inference only."""
 
     adds_as_it_multiplies: Final = True
 
@@ -38,12 +38,11 @@ class PackedLinear(nn.Module):
         self._packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), BATCH_HINT)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
         return y
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The same, plus `other` of the result's shape: in one pass, when it is of the result's type too."""
+        """Return `forward(x) + other`, computed in one pass if `other` has the dtype of x."""
         if other.dtype != x.dtype:
             return other + self.forward(x)
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self.bias, "add")
@@ -51,7 +50,7 @@ class PackedLinear(nn.Module):
 
 
 class FusedLinear(nn.Module):
-    """The plain counterpart of `PackedLinear`, for devices and types that are not packed."""
+    """Counterpart of `PackedLinear` with a plain weight, for devices and dtypes that are not packed."""
 
     adds_as_it_multiplies: Final = False
 
@@ -60,15 +59,13 @@ class FusedLinear(nn.Module):
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.few: FewRows | None = None
-        """Whose product few rows are; see `skinny_linear.linear`."""
+        """FewRows that computes products of few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         return self._ops.linear(x, self.weight, self.bias, few=self.few)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The same, plus `other` of the result's shape."""
         return self.forward(x) + other
 
 
@@ -76,12 +73,12 @@ FastLinear = PackedLinear | FusedLinear
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this CPU has oneDNN kernels for the type, tried once on a small layer."""
+    """Whether this CPU has oneDNN kernels for `dtype`; tried on a small layer."""
     return not packing_refusal(dtype, device)
 
 
 def packing_refusal(dtype: torch.dtype, device: torch.device) -> str:
-    """Return why weights of that type are not packed for oneDNN on that device, or "" if they are."""
+    """Return why weights of `dtype` are not packed for oneDNN on `device`, or "" if they are."""
     if device.type != "cpu":
         return "oneDNN runs on CPUs only"
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -94,7 +91,7 @@ def packing_refusal(dtype: torch.dtype, device: torch.device) -> str:
 
 
 def fast_linear(linears: Sequence[nn.Linear], packed: bool) -> FastLinear:
-    """One layer whose output is that of `linears`, one after the other. All have the same input."""
+    """Return one layer whose output is the concatenated outputs of `linears`, which have the same input."""
     weight = linears[0].weight if len(linears) == 1 else torch.cat([linear.weight for linear in linears])
     bias = _fused_bias(linears)
     made = PackedLinear(weight, bias) if packed else FusedLinear(weight, bias)
@@ -103,9 +100,9 @@ def fast_linear(linears: Sequence[nn.Linear], packed: bool) -> FastLinear:
 
 
 def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
-    """Replace every plain `nn.Linear` that is among those `called` by a packed one.
+    """Replace every plain `nn.Linear` that is in `called` by a packed one.
 
-    One that was never called may have its weight read by somebody else instead, so it stays.
+    A layer that was never called stays, because its weight may be read directly.
     """
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
@@ -114,12 +111,15 @@ def pack_linears(module: nn.Module, called: Container[nn.Module]) -> None:
 
 
 def is_plain(child: nn.Module, called: Container[nn.Module]) -> bool:
-    """Whether a linear layer is a product alone: one with hooks does what a packed one in its place would not."""
+    """Whether a linear layer computes only its product.
+
+    A layer with hooks does not: a packed one would not run the hooks.
+    """
     return child in called and not child._forward_hooks and not child._forward_pre_hooks
 
 
 def pack_fused(module: nn.Module) -> None:
-    """Replace every `FusedLinear`: those that were to become something else, and did not."""
+    """Pack every remaining `FusedLinear`: those that were to be quantized and were not."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, FusedLinear):
@@ -127,7 +127,7 @@ def pack_fused(module: nn.Module) -> None:
 
 
 def packed_bytes(module: nn.Module) -> int:
-    """Bytes of packed weights, which are no parameters of the module."""
+    """Return the bytes of packed weights, which are not parameters of the module."""
     return sum(child.num_bytes for child in module.modules() if isinstance(child, PackedLinear))
 
 
@@ -149,7 +149,10 @@ def _has_type(dtype: torch.dtype) -> bool:
 
 
 def _trial(dtype: torch.dtype) -> bool:
-    """A layer with and without: these are torch's inner operations, so that they do what we think is seen first."""
+    """Whether `PackedLinear` gives the right result for `dtype`.
+
+    It uses internal torch operations, so it is tried first.
+    """
     generator = torch.Generator().manual_seed(0)
     x, other = torch.rand(3, 32, generator=generator).to(dtype), torch.rand(3, 48, generator=generator).to(dtype)
     weight, bias = torch.rand(48, 32, generator=generator).to(dtype), torch.rand(48, generator=generator).to(dtype)

@@ -1,4 +1,4 @@
-"""Stands in for a weight that is kept in another layout: has its shape and dtype, but no numbers."""
+"""Placeholder for a weight that is stored in another layout: it has the weight's shape and dtype, but no data."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 class WeightReleased(RuntimeError):
-    """Somebody read a weight that is no longer there."""
+    """Raised when code reads a weight whose data were released."""
 
 
 class ReleasedWeight(torch.Tensor):
-    """Looks like the weight for those who only look. Raises WeightGivenUp for any operation on it."""
+    """Tensor with the shape, dtype and device of the weight. Any operation on it raises WeightReleased."""
 
     @staticmethod
     def __new__(cls, weight: torch.Tensor) -> ReleasedWeight:

@@ -1,7 +1,7 @@
-"""The exchange of a model's linear layers for ones of fewer bits, once all else is proven. Owns which becomes what.
+"""Replacement of a model's linear layers by quantized ones, after all other checks. Owns which layer becomes what.
 
-Rounding changes the model, a little: nothing here is for `fuse` to prove. What stands in the exact model's place is
-chosen by whoever loads it (`quantization`).
+Rounding changes the model's output slightly, so `fuse` does not check these layers. The option `quantization`, chosen
+by the user, decides what replaces the exact weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvscope_kernels.quantized_linear.fp8 import Fp8Weight, rounded_fp8
 from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, rounded
 
 _FEW_OUTPUTS: Final = 128
-"""A layer that is this small is a router or a gate: it decides much and costs little."""
+"""Maximum number of outputs of layers that stay exact: they are routers or gates, sensitive and cheap."""
 _GROUP_OF_8_BITS: Final = 64
 _DTYPES: Final = {"cpu": (torch.bfloat16, torch.float32), "cuda": (torch.bfloat16, torch.float32, torch.float16)}
 
@@ -31,12 +31,18 @@ Rounded = GroupedLinear | Int8Linear
 
 
 def round_linears(module: nn.Module, called: Container[nn.Module], quantization: str) -> Counter[int]:
-    """Exchange each linear layer of `module`, one after the other; how many there were by their bits.
+    """Replace the linear layers of `module`, one after the other. Returns the number of replaced layers by bits.
 
-    Joined ones, those among `called`, and the head, whose results become float32. With `int8` all have 8 bits; with
-    `int4` all have 4 but the head, which has 8 where that can be; with `filed` each is what its file holds, where it
-    can be read. `a8` is that, else 8 bits. But for `filed`, a CPU rounds activations too. With `fp8` all have e4m3,
-    activations too, but the head, which stays. A layer that cannot be what is asked stays as it is.
+    Replaced are fused layers, layers in `called`, and the head; the result of a `Float32Head` stays float32. The
+    new format depends on `quantization`:
+
+    - "int8": 8 bits.
+    - "int4": 4 bits; the head has 4 or 8 bits if the checkpoint has such weights, else 8 where that is possible.
+    - "filed": the quantized weights of the checkpoint, for layers that have readable ones. Activations are not rounded.
+    - "a8": as "filed", and 8 bits for the other layers.
+    - "fp8": e4m3 weights and activations; the head stays as it is.
+
+    On a CPU, activations are rounded too, except with "filed". A layer that does not support the format stays as it is.
     See docs/internals/decisions/0017-activations-keep-their-precision.md.
     """
     model: Any = module
@@ -53,7 +59,10 @@ def round_linears(module: nn.Module, called: Container[nn.Module], quantization:
 
 
 def tell_failures(module: nn.Module, tell: Callable[[str], object]) -> None:
-    """`tell` is told of each product that failed and was given up, those of one shape once; now, or when it does."""
+    """Call `tell` with a line for each FP8 product that failed and was replaced, now or when it happens.
+
+    Equal lines, such as those for layers of one shape, are passed on once.
+    """
     told: set[str] = set()
 
     def tell_once(line: str) -> None:
@@ -84,8 +93,8 @@ def _made(
 
 
 def _weight(child: Any, quantization: str, *, is_head: bool) -> GroupedWeight | Fp8Weight | None:
-    """In groups or in FP8, if that is how it is to be kept."""
-    on_gpu = child.weight.device.type != "cpu"  # whose 8 bits are in groups as well; a CPU has a product of its own
+    """Return the grouped or FP8 weight that `child` is to have, or None if it gets neither."""
+    on_gpu = child.weight.device.type != "cpu"  # GPUs use groups for 8 bits too; CPUs have an own int8 product
     filed = filed_weight(child)
     if quantization == "fp8":
         return None if is_head else filed if isinstance(filed, Fp8Weight) else rounded_fp8(child.weight)

@@ -1,1 +1,1 @@
-"""LoRA adapters: read from PEFT's files, kept in host memory, applied to the rows of a batch that ask for them."""
+"""LoRA adapters: read from PEFT's files, stored in host memory, applied to the rows of a batch that use them."""

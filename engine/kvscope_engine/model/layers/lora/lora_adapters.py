@@ -1,9 +1,9 @@
-"""The LoRA adapters of an engine: which are loaded, under which names, and which of them have a slot on the device.
+"""LoRA adapters of an engine: which are loaded, their names, and which have a slot on the device.
 
-Owns names, weights in host memory and who has which slot. An adapter that a step asks for gets a slot when it has none,
-from the one that was not asked for the longest; the copy runs in the order of the steps. Where several ranks compute a
-step each gets its share of the weights then, so that they know slots alone. What is unloaded stays for the requests
-that have it. Knows no scheduler, whose it is that no more adapters run together than there are slots.
+Owns names, weights in host memory, and the assignment of slots. An adapter that a step uses gets a slot if it has none,
+that of the least recently used one if no slot is free. With tensor parallelism, the other ranks receive their shard of
+the weights then, so they know slots only. The weights of an unloaded adapter stay until no request uses it. Does not
+know the scheduler, which ensures that a step uses no more adapters than there are slots.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class LoraBroadcaster(Protocol):
     """Sends LoRA weights to the other ranks of tensor parallelism; implemented in `executor.leader`."""
 
     def fill(self, stack: str, slot: int, deltas: Callable[[Rank], Sequence[Delta | None]]) -> None:
-        """What is in a slot of a stack from the next step on."""
+        """Set the contents of a slot of a stack from the next step on; `deltas` returns the shard of a rank."""
 
 
 class LoraAdapters:
-    """Of one model, in which places for them are made; `given` are loaded at once. Raises BadInput for one that does
-    not fit the model.
+    """LoRA adapters of one model; adds slots to its layers and loads the adapters `given`.
 
-    Without `allow_runtime_lora_updating` there are only places for the layers of these.
+    Without `allow_runtime_lora_updating`, only the layers of the given adapters get slots. Raises BadInput for an
+    adapter that does not fit the model.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LoraAdapters:
         slots = lora_slots(config, loaded, layers_of(given))
         assert slots is not None, "adapters are asked for"
         self.slots = slots
-        """Where they are on the device."""
+        """Slots on the device."""
         self._others = others
         self._rank, self._cuts = loaded.rank, loaded.cuts
         self._model_name = loaded.info.name
@@ -64,23 +64,23 @@ class LoraAdapters:
         self._names: dict[str, tuple[Adapter, str]] = {}
         self._weights: dict[Adapter, AdapterWeights] = {}
         self._slot_of: dict[Adapter, int] = {}
-        """The one longest not asked for first."""
+        """Slot of each resident adapter, least recently used first."""
         self._num_slots = config.num_lora_slots
         for module, weights in given:
             self._add(module.name, module.path, weights)
 
     @property
     def takes_more(self) -> bool:
-        """Whether adapters are loaded and unloaded while the engine serves."""
+        """Whether adapters can be loaded and unloaded while the engine serves."""
         return self._takes_more
 
     @property
     def loaded(self) -> tuple[LoadedAdapter, ...]:
-        """Those that requests may ask for, in the order they came."""
+        """Adapters that requests may use, in the order in which they were loaded."""
         return tuple(LoadedAdapter(name=name, path=path) for name, (_, path) in self._names.items())
 
     def find(self, name: str) -> Adapter:
-        """The adapter of this name. Raises BadInput where none is loaded."""
+        """Return the adapter of this name. Raises BadInput if it is not loaded."""
         found = self._names.get(name)
         if found is None:
             known = ", ".join(self._names) or "none"
@@ -88,26 +88,26 @@ class LoraAdapters:
         return found[0]
 
     def load(self, name: str, path: str) -> None:
-        """Read an adapter and take requests for it. Raises BadInput, and nothing is changed."""
+        """Read an adapter and accept requests for it. Raises BadInput, and then changes nothing."""
         self._check_takes_more()
         self._check_name(name)
         self._add(name, path, read_adapter(name, path, self._max_rank, self._dtype))
 
     def unload(self, name: str) -> None:
-        """Take no more requests for it. Raises BadInput where it is not loaded."""
+        """Accept no more requests for an adapter. Raises BadInput if it is not loaded."""
         self._check_takes_more()
         self.find(name)
         del self._names[name]
 
     def forget_unused(self, in_use: Iterable[Adapter | None]) -> None:
-        """Give up the weights of those that are unloaded, and that no request has any more."""
+        """Free the weights of adapters that are unloaded and not in `in_use`."""
         kept = {adapter for adapter, _ in self._names.values()} | set(in_use)
         for adapter in [adapter for adapter in self._weights if adapter not in kept]:
             del self._weights[adapter]
             self._slot_of.pop(adapter, None)
 
     def rows_of(self, scheduled: Sequence[Scheduled]) -> StepRows | None:
-        """What the rows of a step ask for, which has its slots from here on; None: no row has an adapter."""
+        """Return the slots of the rows of a step, after giving its adapters slots; None if no row has an adapter."""
         adapters = [item.request.adapter for item in scheduled]
         wanted = dict.fromkeys(adapter for adapter in adapters if adapter is not None)
         if not wanted:
@@ -123,7 +123,7 @@ class LoraAdapters:
             if slot is None:
                 slot = self._free_slot(wanted)
                 self._fill(slot, self._weights[adapter])
-            self._slot_of[adapter] = slot  # the last one asked for
+            self._slot_of[adapter] = slot  # most recently used
 
     def _free_slot(self, wanted: dict[Adapter, None]) -> int:
         taken = set(self._slot_of.values())
@@ -142,7 +142,9 @@ class LoraAdapters:
                 self._others.fill(stack, slot, share)
 
     def _share(self, names: Sequence[str], weights: AdapterWeights, rank: Rank) -> list[Delta | None]:
-        """A rank's, of the layers `names`: of B the rows, or of A the columns, that it has of W."""
+        """Return a rank's shard of the deltas of layers `names`: the rows of B, or columns of A, that the rank has of
+        W.
+        """
         deltas: list[Delta | None] = []
         for name in names:
             delta, cut = weights.deltas.get(name), self._cuts.get(name)
@@ -189,13 +191,14 @@ class LoraAdapters:
 
 
 def layers_of(given: Sequence[tuple[LoraModule, AdapterWeights]]) -> frozenset[str]:
-    """All that they are for."""
     return frozenset(name for _, weights in given for name in weights.deltas)
 
 
 def read_given(config: EngineConfig) -> list[tuple[LoraModule, AdapterWeights]]:
-    """The adapters of `config`, in the type that its model will have. Raises BadInput as `read_adapter` does, and for a
-    name that two have."""
+    """Read the adapters of `config`, in the dtype that its model will have.
+
+    Raises BadInput like `read_adapter`, and if a name is given twice.
+    """
     if not config.lora_modules:
         return []
     dtype = choose_dtype(config.dtype, choose_device(config.device))

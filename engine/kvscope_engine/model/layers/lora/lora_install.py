@@ -1,8 +1,7 @@
-"""Puts the stacks of LoRA adapters beside a model's linear layers, once all else about the model is proven.
+"""Installation of LoRA stacks on a model's linear layers, after all checks of the model.
 
-Owns where a layer of the model as it came is now: as it was, or as a part of a fused product. Whether each of these
-layers is run as one is seen by a run of a few tokens; one that is not (its weights are read by somebody else) cannot
-have a delta.
+Owns where each linear layer of the original model is now: unchanged, or a part of a fused product. A run of a few
+tokens determines whether each layer is called; a layer whose weights are read directly instead cannot have a delta.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FUSED: Final = "kvscope_fused"
 
 
 class DeltaTarget(NamedTuple):
-    """Where the delta of a linear layer goes."""
+    """Stack, and part in it, of the delta of a linear layer."""
 
     stack: LoraStack
     part: int
@@ -43,7 +42,7 @@ class DeltaTarget(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """A linear layer as the model runs it."""
+    """A linear layer that the model calls, with the original layers that are its parts."""
 
     parent: nn.Module
     attribute: str
@@ -51,7 +50,7 @@ class _Site(NamedTuple):
 
 
 class _UnlessAdapted:
-    """A layer in one call, which knows no adapters: for the steps without."""
+    """Wraps a compiled layer, which does not support LoRA: used only in steps without adapters."""
 
     def __init__(self, whole: WholeLayer, in_step: InStep) -> None:
         self._whole, self._in_step = whole, in_step
@@ -63,21 +62,21 @@ class _UnlessAdapted:
         position_embeddings: PositionEmbeddings,
         paged: AttentionContext,
     ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """As `WholeLayer.run`."""
         return None if self._in_step.slots is not None else self._whole.run(x, normed, position_embeddings, paged)
 
 
 def layer_names(module: nn.Module) -> frozenset[str]:
-    """The linear layers that may have deltas, by their names in the model as it came."""
+    """Return the linear layers that can have deltas, by their names in the original model."""
     return frozenset(part.name for site in _sites(module) for part in site.parts)
 
 
 def install(
     module: nn.Module, is_wanted: Callable[[str], bool], num_slots: int, max_rank: int, like: torch.Tensor
 ) -> tuple[InStep, dict[str, DeltaTarget]]:
-    """Give the layers whose names are wanted `num_slots` slots of numbers such as `like`, in place.
+    """Give the layers whose names are wanted `num_slots` LoRA slots, in place. `like` sets their dtype and device.
 
-    Returns what they are told of a step, and where each layer's delta goes.
+    Returns:
+        The shared state of a step, and the target of each layer's delta.
     """
     in_step = InStep(recurrent_layers(module).call_rows)
     made: list[tuple[_Site, LoraLinear]] = []

@@ -1,12 +1,12 @@
-"""A linear layer with the deltas of LoRA adapters beside it: y = W x, and B A x for the rows that ask for them.
+"""Linear layer with the deltas of LoRA adapters: y = W x + B A x, for the rows that use an adapter.
 
-Owns the stacks of A and B, a slot an adapter, and the sum. Which adapter has which slot, and which rows ask for it, is
-for `adapters`. What is fused before (q, k and v, or gate and up, in one product) has a delta for each of its parts,
-added to its own columns. Without adapters in the step only one attribute is looked at.
+Owns the stacks of A and B, with a slot per adapter, and the sum. `lora_adapters` owns which adapter has which slot and
+which rows use it. A fused layer (q, k and v, or gate and up, in one product) has a delta for each of its parts, added
+to the columns of that part. In steps without adapters, the only cost is reading one attribute.
 
-All slots of a step are computed in one product, with a row's own kept and the others' set to zero: as many operations
-whatever the adapters, and no copies of A and B by row. Source of the batching: Chen et al., Punica: Multi-tenant LoRA
-serving, 2023.
+All slots of a step are computed in one product, in which the results of other rows' slots are set to zero: the number
+of operations does not depend on the adapters, and A and B are not copied per row. Source of the batching: Chen et al.,
+Punica: Multi-tenant LoRA serving, 2023.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from kvscope_engine.model.layers.recurrent.recurrent_layers import CallRows
 
 @dataclass(frozen=True, slots=True)
 class StepSlots:
-    """Which slots the rows of a step ask for."""
+    """Slots that the rows of a step use."""
 
     first: int
     stop: int
-    """Slots from `first` on that are computed; this one is not."""
+    """Slots from `first` up to `stop` (exclusive) are computed."""
     others: torch.Tensor | None
-    """(T, slots), whether a slot is not a row's own; None: there is one, and all rows ask for it."""
+    """(T, slots): whether a slot is not the row's own; None: there is one slot, which all rows use."""
 
     def of_rows(self, rows: slice | torch.Tensor | None) -> StepSlots:
-        """Return the same for some rows of the step, in that order; None: for all of them as they are."""
+        """Return the slots of some rows of the step, in that order; None: of all rows."""
         if rows is None or self.others is None:
             return self
         return StepSlots(self.first, self.stop, self.others[rows])
 
 
 class InStep:
-    """What the layers of a model know of the running step.
+    """State of the running step that the LoRA layers of a model share.
 
-    `slots` is None if no row has an adapter; `call_rows` are the rows that the running recurrent layer is called with:
-    it runs its sequences apart from each other, or decodes in the order of their states.
+    `slots` is None if no row has an adapter. `call_rows` are the rows for which the running recurrent layer is called:
+    it runs sequences separately, or decodes in the order of their states.
     """
 
     def __init__(self, call_rows: CallRows) -> None:
@@ -53,7 +53,7 @@ class InStep:
 
 @dataclass(frozen=True, slots=True)
 class OutputSlice:
-    """Columns of a layer's output that are a linear layer of the model as it came."""
+    """Output columns of a (possibly fused) layer that correspond to one linear layer of the original model."""
 
     name: str
     start: int
@@ -61,7 +61,7 @@ class OutputSlice:
 
 
 class LoraStack(nn.Module):
-    """A and B of one layer, by slot. Numbers that no adapter has are 0."""
+    """A and B of one layer for all slots, zero where an adapter has no delta."""
 
     a: torch.Tensor
     """(slots, parts, rank, inputs)."""
@@ -73,22 +73,22 @@ class LoraStack(nn.Module):
         self.parts = tuple(parts)
         self.rank = max_rank
         self.filled = [False] * num_slots
-        """Slots with numbers other than 0."""
+        """Whether each slot has numbers other than 0."""
         shape = (num_slots, len(parts), max_rank, num_inputs)
         self.register_buffer("a", like.new_zeros(shape), persistent=False)
         for number, part in enumerate(parts):
             self.register_buffer(f"b{number}", like.new_zeros(num_slots, max_rank, part.size), persistent=False)
 
     def b(self, number: int) -> torch.Tensor:
-        """(slots, rank, outputs) of a part."""
+        """Return B of a part, transposed: (slots, rank, outputs)."""
         return self._buffers[f"b{number}"]  # type: ignore[return-value]
 
     def fill(self, slot: int, deltas: Sequence[Delta | None]) -> None:
-        """Put an adapter's deltas, one a part, in the place of whatever the slot held."""
+        """Replace the contents of a slot with an adapter's deltas, one per part."""
         is_filled = any(delta is not None for delta in deltas)
         if not (is_filled or self.filled[slot]):
             return
-        self.filled[slot] = True  # until it is known to be empty
+        self.filled[slot] = True  # in case a copy below fails
         self.a[slot].zero_()
         for number, delta in enumerate(deltas):
             b = self.b(number)[slot].zero_()
@@ -99,7 +99,7 @@ class LoraStack(nn.Module):
         self.filled[slot] = is_filled
 
     def add(self, y: torch.Tensor, x: torch.Tensor, step: StepSlots) -> None:
-        """To y (T, outputs), in place, of x (T, inputs)."""
+        """Add the deltas for x (T, inputs) to y (T, outputs), in place."""
         low, high = step.first, step.stop
         if not any(self.filled[low:high]):
             return
@@ -113,7 +113,7 @@ class LoraStack(nn.Module):
 
 
 class LoraLinear(nn.Module):
-    """Stands in for `linear`, whatever class that is; called as it is called."""
+    """Wraps a linear layer of any class, with the same call signature."""
 
     def __init__(self, linear: Any, stack: LoraStack, in_step: InStep) -> None:
         super().__init__()
@@ -122,16 +122,15 @@ class LoraLinear(nn.Module):
         self.out_features, self.in_features = linear.weight.shape
         self.adds_as_it_multiplies = bool(getattr(linear, "adds_as_it_multiplies", False))
         self.was_called = False
-        """With an adapter."""
+        """Whether it has been called in a step with an adapter."""
         self._in_step = in_step
 
     @property
     def weight(self) -> torch.Tensor:
-        """W, or what stands for it."""
+        """Weight of the wrapped layer, possibly a `ReleasedWeight`."""
         return self.linear.weight  # type: ignore[no-any-return]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., in_features) -> (..., out_features)."""
         y: torch.Tensor = self.linear(x)
         step = self._in_step.slots
         if step is not None:
@@ -141,7 +140,6 @@ class LoraLinear(nn.Module):
         return y
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """The same, plus `other` of the result's shape."""
         if self._in_step.slots is None:
             return self.linear.forward_add(x, other)  # type: ignore[no-any-return]
         return other + self.forward(x)

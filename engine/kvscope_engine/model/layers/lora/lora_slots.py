@@ -1,6 +1,6 @@
-"""Where the LoRA adapters of a model are on its device: a slot each, in stacks beside the linear layers.
+"""LoRA slots on the device: stacks at the linear layers of a model, with one slot per adapter.
 
-Knows no names of adapters: which of them has which slot is for `adapters`, on rank 0.
+Does not know the names of adapters: `lora_adapters`, on rank 0, owns the assignment of slots.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ if TYPE_CHECKING:
 
 
 class StepRows:
-    """Which adapters the rows of a step ask for, by slot; some of them ask for one."""
+    """Slots that the rows of a step use; at least one row has one."""
 
     def __init__(self, slots: NDArray[np.int64]) -> None:
         self.slots = slots
-        """(T,), -1: none."""
+        """(T,), -1: no adapter."""
         used = slots[slots >= 0]
         self.first, self.stop = int(used.min()), int(used.max()) + 1
         self.is_of_one = self.stop - self.first == 1 and len(used) == len(slots)
-        """Whether all rows ask for the same."""
+        """Whether all rows use the same slot."""
 
 
 class LoraSlots:
-    """Of one model, in which places for them are made: for the `layers` named, or for all that may have any (None)."""
+    """LoRA slots of one model, installed on the `layers` named, or on all layers that can have deltas (None)."""
 
     def __init__(self, loaded: LoadedModel, num_slots: int, max_rank: int, layers: Collection[str] | None) -> None:
         self._num_slots = num_slots
         self.kinds = ", ".join(sorted({name.rpartition(".")[2] for name in layer_names(loaded.module)}))
-        """Of the linear layers that may have deltas, for people."""
+        """Last name components of the layers that can have deltas, for error messages."""
         like = torch.empty(0, dtype=loaded.dtype, device=loaded.device)
         self._in_step, self._places = install(
             loaded.module, lambda name: layers is None or name in layers, num_slots, max_rank, like
         )
         self._stacks = {place.stack.parts[0].name: place.stack for place in self._places.values()}
         self.stacks = {name: tuple(part.name for part in stack.parts) for name, stack in self._stacks.items()}
-        """The layers of each stack by its name, which is the same on all ranks."""
+        """Names of the layers of each stack, by the stack's name, which is the same on all ranks."""
 
     def shape(self, layer: str) -> tuple[int, int] | None:
-        """Outputs and inputs of a layer on this rank; None: it has no place."""
+        """Return (outputs, inputs) of a layer on this rank, or None if it has no slots."""
         place = self._places.get(layer)
         return None if place is None else place.shape
 
     def is_filled(self, stack: str, slot: int) -> bool:
-        """Whether there is anything but 0."""
+        """Whether a slot has numbers other than 0."""
         return self._stacks[stack].filled[slot]
 
     def fill(self, stack: str, slot: int, deltas: Sequence[Delta | None]) -> None:
-        """Put an adapter's deltas, one for each layer of the stack, in the place of whatever the slot held."""
+        """Replace the contents of a slot with an adapter's deltas, one for each layer of the stack."""
         self._stacks[stack].fill(slot, deltas)
 
     @contextmanager
     def applied(self, rows: StepRows, slots: torch.Tensor) -> Iterator[None]:
-        """Inside, the model computes a step of these rows; `slots` are theirs, on the device."""
+        """Apply the slots of `rows` inside, while the model computes a step; `slots` are the same on the device."""
         others = None
         if not rows.is_of_one:
             others = slots[:, None] != torch.arange(rows.first, rows.stop, device=slots.device)
@@ -76,7 +76,7 @@ class LoraSlots:
 
     @contextmanager
     def in_full(self) -> Iterator[None]:
-        """Inside, before anything has a slot, each row takes all of them: as much memory as any step."""
+        """Make each row use all slots inside, to measure the maximum memory of a step. No slot may be filled yet."""
         stacks = list(self._stacks.values())
         for stack in stacks:
             stack.filled = [True] * self._num_slots
@@ -90,9 +90,9 @@ class LoraSlots:
 
 
 def lora_slots(config: EngineConfig, loaded: LoadedModel, layers: Collection[str]) -> LoraSlots | None:
-    """Those that `config` asks for, where its adapters are for `layers`; None: it asks for none.
+    """Return the slots for `config`, or None without LoRA.
 
-    Without `allow_runtime_lora_updating` there are only places for these layers.
+    Without `allow_runtime_lora_updating`, only `layers` get slots.
     """
     if not config.has_lora:
         return None
@@ -101,5 +101,4 @@ def lora_slots(config: EngineConfig, loaded: LoadedModel, layers: Collection[str
 
 
 def in_full(slots: LoraSlots | None) -> AbstractContextManager[None]:
-    """While a step is run to see what it takes."""
     return nullcontext() if slots is None else slots.in_full()

@@ -1,8 +1,8 @@
-"""Reads a LoRA adapter as PEFT writes it: `adapter_config.json` beside `adapter_model.safetensors`.
+"""Reader of LoRA adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
-Owns which adapters are accepted; one that does more than add B A to linear layers is refused by what it does. Knows no
-model: whether the layers are there is for `adapters`. Source: Hu et al., LoRA: Low-rank adaptation of large language
-models, 2021; the scale of rank-stabilized ones: Kalajdzievski, A rank stabilization scaling factor, 2023.
+Owns which adapters are accepted: one that does more than add B A to linear layers is refused, naming the feature. Does
+not know the model; `lora_adapters` checks that the layers exist. Sources: Hu et al., LoRA: Low-rank adaptation of large
+language models, 2021; Kalajdzievski, A rank stabilization scaling factor, 2023 (rsLoRA's scale).
 """
 
 from __future__ import annotations
@@ -25,37 +25,36 @@ MAX_WEIGHTS_BYTES: Final = 8 << 30
 _PREFIX: Final = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _CHANGES_BASE: Final = ("pissa", "olora", "loftq", "corda", "lora_ga")
-"""Initializations that also change the weights beside the adapter."""
+"""Prefixes of initializations that also change the base weights."""
 _DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Delta(NamedTuple):
-    """What is added to a linear layer: x @ a.T @ b.T."""
+    """Term added to a linear layer: x @ a.T @ b.T."""
 
     a: torch.Tensor
     """(rank, inputs)."""
     b: torch.Tensor
-    """(outputs, rank), its scale multiplied in."""
+    """(outputs, rank), multiplied by the adapter's scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterWeights:
-    """An adapter's layers by the names that the model gives them."""
+    """Weights of an adapter, by the layer names of the model."""
 
     deltas: dict[str, Delta]
     rank: int
-    """The largest of its layers."""
+    """Largest rank of its layers."""
     key: bytes
-    """As in `Adapter`."""
+    """Same as in `Adapter`."""
 
     @property
     def num_bytes(self) -> int:
-        """Of host memory."""
         return sum(delta.a.nbytes + delta.b.nbytes for delta in self.deltas.values())
 
 
 class _Config(msgspec.Struct, frozen=True):
-    """Of PEFT's fields those that change what an adapter computes."""
+    """The fields of PEFT's configuration that affect what an adapter computes."""
 
     r: int
     lora_alpha: float
@@ -74,7 +73,7 @@ class _Config(msgspec.Struct, frozen=True):
     alora_invocation_tokens: Any = None
 
     def fault(self) -> str:
-        """What it does that is not done here; empty: nothing."""
+        """Return the first unsupported feature that the adapter uses, or ""."""
         if self.peft_type != "LORA":
             return f"peft_type={self.peft_type!r:.40} is not accepted: LORA"
         if self.bias != "none":
@@ -97,14 +96,14 @@ class _Config(msgspec.Struct, frozen=True):
         return ""
 
     def scale(self, rank: int) -> float:
-        """Of a layer of this rank."""
+        """Return the factor of B for a layer of rank `rank`."""
         return self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def read_adapter(name: str, path: str, max_rank: int, dtype: torch.dtype) -> AdapterWeights:
-    """Read the adapter in the folder `path`, to be called `name`, for a model of type `dtype`.
+    """Read the adapter in the folder `path`, to be served as `name`, for a model of type `dtype`.
 
-    Raises BadInput, in one line that names both, for whatever is not accepted.
+    Raises BadInput, in one line that names both, if anything in it is not supported.
     """
     folder = Path(path).expanduser()
     try:
@@ -155,7 +154,7 @@ def _tensors(data: bytes) -> dict[str, torch.Tensor]:
 
 def _deltas(tensors: dict[str, torch.Tensor], config: _Config, max_rank: int, dtype: torch.dtype) -> dict[str, Delta]:
     deltas = {}
-    for key, tensor in sorted(tensors.items()):  # so that what is refused first is always the same
+    for key, tensor in sorted(tensors.items()):  # for a deterministic error
         stem = key.removesuffix(_A).removesuffix(_B)
         if stem == key:
             raise BadInput(f"{key!r:.160} is not accepted: only lora_A and lora_B of linear layers are")
@@ -179,6 +178,6 @@ def _delta(stem: str, a: torch.Tensor, b: torch.Tensor, config: _Config, max_ran
     if rank > max_rank:
         raise BadInput(f"rank {rank} is not accepted: at most {max_rank} (--max-lora-rank)")
     delta = Delta(a.to(dtype), (b.float() * config.scale(rank)).to(dtype))
-    if not all(bool(part.isfinite().all()) for part in delta):  # in one slot, they would spoil the rows of others
+    if not all(bool(part.isfinite().all()) for part in delta):  # 0 * NaN: it would corrupt rows that use other slots
         raise BadInput(f"{stem!r:.160} holds NaN or infinity")
     return delta

@@ -1,1 +1,1 @@
-"""Recurrent layers (Mamba, linear attention) that keep their states in the KV cache."""
+"""Recurrent layers (Mamba, linear attention) with per-request states in `StateStorage`."""

@@ -1,8 +1,8 @@
-"""One token of Mamba 2 layers, in place: what transformers' own update gives, in half as many passes.
+"""In-place update of Mamba 2 layers for one token: the result of transformers' update in half as many passes.
 
-transformers spreads the decay of a head over its whole state before it takes the exponential, and writes the new state
-beside the old one: nine passes over each state, of which four are left here. Owns the update and how a layer's own
-`forward` is made to call it; each layer is compared with transformers when the model is loaded, as ever.
+transformers expands the decay of a head to its whole state before it computes the exponential, and writes the new state
+to other memory: nine passes over each state, of which four remain here. Owns the update and how a layer's own `forward`
+is made to call it. As for all layers, the result is compared with transformers when the model is loaded.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from torch.nn.functional import silu, softplus
 
 NO_LIMITS: Final = (0.0, float("inf"))
 UPDATE: Final = "mamba2_selective_state_update"
-"""What transformers calls it."""
+"""Name of the update function in transformers."""
 
 
 def calling(module: nn.Module, name: str, other: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The `forward` of `module` as it is, but that it calls `other` where it names `name`; None: it does not."""
+    """Return the `forward` of `module` with the global function `name` replaced by `other`; None if it does not call
+    `name`.
+    """
     forward: Any = inspect.unwrap(type(module).forward)
     names = getattr(forward, "__globals__", {})
     if name not in names or name not in forward.__code__.co_names:
@@ -36,15 +38,15 @@ def calling(module: nn.Module, name: str, other: Callable[..., Any]) -> Callable
 
 
 def limits_steps(module: nn.Module) -> bool:
-    """Whether a Mamba 2 layer keeps its time steps within limits, which transformers does in its chunked form alone."""
+    """Whether a Mamba 2 layer limits its time steps. transformers applies the limits in its chunked form only."""
     return tuple(getattr(module, "time_step_limit", NO_LIMITS)) != NO_LIMITS
 
 
 def with_update_in_place(module: nn.Module, is_in_prompt: Callable[[], bool]) -> Callable[..., Any] | None:
     """Return the `forward` of a Mamba 2 layer with `update_in_place`; None for other layers.
 
-    While `is_in_prompt`, one token gives what it gives in a whole prompt: transformers' update of one token lacks the
-    limits of the time step (`time_step_limit`) that its chunked form has.
+    While `is_in_prompt()`, one token gives the same result as within a longer prompt: transformers' update of one token
+    lacks the limits of the time step (`time_step_limit`) that its chunked form has.
     """
     original: Any = getattr(inspect.unwrap(type(module).forward), "__globals__", {}).get(UPDATE)
 
@@ -55,7 +57,7 @@ def with_update_in_place(module: nn.Module, is_in_prompt: Callable[[], bool]) ->
             bias, is_soft = options.pop("dt_bias", None), options.pop("dt_softplus", False)
             dt = dt if bias is None else dt + bias.to(dt.dtype)
             dt = (softplus(dt) if is_soft else dt).clamp(*module.time_step_limit)  # type: ignore[misc]
-        on_cpu = state.device.type == "cpu" and state.dtype == torch.float32  # elsewhere there may be kernels
+        on_cpu = state.device.type == "cpu" and state.dtype == torch.float32  # GPUs may have kernels
         is_known = on_cpu and _is_of_heads(dt, A, options.get("dt_bias"))
         return (update_in_place if is_known else original)(state, hidden, dt, A, *rest, **options)
 
@@ -76,8 +78,16 @@ def update_in_place(
     z: torch.Tensor | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """state (b, heads, dim, N) float32, hidden_states and dt (b, heads, dim), A (heads, dim, N), B and C (b, groups, N)
-    -> (b, heads, dim). dt, its bias and A are the same all over a head."""
+    """Update `state` and return the layer's output (b, heads, dim).
+
+    Args:
+        state: (b, heads, dim, N) float32.
+        hidden_states: (b, heads, dim).
+        dt: (b, heads, dim), equal within a head; so is its bias.
+        A: (heads, dim, N), equal within a head.
+        B: (b, groups, N).
+        C: (b, groups, N).
+    """
     batch, heads, dim = hidden_states.shape
     step = dt[..., :1] if dt_bias is None else dt[..., :1] + dt_bias[:, :1].to(dt.dtype)
     step = (softplus(step) if dt_softplus else step)[..., None]
@@ -94,5 +104,5 @@ def update_in_place(
 
 
 def _is_of_heads(dt: torch.Tensor, A: torch.Tensor, dt_bias: torch.Tensor | None) -> bool:
-    """Whether each is one number a head, spread without a copy."""
+    """Whether dt, A and the bias are one number per head, expanded without a copy."""
     return dt.stride(-1) == 0 and A.stride()[-2:] == (0, 0) and (dt_bias is None or dt_bias.stride(-1) == 0)

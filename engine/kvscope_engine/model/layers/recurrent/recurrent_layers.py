@@ -1,10 +1,10 @@
-"""Recurrent layers of a model, run on a flattened batch of several sequences, each with a state of its own.
+"""Recurrent layers of a model, run on a flattened batch of several sequences, each with its own state.
 
 transformers runs such a layer on whole sequences, with the state in a cache object. Here the layer's own `forward` is
-called for each sequence's tokens, with that sequence's rows of the `StateStorage` as the cache; decodes are called
-together where the layer can do that. What each layer can do is tried when the model is loaded (`recurrent_check`).
+called for each sequence's tokens, with that sequence's rows of the `StateStorage` as the cache. Decodes run in one call
+if the layer supports that. Trial runs determine what each layer supports when the model is loaded (`recurrent_check`).
 
-Owns how transformers' layers are given their states; knows neither requests nor which slot is whose.
+Owns how transformers' layers get their states. Knows neither requests nor which slot belongs to which request.
 """
 
 from __future__ import annotations
@@ -25,56 +25,56 @@ from kvscope_engine.model.layers.attention_interface import uses_interface
 from kvscope_engine.model.layers.recurrent.mamba_update import calling, limits_steps, with_update_in_place
 
 MAX_STATES: Final = 8
-"""Of one kind in a layer, as transformers numbers them."""
+"""Maximum number of states of one kind per layer; transformers numbers them."""
 LOWEST: Final = -1e30
-"""What transformers begins RWKV's running maximum with."""
+"""Initial value of RWKV's running maximum in transformers."""
 SCAN: Final = "mamba_selective_scan"
-"""What transformers calls the scan of Mamba 1."""
+"""Name of Mamba 1's scan function in transformers."""
 _MASKS: Final = ("attention_mask", "mask")
 
 
 class StateStep(Protocol):
-    """What a recurrent layer is run by in a step: states of several sequences, or a stand-in for them."""
+    """Runs recurrent layers in a step with the states of its sequences; or a stub for that."""
 
     def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
-        """The layer on the arguments that the model gave it."""
+        """Run the layer with the arguments that the model passed."""
 
 
 @dataclass(slots=True)
 class CallRows:
-    """Rows of the flattened batch that a recurrent layer is being called with, in the order of the call.
+    """Rows of the flattened batch for which a recurrent layer is being called, in the order of the call.
 
-    Modules inside the layer whose results depend on the row (LoRA) look here. None: all rows, in batch order.
+    Modules inside the layer whose results depend on the row (LoRA) read them. None: all rows, in batch order.
     """
 
     rows: slice | torch.Tensor | None = None
     is_in_prompt: bool = False
-    """Whether the tokens are a prompt's, whose results must not depend on how the prompt is cut."""
+    """Whether the tokens belong to a prompt, whose results must not depend on how the prompt is split."""
 
 
 @dataclass(slots=True)
 class RecurrentLayer:
-    """One module that keeps a state, called through its own `forward`."""
+    """A module with a recurrent state, called through its own `forward`."""
 
     number: int
-    """Of the model's recurrent layers, in the order of its modules."""
+    """Index among the model's recurrent layers, in the order of its modules."""
     name: str
-    """As the model names it."""
+    """Name of the module in the model."""
     module: nn.Module
     forward: Callable[..., Any]
     caller: StateCaller
     names: tuple[str, ...]
-    """Of its arguments."""
+    """Names of the arguments of `forward`."""
     call_rows: CallRows
-    """Shared by the layers of a model."""
+    """Shared by all layers of a model."""
     state: LayerState = ()
-    """Found by a run."""
+    """Parts of the state, determined by a trial run."""
     scan: ContinuedScan | None = None
-    """How it takes several tokens that go on, where transformers' own `forward` cannot."""
+    """Runs several tokens from an existing state, if transformers' own `forward` cannot."""
     takes_pieces: bool = False
-    """Whether several tokens at once go on from a state; otherwise they are run one by one."""
+    """Whether several tokens can continue from a state in one call; otherwise they run one by one."""
     takes_batches: bool = False
-    """Whether single tokens of several sequences can be run together."""
+    """Whether single tokens of several sequences can run in one call."""
 
     def call_for_rows(
         self,
@@ -85,7 +85,7 @@ class RecurrentLayer:
         goes_on: bool,
         is_in_prompt: bool = False,
     ) -> Any:
-        """Return the output of `call` for `rows` of the flattened batch, which the modules inside can see."""
+        """Return the output of `call` for `rows` of the flattened batch, which are visible to the modules inside."""
         self.call_rows.rows, self.call_rows.is_in_prompt = rows, is_in_prompt
         try:
             return self.call(given, states, goes_on=goes_on)[0]
@@ -95,7 +95,10 @@ class RecurrentLayer:
     def call(
         self, given: dict[str, Any], states: Sequence[torch.Tensor] | None, *, goes_on: bool
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
-        """(output, states by kind and index). `states`, one row a sequence, are overwritten where they are given."""
+        """Run the layer. Returns its output and its states by kind and index.
+
+        `states`, one row per sequence, are overwritten if given. Their contents are read only if `goes_on`.
+        """
         known = {} if states is None else dict(zip(_keys(self.state), states, strict=True))
         output, after = self.caller.call(self, given, known, goes_on=goes_on)
         for key, tensor in known.items():
@@ -105,18 +108,18 @@ class RecurrentLayer:
 
 
 class StateCaller(Protocol):
-    """How one kind of module is given its state, and gives it back."""
+    """Passes states to one kind of module and returns the new ones."""
 
     def call(
         self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
     ) -> tuple[Any, dict[tuple[str, int], torch.Tensor]]:
-        """`known` is empty in a first run; it holds what is to be overwritten unless `goes_on`."""
+        """Run the layer. `known` is empty in a first run. Unless `goes_on`, its tensors are only to be overwritten."""
 
 
 class RecurrentLayers:
-    """A model's recurrent layers. Made once for a model, which it changes: their `forward` becomes ours.
+    """Recurrent layers of a model. Create once per model: it replaces the `forward` of the layers.
 
-    While the model runs they find the step's states here; without one each runs as transformers has it.
+    While the model runs, the layers use the states of the step; without a step, each runs as in transformers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -128,19 +131,19 @@ class RecurrentLayers:
             if caller is not None:
                 self._take_over(name, part, caller)
         self.has_attention = not self.layers or any(uses_interface(type(part)) for part in model.modules())
-        """Otherwise no layer has keys and values."""
+        """Whether any layer has keys and values."""
         if self.layers:
             for part in {id(part): part for part in (model, model.base_model)}.values():
                 self._watch(part)  # type: ignore[arg-type]
 
     @property
     def decode_together(self) -> bool:
-        """Whether decodes of several sequences are one call of each layer, as a CUDA graph needs it."""
+        """Whether decodes of several sequences are one call of each layer, which CUDA graphs require."""
         return all(layer.takes_batches for layer in self.layers)
 
     @property
     def states(self) -> list[LayerState]:
-        """Of one request, by layer."""
+        """States of one request, by layer."""
         return [layer.state for layer in self.layers]
 
     def _take_over(self, name: str, part: nn.Module, caller: StateCaller) -> None:
@@ -159,8 +162,10 @@ class RecurrentLayers:
         part.forward = forward
 
     def _watch(self, part: nn.Module) -> None:
-        """While `part` runs, the states are those that came with `paged`. Nobody else asks for that keyword where no
-        layer attends, and some models do not take it."""
+        """Use the states in the keyword `paged` while `part` runs.
+
+        If no layer attends, the keyword is removed: nothing else reads it, and some models do not accept it.
+        """
         before: list[StateStep | None] = []
 
         def begin(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -179,7 +184,7 @@ class RecurrentLayers:
 
 
 def recurrent_layers(model: nn.Module) -> RecurrentLayers:
-    """Those of `model`, taken over when they are first asked for."""
+    """Return the recurrent layers of `model`; the first call replaces their `forward`."""
     found: RecurrentLayers | None = getattr(model, "kvscope_recurrent", None)
     if found is None:
         found = RecurrentLayers(model)
@@ -188,31 +193,31 @@ def recurrent_layers(model: nn.Module) -> RecurrentLayers:
 
 
 def keeps_state(kind: Any) -> bool:
-    """Whether modules of the class `kind` are recurrent layers that can be given a state, by their source."""
+    """Whether modules of class `kind` are recurrent layers that can be given a state, judged by their source."""
     return _caller_of(kind) is not None
 
 
 @dataclass(slots=True)
 class StateBatch(StateStep):
-    """The states of a step's sequences."""
+    """States of a step's sequences."""
 
     storage: StateStorage
     slots: Sequence[int]
-    """Of each sequence of the flattened batch."""
+    """Slot of each sequence of the flattened batch."""
     goes_on: Sequence[bool]
-    """Whether a sequence's slot holds the state of its tokens before these; otherwise they are its first."""
+    """Whether a sequence's slot holds the state after its previous tokens; otherwise these tokens are its first."""
     query_start: Sequence[int]
-    """(sequences + 1,): where each one's tokens start in the batch."""
+    """Start of each sequence's tokens in the batch, (sequences + 1,)."""
     saves: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """Of a sequence: (row of the batch, slot), where the state is before that row goes to a slot of its own."""
+    """For each sequence: (row of the batch, slot) pairs; the state before that row is copied to the slot."""
     in_prompt: Sequence[bool] = ()
-    """Whether a sequence's tokens are a part of its prompt; none are if it is empty."""
+    """Whether a sequence's tokens are part of its prompt; empty: none are."""
     decodes: list[int] = field(default_factory=list)
-    """Sequences that can be run together, where there are several, in the order of their slots."""
+    """Sequences that can run in one call, if there are several, in the order of their slots."""
     decode_slots: StateSlots | None = None
-    """Where their states are."""
+    """Slots of `decodes`."""
     decode_rows: slice | torch.Tensor | None = None
-    """Rows of `decodes` in the batch, in the order of `decodes`; int64 on the device unless they are consecutive."""
+    """Batch rows of `decodes`, in the same order; int64 on the device unless they are consecutive."""
 
     def __post_init__(self) -> None:
         singles = [
@@ -231,11 +236,10 @@ class StateBatch(StateStep):
             )
 
     def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
-        """Each sequence's tokens on its own state."""
         num_tokens, tensors = self.query_start[-1], self.storage.layer(layer.number)
         outputs: dict[int, Any] = {}
         together = self.decodes if layer.takes_batches else []
-        # One token of a prompt is not computed as a decode is where the layer limits its time steps.
+        # Where the layer limits its time steps, one token of a prompt is computed differently than a decode.
         in_prompt = self.in_prompt if self.in_prompt and limits_steps(layer.module) else [False] * len(self.slots)
         if any(in_prompt[number] for number in together):
             together = []
@@ -270,7 +274,10 @@ class StateBatch(StateStep):
         return joined([outputs[start] for start in sorted(outputs)])
 
     def _pieces(self, layer: RecurrentLayer, number: int, start: int, end: int) -> list[tuple[int, int]]:
-        """Tokens that the layer runs in one call: up to where a state is kept; from nothing it takes any number."""
+        """Split the tokens of a sequence into calls.
+
+        Calls end where a state is saved; a first call may have any length.
+        """
         ends = sorted({end, *(row for row, _ in self.saves.get(number, ()))})
         pieces: list[tuple[int, int]] = []
         for last in ends:
@@ -290,14 +297,15 @@ class StateBatch(StateStep):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateDecodes(StateStep):
-    """Decodes alone, as a CUDA graph has them: each goes on from its state, wherever that is in a replay."""
+    """States of a batch of decodes for CUDA graphs: slots are read from a tensor, so that they can change between
+    replays.
+    """
 
     storage: StateStorage
     slots: torch.Tensor
     """(sequences,) int64, on the device."""
 
     def run(self, layer: RecurrentLayer, given: dict[str, Any]) -> Any:
-        """One token of each sequence on its own state."""
         tensors, count = self.storage.layer(layer.number), len(self.slots)
         states = [tensor.index_select(0, self.slots) for tensor in tensors]
         output, _ = layer.call(_sequences_first(given, count, slice(0, count)), states, goes_on=True)
@@ -314,14 +322,14 @@ class StateDecodes(StateStep):
 
 
 def cut(given: dict[str, Any], num_tokens: int, start: int, end: int) -> dict[str, Any]:
-    """A layer's arguments for tokens `start` to `end` alone, and without a mask: nothing is padded."""
+    """Return a layer's arguments for tokens `start` to `end` only, without masks, because nothing is padded."""
     return _mapped(given, num_tokens, lambda values: values[:, start:end])
 
 
 def joined(outputs: Sequence[Any]) -> Any:
-    """What a layer returned for tokens in a row, as it would return it for all at once.
+    """Concatenate a layer's outputs for consecutive tokens, as if it had been called once for all.
 
-    What is no tensor of one row a token, such as the state that some return beside it, is left out.
+    Values that are not tensors with one row per token, such as returned states, become None.
     """
     first = outputs[0]
     if isinstance(first, torch.Tensor):
@@ -355,7 +363,7 @@ def _picked(output: Any, index: int) -> Any:
 
 
 def _mapped(given: dict[str, Any], num_tokens: int, change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
-    """Each argument of one row a token changed."""
+    """Apply `change` to each argument that has one row per token, and drop masks."""
 
     def mapped(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -375,12 +383,12 @@ def _keys(state: LayerState) -> list[tuple[str, int]]:
     return [(part.kind, part.index) for part in state]
 
 
-# How transformers' modules keep their states.
+# Storage of states in transformers' modules.
 
 
 @dataclass(frozen=True, slots=True)
 class _InCache(StateCaller):
-    """In a `Cache`, as conv states and recurrent states: most families (`LinearAttentionLayer`)."""
+    """State in a `Cache`, as conv states and recurrent states: most families (`LinearAttentionLayer`)."""
 
     argument: str
 
@@ -405,7 +413,7 @@ class _InCache(StateCaller):
 
 
 class _LayerCache:
-    """What recurrent layers ask of a transformers `Cache`, of one layer, whatever number that has."""
+    """The methods of a transformers `Cache` that recurrent layers call, for a single layer whatever its index."""
 
     def __init__(self, held: LinearAttentionLayer) -> None:
         self._held = held
@@ -436,11 +444,11 @@ class _LayerCache:
 
 
 class ContinuedScan:
-    """A Mamba 1 layer on several tokens that go on from a state: transformers' scan begins from nothing.
+    """Runs several tokens of a Mamba 1 layer from an existing state; transformers' scan always starts from zero.
 
-    A scan is linear in the state that it begins with. So what that one alone would come to is added: to each output by
-    what is left of it there, exp of A times the time since, and to the last state. The layer's `forward` is run as it
-    is, but for the name of the scan that it calls.
+    A scan is linear in its initial state. So the contribution of that state is added to each output and to the final
+    state:
+    it decays by exp(A * elapsed time). The layer's `forward` runs unchanged, except that it calls this scan.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -450,12 +458,12 @@ class ContinuedScan:
 
     @classmethod
     def of(cls, module: nn.Module) -> ContinuedScan | None:
-        """None where the layer calls no such scan."""
+        """Return None if the layer calls no such scan."""
         made = cls(module)
         return None if made._forward is None else made
 
     def forward(self, state: torch.Tensor, given: dict[str, Any]) -> Any:
-        """(1, T, hidden) from `state`, (1, inner, N), or (1, heads, inner of a head, N) for a scan a head."""
+        """Run (1, T, hidden) from `state`, (1, inner, N), or (1, heads, inner of a head, N) for a scan per head."""
         self._states = [state.clone()] if state.dim() == 3 else list(state.clone().unbind(1))
         return self._forward(**given)
 
@@ -471,7 +479,9 @@ class ContinuedScan:
         delta_bias: torch.Tensor | None = None,
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden_states, dt and z (1, inner, T), A (inner, N), B and C (1, N, T)."""
+        """Replacement of the scan; hidden_states, dt and z are (1, inner, T), A is (inner, N), B and C are (1,
+        N, T).
+        """
         output, last = self._scan(hidden_states, dt, A, B, C, z=z, delta_bias=delta_bias, **options)
         time = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
         passed = (softplus(time) if options.get("delta_softplus") else time).float().cumsum(-1)
@@ -483,7 +493,7 @@ class ContinuedScan:
 
 @dataclass(frozen=True, slots=True)
 class _InMiniMaxCache(StateCaller):
-    """One tensor a layer, in a cache of the model's own."""
+    """State as one tensor per layer, in the model's own cache class."""
 
     argument: str = "past_key_values"
 
@@ -497,7 +507,7 @@ class _InMiniMaxCache(StateCaller):
 
 
 class _LinearCache:
-    """What MiniMax's lightning attention asks of its cache, of one layer."""
+    """The methods of MiniMax's cache that its lightning attention calls, for a single layer."""
 
     def __init__(self, state: torch.Tensor | None) -> None:
         self.state = state
@@ -510,7 +520,7 @@ class _LinearCache:
 
 
 class _OnModule(StateCaller):
-    """RecurrentGemma's blocks, which keep them on themselves."""
+    """States as attributes of the module: RecurrentGemma's blocks."""
 
     def call(
         self, layer: RecurrentLayer, given: dict[str, Any], known: dict[tuple[str, int], torch.Tensor], *, goes_on: bool
@@ -527,7 +537,7 @@ class _OnModule(StateCaller):
 
 @dataclass(frozen=True, slots=True)
 class _InList(StateCaller):
-    """RWKV's, in a list of five tensors over all layers: inputs of both halves, and sums of the first."""
+    """States in a list of five tensors over all layers: RWKV's inputs of both halves, and the sums of the first."""
 
     places: tuple[int, ...]
     options: dict[str, Any]
@@ -565,7 +575,7 @@ _OTHERS: Final[dict[str, StateCaller]] = {
 
 
 def _caller_of(kind: Any) -> StateCaller | None:
-    """How modules of a class are given their state; None: they keep none, as far as can be seen."""
+    """Return the `StateCaller` for modules of class `kind`, or None if they have no known state."""
     if kind.__name__ in _OTHERS:
         return _OTHERS[kind.__name__]
     try:

@@ -1,1 +1,1 @@
-"""From logits to tokens, for a whole batch at once."""
+"""Sampling: from logits to tokens, for a whole batch at a time."""

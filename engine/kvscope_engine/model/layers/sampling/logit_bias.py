@@ -1,6 +1,7 @@
-"""Biases that requests ask for on the logits of some tokens, over a batch.
+"""Logit biases of requests, for a batch.
 
-Owns each request's biases as arrays, kept across steps: they follow from its options, so preemption cannot hurt them.
+Owns each request's biases as arrays, kept across steps. They are derived from the request's options, so preemption does
+not invalidate them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ MAX_IDLE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class BiasInputs:
-    """The biased tokens of a batch, as places in its logits."""
+    """Biased tokens of a batch, as indices into its logits."""
 
     places: torch.Tensor
-    """(n,) int64, row * vocabulary + token; each once."""
+    """(n,) int64 flat indices, row * vocabulary + token, without duplicates."""
     biases: torch.Tensor
     """(n,) float32."""
 
@@ -37,13 +38,13 @@ class _Biased:
 
 
 class LogitBiases:
-    """What each request wants added to which logits."""
+    """Biases of each request that has any."""
 
     def __init__(self) -> None:
         self._of: dict[int, _Biased] = {}
 
     def inputs(self, requests: Sequence[Request], vocab_size: int, buffer: StepBuffer) -> BiasInputs | None:
-        """Put into `buffer`; None when no request asks for a bias."""
+        """Write the biases to `buffer`; None if no request has any."""
         rows = [row for row, request in enumerate(requests) if request.sampling.logit_bias]
         if not rows:
             return None
@@ -58,7 +59,6 @@ class LogitBiases:
         return BiasInputs(places_tensor, biases_tensor)
 
     def forget(self, request: Request) -> None:
-        """Whatever was kept of it."""
         self._of.pop(request.number, None)
 
     def _biased(self, request: Request) -> _Biased:
@@ -77,5 +77,5 @@ class LogitBiases:
 
 
 def apply_biases(logits: torch.Tensor, inputs: BiasInputs) -> None:
-    """`logits` (num_requests, vocabulary), float32, changed in place."""
+    """Add biases to `logits` (num_requests, vocabulary), float32, in place."""
     logits.view(-1).index_add_(0, inputs.places, inputs.biases)

@@ -1,6 +1,6 @@
-"""Repetition, presence and frequency penalties over a batch, with what each request has said kept across steps.
+"""Repetition, presence and frequency penalties for a batch, with token counts per request kept across steps.
 
-Owns those counts: they follow from a request's tokens, so preemption cannot hurt them.
+Owns the counts. They are derived from a request's tokens, so preemption does not invalidate them.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ MAX_IDLE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class PenaltyInputs:
-    """The tokens that a batch has seen, as places in its logits."""
+    """Tokens in the prompts and outputs of a batch, as indices into its logits."""
 
     places: torch.Tensor
-    """(n,) int64, row * vocabulary + token; each once."""
+    """(n,) int64 flat indices, row * vocabulary + token, without duplicates."""
     output_counts: torch.Tensor
-    """(n,) float32, how often it was generated."""
+    """(n,) float32: how often the token was generated."""
     options: torch.Tensor
-    """(3, n) float32: repetition, presence and frequency penalty of each one's request."""
+    """(3, n) float32: repetition, presence and frequency penalty of the token's request."""
 
 
 class Penalties:
-    """What each request has said, for the logits of tokens that were seen."""
+    """Token counts of each penalized request."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _TokenCounts] = {}
 
     def inputs(self, requests: Sequence[Request], vocab_size: int, buffer: StepBuffer) -> PenaltyInputs | None:
-        """What has been seen, put into `buffer`; None when no request asks for a penalty."""
+        """Write the penalized tokens to `buffer`; None if no request has a penalty."""
         rows = [row for row, request in enumerate(requests) if request.is_penalized]
         if not rows:
             return None
@@ -56,7 +56,6 @@ class Penalties:
         return PenaltyInputs(places_tensor, said_tensor, each_tensor)
 
     def forget(self, request: Request) -> None:
-        """Whatever was counted of it."""
         self._counts.pop(request.number, None)
 
     def _counts_of(self, request: Request) -> _TokenCounts:
@@ -73,7 +72,7 @@ class Penalties:
 
 
 class _TokenCounts:
-    """The distinct tokens of a request, and how often each was generated (0: only in the prompt)."""
+    """Distinct tokens of a request, and how often each was generated (0: only in the prompt)."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -96,7 +95,6 @@ class _TokenCounts:
         return self._output_counts[: self.size]
 
     def update(self) -> None:
-        """Count the tokens generated since the last time."""
         for token in self.request.output_token_ids[self._num_counted :]:
             index = self._index.setdefault(token, len(self._index))
             if index == len(self._token_ids):
@@ -112,7 +110,7 @@ class _TokenCounts:
 
 
 def apply_penalties(logits: torch.Tensor, inputs: PenaltyInputs) -> None:
-    """`logits` (num_requests, vocabulary), float32, changed in place."""
+    """Apply penalties to `logits` (num_requests, vocabulary), float32, in place."""
     repetition, presence, frequency = inputs.options.unbind(0)
     flat = logits.view(-1)
     values = flat.index_select(0, inputs.places)
@@ -123,6 +121,5 @@ def apply_penalties(logits: torch.Tensor, inputs: PenaltyInputs) -> None:
 
 
 def _options(options: Iterable[SamplingParams]) -> NDArray[np.float32]:
-    """(3, n)."""
     rows = [(o.repetition_penalty, o.presence_penalty, o.frequency_penalty) for o in options]
     return np.ascontiguousarray(np.array(rows, np.float32).T)

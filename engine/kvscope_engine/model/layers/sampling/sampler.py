@@ -1,9 +1,9 @@
-"""From logits to tokens, for a whole batch at once.
+"""Sampling of one token per row of logits, for a whole batch.
 
-Owns the order of sampling: biases, penalties, forms, and a draw by temperature, filters and the row's own random
-numbers (`draw_tokens` of the kernels). A request's token depends on its own logits, options, seed and position, never
-on the rest of the batch. Knows no model. Nothing is read back here: what is drawn stays on the device, for the next
-step and for whoever brings it down.
+Owns the order of operations: biases, penalties, structured output, then a draw with temperature, filters and the row's
+own random numbers (`draw_tokens` of the kernels). A request's token depends on its own logits, options, seed and
+position, never on the rest of the batch. Does not know the model. Nothing is copied to the host here: sampled tokens
+stay on the device for the next step, and the caller copies them.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ from kvscope_telemetry.messages.commands import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class SamplerOutput:
-    """What was drawn, on the device."""
+    """Sampled tokens, on the device."""
 
     tokens: torch.Tensor
     """(num_rows,) int64."""
     packed: torch.Tensor
-    """What the host wants to know, one vector: the tokens, in float64 with log-probabilities behind them."""
+    """One vector to be copied to the host: the tokens, or, with log-probabilities, both in float64, tokens first."""
     logprobs: LogprobInputs | None
     num_top: int
 
     def read(self, numbers: list[int] | list[float]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """`packed` on the host -> a token a row, and log-probabilities: empty when none are asked."""
+        """Convert `packed`, copied to the host, to a token per row and log-probabilities (empty if none were
+        requested).
+        """
         if self.logprobs is None:
             return list(map(int, numbers)), []
         return unpack(numbers, len(self.tokens), self.logprobs, self.num_top)
 
 
 class Sampler:
-    """Samples one token for each row of logits. Keeps only what penalties have counted, and biases as arrays."""
+    """Samples one token for each row of logits. The only state is penalty counts and biases of requests."""
 
     def __init__(self, eos_token_ids: Iterable[int], vocab_size: int, ops: Ops) -> None:
         self._eos = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
@@ -64,10 +66,13 @@ class Sampler:
         vocab_size: int | None = None,
         num_output_tokens: Sequence[int] | None = None,
     ) -> SamplingInputs:
-        """What `draw` needs of the requests, put into `buffer`. `vocab_size` is that of the logits.
+        """Write the inputs of `draw` to `buffer`.
 
-        `num_output_tokens`: output tokens of each before this one, where some are still on their way; None: those
-        that it knows.
+        Args:
+            vocab_size: Number of columns of the logits; None: that of the model.
+            num_output_tokens: Output tokens of each request before this one, if some are not known on the host yet;
+                None: the
+                known ones.
         """
         width = vocab_size or self._vocab_size
         said = (
@@ -76,12 +81,11 @@ class Sampler:
         return sampling_inputs(requests, said, self._eos, width, self._penalties, self._biases, buffer)
 
     def forget(self, request: Request) -> None:
-        """Whatever is kept of it."""
         self._penalties.forget(request)
         self._biases.forget(request)
 
     def draw(self, logits: torch.Tensor, inputs: SamplingInputs) -> SamplerOutput:
-        """logits (num_requests, vocabulary) -> a token a request. `logits` may be changed."""
+        """Sample a token per request from logits (num_requests, vocabulary). `logits` may be overwritten."""
         logits = logits.float()
         assert logits.shape[1] == inputs.vocab_size, f"logits of {inputs.vocab_size} tokens: {tuple(logits.shape)}"
         raw = RawLogprobs(logits, inputs.logprobs) if inputs.logprobs is not None else None
@@ -99,7 +103,7 @@ class Sampler:
         return SamplerOutput(tokens, raw.pack(tokens), inputs.logprobs, raw.num_top)
 
     def sample(self, logits: torch.Tensor, requests: Sequence[Request]) -> tuple[list[int], list[TokenLogprobs | None]]:
-        """The same where no step's buffer is at hand, for logits on a CPU, and read."""
+        """Run `inputs`, `draw` and `read` for logits on a CPU, without the buffer of a step."""
         sampled = self.draw(logits, self.inputs(requests, StepBuffer(logits.device, 0), logits.shape[1]))
         return sampled.read(sampled.packed.tolist())
 
@@ -112,8 +116,10 @@ class Sampler:
 
 
 def first_largest(values: torch.Tensor) -> torch.Tensor:
-    """(n, size) -> (n,): index of the largest, the first of equals. In pieces, several times as fast on a CPU as
-    torch's own `argmax`."""
+    """Return the index of the largest value of each row, the first of equal ones: (n, size) -> (n,).
+
+    Works in pieces, which on a CPU is several times as fast as torch's `argmax`.
+    """
     pieces = in_pieces(values, -torch.inf)
     piece = pieces.amax(-1).argmax(-1)
     rows = torch.arange(len(values), device=values.device)
@@ -121,28 +127,29 @@ def first_largest(values: torch.Tensor) -> torch.Tensor:
 
 
 class RawLogprobs:
-    """Log-probabilities of the model's own distribution: before temperature, penalties and filters, as vLLM gives them.
+    """Log-probabilities of the model's own distribution: before temperature, penalties and filters, as in vLLM.
 
-    Those of the rows that ask for them, taken from the logits before anything changes these.
+    Copied for the rows that request them, before the logits are changed.
     """
 
     def __init__(self, logits: torch.Tensor, inputs: LogprobInputs) -> None:
         self._inputs = inputs
         values, width = logits.index_select(0, inputs.where), logits.shape[1]
-        if width % 4:  # a GPU adds by where in 16 bytes a row begins: all begin alike
+        if width % 4:  # the order of a GPU's sums depends on a row's 16-byte alignment: align all
             values = pad(values, (0, -width % 4), value=-torch.inf)
         self._values = values.log_softmax(-1)[:, :width]
 
     @property
     def num_top(self) -> int:
-        """How many of the largest `pack` gives of each row."""
+        """Number of top tokens that `pack` returns per row."""
         return min(max(self._inputs.counts), self._values.shape[1])
 
     def pack(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The sampled `tokens` and a table behind them, as one vector: all comes down at once.
+        """Return the sampled `tokens` and a table of log-probabilities as one vector, so that one copy to the host
+        suffices.
 
-        Of each row that asks its own token's number, the ids of the largest, theirs. float64 holds ids and float32
-        exactly.
+        The table has, per requested row: its own token's log-probability, the top token ids, and their
+        log-probabilities. float64 holds ids and float32 exactly.
         """
         own = self._values.gather(-1, tokens.index_select(0, self._inputs.where)[:, None])
         largest = self._values.topk(self.num_top)
@@ -153,7 +160,9 @@ class RawLogprobs:
 def unpack(
     numbers: Sequence[float], num_rows: int, inputs: LogprobInputs, num_top: int
 ) -> tuple[list[int], list[TokenLogprobs | None]]:
-    """What `RawLogprobs.pack` gave, on the host: the tokens, and one entry a row, None where none is asked for."""
+    """Convert the vector of `RawLogprobs.pack`, on the host, to tokens and one entry per row (None if not
+    requested).
+    """
     token_ids, table = [int(number) for number in numbers[:num_rows]], numbers[num_rows:]
     found: list[TokenLogprobs | None] = [None] * num_rows
     width = 1 + 2 * num_top

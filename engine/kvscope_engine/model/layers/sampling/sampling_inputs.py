@@ -1,7 +1,7 @@
-"""The inputs that sampling needs of the requests: numbers and rows, chosen on the host and sent with the step.
+"""Inputs of sampling, built from the requests on the host and sent to the device with the step.
 
-Owns which rows need which operation. All branches of sampling are decided by these, never by what the device has
-computed.
+Owns which rows need which operation. All branches of sampling depend on these inputs, never on data computed on the
+device.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from kvscope_kernels.logits.allow_tokens import WORD_BITS
 from kvscope_kernels.logits.random_numbers import keys
 
 MIN_TEMPERATURE: Final = 1e-5
-"""Below it the most likely token is taken, as vLLM does: dividing by less overflows."""
+"""Temperature below which sampling is greedy, as in vLLM: dividing by less would overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobInputs:
-    """Rows whose log-probabilities are asked for, and how many of the largest each."""
+    """Rows whose log-probabilities are requested, and the number of top tokens of each."""
 
     rows: list[int]
     counts: list[int]
     where: torch.Tensor
-    """The same rows, (len(rows),) int64."""
+    """The same rows on the device, (len(rows),) int64."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawInputs:
-    """Rows that are drawn at random."""
+    """Rows that are sampled at random."""
 
     rows: torch.Tensor
     """(n,) int64, ascending."""
     options: torch.Tensor
     """(n, 4) float64: temperature, top-k, top-p and min-p."""
     keys: torch.Tensor
-    """(n,) int64: what each one's random numbers begin with."""
+    """(n,) int64: key of each row's random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormInputs:
-    """Rows that are kept to a form, and the tokens that each may have."""
+    """Rows with structured output, and the tokens allowed in each."""
 
     rows: torch.Tensor
     """(n,) int64."""
     allowed: torch.Tensor
-    """(n, words) int32, a bit a token."""
+    """(n, words) int32, one bit per token."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """A batch's options as tensors; None where nobody asks."""
+    """Sampling options of a batch as tensors; None for operations that no request needs."""
 
     num_rows: int
     vocab_size: int
-    """Columns of the logits."""
+    """Number of columns of the logits."""
     biases: BiasInputs | None
     penalties: PenaltyInputs | None
     forbidden: torch.Tensor | None
-    """Places, row * vocabulary + token, of tokens that would end a completion too early."""
+    """Flat indices, row * vocabulary + token, of tokens that would end a completion too early."""
     forms: FormInputs | None
     draw: DrawInputs | None
     logprobs: LogprobInputs | None
@@ -81,10 +81,11 @@ def sampling_inputs(
     biases: LogitBiases,
     buffer: StepBuffer,
 ) -> SamplingInputs:
-    """Everything put into `buffer`, which the caller sends. `num_output_tokens`: output tokens of each by then.
+    """Write all inputs to `buffer`, which the caller sends to the device.
 
-    A request whose next token depends on what its last one was (`Request.follows_its_tokens`) must know that one, or
-    have ended; one that awaits its form is not kept to it.
+    `num_output_tokens`: output tokens of each request at that time. If a request's next token depends on its previous
+    one (`Request.follows_its_tokens`), the previous one must be known, or the request must have ended. A request whose
+    grammar is not ready is not constrained.
     """
     early = _early_ends(requests, num_output_tokens, eos_token_ids, vocab_size)
     drawn = [row for row, request in enumerate(requests) if request.sampling.temperature >= MIN_TEMPERATURE]
@@ -138,7 +139,10 @@ def _form_inputs(
 def _early_ends(
     requests: Sequence[Request], num_output_tokens: Sequence[int], eos_token_ids: Sequence[int], vocab_size: int
 ) -> list[int]:
-    """Places of what may not be sampled below `min_tokens`, where no form says it already."""
+    """Return flat indices of tokens that may not be sampled below `min_tokens`.
+
+    With structured output, the matcher handles this.
+    """
     places: list[int] = []
     for row, request in enumerate(requests):
         if request.matcher is None and _is_early(request, num_output_tokens[row]):

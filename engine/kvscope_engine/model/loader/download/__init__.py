@@ -1,1 +1,1 @@
-"""From a model's name to files on this machine."""
+"""Resolution of model names to local files, with downloads."""

@@ -1,4 +1,4 @@
-"""Computes and remembers sha256 sums of files, so that an unchanged large file is not read again at each start."""
+"""SHA-256 of files, cached so that a large unchanged file is not read at each start."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of the whole file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remembered_sha256(path: Path, stamps: Path) -> str:
-    """Digest of `path`, from the folder `stamps` while size and modification time are as they were."""
+    """Return the digest of `path`, cached in the folder `stamps` while its size, modification time and inode are
+    unchanged.
+    """
     stamp = stamps / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:24]}.json"
     status = path.stat()
     identity = [status.st_size, status.st_mtime_ns, status.st_ino]
@@ -38,7 +39,7 @@ def _read(stamp: Path) -> list[int | str] | None:
 
 
 def _write(stamp: Path, value: list[int | str]) -> None:
-    """As well as it goes: without it, the file is read again at the next start."""
+    """Write the cache entry, ignoring errors: without it, the file is read again at the next start."""
     with contextlib.suppress(OSError):
         stamp.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=stamp.parent, delete=False) as file:

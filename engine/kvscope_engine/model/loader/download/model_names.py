@@ -1,6 +1,6 @@
-"""What a model name means: `default`, a Hugging Face id, a folder, a `.gguf` file, or `dummy:CONFIG.json`.
+"""Parser of model names: `default`, a Hugging Face id, a folder, a `.gguf` file, or `dummy:CONFIG.json`.
 
-Looks at names and at whether a path is there; opens nothing and knows no tensors.
+Checks names and whether paths exist; opens no file and knows no tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ModelKind = Literal["default", "hub", "folder", "gguf", "dummy"]
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model name, understood. `path` is given for folders, files and dummies; it exists."""
+    """A parsed model name. `path` is set for folders, files and dummies, and exists."""
 
     kind: ModelKind
     text: str
@@ -31,7 +31,7 @@ class ModelName:
 
 
 def parse_model_name(text: str) -> ModelName:
-    """What `text` names. Raises BadInput when it can name nothing, or a path that is not there."""
+    """Parse a model name. Raises BadInput if it is invalid, or a path that does not exist."""
     if text == "default":
         return ModelName("default", text)
     if text.startswith(DUMMY_PREFIX):

@@ -1,4 +1,4 @@
-"""Progress of a download, a conversion or a load: reported at a bounded rate, and shown on a terminal."""
+"""Progress of downloads, conversions and loading: reported at a limited rate, and displayed on a terminal."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LINES: Final = {
     "compile": "compiling for this processor, once",
     "warm up": "making the model ready",
 }
-"""What is said of work whose size nobody knows."""
+"""Messages for work of unknown size."""
 
 
 class Meter:
-    """Counts one piece of work and tells `callback`: the start, at most 20 times a second, and the end."""
+    """Counts one piece of work and calls `callback` at the start, at most 20 times a second, and at the end."""
 
     def __init__(
         self, callback: ProgressCallback, stage: str, detail: str = "", total: int = 0, unit: str = ""
@@ -48,11 +48,9 @@ class Meter:
             self._tell()
 
     def advance(self, count: int = 1) -> None:
-        """`count` more are done."""
         self.reach(self._done + count, self._total)
 
     def reach(self, done: int, total: int) -> None:
-        """`done` of `total` are done."""
         changed = (done, total) != (self._done, self._total)
         self._done, self._total = done, total
         if changed and time.monotonic() >= self._next_s:
@@ -66,8 +64,10 @@ class Meter:
 
 
 class TerminalProgress:
-    """A callback that draws a bar on standard error when that is a terminal, or writes a line where nobody knows how
-    long it takes, and is silent otherwise; for whom the engine waits is a line anywhere."""
+    """Callback that displays progress on standard error if it is a terminal, and is silent otherwise.
+
+    It draws a bar, or writes a line for work of unknown size. Lines about waiting are always written.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -94,7 +94,7 @@ class TerminalProgress:
             self._bar.update(progress.done - self._bar.n)
 
     def close(self) -> None:
-        """End the bar; the line stays."""
+        """End the bar; its line remains visible."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

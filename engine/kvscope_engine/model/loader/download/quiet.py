@@ -1,4 +1,4 @@
-"""Silences transformers' log and progress bars, and turns its bars into our progress."""
+"""Suppression of transformers' log messages and progress bars; the bars are converted to our progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BarHook = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 @contextmanager
 def quiet_transformers(callback: ProgressCallback, stage: str, detail: str, unit: str = "tensors") -> Iterator[None]:
-    """Only errors are logged inside, and each bar becomes progress of `stage`."""
+    """Log errors only inside, and convert each bar to progress of `stage`."""
     verbosity = logging.get_verbosity()
     hook = logging.set_tqdm_hook(_bar_hook(callback, stage, detail, unit))
     logging.set_verbosity(ERROR)
@@ -33,7 +33,7 @@ def quiet_transformers(callback: ProgressCallback, stage: str, detail: str, unit
 
 @contextmanager
 def quiet_gguf(callback: ProgressCallback, detail: str) -> Iterator[None]:
-    """The same for the GGUF loader, which brings a bar of its own that no hook reaches."""
+    """Same as `quiet_transformers` for the GGUF loader, whose own progress bar has no hook."""
     from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
     with ExitStack() as stack:
@@ -47,12 +47,12 @@ def quiet_gguf(callback: ProgressCallback, detail: str) -> Iterator[None]:
 
 
 def quiet_kernel_advice() -> None:
-    """From now on transformers does not advise, once for each, to install GPU kernels that a CPU cannot run."""
+    """Stop transformers from recommending, for each kernel, to install GPU kernels that a CPU cannot run."""
     logging.get_logger("transformers.integrations.hub_kernels").setLevel(ERROR)
 
 
 class _Bar:
-    """As much of tqdm's interface as transformers uses."""
+    """The part of tqdm's interface that transformers uses."""
 
     def __init__(self, items: Any, meter: Meter) -> None:
         self._items, self._meter = items, meter
@@ -73,15 +73,14 @@ class _Bar:
     def update(self, count: int = 1) -> None:
         self._meter.advance(count)
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def close(self) -> None: ...
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return _ignore
 
 
 def _ignore(*_: Any, **__: Any) -> None:
-    """A bar's looks are not ours."""
+    """Accept any other call of tqdm's interface."""
 
 
 def _bar_hook(callback: ProgressCallback, stage: str, detail: str, unit: str) -> BarHook:

@@ -1,1 +1,1 @@
-"""GGUF files: their header, their conversion, and where converted ones are kept."""
+"""GGUF files: reading of headers, conversion to safetensors, and the cache of converted files."""

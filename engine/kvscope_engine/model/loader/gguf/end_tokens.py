@@ -1,7 +1,7 @@
-"""Tokens that end an answer of a GGUF model: those that the file's head names, and control tokens known by their text.
+"""End tokens of a GGUF model: those named in the file's header, and control tokens known by their text.
 
-As in llama.cpp: a file names the end of a text (`eos`), of a turn (`eot`) and of a message (`eom`), but older ones name
-the first alone, and chat models never write it.
+As in llama.cpp: a file names the end of a text (`eos`), of a turn (`eot`) and of a message (`eom`). Older files name
+only the first, which chat models never generate.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _TEXTS: Final = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>")
 )
 _HARMONY: Final = frozenset(("<|return|>", "<|call|>"))
-"""Where these end an answer, `<|end|>` ends one message of several."""
+"""If a model has these, `<|end|>` ends one of several messages and not the answer."""
 
 
 def end_token_ids(header: GgufHeader, tokenizer: Any) -> list[int]:
-    """Return the ids, ascending; `tokenizer` is transformers' of the file."""
+    """Return the token ids, ascending. `tokenizer` is the one that transformers creates from the file."""
     named = {header.fields.get(f"tokenizer.ggml.{key}_token_id") for key in _KEYS}
     special = set(tokenizer.all_special_tokens)
     special |= {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}

@@ -1,6 +1,6 @@
-"""Gemma 4's configuration of the head of a GGUF file, whose layers differ: keys that are lists say how.
+"""Configuration of Gemma 4 from the header of a GGUF file, whose layers differ according to keys with lists.
 
-transformers' loader takes the numbers of its largest layers for all of them.
+transformers' loader would use the values of the largest layers for all.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ GEMMA4: Final = "gemma4"
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 _ENDS: Final = (1, 50, 106)
-"""Of an answer, of a turn, and of a call of a tool; a file names one."""
+"""Ids of the end of an answer, a turn, and a tool call; a file names only one."""
 _UNROTATED: Final = 1e29
-"""Frequencies that are divided by more do not turn."""
+"""Divisor from which on a frequency counts as not rotated."""
 _PLACES: Final = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -28,7 +28,7 @@ _PLACES: Final = {
     "attention.key_length_swa": "head_dim",
     "attention.sliding_window": "sliding_window",
 }
-"""Keys that each file has."""
+"""Configuration attributes of the keys that each file has."""
 _MAYBE: Final = {
     "attention.shared_kv_layers": "num_kv_shared_layers",
     "embedding_length_per_layer_input": "hidden_size_per_layer_input",
@@ -43,15 +43,15 @@ _SAME: Final = {
     "rope.dimension_count": "attention.key_length",
     "rope.dimension_count_swa": "attention.key_length_swa",
 }
-"""Keys that say what another says."""
+"""Keys that repeat the value of another key."""
 
 
 def gemma4_config(
     gguf: Path, header: GgufHeader, metadata: dict[str, Scalar], lists: dict[str, tuple[Scalar, ...]]
 ) -> Any:
-    """transformers' configuration. What is read of `metadata` is taken out of it; what is left is for the caller.
+    """Return a transformers configuration. Keys that are read are removed from `metadata`; the caller checks the rest.
 
-    Raises BadInput, naming it, for a key that is missing or asks for what this architecture does not do.
+    Raises BadInput, naming the key, if one is missing or not supported for this architecture.
     """
     from transformers import AutoConfig
 
@@ -99,7 +99,7 @@ def _heads(
     kinds: list[str],
     num_own: int,
 ) -> dict[str, Any]:
-    """Of keys and values. In some models full layers' keys are their values, and have fewer heads."""
+    """Return the numbers of KV heads. In some models, full-attention layers use keys as values and have fewer heads."""
     key = "attention.head_count_kv"
     heads = lists.pop(key, None) or (_taken(metadata, key),) * len(kinds)
     by_kind = {kind: {number for number, other in zip(heads, kinds, strict=True) if other == kind} for kind in kinds}
@@ -117,7 +117,7 @@ def _heads(
 def _widths(
     metadata: dict[str, Scalar], lists: dict[str, tuple[Scalar, ...]], count: int, num_own: int
 ) -> dict[str, Any]:
-    """Of the feed-forward blocks: those of layers that share keys and values may be twice as wide."""
+    """Return the MLP widths. Layers that share keys and values of other layers may be twice as wide."""
     key = "feed_forward_length"
     widths = lists.pop(key, None)
     if widths is None:
@@ -129,7 +129,7 @@ def _widths(
 
 
 def _rotation(gguf: Path, header: GgufHeader, metadata: dict[str, Scalar]) -> dict[str, Any]:
-    """Full layers turn a part of each head, which a tensor of divisors says."""
+    """Return the rotary parameters. Full-attention layers rotate a part of each head, given by a tensor of divisors."""
     full = {"rope_type": "proportional", "rope_theta": float(_taken(metadata, "rope.freq_base"))}
     sliding = {"rope_type": "default", "rope_theta": float(metadata.pop("rope.freq_base_swa", 10000.0))}
     divisors = tensor_values(gguf, FACTORS) if FACTORS in header.shapes else [1.0]

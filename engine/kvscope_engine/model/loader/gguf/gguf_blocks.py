@@ -1,7 +1,7 @@
-"""Blocks of GGUF files that hold 4 or 8 bits a weight, as grouped weights with just the file's values.
+"""GGUF blocks with 4 or 8 bits per weight, as grouped weights with exactly the file's values.
 
-Owns the form of the blocks read here (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h), and the proof
-that a tensor is a layer's weight: what it widens to, in the rows' order the layer has, is what the layer holds.
+Owns the layouts of these blocks (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h), and the check that a
+tensor is a layer's weight: dequantized, with rows in the layer's order, it must equal the layer's weight.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Q4_0: Final = 2
 Q4_1: Final = 3
 Q8_0: Final = 8
 BITS: Final = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
-"""By ggml's number of the type. A block is CHUNK weights of a row."""
+"""Bits per weight, by ggml's type number. A block has CHUNK weights of a row."""
 _BLOCK_BYTES: Final = {Q4_0: 18, Q4_1: 20, Q8_0: 34}
 _WHOLE: Final = ("F32", "F16", "BF16", "F64")
 _NUM_SAMPLES: Final = 16
-"""Rows that are compared: a tensor goes into its layer as a whole or not at all."""
+"""Number of rows compared; a tensor is either completely the layer's weight or not at all."""
 
 
 def attach_gguf(module: nn.Module, file: GgufFile) -> int:
-    """Keep at hand, for each linear layer of `module`, the blocks that its weight is in the file; for how many.
+    """Attach the file's blocks to each linear layer of `module` that has them there. Returns the number of such layers.
 
-    Layers that the file holds in other types, in pieces or in an order that is not known here are left out.
+    Skips layers that the file stores in other types, in pieces, or in an unknown order of rows.
     """
     header = file.header
     name_format(module, main_format(header))
@@ -48,13 +48,15 @@ def attach_gguf(module: nn.Module, file: GgufFile) -> int:
 
 
 def name_gguf(module: nn.Module, file: GgufFile) -> None:
-    """For people alone: the weights of `module` are widened, and stay so."""
+    """Set the displayed format of `module`, whose weights are dequantized and stay so."""
     kind = main_format(file.header)
     name_format(module, "" if kind in _WHOLE else kind)
 
 
 def main_bits(header: GgufHeader) -> int:
-    """4 or 8: of the blocks read here that most of the file's bytes are in; 0 where less than half are in any."""
+    """Return 4 or 8, the bits of supported blocks with most of the file's bytes; 0 if less than half are in such
+    blocks.
+    """
     sizes: Counter[int] = Counter()
     for place in header.places.values():
         sizes[BITS.get(place.kind, 0)] += place.num_bytes
@@ -63,7 +65,7 @@ def main_bits(header: GgufHeader) -> int:
 
 
 def main_format(header: GgufHeader) -> str:
-    """The type, as ggml calls it, that most bytes of the file are in."""
+    """Return ggml's name of the type with most of the file's bytes."""
     import gguf
 
     sizes: Counter[int] = Counter()
@@ -73,7 +75,9 @@ def main_format(header: GgufHeader) -> str:
 
 
 def packed_bytes(header: GgufHeader) -> int:
-    """What a step reads of the file's weights, as a CPU keeps them: blocks with their scales and lows, else 8 bits."""
+    """Return the bytes of weights that a step reads on a CPU: supported blocks with scales and lows, 8 bits for the
+    others.
+    """
     is_tied = "output.weight" not in header.places
     read = [name for name in header.places if is_tied or name != "token_embd.weight"]
     return sum(_packed_bytes(header.shapes[name], header.places[name].kind) for name in read)
@@ -83,17 +87,18 @@ def _packed_bytes(shape: tuple[int, ...], kind: int) -> int:
     count = prod(shape)
     if len(shape) == 1:
         return 4 * count
-    half_bits = 2 * BITS[kind] + 2 if kind in BITS else 17  # of a weight, with its part of a group's numbers
+    # Per weight, with its share of a group's scale and low.
+    half_bits = 2 * BITS[kind] + 2 if kind in BITS else 17
     return count * half_bits // 16
 
 
 def read_blocks(place: TensorPlace, rows: torch.Tensor, outputs: int) -> GroupedWeight:
-    """Some rows, by their numbers, of the tensor at `place`, which has `outputs` of them."""
+    """Read rows of the tensor at `place`, which has `outputs` rows."""
     raw = np.memmap(place.file, np.uint8, "r", place.start, (outputs, place.num_bytes // outputs))
     blocks = torch.from_numpy(raw[rows.numpy()]).view(len(rows), -1, _BLOCK_BYTES[place.kind])
     scale = _halves(blocks[..., :2])
     if place.kind == Q8_0:
-        codes = blocks[..., 2:] ^ 0x80  # the same bits, counted from -128
+        codes = blocks[..., 2:] ^ 0x80  # signed to offset binary
         return grouped(codes.flatten(1), scale, -128.0 * scale, 8, CHUNK)
     nibbles = blocks[..., -CHUNK // 2 :]
     codes = torch.cat((nibbles & 15, nibbles >> 4), -1).flatten(1)
@@ -106,7 +111,7 @@ def _halves(two_bytes: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor_names(header: GgufHeader, module: nn.Module) -> list[tuple[Any, str]]:
-    """Linear layers and the tensors that should be theirs."""
+    """Return linear layers and the names of the tensors expected to be their weights."""
     import gguf
 
     architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -139,7 +144,9 @@ def _proven(layer: nn.Linear, header: GgufHeader, name: str) -> FiledWeight | No
 
 
 def _orders(header: GgufHeader, outputs: int) -> list[torch.Tensor]:
-    """Rows as they come, and as Llama's queries and keys are turned: in a file, halves of a head lie interleaved."""
+    """Return the possible orders of rows: as is, and as for Llama's queries and keys, whose head halves are
+    interleaved.
+    """
     rows = torch.arange(outputs)
     orders = [rows]
     for key in ("attention.head_count", "attention.head_count_kv"):

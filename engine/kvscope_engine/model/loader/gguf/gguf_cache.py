@@ -1,4 +1,4 @@
-"""Converted GGUF files in the cache folder: one entry for each content and dtype, checked before use."""
+"""Cache of converted GGUF files: one entry per content and dtype, verified before use."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from kvscope_engine.tokenization.tokenizer_files import save_tokenizer
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 _HARMLESS: Final = re.compile(r"blk\.\d+\.attn_rot_embd\.weight")
-"""Rotations computed ahead, which old writers left in; no program reads them."""
+"""Precomputed rotations in files of old writers, which no program reads."""
 
 
 def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -> Path:
-    """Folder with the weights of `gguf` in `dtype`, converted when there is none or it is damaged.
+    """Return the folder with the weights of `gguf` in `dtype`, converting the file if the entry is missing or damaged.
 
-    Raises BadInput when the file cannot be converted. Several processes may ask at once: one converts.
+    Raises BadInput if the file cannot be converted. Safe for concurrent processes: one converts, the others wait.
     """
     entry = entry_folder(content_sha256(gguf), dtype)
     if is_intact(entry):
@@ -53,7 +53,6 @@ def converted_gguf(gguf: Path, dtype: torch.dtype, progress: ProgressCallback) -
 
 
 def entry_folder(sha256: str, dtype: torch.dtype) -> Path:
-    """Where the entry of a file with this checksum belongs."""
     return entry_of(sha256, dtype_name(dtype))
 
 
@@ -82,11 +81,11 @@ def _fill(gguf: Path, dtype: torch.dtype, entry: Path, new: Path, progress: Prog
         convert_gguf(gguf, dtype, new, progress)
 
 
-# One GGUF file to a folder with safetensors, through transformers' own GGUF loader. Slow, so done once.
+# Conversion to safetensors with transformers' own GGUF loader. Slow, so done once per file.
 def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: ProgressCallback) -> None:
     """Write config, weights in `dtype` and tokenizer of `gguf` into `folder`.
 
-    Raises BadInput when the file is damaged, or holds a model that cannot be served.
+    Raises BadInput if the file is damaged, or holds an unsupported model.
     """
     header = check_gguf(gguf)
     try:
@@ -98,14 +97,14 @@ def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: Progres
         model, tokenizer = _read(gguf, header, dtype, source, progress)
     except BadInput as error:
         raise BadInput(f"{gguf} cannot be converted: {error}") from error
-    except Exception as error:  # a external file: transformers raises nearly anything
+    except Exception as error:  # an external file: transformers raises nearly anything
         if is_no_memory(error):
             raise KvscopeError(
                 f"not enough memory to convert {gguf} to {dtype_name(dtype)}: close other programs"
             ) from error
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"{gguf} cannot be converted: {line:.200}") from error
-    # Dequantized, it is an ordinary model; transformers refuses to write it while it says where it is from.
+    # transformers refuses to save a model that is marked as quantized, although it is dequantized now.
     model.hf_quantizer = None
     model.config.__dict__.pop("quantization_config", None)
     blueprint(model.config, gguf.name)
@@ -116,7 +115,7 @@ def convert_gguf(gguf: Path, dtype: torch.dtype, folder: Path, progress: Progres
 def _read(
     gguf: Path, header: GgufHeader, dtype: torch.dtype, source: dict[str, Any], progress: ProgressCallback
 ) -> tuple[Any, Any]:
-    """The model and its tokenizer, with all that the file says in them."""
+    """Return the model and its tokenizer, with all of the file's settings applied."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     auto: Any = AutoModelForCausalLM
@@ -137,7 +136,7 @@ def _read(
 
 
 def recast(entry: Path, dtype: torch.dtype, folder: Path, detail: str, progress: ProgressCallback) -> None:
-    """Write the converted float32 model in the folder `entry` into `folder` in `dtype`: the same, but sooner."""
+    """Write the converted float32 model in `entry` to `folder` in `dtype`: the same result, but faster."""
     model = load_weights(entry, read_config(entry / "config.json"), dtype, torch.device("cpu"), detail, progress)
     for path in entry.iterdir():
         if path.suffix != ".safetensors":
@@ -149,22 +148,24 @@ def _save(model: Any, dtype: torch.dtype, folder: Path, detail: str, progress: P
     with quiet_transformers(progress, "convert", f"{detail}, writing {dtype_name(dtype)}", "files"):
         try:
             model.save_pretrained(folder, max_shard_size="1TB")
-        except SafetensorError as error:  # what the file system said, in other words
+        except SafetensorError as error:  # wraps an error of the file system
             raise OSError(_file_system_reason(str(error))) from error
 
 
 def _file_system_reason(text: str) -> str:
-    """`No space left on device` out of `Error while serializing: I/O error: No space left on device (os error 28)`."""
+    """Extract "No space left on device" from "Error while serializing: I/O error: No space left on device (os error
+    28)".
+    """
     number = re.search(r"os error (\d+)", text)
     return os.strerror(int(number[1])) if number else text
 
 
-# Which tensors of a GGUF file became weights: transformers' loader drops those it has no place for.
+# Check that all tensors of a GGUF file were used: transformers' loader drops those that it does not know.
 #
-# Owns the watching of that loader, which is given the processors that it lacks. Knows tensors by name alone.
+# Owns the instrumentation of that loader, which also gets the processors that it lacks.
 @contextmanager
 def watched_tensors() -> Iterator[set[str]]:
-    """The names that the loader found a place for inside, as far as it came."""
+    """Collect inside the names of the tensors that the loader has used so far."""
     from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
     used: set[str] = set()
@@ -174,7 +175,7 @@ def watched_tensors() -> Iterator[set[str]]:
 
 
 def check_used(header: GgufHeader, used: set[str]) -> None:
-    """Raise BadInput, naming one, when a tensor of the file is in no weight of the model."""
+    """Raise BadInput, naming one, if tensors of the file are in no weight of the model."""
     left = sorted(header.shapes.keys() - used - set(ROPE_TENSORS))
     left = [name for name in left if not _HARMLESS.fullmatch(name) and not is_unused(header, name)]
     if left:
@@ -185,7 +186,7 @@ def check_used(header: GgufHeader, used: set[str]) -> None:
 
 
 class _Watched:
-    """transformers' processors by architecture, each told to say what it takes."""
+    """transformers' processors by architecture, instrumented to record the tensors that they use."""
 
     def __init__(self, processors: dict[str, Any], used: set[str]) -> None:
         self._processors, self._used = processors, used
@@ -200,7 +201,7 @@ def _watch(processor: Any, used: set[str]) -> Any:
 
     def watched(weights: Any, name: str, **options: Any) -> Any:
         result = process(weights=weights, name=name, **options)
-        if result.name is None or result.name in options["tensor_key_mapping"]:  # None: it has put it away itself
+        if result.name is None or result.name in options["tensor_key_mapping"]:  # None: the processor stored it itself
             used.add(name)
         return result
 

@@ -1,7 +1,7 @@
-"""What the head of a GGUF file says about the model, put into transformers' configuration before it is built.
+"""Transformers configuration of a GGUF file, from the file's header.
 
-Owns the meaning of the file's keys. transformers' loader reads some of them and drops the rest without a word; here
-each key of the architecture is put where it belongs, or the file is refused by that key's name. Reads no tensors.
+Owns the meaning of the file's keys. transformers' loader reads some of them and silently ignores the rest; here each
+key of the architecture is applied, or the file is refused, naming the key. Reads tensors only for rotary embeddings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLACES: Final = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
     "final_logit_softcapping": ("final_logit_softcapping",),
 }
-"""Where a configuration keeps a key of the architecture: the first of these names that it has."""
+"""Attribute names of each architecture key in configurations; the first one that a configuration has is used."""
 EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
@@ -44,7 +44,7 @@ EXPECTED: Final[dict[str, tuple[Scalar, ...]]] = {
     "nextn_predict_layers": (0,),
     "pooling_type": (0,),
 }
-"""What must be so, as nothing else is done."""
+"""Keys with the only values that are supported."""
 HARMLESS: Final = frozenset({"tensor_data_layout", "attention.group_norm_groups"})
 _HEAD_KEYS: Final = ("attention.key_length", "attention.value_length")
 _WINDOW: Final = "attention.sliding_window"
@@ -52,9 +52,9 @@ _PATTERN: Final = "attention.sliding_window_pattern"
 _WITH_WINDOW: Final = frozenset({"mistral", "gemma2", "gemma3_text", "gpt_oss", "phi3", "starcoder2"})
 _GATING_KEY: Final = "expert_gating_func"
 _GATING: Final = {"qwen2_moe": 1, "qwen3_moe": 1, "minimax_m2": 2}
-"""Softmax is 1, sigmoid 2."""
+"""Supported gating functions by model type: 1 is softmax, 2 sigmoid."""
 _LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3_text": 62}
-"""Layers of the one size that scales attention by the hidden size of a head; the format leaves that to the reader."""
+"""Number of layers of the one model size that scales attention by hidden_size / num_heads; the file does not say it."""
 _BIASES: Final = (
     (re.compile(r"blk\.\d+\.attn_(q|k|v|qkv|output)\.bias"), ("attention_bias", "use_qkv_bias")),
     (re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.bias"), ("mlp_bias",)),
@@ -62,9 +62,9 @@ _BIASES: Final = (
 
 
 def config_of(gguf: Path, header: GgufHeader) -> Any:
-    """transformers' configuration with all in it that the head of `gguf` says.
+    """Return a transformers configuration with everything in the header of `gguf`.
 
-    Raises BadInput for a key or tensor that would change the model in a way that is not done.
+    Raises BadInput for a key or tensor that would change the model in an unsupported way.
     """
     from transformers import AutoConfig
 
@@ -83,13 +83,13 @@ def config_of(gguf: Path, header: GgufHeader) -> Any:
     _apply_pattern(header, config, metadata.pop(_PATTERN, None) if pattern is None else pattern)
     rope = _apply(header, metadata, config)
     if isinstance(config.pad_token_id, int) and config.pad_token_id >= config.vocab_size:
-        config.pad_token_id = None  # the architecture's own default, not the file's
+        config.pad_token_id = None  # a default of the architecture that this file does not set
     apply_rope(header, rope, gguf, config)
     return config
 
 
 def _apply(header: GgufHeader, metadata: dict[str, Scalar], config: Any) -> dict[str, Scalar]:
-    """All but what is said of rotation, which is returned."""
+    """Apply all keys except those of rotary embeddings, which are returned."""
     for key in [key for key in metadata if key in PLACES]:
         _place(header, config, key, metadata.pop(key))
     _apply_head_dim(header, config, metadata)
@@ -109,7 +109,10 @@ def _check_file(header: GgufHeader) -> None:
 
 
 def _metadata_of(header: GgufHeader) -> dict[str, Scalar]:
-    """The keys of the architecture without its name. A list of one number a layer, the same for all, is that number."""
+    """Return the scalar keys of the architecture, without its name.
+
+    A list with one value per layer, all equal, counts as a scalar.
+    """
     prefix = f"{header.architecture}."
     told = {key.removeprefix(prefix): value for key, value in header.fields.items() if key.startswith(prefix)}
     count = header.fields.get(f"{prefix}block_count")
@@ -122,7 +125,7 @@ def _metadata_of(header: GgufHeader) -> dict[str, Scalar]:
 
 
 def _lists_of(header: GgufHeader, metadata: dict[str, Scalar]) -> dict[str, tuple[Scalar, ...]]:
-    """The keys of the architecture that are lists, but for those of one number for all layers."""
+    """Return the keys of the architecture whose values are lists, except those in `metadata`."""
     prefix = f"{header.architecture}."
     told = {key.removeprefix(prefix): values for key, values in header.lists.items() if key.startswith(prefix)}
     others = {key.removeprefix(prefix): () for key in header.arrays if key.startswith(prefix)}
@@ -145,7 +148,7 @@ def _place(header: GgufHeader, config: Any, key: str, value: Scalar) -> None:
 
 
 def _apply_head_dim(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
-    """Not said, it is the hidden size over the heads."""
+    """Apply the head dimension; the default is hidden_size / num_heads."""
     usual = config.hidden_size // config.num_attention_heads
     sizes = {key: metadata.pop(key) for key in _HEAD_KEYS if key in metadata}
     wanted = sizes.get(_HEAD_KEYS[0], usual)
@@ -157,7 +160,7 @@ def _apply_head_dim(header: GgufHeader, config: Any, metadata: dict[str, Scalar]
 
 
 def _apply_window(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) -> None:
-    """Not said, there is none, whatever the architecture's default is."""
+    """Apply the sliding window. Without the key there is none, whatever the architecture's default."""
     window = metadata.pop(_WINDOW, 0)
     if config.model_type in _WITH_WINDOW:
         config.sliding_window = window or None
@@ -166,7 +169,7 @@ def _apply_window(header: GgufHeader, config: Any, metadata: dict[str, Scalar]) 
 
 
 def _apply_pattern(header: GgufHeader, config: Any, pattern: Scalar | tuple[Scalar, ...] | None) -> None:
-    """Which layers have the window: those of a list, all or none, or all but each of some number."""
+    """Set which layers have a sliding window: by a list, all or none, or all except every n-th."""
     if pattern is None:
         return
     count = int(config.num_hidden_layers)
@@ -180,7 +183,7 @@ def _apply_pattern(header: GgufHeader, config: Any, pattern: Scalar | tuple[Scal
 
 
 def _apply_biases(header: GgufHeader, config: Any) -> None:
-    """Some architectures have them or not; only the tensors tell. What has no place is found when none takes it."""
+    """Enable biases for which the file has tensors. Tensors that end up unused are detected after loading."""
     for pattern, names in _BIASES:
         name = next((name for name in names if hasattr(config, name)), None)
         if name is not None and any(pattern.fullmatch(tensor) for tensor in header.shapes):

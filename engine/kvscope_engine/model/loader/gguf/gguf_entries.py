@@ -1,5 +1,7 @@
-"""Where converted GGUF files lie in the cache folder, and whether one is whole. Imports no torch: a process that only
-wants the tokenizer finds it by these."""
+"""Cache entries of converted GGUF files: their paths, and whether one is intact.
+
+Imports no torch: processes that need only the tokenizer use it.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +15,29 @@ from kvscope_engine.model.loader.download.checksum import remembered_sha256
 from kvscope_engine.model.loader.gguf.split_files import parts_of
 
 FORMAT_VERSION: Final = 3
-"""Goes up when the same file is converted to another model than before."""
+"""Version of the conversion; increase it when the same file is converted differently."""
 MANIFEST: Final = "manifest.json"
 SAMPLE_BYTES: Final = 4096
 NUM_SAMPLES: Final = 64
 
 
 def entry_of(sha256: str, dtype: str) -> Path:
-    """Where the entry of a file with this checksum belongs, its weights in the dtype of this name."""
+    """Return the path of the cache entry for a file's checksum and a dtype name."""
     return cache_folder() / "converted" / f"{sha256[:32]}-{dtype}-v{FORMAT_VERSION}"
 
 
 def content_sha256(path: Path) -> str:
-    """Of a GGUF file; of all parts together, where `path` is the first of several. Remembered while they are as they
-    were."""
+    """Return the checksum of a GGUF file, or of all parts if `path` is the first of several.
+
+    Cached while files are unchanged.
+    """
     stamps = cache_folder() / "stamps"
     found = [remembered_sha256(part, stamps) for part in parts_of(path)]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
 def is_intact(entry: Path) -> bool:
-    """Whether the entry is there and as it was written, as far as samples of its files tell."""
+    """Whether the entry exists and is unchanged, judged by samples of its files."""
     try:
         manifest = json.loads((entry / MANIFEST).read_bytes())
         return bool(manifest) and all(fingerprint(entry / name) == seen for name, seen in manifest.items())
@@ -42,7 +46,9 @@ def is_intact(entry: Path) -> bool:
 
 
 def fingerprint(path: Path) -> str:
-    """Size and a digest of samples: start, end and places evenly between. Reads at most 260 KiB."""
+    """Return the file's size and a hash of samples: start, end and evenly spaced ones between. Reads at most
+    260 KiB.
+    """
     size = path.stat().st_size
     digest = hashlib.sha256()
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""A model's GGUF file. Owns where it is, and that its header is read once, when somebody asks for it first."""
+"""GGUF file of a model. Owns its path, and reads its header once, on first use."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from kvscope_engine.model.loader.gguf.gguf_header import GgufHeader, check_gguf
 
 
 class GgufFile:
-    """A file that is there."""
+    """An existing GGUF file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @cached_property
     def header(self) -> GgufHeader:
-        """Raises BadInput, as `check_gguf` does."""
+        """Header of the file. Raises BadInput like `check_gguf`."""
         return check_gguf(self.path)
 
 
 def gguf_file(name: ModelName) -> GgufFile | None:
-    """That of a model. The default model's may be gone: once converted, it is not needed."""
+    """Return the GGUF file of a model, or None. The default model's may be missing: it is not needed once converted."""
     path = default_place() if name.kind == "default" else name.path
     return GgufFile(path) if name.kind in ("gguf", "default") and path.is_file() else None

@@ -1,6 +1,6 @@
-"""The head of a GGUF file, read with every size bounded by the file before it is believed.
+"""Parser of GGUF headers, in which every size is checked against the file's size before use.
 
-Owns the bounds: what passes here can be handed to a loader that trusts the file. Format:
+Owns the checks: a file that passes can be given to a loader that trusts its input. Format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -20,7 +20,7 @@ MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
 MAX_DIMENSIONS: Final = 4
 MAX_LIST: Final = 1024
-"""Numbers of a list that is read: one a layer."""
+"""Maximum length of lists that are read, enough for one value per layer."""
 _SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING: Final = 8
 _ARRAY: Final = 9
@@ -43,7 +43,7 @@ Scalar = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where in which file a tensor lies, and its type by ggml's number."""
+    """Location of a tensor: file and bytes; `kind` is ggml's type number."""
 
     kind: int
     start: int
@@ -53,9 +53,9 @@ class TensorPlace:
 
 @dataclass(slots=True)
 class GgufHeader:
-    """Scalar fields by key, and the dimensions and place of each tensor by name.
+    """Scalar fields by key, and the shape and location of each tensor by name.
 
-    Of arrays, those of few numbers, and the keys of all others.
+    `lists` has the short numeric arrays, `arrays` the keys of all other arrays.
     """
 
     fields: dict[str, Scalar] = field(default_factory=dict)
@@ -66,14 +66,13 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
-        """What the file says it is."""
         return str(self.fields.get("general.architecture", ""))
 
 
 def check_gguf(path: Path) -> GgufHeader:
-    """The head of the file, and of all parts where it is the first of several.
+    """Read the header of the file, and of all parts if it is the first of several.
 
-    Raises BadInput when it is no GGUF, cut short, or claims what cannot be in it.
+    Raises BadInput if it is not a GGUF file, is truncated, or has impossible sizes.
     """
     header, *others = (_header_of(part) for part in parts_of(path))
     try:
@@ -109,7 +108,7 @@ def _join(header: GgufHeader, others: list[GgufHeader]) -> None:
 
 
 class _Reader:
-    """Reads little-endian values one after the other, never beyond the end."""
+    """Reads little-endian values sequentially and never beyond the end."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -120,7 +119,7 @@ class _Reader:
         return len(self.data) - self.offset
 
     def take(self, count: int) -> int:
-        """Step over `count` bytes; where they began."""
+        """Skip `count` bytes and return where they start."""
         start = self.offset
         if count > self.left:
             raise BadInput(f"it is truncated: {count} bytes are needed at byte {start}, {self.left} are left")
@@ -136,21 +135,21 @@ class _Reader:
         return int(self.scalar(code))
 
     def count(self, min_bytes: int, what: str) -> int:
-        """A number of things of at least `min_bytes` each."""
+        """Read a number of items of at least `min_bytes` each."""
         number = self.whole("Q")
         if number * min_bytes > self.left:
             raise BadInput(f"it claims {number} {what}, more than its {len(self.data)} bytes can hold")
         return number
 
     def skip_strings(self, number: int) -> None:
-        """Step over that many. Vocabularies have hundreds of thousands: no calls for each."""
+        """Skip `number` strings. Inlined, because vocabularies have hundreds of thousands."""
         end, offset, length_at = len(self.data), self.offset, struct.Struct("<Q").unpack_from
         for _ in range(number):
             behind = offset + _MIN_STRING_BYTES
             behind += length_at(self.data, offset)[0] if behind <= end else 0
             if behind > end:
                 self.offset = offset
-                self.take(self.whole("Q"))  # says what is missing
+                self.take(self.whole("Q"))  # raises the error
             offset = behind
         self.offset = offset
 
@@ -194,7 +193,7 @@ def _value(reader: _Reader, kind: int, key: str) -> Scalar | tuple[Scalar, ...] 
 
 
 def _array(reader: _Reader, key: str) -> tuple[Scalar, ...] | None:
-    """Its numbers, where they are few; else what is behind it is read next."""
+    """Return the numbers of a short array, or None; in either case the reader is after the array."""
     kind = reader.whole("I")
     if kind == _STRING:
         reader.skip_strings(reader.count(_MIN_STRING_BYTES, f"strings in {key!r:.60}"))
@@ -250,7 +249,7 @@ def _num_bytes(name: str, shape: tuple[int, ...], kind: int) -> int:
 
 
 def _check_places(places: list[tuple[str, int, int]], alignment: Scalar, reader: _Reader) -> int:
-    """Where in the file the first one may begin."""
+    """Check the locations of tensors. Returns the offset of the data section."""
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 16 or alignment & (alignment - 1):
         raise BadInput(f"its alignment is {alignment!r:.40}: a power of two is needed")
     begin = -(-reader.offset // alignment) * alignment
@@ -267,7 +266,7 @@ def _check_places(places: list[tuple[str, int, int]], alignment: Scalar, reader:
 
 
 def _check_sizes(header: GgufHeader) -> None:
-    """What a loader makes tensors of is no larger than the tensors that are there."""
+    """Check that sizes from which a loader creates tensors do not exceed the existing tensors."""
     if not header.architecture or not header.shapes:
         raise BadInput("it contains no model")
     largest = max(max(shape) for shape in header.shapes.values())

@@ -1,7 +1,8 @@
-"""How a GGUF file's byte-level vocabulary splits text before merges apply: its field `tokenizer.ggml.pre`.
+"""Pre-tokenizers of GGUF byte-level vocabularies: how text is split before merges, by the field `tokenizer.ggml.pre`.
 
-transformers' loader knows some of the values and splits as GPT-2 does for all others, without a word. Here those of
-the others that are known are applied, and an unknown value is refused by name: it would change the tokens silently.
+transformers' loader knows some of the values and silently splits like GPT-2 for all others. Here further known values
+are applied, and an unknown one is refused by name, because it would change the tokens.
+
 The values are those of llama.cpp (`src/llama-vocab.cpp`); the patterns are those of the models' own tokenizers.
 """
 
@@ -33,7 +34,7 @@ SPLITS: Final[dict[str, tuple[str, ...]]] = {
         ("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "mpt", "olmo", "jais", "trillion", "exaone4"), _LIKE_GPT2
     ),
 }
-"""Patterns that are applied one after the other, each to the pieces that the one before leaves."""
+"""Patterns applied in sequence, each to the pieces left by the previous one."""
 _ALIASES: Final = {
     "stablelm2": "qwen2",
     "hunyuan": "qwen2",
@@ -42,22 +43,22 @@ _ALIASES: Final = {
     "glm4": "llama-bpe",
     "chatglm-bpe": "llama-bpe",
 }
-"""Values that transformers does not know, and one with the same pattern that it does."""
+"""Values unknown to transformers, and a known one with the same pattern."""
 _WHOLE_WORDS: Final = frozenset(
     ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
 )
-"""Vocabularies in which a word that is a token is that token, whether or not merges lead to it."""
+"""Vocabularies in which a word that is a token becomes that token even if merges do not lead to it."""
 
 
 def check_pre_tokenizer(header: GgufHeader) -> None:
-    """Raise BadInput, naming what is accepted, if the file's vocabulary splits text in a way that is not known."""
+    """Raise BadInput, naming the accepted values, if the pre-tokenizer of the file is unknown."""
     name = _name(header)
     if name is not None and not _patterns(name):
         raise BadInput(f"{_KEY}={name!r:.60} is not accepted: {', '.join(sorted(_accepted()))}")
 
 
 def apply_pre_tokenizer(tokenizer: Any, header: GgufHeader) -> None:
-    """Make transformers' `tokenizer` of the file split text as the file says."""
+    """Set the file's pre-tokenizer on transformers' `tokenizer`."""
     from tokenizers import Regex, pre_tokenizers
 
     name = _name(header)
@@ -70,7 +71,7 @@ def apply_pre_tokenizer(tokenizer: Any, header: GgufHeader) -> None:
 
 
 def _name(header: GgufHeader) -> str | None:
-    """Return the value of the field, as llama.cpp has it without one; None if the vocabulary is not byte-level."""
+    """Return the value of the field, or llama.cpp's default; None if the vocabulary is not byte-level."""
     if header.fields.get("tokenizer.ggml.model") != "gpt2":
         return None
     return str(header.fields.get(_KEY, "") or "default")

@@ -1,4 +1,4 @@
-"""The rotary embedding that a GGUF file describes, as transformers' `rope_parameters`.
+"""Rotary embedding of a GGUF file as transformers' `rope_parameters`.
 
 Owns the keys `rope.*` and the tensors that scale frequencies. Knows no other weights.
 """
@@ -48,7 +48,10 @@ _UNROTATED: Final = frozenset({"gpt2", "bloom"})
 
 
 def apply_rope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config: Any) -> None:
-    """Put keys and tensors of rotation into `config`. Raises BadInput, naming them, for what cannot be said there."""
+    """Apply keys and tensors of the rotary embedding to `config`.
+
+    Raises BadInput, naming them, for unsupported ones.
+    """
     for key, accepted in _NEUTRAL.items():
         if metadata.get(key, accepted[0]) not in accepted:
             raise _refusal(header, key, metadata[key])
@@ -72,7 +75,7 @@ def apply_rope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, conf
 def _parameters(
     header: GgufHeader, metadata: dict[str, Scalar], config: Any, parameters: dict[str, Any], scaling: dict[str, Any]
 ) -> dict[str, Any]:
-    """Those of one kind of layer; 10,000 is what the format means where no base is given."""
+    """Return the parameters for one kind of layer. The format's default base is 10,000."""
     kept = {key: value for key, value in parameters.items() if key == "partial_rotary_factor"}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     count = metadata.get("rope.dimension_count", head_dim)
@@ -84,7 +87,7 @@ def _parameters(
 
 
 def _scaling(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, config: Any) -> dict[str, Any]:
-    """The type of scaling and its numbers. A factor without a type is linear."""
+    """Return the type of scaling and its parameters. A factor without a type is linear."""
     kind, factor = _kind(header, metadata), float(metadata.get(_FACTOR, metadata.get(_OLD_FACTOR, 1.0)) or 1.0)
     attention = metadata.get(_ATTENTION, 1.0)
     if kind != "longrope" and attention not in (0.0, 1.0):
@@ -129,7 +132,9 @@ def _longrope(header: GgufHeader, metadata: dict[str, Scalar], gguf: Path, confi
 
 
 def _scaled_frequencies(factors: list[float], config: Any) -> dict[str, Any]:
-    """Each frequency divided by a number of its own, at every length: `longrope` whose two lists are one."""
+    """Return parameters that divide each frequency by its own factor at every length: `longrope` with two equal
+    lists.
+    """
     if all(factor == 1.0 for factor in factors):
         return {"rope_type": "default"}
     return {
@@ -143,7 +148,7 @@ def _scaled_frequencies(factors: list[float], config: Any) -> dict[str, Any]:
 
 
 def tensor_values(gguf: Path, name: str) -> list[float]:
-    """All numbers of a small tensor."""
+    """Return all values of a small tensor."""
     from gguf import dequantize
 
     tensor = next(tensor for tensor in read_gguf(gguf).tensors if tensor.name == name)

@@ -1,4 +1,4 @@
-"""The files that a GGUF model is split into, as `llama-gguf-split` names them. Imports no torch."""
+"""Parts of a split GGUF model, named as by `llama-gguf-split`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NAME: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of the model that `path` is the first of; `path` alone where its name is not one of a part's.
+    """Return all files of the model whose first part is `path`, or `path` alone if its name is not that of a part.
 
-    Raises BadInput for a part that is not the first, and for one that is missing.
+    Raises BadInput if `path` is not the first part, or a part is missing.
     """
     match = _NAME.search(path.name)
     if match is None or match.end() != len(path.name) or not 1 <= int(match[1]) <= int(match[2]):
@@ -35,9 +35,10 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def read_gguf(path: Path) -> Any:
-    """The `gguf` package's reader of the first part, with the tensors of all, as transformers' loader can read it.
+    """Return the `gguf` package's reader of the first part, with the tensors of all, for use by transformers' loader.
 
-    Of numbers a layer it has the first alone, and nothing of gpt-oss's rotation, which that loader reads wrongly.
+    Two adaptations to that loader: lists with one value per layer keep the first value only, and gpt-oss's rotary
+    scaling, which the loader misreads, is removed.
     """
     from gguf import GGUFValueType
     from gguf.gguf_reader import GGUFReader
@@ -57,7 +58,7 @@ def read_gguf(path: Path) -> Any:
 
 @contextmanager
 def whole_files() -> Iterator[None]:
-    """Inside, a loader that reads the first part of a model reads all of them."""
+    """Make loaders inside read all parts of a model when they read the first."""
     import gguf
 
     with patch.object(gguf, "GGUFReader", lambda path: read_gguf(Path(path))):

@@ -1,4 +1,4 @@
-"""How tensors of GGUF files become transformers' weights, for architectures that its loader has no processor for."""
+"""Conversion of GGUF tensors to transformers' weights, for architectures without a processor in its loader."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _EXPERTS: Final = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.(weight|bias
 
 
 def processors() -> dict[str, Any]:
-    """By the file's name of the architecture. Classes of transformers' own kind."""
+    """Return processor classes for transformers' loader, by the file's architecture name."""
     import torch
     from transformers import modeling_gguf_pytorch_utils as gguf_loader
 
     made_of: Any = gguf_loader.GGUFTensor
 
     class Gemma4(gguf_loader.TensorProcessor):
-        """Some names have no `.weight` in transformers, and two are the router's."""
+        """Renames weights that have no `.weight` suffix in transformers, and two that belong to the router."""
 
         def process(self, weights: Any, name: str, **options: Any) -> Any:
             layer, _, rest = name.removeprefix("blk.").partition(".")
@@ -32,7 +32,7 @@ def processors() -> dict[str, Any]:
             return made_of(weights, _known(name, options["tensor_key_mapping"]), {})
 
     class GptOss(gguf_loader.TensorProcessor):
-        """Experts lie inputs first, gate and up of one output beside each other."""
+        """Transposes experts to inputs first and interleaves gate and up."""
 
         def process(self, weights: Any, name: str, **options: Any) -> Any:
             match = _EXPERTS.fullmatch(name)
@@ -55,13 +55,13 @@ def processors() -> dict[str, Any]:
 
 
 def _known(name: str, mapping: dict[str, str]) -> str:
-    """A weight that transformers has in no module of its own is there without `.weight`."""
+    """Return the name without `.weight` if transformers has that weight as a plain parameter."""
     short = name.removesuffix(".weight")
     return short if short in mapping else name
 
 
 def is_unused(header: GgufHeader, name: str) -> bool:
-    """Whether no program reads the tensor: keys and values of layers that share those of others."""
+    """Whether no program reads the tensor: keys and values of layers that share those of other layers."""
     match = _SHARED.fullmatch(name)
     layers, shared = (header.fields.get(f"{GEMMA4}.{key}") for key in ("block_count", "attention.shared_kv_layers"))
     if match is None or not isinstance(layers, int) or not isinstance(shared, int):

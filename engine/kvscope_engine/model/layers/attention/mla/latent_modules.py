@@ -1,9 +1,9 @@
-"""Which attention modules may hold latents, and how they come to: their keys and values are not expanded any more.
+"""MLA attention modules that store latents: found by structure, and changed so that keys and values are not expanded.
 
-Found by structure and by what transformers' own modules have in common: `expand_kv` is where latents and rotary keys,
-as a cache may keep them, become keys and values. All before it (projections, norms, rotation, scaling) stays the
-module's own. Whether it gives the same is proven as of any other model (`hook_check`); where not, or where an MLA is
-not of this structure, keys and values are kept, and a note says what that takes (`served`).
+`expand_kv` of transformers' modules is where latents and rotary keys, as a cache may store them, become keys and
+values. Everything before it (projections, norms, rotation, scaling) stays the module's own. `hook_check` verifies the
+result. If it is wrong, or an MLA has another structure, keys and values are stored, and `components` reports the cost
+in a note.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _SIZES: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head
 
 
 def hold_latents(module: nn.Module, attention_name: str) -> None:
-    """Let each MLA attention in `module` hand latents to the attention of that name, and expand for all others."""
+    """Make each MLA attention in `module` pass latents to the attention implementation `attention_name`; others get
+    keys and values.
+    """
     for part in module.modules():
         if held_latents(part) is None and _is_latent(part):
             part.kvscope_latents = Latents(part)  # type: ignore[assignment]
@@ -29,7 +31,7 @@ def hold_latents(module: nn.Module, attention_name: str) -> None:
 
 
 def expand_latents(module: nn.Module) -> bool:
-    """Take it back; whether there was one."""
+    """Undo `hold_latents`. Returns whether any module held latents."""
     parts = [part for part in module.modules() if held_latents(part) is not None]
     for part in parts:
         del part.kvscope_latents, part.expand_kv
@@ -51,7 +53,7 @@ def _is_latent(part: nn.Module) -> bool:
 def _latents_of(
     part: Any, attention_name: str, latents: torch.Tensor, rotary: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(1, 1, T, latent_dim) and (1, 1, T, rotary_dim) as they are; keys and values where another attention runs."""
+    """Return (1, 1, T, latent_dim) and (1, 1, T, rotary_dim) unchanged, or keys and values for another attention."""
     if part.config._attn_implementation == attention_name:
         return latents, rotary
     expanded: tuple[torch.Tensor, torch.Tensor] = type(part).expand_kv(part, latents, rotary)

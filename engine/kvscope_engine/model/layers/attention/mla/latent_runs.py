@@ -1,7 +1,7 @@
-"""Attention of runs of queries over latents: expanded into keys and values where that costs less, else as they lie.
+"""Attention of runs of queries over latents: expanded to keys and values where that is cheaper, else absorbed.
 
-Owns the choice, run by run, and the expansion, which is one of some heads at a time, so that what it takes is bounded:
-heads do not meet in attention. Short runs go together, as decodes do, without it.
+Owns the choice per run, and the expansion. Some heads are expanded at a time, which is possible because attention is
+independent per head; this bounds the workspace. Short runs are absorbed together, like decodes.
 """
 
 from __future__ import annotations
@@ -19,30 +19,37 @@ from kvscope_kernels.decode.plan import DecodePlans
 from kvscope_kernels.latent_blocks import latent_blocks
 
 EXPANDED_BYTES = 64 << 20
-"""Of keys and values that are there at once; at least those of one head."""
+"""Maximum bytes of expanded keys and values at a time; at least one head is expanded."""
 MOST_TOGETHER = 512
-"""Queries of runs that go together as they lie, but for those of one run: each becomes as wide as what is stored."""
+"""Maximum number of queries in a group of absorbed runs (a single run may have more).
+
+Each query grows to `stored_dim`.
+"""
 MOST_EXPANDED = 4096
-"""Tokens of requests that are expanded together, each as long as the longest, but for those of one request."""
+"""Maximum number of tokens in a group of expanded requests, each padded to the longest (a single request may have
+more).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """Runs one after the other in a step that go the same way."""
+    """Consecutive runs of a step that are computed in the same way."""
 
     is_expanded: bool
     rows: slice
-    """Of the queries."""
+    """Rows of the queries."""
     requests: slice
     seq_lens: torch.Tensor
     start: torch.Tensor
-    """As `QueryRuns.start`."""
+    """Start of each run, as `QueryRuns.start`."""
     max_len: int
     max_seq_len: int
 
 
 def is_expanded(latents: Latents, num_queries: int, length: int) -> bool:
-    """Whether a run of the last `num_queries` of `length` tokens takes fewer multiplications over keys and values."""
+    """Whether a run of the last `num_queries` of `length` tokens takes fewer multiplications with expanded keys and
+    values.
+    """
     pairs = num_queries * length - num_queries * (num_queries - 1) // 2
     product = latents.latent_dim * (latents.content_dim + latents.value_dim)
     as_they_lie = pairs * (latents.stored_dim + latents.latent_dim) + num_queries * product
@@ -50,7 +57,7 @@ def is_expanded(latents: Latents, num_queries: int, length: int) -> bool:
 
 
 def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> tuple[RunGroup, ...]:
-    """The same for all layers of a step."""
+    """Divide the runs of a step into groups. The result is the same for all layers."""
     known = runs.lengths
     if known is None:
         return (_by_bounds(latents, seq_lens, runs, max_seq_len),)
@@ -61,7 +68,7 @@ def run_groups(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_se
 
 
 def _by_bounds(latents: Latents, seq_lens: torch.Tensor, runs: QueryRuns, max_seq_len: int) -> RunGroup:
-    """Where nobody on the host knows more: of a step that only is to compile what service needs."""
+    """Return one group with all runs if lengths are not known on the host: in steps run only to compile kernels."""
     is_long = is_expanded(latents, runs.max_len, max_seq_len)
     return RunGroup(is_long, slice(None), slice(None), seq_lens, runs.start, runs.max_len, max_seq_len)
 
@@ -70,7 +77,7 @@ def _groups(
     long: list[bool], starts: list[int], sizes: list[int], lengths: list[int], seq_lens: torch.Tensor, runs: QueryRuns
 ) -> Iterator[RunGroup]:
     for first, stop in _cuts(long, sizes, lengths):
-        is_whole = stop - first == len(long)  # the tensors themselves, by which layers share how runs are cut
+        is_whole = stop - first == len(long)  # keep the tensors themselves: layers share plans by identity
         yield RunGroup(
             long[first],
             slice(starts[first], starts[stop]),
@@ -100,7 +107,7 @@ def _is_too_much(is_long: bool, first: int, stop: int, sizes: list[int], lengths
 def attend_runs(
     ops: Ops, latents: Latents, args: AttentionArgs, groups: tuple[RunGroup, ...], plans: DecodePlans | None
 ) -> torch.Tensor:
-    """The model's queries (T, H, key_dim) over what is stored -> (T, H, value_dim), in `args.out` if given."""
+    """Attend with queries (T, H, key_dim) over stored latents -> (T, H, value_dim), in `args.out` if given."""
     out = args.out
     if out is None:
         out = args.query.new_empty(*args.query.shape[:2], latents.value_dim)
@@ -122,13 +129,13 @@ def attend_runs(
 
 
 def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: QueryRuns) -> None:
-    """Blocks are made anew with keys and values of some heads."""
+    """Attend over temporary blocks with expanded keys and values, some heads at a time."""
     assert args.out is not None, "made for all groups"
     assert args.max_seq_len is not None, "given with the group"
     num_held, block_size = args.k_cache.shape[:2]
     tables = args.block_tables[:, : -(-args.max_seq_len // block_size)]
     num_blocks = tables.numel()
-    held = tables.reshape(-1).clamp(0, num_held - 1)  # behind a request's own, a table may hold anything
+    held = tables.reshape(-1).clamp(0, num_held - 1)  # entries after a request's own blocks are arbitrary
     stored = latent_blocks(args, held).view(-1, latents.stored_dim)
     tables = torch.arange(num_blocks, dtype=torch.int32, device=stored.device).view(tables.shape)
     step = heads_at_once(latents, len(stored), stored.element_size())
@@ -149,17 +156,18 @@ def _attend_expanded(ops: Ops, latents: Latents, args: AttentionArgs, runs: Quer
 
 
 def expanded_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
-    """What expanding requests of up to `num_tokens` takes: what is stored of them, and some heads' keys and values."""
+    """Return the workspace bytes for expanding requests of up to `num_tokens`: a copy of the stored data, and some
+    heads.
+    """
     num_tokens = max(num_tokens, MOST_EXPANDED)
     stored = num_tokens * latents.stored_dim * element_bytes
     return stored + heads_at_once(latents, num_tokens, element_bytes) * _head_bytes(latents, num_tokens, element_bytes)
 
 
 def heads_at_once(latents: Latents, num_tokens: int, element_bytes: int) -> int:
-    """How many heads of a request of `num_tokens` are expanded together."""
     return min(latents.num_heads, max(1, EXPANDED_BYTES // _head_bytes(latents, num_tokens, element_bytes)))
 
 
 def _head_bytes(latents: Latents, num_tokens: int, element_bytes: int) -> int:
-    """A product, keys made of it, and values."""
+    """Return the bytes of one head: the product, the keys copied from it, and the values."""
     return num_tokens * (2 * latents.content_dim + latents.rotary_dim + latents.value_dim) * element_bytes

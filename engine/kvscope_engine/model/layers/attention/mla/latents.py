@@ -1,9 +1,10 @@
-"""What a layer makes of its latents: keys and values of its heads, or queries that meet latents as they are.
+"""Products between latents and an MLA layer's heads: expanded keys and values, or absorbed queries.
 
-With c the latent of a token and W the layer's `kv_b_proj`, of which head h has rows W_K and W_V, a head's key is
-(W_K c, r) with the rotary key r that all heads share, and its value W_V c. So q . key = (W_K^T q_c) . c + q_r . r, and
-a weighted sum of values is W_V times that of the latents: attention over latents alone, which all heads share.
-Owns these products; knows no blocks. Weights are read where they lie at each call, since they may be streamed.
+With c the latent of a token and W the layer's `kv_b_proj`, of which head h has rows W_K and W_V, a head's key is (W_K
+c, r) with the rotary key r that all heads share, and its value W_V c. So q . key = (W_K^T q_c) . c + q_r . r, and a
+weighted sum of values is W_V times that of the latents: attention over latents alone, which all heads share.
+
+Owns these products; does not know blocks. Weights are read from the module at each call, since they may be streamed.
 """
 
 from __future__ import annotations
@@ -15,34 +16,34 @@ from torch import nn
 
 
 class Latents:
-    """Of one attention module with `kv_b_proj`."""
+    """Dimensions and products of one attention module with `kv_b_proj`."""
 
     def __init__(self, attention: Any) -> None:
         self._attention = attention
         self.latent_dim = int(attention.kv_lora_rank)
         self.rotary_dim = int(attention.qk_rope_head_dim)
         self.content_dim = int(attention.qk_nope_head_dim)
-        """Of a query and a key, what is not rotated."""
+        """Dimension of the part of queries and keys that is not rotated."""
         self.value_dim = int(attention.v_head_dim)
         self.num_heads: int = attention.kv_b_proj.weight.shape[0] // (self.content_dim + self.value_dim)
 
     @property
     def stored_dim(self) -> int:
-        """Numbers a token: its latent, then its rotary key."""
+        """Numbers stored per token: its latent, then its rotary key."""
         return self.latent_dim + self.rotary_dim
 
     @property
     def key_dim(self) -> int:
-        """Of an expanded key."""
+        """Dimension of an expanded key."""
         return self.content_dim + self.rotary_dim
 
     @property
     def expanded_dim(self) -> int:
-        """Of a head's key and of its value in a cache that would hold these, where both have one width."""
+        """Head dimension of a cache that held expanded keys and values of equal width."""
         return max(self.key_dim, self.value_dim)
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
-        """Queries (T, H, key_dim) -> (T, H, stored_dim), to be multiplied with what is stored."""
+        """Convert queries (T, H, key_dim) to (T, H, stored_dim), to be multiplied with the stored data."""
         content, rotary = torch.split(query, [self.content_dim, self.rotary_dim], dim=-1)
         moved = torch.bmm(content.transpose(0, 1), self._keys())
         out = query.new_empty(query.shape[0], self.num_heads, self.stored_dim)
@@ -51,16 +52,18 @@ class Latents:
         return out
 
     def values(self, attended: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Weighted sums of latents (T, H, latent_dim) -> (T, H, value_dim) of values, in `out` if given."""
+        """Convert weighted sums of latents (T, H, latent_dim) to values (T, H, value_dim), in `out` if given."""
         found = torch.bmm(attended.transpose(0, 1), self._values()).transpose(0, 1)
         return found if out is None else out.copy_(found)
 
     def expand(
         self, stored: torch.Tensor, first: int = 0, count: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys (n, heads, key_dim) and values (n, heads, value_dim) of what is stored, (n, stored_dim).
+        """Return keys (n, count, key_dim) and values (n, count, value_dim) of stored data (n, stored_dim).
 
-        Of `count` heads from `first` on.
+        Args:
+            first: First head to expand.
+            count: Number of heads; None: all.
         """
         heads = slice(first, self.num_heads if count is None else first + count)
         latent, rotary = torch.split(stored, [self.latent_dim, self.rotary_dim], dim=-1)
@@ -73,14 +76,14 @@ class Latents:
         return keys, values.view(*keys.shape[:2], -1)
 
     def _keys(self) -> torch.Tensor:
-        """(H, content_dim, latent_dim)"""
+        """Key rows of `kv_b_proj`, (H, content_dim, latent_dim)."""
         projection = self._attention.kv_b_proj
         if isinstance(projection, SplitProjection):
             return projection.keys
         return self._by_head(projection.weight)[:, : self.content_dim]
 
     def _values(self) -> torch.Tensor:
-        """(H, latent_dim, value_dim)"""
+        """Value rows of `kv_b_proj`, transposed: (H, latent_dim, value_dim)."""
         projection = self._attention.kv_b_proj
         if isinstance(projection, SplitProjection):
             return projection.values
@@ -90,12 +93,14 @@ class Latents:
         return weight.view(self.num_heads, self.content_dim + self.value_dim, self.latent_dim)
 
     def split(self) -> None:
-        """Put the two parts of the projection in its place, each as products read it."""
+        """Replace `kv_b_proj` by a `SplitProjection`, whose parts have the layout that the products read."""
         self._attention.kv_b_proj = SplitProjection(self._keys(), self._values())
 
 
 class SplitProjection(nn.Module):
-    """The parts of `kv_b_proj`, in a row each: on a CPU, values in 16 bits come in a tenth of the time from that."""
+    """The two parts of `kv_b_proj`, each contiguous: on a CPU, the value product in 16 bits takes a tenth of
+    the time.
+    """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -104,6 +109,6 @@ class SplitProjection(nn.Module):
 
 
 def held_latents(attention: nn.Module) -> Latents | None:
-    """What `hold` put on a module; None where its cache holds keys and values."""
+    """Return the `Latents` that `hold_latents` attached to a module, or None if its cache holds keys and values."""
     found: Latents | None = getattr(attention, "kvscope_latents", None)
     return found

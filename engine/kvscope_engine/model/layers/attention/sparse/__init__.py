@@ -1,3 +1,1 @@
-"""Sparse decode: which layers read only a part of their blocks, which blocks they choose, and what is reported of the
-others.
-"""
+"""Sparse decode attention: choice of the blocks that a layer reads, and statistics of the blocks that it skips."""

@@ -1,6 +1,6 @@
-"""Which blocks decodes passed over, counted in some steps over layers and KV heads.
+"""Share of layers and KV heads whose decodes skip a block, counted in some of the steps.
 
-Knows neither blocks' owners nor who is told.
+Does not know which request owns a block or who reads the counts.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from kvscope_engine.model.device_memory.read_back import Rows, RowsBack
 from kvscope_engine.model.layers.attention.sparse.page_choice import Chosen
 
 SKIP_STEPS: Final = 32
-"""Every so many steps with decodes, where --page-heat does not say how many; a counted step on a GPU has no graph."""
+"""Default interval, in steps with decodes, between counted steps (see --page-heat).
+
+On a GPU, they run without CUDA graph.
+"""
 
 
 class BlockSkips:
-    """Of the decodes of one step; every layer that may choose adds to it."""
+    """Counts of the decodes of one step; every layer that chooses blocks adds to it."""
 
     def __init__(self) -> None:
         self._taken: torch.Tensor | None = None
         self._num_choices = 0
 
     def add(self, chosen: Chosen | None, block_tables: torch.Tensor, num_kv_heads: int) -> None:
-        """A layer's choice; None took all."""
+        """Add the choice of a layer; None means that it read all blocks."""
         batch, width = block_tables.shape
         if self._taken is None:
             self._taken = torch.zeros(batch, width + 1, device=block_tables.device)
@@ -38,9 +41,10 @@ class BlockSkips:
         self._taken.scatter_add_(1, columns, torch.ones(columns.shape, device=columns.device))
 
     def start(self, back: RowsBack) -> Rows | None:
-        """(num_single_token, blocks): of the layers and KV heads that choose, the share that passed a block over.
+        """Start the copy to the host of (num_single_token, blocks): the share of layers and KV heads that skipped each
+        block.
 
-        They start to come down; None where no layer chose. What is behind a request's own blocks says nothing.
+        Returns None if no layer chose. Values beyond a request's own blocks are meaningless.
         """
         if self._taken is None:
             return None

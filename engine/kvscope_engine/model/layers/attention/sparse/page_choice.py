@@ -1,9 +1,10 @@
-"""Which blocks a decode attends to: those on which most of its attention falls, as far as bounds of their keys tell
-(Quest, arXiv 2406.10774, with another ranking: see `kvscope_kernels.attention_scores.block_scores`).
+"""Choice of the blocks that a decode attends to: those with most of the attention, estimated from bounds of their keys.
 
-Owns how many are taken and the compact tables of those that are. Every KV head of every request chooses for itself;
-for decode attention each is a request of one KV head, over the same bytes seen as blocks of one head. All shapes
-follow from what the host knows, so that a CUDA graph holds them.
+The method is Quest (arXiv 2406.10774) with another ranking: see `kvscope_kernels.attention_scores.block_scores`.
+
+Owns how many blocks are read and their compact block tables. Every KV head of every request chooses separately; decode
+attention sees each as a request with one KV head, over the same memory viewed as blocks of one head. All shapes follow
+from host data, so that CUDA graphs can capture the choice.
 """
 
 from __future__ import annotations
@@ -17,29 +18,30 @@ from kvscope_engine.model.kv_cache.kv_storage import LayerKV
 from kvscope_kernels import Ops
 
 MIN_TOKENS: Final = 256
-"""Of each request, rounded up to blocks: what is shorter is attended to in full."""
+"""Minimum number of tokens read per request, rounded up to blocks; shorter requests are read in full."""
 MIN_BLOCKS: Final = 3
 _WHOLE: Final = 1 << 20
 
 
 class Chosen(NamedTuple):
-    """The blocks that the heads of a batch attend to, as decode attention takes them."""
+    """Blocks that the heads of a batch attend to, as arguments of decode attention."""
 
     columns: torch.Tensor
-    """(batch, num_kv_heads, most) int64: places in the requests' tables, ascending, the last block last; behind these
-    the width of the tables."""
+    """(batch, num_kv_heads, most) int64: columns of the requests' block tables, ascending; the last block comes last,
+    and unused entries equal the width of the tables.
+    """
     block_tables: torch.Tensor
-    """(batch * num_kv_heads, most) int32, blocks of `by_head`."""
+    """(batch * num_kv_heads, most) int32: block numbers in the view `by_head`."""
     seq_lens: torch.Tensor
-    """(batch * num_kv_heads,) int32: full blocks but for the last."""
+    """(batch * num_kv_heads,) int32: all blocks are full except the last."""
     max_seq_len: int
 
 
 class PageChoice:
-    """Takes a `fraction` of each request's blocks, rounded up, its first and its last among them."""
+    """Chooses a `fraction` of each request's blocks, rounded up, always including its first and its last block."""
 
     def __init__(self, fraction: float, block_size: int, ops: Ops, bounds_tokens: float = 1.0) -> None:
-        """`bounds_tokens`: of as many tokens the keys and values take the bytes of a block's bounds."""
+        """`bounds_tokens`: number of tokens whose keys and values have as many bytes as the bounds of one block."""
         self._parts = math.floor(fraction * _WHOLE)
         self._block_size = block_size
         self._ops = ops
@@ -47,11 +49,11 @@ class PageChoice:
         self.min_blocks = max(MIN_BLOCKS, -(-MIN_TOKENS // block_size))
 
     def num_attended(self, num_blocks: int) -> int:
-        """Of so many."""
+        """Return the number of blocks read of `num_blocks`."""
         return min(num_blocks, max(self.min_blocks, -(-num_blocks * self._parts // _WHOLE)))
 
     def num_tokens_read(self, num_tokens: int) -> int:
-        """Of a request of so many: the tokens of the blocks that it attends to, and the bounds of all, as tokens."""
+        """Return what a decode of `num_tokens` reads, in tokens: the chosen blocks and the bounds of all blocks."""
         num_blocks = -(-num_tokens // self._block_size)
         num_attended = self.num_attended(num_blocks)
         if num_attended == num_blocks:
@@ -70,7 +72,7 @@ class PageChoice:
         scale: float,
         softcap: float | None = None,
     ) -> Chosen | None:
-        """For queries (batch, Hq, D) of a layer that has bounds; None where all blocks are to be attended to."""
+        """Choose blocks for queries (batch, Hq, D) of a layer with bounds; None if all blocks are to be read."""
         width = min(block_tables.shape[1], -(-max_seq_len // self._block_size))
         most = self.num_attended(width)
         if kv.bounds is None or most >= width:
@@ -95,7 +97,7 @@ class PageChoice:
         )
 
     def _best(self, scores: torch.Tensor, num_blocks: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(batch, heads, most) columns, and how many of them each request (batch, 1, 1) takes."""
+        """Return columns (batch, heads, most), and how many of them each request uses (batch, 1, 1)."""
         width = scores.shape[2]
         column = torch.arange(width, device=scores.device)
         is_kept = (column == 0) | (column == num_blocks - 1)
@@ -107,15 +109,16 @@ class PageChoice:
 
 
 def heads_apart(kv: LayerKV) -> LayerKV:
-    """A layer as decode attention sees it over chosen blocks: each of them of one head."""
+    """Return the layer's KV cache as decode attention sees it over chosen blocks: each block has one head."""
     return LayerKV(*(None if each is None else by_head(each) for each in kv[:4]))  # type: ignore[arg-type]
 
 
 def by_head(cache: torch.Tensor) -> torch.Tensor:
-    """(num_blocks, block_size, heads, ...) -> the same bytes as (blocks of one head, block_size, 1, ...).
+    """View (num_blocks, block_size, heads, ...) as (blocks of one head, block_size, 1, ...), without a copy.
 
-    In both of the storage's orders the heads of a block begin a whole number of head strides behind each other, and
-    blocks a multiple of that. Rows in between are other heads' or overlap them: `_head_blocks` names those to read.
+    In both layouts of the storage, the heads of a block start whole multiples of the head stride apart, and the block
+    stride is a multiple of it. Rows in between belong to other heads or overlap them; `_head_blocks` gives the valid
+    ones.
     """
     num_blocks, block_size, heads = cache.shape[:3]
     block, slot, head = cache.stride()[:3]
@@ -124,7 +127,7 @@ def by_head(cache: torch.Tensor) -> torch.Tensor:
 
 
 def _head_blocks(blocks: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Of blocks (batch, heads, n), the rows of `by_head`."""
+    """Return the rows in the view `by_head` of blocks (batch, heads, n)."""
     block, _, head, _ = cache.stride()
     heads = torch.arange(cache.shape[2], dtype=torch.int32, device=blocks.device)
     return blocks * (block // head) + heads[:, None]
