@@ -500,7 +500,10 @@ def _build_cache(
     num_rows = virtual.space.num_rows if virtual is not None else size.num_blocks
     groups = groups_of_model(config, loaded)
     storage = storage_for_model(
-        *(loaded, num_rows, config.block_size, config.kv_cache_dtype),
+        loaded,
+        num_rows,
+        config.block_size,
+        config.kv_cache_dtype,
         memory=virtual.memory if virtual is not None else None,
         sparse_decode=config.sparse_decode,
         groups=groups,
@@ -703,7 +706,9 @@ def _build_guard(
         size.memory,
         0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # other ranks may have fewer blocks
         step_costs(plan, *most, has_graphs=runner.has_graphs),
-        *(scheduler, runner, runner.notes.append),
+        scheduler,
+        runner,
+        runner.notes.append,
         others=None if plan is None else plan.others,
         pages=storage.resident_bytes,
         promise=register.promise,

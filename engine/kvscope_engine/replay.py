@@ -264,7 +264,14 @@ class Replayer:
         if not (blocks or logits or any(_num_said(text) for text in run.requests)):
             raise BadInput(f"nothing of {num_requests} requests can be compared: each ended before its first token")
         return ReplayComparison(
-            *(num_requests, num_layers, blocks, equal_blocks, logits, equal_logits, num_requests - len(others), first),
+            num_requests,
+            num_layers,
+            blocks,
+            equal_blocks,
+            logits,
+            equal_logits,
+            num_requests - len(others),
+            first,
             left_out=_left_out(run, before, now),
             surroundings=_surroundings(run.hello, hello),
         )

@@ -94,7 +94,12 @@ class Pool:
         self, out: Tensor | None = None, *, sliding_window: int | None = None, softcap: float | None = None
     ) -> AttentionArgs:
         return AttentionArgs(
-            *(self.query, self.k_cache, self.v_cache, self.block_tables, self.seq_lens, self.scale),
+            self.query,
+            self.k_cache,
+            self.v_cache,
+            self.block_tables,
+            self.seq_lens,
+            self.scale,
             sliding_window=sliding_window,
             softcap=softcap,
             k_scale=self.k_scale,

@@ -60,9 +60,7 @@ def latent_decode(args: AttentionArgs, plans: DecodePlans | None = None, shares:
     plans = DecodePlans() if plans is None else plans
     programs_each = cdiv(num_heads, tiles.tile_m)
     kept = kept_sums(args, shares, _bound(args), tiles.tile_n)
-    plan = plans.plan(
-        *(args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps, *kept[:2])
-    )
+    plan = plans.plan(args.seq_lens, _bound(args), UNBOUNDED, programs_each, tiles.tile_n, tiles.num_warps, *kept[:2])
     cut, measured = (
         _Cut(plan, plans.room(plan, num_heads, value_dim)),
         measured_of(plans, plan, kept, num_heads, shares),

@@ -178,7 +178,9 @@ class Simulation:
         """Slots for recurrent states; None if the model has none."""
         if setup.num_states:
             self.states = StatePool(
-                *(self.pool, setup.state_interval, most_told(limits.max_model_len)),
+                self.pool,
+                setup.state_interval,
+                most_told(limits.max_model_len),
                 keeps=caching,
                 copy_seconds=setup.state_copy_seconds,
             )

@@ -68,8 +68,15 @@ class RequestFacts(Protocol):
 
 
 _columns_of: Final = attrgetter(
-    *("number", "state", "num_computed_tokens", "num_cached_tokens", "num_output_tokens", "num_preemptions"),
-    *("num_draft_tokens", "num_accepted_tokens", "waits_for"),
+    "number",
+    "state",
+    "num_computed_tokens",
+    "num_cached_tokens",
+    "num_output_tokens",
+    "num_preemptions",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "waits_for",
 )
 
 

@@ -128,8 +128,11 @@ class CompiledLayer:
         self._parts = LayerParts(
             *(_product(found, weight) for weight in form.products),
             *(_norm(norm) for norm in (*form.norms, form.head_norm)),
-            *(self._hidden, form.products[3].inputs, form.activation),
-            *(form.dtype == torch.float32, form.sum_dtype == torch.float32),
+            self._hidden,
+            form.products[3].inputs,
+            form.activation,
+            form.dtype == torch.float32,
+            form.sum_dtype == torch.float32,
             _attention(form, k_cache, v_cache),
         )
         self._address = addressof(self._parts)

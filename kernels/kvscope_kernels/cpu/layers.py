@@ -74,12 +74,24 @@ def rotate_write_native(
     query = torch.empty((tokens, rotation.num_heads, dim), dtype=heads.dtype)
     norm = rotation.norm
     parts = RotationParts(
-        *(heads.data_ptr(), None if norm is None else norm.weight.data_ptr()),
-        *(turn.cos.data_ptr(), turn.signed_sin.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()),
-        *(slot_mapping.data_ptr(), query.data_ptr()),
-        *(tokens, rotation.num_heads, k_cache.shape[2], dim, turn.cos.stride(0), k_cache.shape[1]),
-        *(*k_cache.stride()[:3], *v_cache.stride()[:3]),
-        *(0.0 if norm is None else float(norm.eps), heads.dtype == torch.float32),
+        heads.data_ptr(),
+        None if norm is None else norm.weight.data_ptr(),
+        turn.cos.data_ptr(),
+        turn.signed_sin.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        slot_mapping.data_ptr(),
+        query.data_ptr(),
+        tokens,
+        rotation.num_heads,
+        k_cache.shape[2],
+        dim,
+        turn.cos.stride(0),
+        k_cache.shape[1],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        0.0 if norm is None else float(norm.eps),
+        heads.dtype == torch.float32,
     )
     found.kvscope_rotate_write(ctypes.addressof(parts))
     return query

@@ -36,12 +36,31 @@ def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tens
     query_start = runs.start.contiguous()
     sinks = None if args.sinks is None else args.sinks.float()
     parts = PrefillParts(
-        *(query.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr()),
-        *(query_start.data_ptr(), seq_lens.data_ptr(), None if sinks is None else sinks.data_ptr(), out.data_ptr()),
-        *(*query.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3]),
-        *(block_tables.stride(0), *out.stride()[:2]),
-        *(len(seq_lens), heads, kv_heads, head_dim, value_dim, block_size, args.sliding_window or 0),
-        *(args.scale, args.softcap or 0.0, query.dtype == torch.float32, args.is_chunked, torch.get_num_threads()),
+        query.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        block_tables.data_ptr(),
+        query_start.data_ptr(),
+        seq_lens.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
+        out.data_ptr(),
+        *query.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        block_tables.stride(0),
+        *out.stride()[:2],
+        len(seq_lens),
+        heads,
+        kv_heads,
+        head_dim,
+        value_dim,
+        block_size,
+        args.sliding_window or 0,
+        args.scale,
+        args.softcap or 0.0,
+        query.dtype == torch.float32,
+        args.is_chunked,
+        torch.get_num_threads(),
     )
     if found.kvscope_prefill(ctypes.addressof(parts)):
         raise MemoryError("no memory for attention's sums")

@@ -133,7 +133,10 @@ def _planned(
     parts, ranges = seq_lens.new_empty(bounds.num_parts, PART_FIELDS), seq_lens.new_empty(len(seq_lens), 2)
     places = seq_lens.new_empty(bounds.num_parts) if block_size else None
     plan_decode(
-        *(seq_lens, parts, ranges, bounds),
+        seq_lens,
+        parts,
+        ranges,
+        bounds,
         window=window,
         tile_n=math.lcm(tile_n, block_size) if block_size else tile_n,
         is_chunked=is_chunked,

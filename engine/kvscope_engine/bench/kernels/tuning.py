@@ -50,7 +50,10 @@ def tune(
         words = f"shape {number + 1} of {len(works)}, {kernel_of(work)} {work.name}"
         pools = pools_of(work, device)
         found = search(
-            *(work, pools, ops_for(device), partial(sampler_on, device)),
+            work,
+            pools,
+            ops_for(device),
+            partial(sampler_on, device),
             lambda tried, of, done=number, words=words: tell(  # type: ignore[misc]
                 f"{words}, tile {tried + 1} of {of}{_left(clock() - start, done + tried / of, len(works))}"
             ),

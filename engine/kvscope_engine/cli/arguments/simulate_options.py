@@ -333,7 +333,12 @@ def chosen_setups(
     layout = _chosen_layout(args, limits, cache)
     setups = [
         Setup(
-            *(workload, limits, cost, allocator, chosen_paging(args, preset, layout), chosen_tiers(args, cache)),
+            workload,
+            limits,
+            cost,
+            allocator,
+            chosen_paging(args, preset, layout),
+            chosen_tiers(args, cache),
             layout=layout,
             question=question,
             state_interval=args.state_interval,

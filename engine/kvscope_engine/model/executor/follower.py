@@ -125,7 +125,10 @@ def _run(
     threads: CpuThreads,
 ) -> None:
     storage = storage_for_model(
-        *(loaded, begin.num_blocks, config.block_size, config.kv_cache_dtype),
+        loaded,
+        begin.num_blocks,
+        config.block_size,
+        config.kv_cache_dtype,
         sparse_decode=config.sparse_decode,
         groups=groups_of_model(config, loaded),
     )

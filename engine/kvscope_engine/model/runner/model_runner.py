@@ -224,7 +224,10 @@ class ModelRunner:
         self._mixed: MixedGraphs | None = None
         if self._graphs is not None and piecewise_graphs:
             self._mixed = MixedGraphs(
-                *(self._model, storage, self._ops, self._buffer),
+                self._model,
+                storage,
+                self._ops,
+                self._buffer,
                 max_num_batched_tokens=max_num_batched_tokens,
                 failures=CaptureFailures(self.notes.append),
             )
@@ -567,7 +570,10 @@ class ModelRunner:
         own: OwnBatch | None = None,
     ) -> PagedContext:
         return PagedContext(
-            *(self._storage, self._ops, tensors.slot_mapping, tensors.num_single_token),
+            self._storage,
+            self._ops,
+            tensors.slot_mapping,
+            tensors.num_single_token,
             decode=tensors.decode,
             prefill=tensors.prefill,
             shares=measures.shares,

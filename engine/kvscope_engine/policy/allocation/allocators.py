@@ -47,7 +47,8 @@ def make_pool(
         raise BadInput(f"allocator={name!r} is not accepted: one of {', '.join(ALLOCATORS)}")
     if name == "paged":
         return BlockPool(
-            *(num_blocks, block_size),
+            num_blocks,
+            block_size,
             prefix_caching=prefix_caching,
             salt=salt,
             num_host=num_host,

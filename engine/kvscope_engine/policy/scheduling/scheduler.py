@@ -139,7 +139,7 @@ class Scheduler:
         self.states = states
         self._needs = BlockNeeds(pool.groups, pool.block_size, max_num_batched_tokens)
         self._admission = Admission(
-            *(pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, self._needs, states)
+            pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, self._needs, states
         )
         self._turns = FairPreemption(self._waiting, self._running, pool, self._admission)
         self._disk_failure = ""

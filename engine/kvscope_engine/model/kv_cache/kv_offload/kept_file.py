@@ -56,7 +56,13 @@ class KeptFile:
         kept = [(place, self._prefixes[place]) for place in last.values()]
         return [
             KeptBlock(
-                *(place, checksums[place], prefix.digest, prefix.start, prefix.tokens, prefix.parent, prefix.salt),
+                place,
+                checksums[place],
+                prefix.digest,
+                prefix.start,
+                prefix.tokens,
+                prefix.parent,
+                prefix.salt,
                 adapter=prefix.adapter,
                 adapter_key=prefix.adapter_key,
             )

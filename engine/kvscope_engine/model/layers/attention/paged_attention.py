@@ -261,7 +261,11 @@ class PagedContext(AttentionContext):
         if self.choice is None or kv.bounds is None:
             return None
         chosen = self.choice.choose(
-            *(query, kv, batch.block_tables[kv.group], batch.seq_lens, batch.max_seq_len),
+            query,
+            kv,
+            batch.block_tables[kv.group],
+            batch.seq_lens,
+            batch.max_seq_len,
             scale=options.scale,
             softcap=options.softcap,
         )
@@ -383,9 +387,19 @@ def _args(
     block_tables: torch.Tensor,
 ) -> AttentionArgs:
     return AttentionArgs(
-        *(query, kv.k, kv.v, block_tables, batch.seq_lens),
-        *(options.scale, options.sliding_window, options.softcap, options.sinks),
-        *(kv.k_scale, kv.v_scale, batch.max_seq_len, out),
+        query,
+        kv.k,
+        kv.v,
+        block_tables,
+        batch.seq_lens,
+        options.scale,
+        options.sliding_window,
+        options.softcap,
+        options.sinks,
+        kv.k_scale,
+        kv.v_scale,
+        batch.max_seq_len,
+        out,
         is_chunked=options.is_chunked,
     )
 

@@ -78,7 +78,10 @@ class PageChoice:
         if kv.bounds is None or most >= width:
             return None
         scores = self._ops.block_scores(
-            *(query, kv.bounds, block_tables, seq_lens),
+            query,
+            kv.bounds,
+            block_tables,
+            seq_lens,
             block_size=self._block_size,
             scale=scale,
             softcap=softcap,
