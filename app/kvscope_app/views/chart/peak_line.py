@@ -15,6 +15,7 @@ from kvscope_app.look.zoom import scaled
 
 _LEFT = 8
 _GAP = 12
+_PREFIX = "max in view"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class PeakLine(QWidget):
         if self.peaks != (shown := tuple(peaks)):
             self.peaks, self._hovered = shown, None
             self.unsetCursor()
-            self.setAccessibleName(", ".join(f"max {peak.text}" for peak in shown))
+            self.setAccessibleName(", ".join(f"{_PREFIX} {peak.text}" for peak in shown))
             self.update()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -62,7 +63,7 @@ class PeakLine(QWidget):
         found: list[tuple[QRect, CurvePeak]] = []
         metrics, left = QFontMetricsF(_font()), float(_LEFT)
         for peak in self.peaks:
-            width = metrics.horizontalAdvance(f"max {peak.text}")
+            width = metrics.horizontalAdvance(f"{_PREFIX} {peak.text}")
             if found and left + width > self.width():
                 break
             found.append((QRect(round(left), 0, round(width) + 1, self.height()), peak))
@@ -79,7 +80,7 @@ class PeakLine(QWidget):
             font.setUnderline(peak == self._hovered)
             painter.setFont(font)
             painter.setPen(QColor(self._theme.accent))
-            painter.drawText(place, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, f"max {peak.text}")
+            painter.drawText(place, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, f"{_PREFIX} {peak.text}")
         painter.end()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
@@ -105,7 +106,7 @@ class PeakLine(QWidget):
             self.unsetCursor()
         else:
             self.setCursor(Qt.CursorShape.PointingHandCursor)
-        self.setToolTip("Go to this moment" if peak is not None else "")
+        self.setToolTip("Largest value in the visible time range. Click to go there." if peak is not None else "")
         self.update()
 
 
