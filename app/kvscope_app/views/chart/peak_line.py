@@ -80,7 +80,9 @@ class PeakLine(QWidget):
             font.setUnderline(peak == self._hovered)
             painter.setFont(font)
             painter.setPen(QColor(self._theme.accent))
-            painter.drawText(place, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, f"{_PREFIX} {peak.text}")
+            painter.drawText(
+                place, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, f"{_PREFIX} {peak.text}"
+            )
         painter.end()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
