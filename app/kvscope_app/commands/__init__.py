@@ -1,1 +1,4 @@
-"""The commands of `kvscope` that open no window: they inspect, make, export and repair recordings. No Qt."""
+"""Commands of `kvscope` that open no window: they inspect, record, export, repair and replay recordings.
+
+Nothing here imports Qt at module level.
+"""

@@ -1,4 +1,4 @@
-"""`kvscope compare`: two recordings in a window, or their key figures without one."""
+"""`kvscope compare`: opens two recordings in one window, or prints or writes their key figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "compare",
         help="compare two recordings side by side",
@@ -48,7 +47,10 @@ def add_compare_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
 
 
 def compare(args: argparse.Namespace) -> int | Options:
-    """Print the table, or write it; without either what is to be opened is given back, where there is a display."""
+    """Print or write the table of key figures and return the exit code.
+
+    Without an output option and with a display, return the options for the window instead.
+    """
     args.a, args.b = named_recording(args.a), named_recording(args.b)
     if not (args.table or args.json or args.csv):
         from kvscope_app.window.display_server import is_display_named

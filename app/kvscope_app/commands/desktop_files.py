@@ -1,6 +1,6 @@
-"""`kvscope install-desktop-files`: kvscope in the menu of the desktop, and its recordings opened by a double click.
+"""`kvscope install-desktop-files`: adds a menu entry and a file type for recordings to the desktop.
 
-Owns which files go where in the person's own data folder (XDG); nothing needs root, and `--remove` takes it all away.
+Owns which files go where in the user's data folder (XDG). Nothing needs root, and `--remove` deletes all of them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ _PLACES: Final = (
     ("icons/kvscope.svg", "icons/hicolor/scalable/apps/kvscope.svg"),
     ("icons/kvscope.svg", "icons/hicolor/scalable/mimetypes/application-x-kvscope-recording.svg"),
 )
-"""What is in our resources, and where it goes in the data folder."""
+"""Pairs of a file in our resources and its path in the data folder."""
 _UPDATES: Final = (
     ("update-mime-database", "mime", "shared-mime-info"),
     ("update-desktop-database", "applications", "desktop-file-utils"),
 )
-"""Programs that take it in, the folder each is told, and the package it is in. Icons are found without one."""
+"""Programs that update the desktop's databases: name, folder passed as argument, and package. Icons need none."""
 _PATIENCE_S: Final = 60.0
 _QUOTED: Final = str.maketrans({character: f"\\{character}" for character in '"`$\\'})
 
 
 def add_desktop_files_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "install-desktop-files",
         help="add kvscope to the desktop's menu and open recordings by double-click",
@@ -50,7 +49,10 @@ def add_desktop_files_parser(commands: argparse._SubParsersAction[Any]) -> argpa
 
 
 def desktop_files(args: argparse.Namespace) -> int:
-    """Write them or take them away, and have the desktop know."""
+    """Install or remove the files, then update the desktop's databases.
+
+    Raises BadInput if a file cannot be written or removed.
+    """
     folder = _data_folder()
     try:
         for name, place in _PLACES:
@@ -68,7 +70,7 @@ def desktop_files(args: argparse.Namespace) -> int:
 
 
 def program() -> str:
-    """What starts this kvscope again: a whole path, where there is one."""
+    """Return the command that starts this kvscope again: an absolute path if one is found, otherwise "kvscope"."""
     own = Path(sys.argv[0])
     if own.name == "kvscope" and own.is_file():
         return str(own.absolute())
@@ -77,7 +79,10 @@ def program() -> str:
 
 
 def _contents(name: str) -> bytes:
-    """Of a resource; a menu entry starts the kvscope that installed it, on the PATH or not."""
+    """Return a resource's bytes.
+
+    In a menu entry, the command is replaced by the path of this kvscope, as it may not be on the PATH.
+    """
     data = resources.files("kvscope_resources").joinpath(name).read_bytes()
     if not name.endswith(".desktop"):
         return data
@@ -93,7 +98,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _update(name: str, folder: Path) -> bool:
-    """Whether the program that takes a folder in is there, and did."""
+    """Run a database program on `folder`. Returns False if the program is not installed or fails."""
     found = shutil.which(name)
     if found is None or not folder.is_dir():
         return found is not None

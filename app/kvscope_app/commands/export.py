@@ -1,4 +1,4 @@
-"""`kvscope export`: a recording, or a range of it, for other tools and other people."""
+"""`kvscope export`: writes a recording, or a time range of it, in formats for other tools and for sharing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ _PICTURES: Final = ("png", "svg", "video")
 
 
 def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     tables = ", ".join(form.name for form in FORMATS if form.is_of_tables)
     rows = ", ".join(f"{kind.name} has a row per {kind.row}" for kind in TABLES)
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -107,7 +106,7 @@ def _export_picture(args: argparse.Namespace) -> int:
 
 
 def _report(path: Path, note: str) -> None:
-    """Print the size of the written file and the `note` on the recording; a stream carries the export alone."""
+    """Print the size of the written file and the `note` on the recording, unless the export went to a stream."""
     from kvscope_telemetry.exports.new_file import is_stream
 
     if not is_stream(path):

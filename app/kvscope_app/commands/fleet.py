@@ -1,4 +1,4 @@
-"""`kvscope fleet`: many engines in one window, from a list that is read again."""
+"""`kvscope fleet`: shows many engines in one window, from a list of addresses that is reread periodically."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ EVERY_S = 10.0
 
 
 def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "fleet",
         help="watch many engines in one table",
@@ -55,7 +54,7 @@ def add_fleet_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argu
 
 
 def fleet(args: argparse.Namespace) -> Options:
-    """What the desktop is to open. Raises BadInput for a list that cannot be read now."""
+    """Return the options for the fleet window. Raises BadInput if the list's file cannot be read or parsed now."""
     api_key = read_api_key(args.api_key_file)
     text: ListText
     if args.file is not None:

@@ -1,4 +1,4 @@
-"""`kvscope info`: what is in a recording, in a few lines or as JSON."""
+"""`kvscope info`: prints a summary of a recording, as text or JSON."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 _MAX_IN_TEXT: Final = 5
 _MAX_IN_JSON: Final = 1_000
-"""Requests that missed a goal."""
+"""Maximum number of listed requests that missed a goal."""
 
 
 def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "info",
         help="show what is in a recording",
@@ -47,7 +46,6 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 
 
 def info(args: argparse.Namespace) -> int:
-    """Print it."""
     from kvscope_telemetry.exports.content import Content
     from kvscope_telemetry.exports.digest import digest
     from kvscope_telemetry.exports.goals_kept import goals_kept
@@ -127,7 +125,7 @@ def _as_text(recording: Recording, found: Digest) -> str:
     )
     tiers = "".join(f", {count:,} {noun}" for count, noun in others if count)
     starts = len(found.epochs)
-    # A frame may tell what changed between two steps: there may be more frames than steps.
+    # A frame may also carry changes made between two steps, so there may be more frames than steps.
     steps = "" if found.num_steps is None else f", {found.num_steps:,} steps"
     rows = [
         ("model", " ".join(filter(None, (found.model, f"on {found.device}" * bool(found.device))))),

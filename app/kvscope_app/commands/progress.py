@@ -1,4 +1,6 @@
-"""Shows a command's progress: a line on a terminal, removed when the work is done; nothing elsewhere."""
+"""Shows a command's progress as a line on a terminal, which is removed when the work is done.
+
+Nothing is shown where stderr is no terminal, unless a program asks for lines on standard output."""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ SHOW_AFTER_S = 0.5
 
 
 class ProgressBar:
-    """Context manager that shows progress; call `watch` with the share that is done, 0 to 1."""
+    """Context manager that shows a command's progress; call `watch` with the fraction done, 0 to 1."""
 
     def __init__(self, what: str, *, always: bool = False) -> None:
-        """`always`: on standard output, a line each, for a program that reads them."""
+        """If `always`, print each fraction as a line on standard output, for programs that parse it."""
         self._what = what
         self._always = always
         self._next_s = time.monotonic() + SHOW_AFTER_S
         self._is_shown = False
 
     def watch(self, share: float) -> bool:
-        """Show the share that is done; always returns True, so the work goes on."""
+        """Show the fraction done. Always returns True, which lets the work continue."""
         now_s = time.monotonic()
         if self._always:
             print(f"{share:.4f}", flush=True)

@@ -1,6 +1,6 @@
 """`kvscope record`: writes any engine's telemetry to a file, without a window.
 
-Owns when the recording ends, and what is printed meanwhile. The writer owns the file.
+Owns when the recording ends and what is printed meanwhile. The writer owns the file.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ _GIVE_UP_S: Final = 5.0
 LOOK_S: Final = 0.1
 TELL_S: Final = 1.0
 REFUSED_S: Final = 3.0
-"""So long may an engine refuse us, which is no use waiting for."""
+"""Seconds after which the recording ends while the engine refuses the connection; waiting longer rarely helps."""
 _ABSENT: Final = (SourceState.CONNECTING, SourceState.STALE, SourceState.ENDED)
 
 
 def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "record",
         help="record an engine into a file without a window",
@@ -82,7 +81,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 
 def record(args: argparse.Namespace) -> int:
-    """Record; the exit code is 1 when the recording ended before the time that was asked for."""
+    """Record and return the exit code, which is 1 if the recording ended before the requested time."""
     from kvscope_app.commands.segments import SegmentedWriter
 
     started_s = time.monotonic()
@@ -114,7 +113,7 @@ def record(args: argparse.Namespace) -> int:
 
 
 class _Watch:
-    """Looks at a recording in progress until it should end."""
+    """Polls a recording in progress and decides when it ends."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class _Watch:
     ) -> None:
         self._wait_s: float = args.wait
         self._seconds: float = math.inf if args.seconds is None else args.seconds
-        self._limit_s = min(self._wait_s, self._seconds)  # for an engine that never answers
+        self._limit_s = min(self._wait_s, self._seconds)  # printed while the engine has not answered
         self._started_s = started_s
         self._endpoint: str = args.endpoint
         self._source, self._writer, self._stopped, self._alarms = source, writer, stopped, alarms
@@ -136,16 +135,16 @@ class _Watch:
             self._texts = TextAsker(source, writer.write_texts)
         self._present_s = self._last_printed_s = started_s
         self._last_state: tuple[SourceState, str] | None = None
-        """What was said last, and why where nobody is there."""
+        """The connection state printed last, with its reason where the reason does not change all the time."""
 
     def run(self) -> str:
-        """Returns when it is over; why, where that is not what was asked for."""
+        """Watch until the recording ends. Returns the reason if it ended early, otherwise an empty string."""
         end_s = self._started_s + self._seconds
         while not self._stopped.wait(max(0.0, min(LOOK_S, end_s - time.monotonic()))):
             if self._alarms is not None:
                 self._alarms.look()
             if self._texts is None:
-                self._source.take_update()  # nobody looks at it here
+                self._source.take_update()  # discard: nothing here shows the mirror
             else:
                 self._texts.look(len(self._writer.paths))
             status, now_s = self._source.status, time.monotonic()
@@ -175,7 +174,8 @@ class _Watch:
 
     def _tell(self, now_s: float) -> None:
         status = self._source.status
-        has_lasting_reason = status.state in (SourceState.CONNECTING, SourceState.LIVE)  # others count seconds
+        # In other states the reason contains a count of seconds, which changes all the time.
+        has_lasting_reason = status.state in (SourceState.CONNECTING, SourceState.LIVE)
         state = status.state, status.reason if has_lasting_reason else ""
         if state != self._last_state:
             waiting = f"; waiting up to {self._limit_s:g} s" if not self._last_state and status.state in _ABSENT else ""
@@ -205,16 +205,16 @@ def _named(paths: list[Path]) -> str:
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that a signal sets, which ends the recording as its time does."""
+    """Yield an event that is set by a termination signal; it ends the recording as the time limit does."""
     stopped = threading.Event()
     with handling_signals(lambda *_: stopped.set()):
         yield stopped
 
 
 class TextAsker:
-    """Asks an engine what its blocks hold, for a recording without a window. Owns what is asked; knows no file.
+    """Requests the text of an engine's blocks for a recording without a window.
 
-    Follows `source` with its mirror; call `look` often.
+    Owns which blocks are requested; knows no file. Updates the mirror of `source`; call `look` often.
     """
 
     def __init__(self, source: LiveSource, write: Callable[[Iterable[RecordedText]], object]) -> None:
@@ -225,7 +225,12 @@ class TextAsker:
         self._next_s = self._asked_s = 0.0
 
     def look(self, num_files: int = 1) -> None:
-        """Take what came, ask for what is due, write what is sure. `num_files` were begun: each is to have all."""
+        """Process replies, request the texts that are due, and write those that are confirmed.
+
+        Args:
+            num_files: Number of files begun so far. When it grows, all texts are written again, as each file must be
+                complete.
+        """
         if num_files != self._num_files:
             self._num_files = num_files
             self._collector.forget_written()

@@ -1,6 +1,6 @@
-"""Alarms of a recording that is made without a window: they go into the file, to the terminal and to a webhook.
+"""Alarms of a recording made without a window: written to the file, printed, and posted to a webhook.
 
-Owns the overview of the last minutes, which is made of the writer's summaries. Runs on the thread that records.
+Owns an overview of the last minutes, made of the writer's summaries. Runs on the thread that records.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 _KEPT_NS: Final = 2 * MAX_WINDOW_S * SECOND_NS
 _END_S: Final = 6.0
-"""The longest that the end of a recording waits for its last posts."""
+"""Maximum time to wait for the last webhook posts when the recording ends."""
 
 
 class RecordedAlarms:
-    """By `rules`, of what `writer` records of the engine at the address `instance`. `say` prints a line."""
+    """Evaluates `rules` on what `writer` records of the engine at the address `instance`. `say` prints a line."""
 
     def __init__(
         self, rules: Sequence[Rule], url: str, writer: SegmentedWriter, instance: str, say: Callable[[str], None]
@@ -35,11 +35,11 @@ class RecordedAlarms:
         self._seen_ns = -1
         self._num_files = 0
         self._written: dict[str, Bookmark] = {}
-        """Bookmarks in the current file of alarms that have not ended, by id."""
+        """Bookmarks of ongoing alarms as last written to the current file, by id."""
         self._has_failed = False
 
     def look(self) -> None:
-        """Read the seconds that are complete, and report alarms that rang or ended."""
+        """Evaluate the seconds that are complete, and report alarms that started or ended."""
         overview = self._writer.overview
         while overview:
             item = overview.popleft()
@@ -55,14 +55,16 @@ class RecordedAlarms:
         self._tell_failure()
 
     def close(self) -> None:
-        """Post the alarms that wait, then stop."""
+        """Post the pending alarms, waiting at most `_END_S` seconds, and close the webhook."""
         if self._webhook is not None:
             self._webhook.close(_END_S)
             self._tell_failure()
 
     def _write_standing(self) -> None:
-        """Write the alarms that go on where their worst value has changed, or a new file has begun: the recording may
-        end before they do."""
+        """Write ongoing alarms whose worst value changed, or all of them after a new file has begun.
+
+        The recording may end before these alarms do.
+        """
         if len(self._writer.paths) != self._num_files:
             self._num_files = len(self._writer.paths)
             self._written.clear()
@@ -82,7 +84,7 @@ class RecordedAlarms:
             self._webhook.post(payload(alarm, self._writer.engine, self._instance))
 
     def _tell_failure(self) -> None:
-        """Once, until a post gets through again."""
+        """Print a webhook failure once, until a post succeeds again."""
         failure = "" if self._webhook is None else self._webhook.failure
         if failure and not self._has_failed:
             self._say(f"alarm not posted: {failure}")

@@ -1,4 +1,4 @@
-"""`kvscope recover`: a cut or damaged recording as a new, whole one."""
+"""`kvscope recover`: writes what can be read of a truncated or damaged recording to a new, complete one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from kvscope_telemetry.recordings.sample import is_sample, named_recording
 
 
 def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "recover",
         help="repair a truncated or damaged recording",
@@ -28,7 +27,7 @@ def add_recover_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Ar
 
 
 def recover(args: argparse.Namespace) -> int:
-    """Write it, and say what was saved."""
+    """Write the new recording and print what was saved. Raises BadInput if the output is the input file."""
     from kvscope_telemetry.recordings.reader import Recording
     from kvscope_telemetry.recordings.save import save
 

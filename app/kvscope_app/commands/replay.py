@@ -1,4 +1,4 @@
-"""`kvscope replay`: a recording is run again by the engine, which this starts and waits for."""
+"""`kvscope replay`: starts the engine to run a recording's requests again, and waits for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from kvscope_telemetry.recordings.sample import named_recording
 
 
 def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="run a recording again and say where the two runs part",
@@ -30,7 +29,7 @@ def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 
 def replay(args: argparse.Namespace) -> int:
-    """The engine's exit code. Raises BadInput where it has none: it is not installed, or was killed."""
+    """Return the engine's exit code. Raises BadInput if the engine is not installed or was killed by a signal."""
     from kvscope_app.own_engine.line_child import engine_command
 
     command = engine_command("replay", str(named_recording(args.file)), *engine_arguments(args))

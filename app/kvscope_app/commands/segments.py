@@ -1,7 +1,7 @@
-"""A recording in one file, or in several, one after another: each can be played by itself.
+"""Writes a recording to one file, or to several consecutive ones that can each be replayed alone.
 
-Owns when the next file begins and what it begins with. A sink of a live source: `write` belongs to its reading thread,
-the numbers may be read by any. Knows no sockets.
+Owns when the next file begins and which state it begins with. It is a `Sink` of a live source: only the source's
+reading thread calls `write`; any thread may read the numbers. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvscope_telemetry.texts.block_texts import RecordedText
 
 
 class SegmentedWriter:
-    """Writes `path`, or `path` with -001, -002, … before its suffix, a new one whenever a bound is reached.
+    """Writes to `path`, or to `path` with -001, -002, ... before its suffix, starting a new file at each limit.
 
     Raises BadInput for a path that is not accepted.
     """
@@ -41,15 +41,15 @@ class SegmentedWriter:
     ) -> None:
         self.paths: list[Path] = []
         self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_overview else None
-        """Where asked for, what was summarized: the oldest first, for another thread to take."""
+        """Summaries and events for another thread to pop, oldest first; None unless requested."""
         self.num_frames = 0
         self.recorded_s = 0.0
-        """Seconds from the first state to the newest message, by the local clock: the engine's may be wrong."""
+        """Seconds from the first snapshot to the newest message. Uses the local clock: the engine's may be wrong."""
         self.has_begun = False
         self.engine = ""
-        """Which engine it is, as a person calls it."""
+        """Name of the engine, from the capabilities in its snapshot."""
         self.failure = ""
-        """Why nothing is taken any more; empty while all is well."""
+        """Why messages are no longer accepted; empty while writing works."""
         self._path = path
         self._segment_s = segment_seconds
         self._segment_bytes = segment_bytes
@@ -62,19 +62,19 @@ class SegmentedWriter:
 
     @property
     def num_dropped(self) -> int:
-        """Number of messages that are in no file."""
+        """Number of messages that are missing from all files."""
         return self._num_dropped + self._writer.num_dropped
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file in progress."""
+        """Size in bytes of the file in progress; 0 if it cannot be read."""
         with contextlib.suppress(OSError):
             path = self._writer.path
             return path.with_name(path.name + PART_SUFFIX).stat().st_size
         return 0
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """See `Sink`."""
+        """Write a message (see `Sink`). Returns False if it is lost; after an error, `failure` gives the reason."""
         if self.failure or self._writer.failure:
             self.failure = self.failure or self._writer.failure
             return False
@@ -86,15 +86,14 @@ class SegmentedWriter:
         return self._writer.write(message, data)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> object:
-        """Write the texts of blocks into the file in progress."""
         return self._writer.write_texts(texts)
 
     def mark(self, bookmark: Bookmark) -> object:
-        """Write a revision of a bookmark into the file in progress."""
+        """Write a revision of a bookmark to the file in progress."""
         return self._writer.mark(bookmark)
 
     def close(self) -> str:
-        """Complete the files; returns why that failed, or an empty string. When no message came, no file is left."""
+        """Complete the files, or delete the file if no snapshot arrived. Returns an error text, or ""."""
         failure = self.failure
         for thread in self._ending:
             thread.join()
@@ -128,7 +127,10 @@ class SegmentedWriter:
         return too_many and not self._follower.is_lost
 
     def _begin_next(self) -> None:
-        """The state as it is goes into the next file first."""
+        """Continue in a new file, which starts with a snapshot of the current state.
+
+        A thread completes the previous file.
+        """
         self._follower.settle()
         try:
             following = self._next_writer()

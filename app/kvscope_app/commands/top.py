@@ -1,6 +1,6 @@
-"""`kvscope top`: how engines do, on a terminal, without a window.
+"""`kvscope top`: shows the state of engines on a terminal.
 
-Owns what is watched and for how long. What is drawn is `top_screen`'s.
+Owns which engines are watched and for how long. `top_screen` draws.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from kvscope_telemetry.sockets.bind_address import default_endpoint
 LOOK_S: Final = 0.05
 WAIT_S: Final = 5.0
 MAX_ENGINES: Final = 64
-"""Each has a thread and a mirror of its own; a fleet's table takes more."""
+"""Maximum number of engines: each has its own thread and mirror. The fleet window accepts more."""
 _REQUESTS_SHOWN: Final = 10
 
 
 def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """The parser of this command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "top",
         help="watch engines on a terminal",
@@ -62,7 +61,10 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
 
 
 def top(args: argparse.Namespace) -> int:
-    """Show the engines; when only one reading is asked for, the exit code is 1 if an engine could not be read."""
+    """Show the engines and return the exit code.
+
+    The code is 1 if a single reading was requested and an engine could not be read.
+    """
     from kvscope_app.commands.top_engine import WatchedEngine
     from kvscope_telemetry.sockets.file_limit import raise_file_limit
 

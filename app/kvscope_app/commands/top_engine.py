@@ -1,7 +1,7 @@
-"""One engine as `kvscope top` shows it: the figures of its last seconds, and the requests that hold the most blocks.
+"""One engine as shown by `kvscope top`: figures of the last seconds, and the requests that hold the most blocks.
 
-Owns an overview of the last minute, made as a recording's is, so every figure is that of `summaries.figures`. Knows no
-terminal.
+Owns an overview of the last minute, built like that of a recording, so every figure is computed by `summaries.figures`.
+Knows no terminal.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 RATE_S: Final = 10
-"""Tokens a second are of so long, what needs more requests of `WINDOW_S`: as in a fleet's table."""
+"""Seconds over which token rates are averaged, as in the fleet table.
+
+Figures that need more requests use `WINDOW_S`.
+"""
 WINDOW_S: Final = 60
 MAX_REQUESTS: Final = 200
 
 RequestOrder = Callable[[RequestMirror], npt.NDArray[np.int64]]
-"""What requests are sorted by, the largest first."""
+"""Function that returns the sort key of each request; the largest key comes first."""
 ORDERS: Final[dict[str, RequestOrder]] = {
     "blocks": lambda requests: requests.num_held.astype(np.int64),
     "tokens": lambda requests: _tokens(requests),
@@ -48,34 +51,37 @@ ORDERS: Final[dict[str, RequestOrder]] = {
 
 
 class RequestReading(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that has not ended."""
+    """An unfinished request."""
 
     number: int
     request_id: str
     state: str
     num_tokens: int
-    """Of its prompt and its answer so far."""
+    """Number of tokens of the prompt and of the answer so far."""
     num_blocks: int
     age_s: float
-    """Since it arrived."""
+    """Seconds since the request arrived."""
 
 
 class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's device; None is unknown."""
+    """State of the engine's device; None means unknown."""
 
     name: str = ""
     utilization: float | None = None
-    """0 to 1."""
+    """Fraction in use, 0 to 1."""
     is_engines_share: bool = False
-    """Whether that is what the engine uses of all CPUs."""
+    """Whether `utilization` is the fraction of all CPUs that the engine uses."""
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
     power_watts: float | None = None
 
 
 class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine at a moment. None is unknown, never 0. Tokens a second are of the last ten seconds, the hit rate, first
-    tokens and preemptions of the last minute."""
+    """State of an engine at one moment. None means unknown, never 0.
+
+    Token rates are averaged over the last ten seconds; hit rate, time to first token and preemptions over the last
+    minute.
+    """
 
     address: str
     state: SourceState = SourceState.CONNECTING
@@ -88,7 +94,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     cached_blocks: int | None = None
     free_blocks: int | None = None
     usage: float | None = None
-    """Of the pool's blocks, those that requests hold, 0 to 1."""
+    """Fraction of the pool's blocks that requests hold, 0 to 1."""
     num_running: int | None = None
     num_waiting: int | None = None
     preemptions_per_s: float | None = None
@@ -97,13 +103,13 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float | None = None
     first_token_p50_s: float | None = None
     is_first_token_bound: bool = False
-    """Whether it is at most that: histograms tell no more."""
+    """Whether `first_token_p50_s` is an upper bound, because the engine publishes only a histogram."""
     device: DeviceReading = DeviceReading()
     tells_requests: bool = True
     num_requests: int = 0
-    """That have not ended."""
+    """Number of unfinished requests."""
     requests: tuple[RequestReading, ...] = ()
-    """Those of them that come first."""
+    """The first unfinished requests in the chosen order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ class _Span:
 
 
 class WatchedEngine:
-    """Watches the engine at `address` until `close`. Its address need not answer, nor be allowed to."""
+    """Watches the engine at `address` until `close`. The address may be unreachable or not accepted."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -127,31 +133,32 @@ class WatchedEngine:
 
     @property
     def has_settled(self) -> bool:
-        """Whether waiting longer would add nothing: there is a full second to report, or the engine refuses us."""
+        """Whether waiting longer adds nothing: a full second can be reported, or the engine refused us or ended."""
         if self._source is None:
             return True
         state = self._source.status.state
         return state in (SourceState.REFUSED, SourceState.ENDED) or (state in TELLING and self._notes.has_seconds)
 
     def read(self, order: str = "blocks", limit: int = MAX_REQUESTS) -> EngineStatus:
-        """Return the engine's present figures, with at most `limit` requests in the `order` of one of `ORDERS`. Never
-        blocks.
+        """Return the engine's current figures, with at most `limit` requests sorted by `order`, a key of `ORDERS`.
+
+        Never blocks.
         """
         if self._source is None:
             return EngineStatus(address=self._address.text, state=SourceState.REFUSED, reason=self._refusal)
-        self._source.take_update()  # the notes are made of what the sink is given
+        self._source.take_update()  # discard: the figures come from the messages that the sink receives
         status = self._source.status
         reading = EngineStatus(address=self._source.name, state=status.state, reason=status.reason)
         return self._notes.enriched(reading, status, ORDERS[order], limit)
 
     def close(self) -> None:
-        """End its thread. Idempotent."""
+        """End the source's thread. Idempotent."""
         if self._source is not None:
             self._source.close()
 
 
 class _Notes:
-    """A sink: the reading thread gives, another one asks."""
+    """Sink that summarizes an engine's messages. The reading thread calls `write`, another thread reads the figures."""
 
     def __init__(self) -> None:
         self.failure = ""
@@ -165,12 +172,12 @@ class _Notes:
 
     @property
     def has_seconds(self) -> bool:
-        """Whether a whole second was seen."""
+        """Whether a whole second was observed."""
         with self._lock:
-            return len(self._overview) > 1  # the first one had begun before
+            return len(self._overview) > 1  # the first second may be incomplete
 
     def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
-        """Note it. False where the state is lost: a snapshot is sent then."""
+        """Add a message. Returns False if the state is lost, upon which a snapshot is sent."""
         with self._lock:
             now_ns = time.monotonic_ns()
             if isinstance(message, Snapshot) and message.hello.epoch != self._epoch:
@@ -188,7 +195,7 @@ class _Notes:
             return not (isinstance(message, Frame) and self._follower.is_lost)
 
     def enriched(self, reading: EngineStatus, status: SourceStatus, order: RequestOrder, limit: int) -> EngineStatus:
-        """`reading` with what is known of it."""
+        """Return `reading` with the model, device, figures and requests that are known."""
         with self._lock:
             self._follower.settle()
             mirror = self._follower.mirror
@@ -219,12 +226,12 @@ class _Notes:
             )
 
     def _begin(self, epoch: int, now_ns: int) -> None:
-        """Another engine start: what was before is of no account."""
+        """Start over after the engine was restarted, discarding what was recorded before."""
         self._epoch, self._since_ns, self._engine_ns, self._sample = epoch, now_ns, 0, None
         self._overview = SessionOverview()
 
     def _figures(self, *, has_pool: bool) -> dict[str, object]:
-        """Of the seconds that are over."""
+        """Return the figures of the complete seconds, as fields of `EngineStatus`."""
         overview = self._overview
         until_ns = int(overview.time_ns[-1]) + SECOND_NS
 

@@ -1,7 +1,7 @@
-"""What `kvscope top` says, as lines of a given width: the same on a terminal and as plain text.
+"""Output of `kvscope top` as lines of a given width, for a terminal or as plain text.
 
-Owns the words, the bar and what is left out where there is little room. What engines tell is cleaned of everything that
-a terminal would obey. Knows no curses.
+Owns the text, the usage bar, and what is left out when there is little space. Control characters in what engines send
+are removed. Knows no curses.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _ASCII: Final = str.maketrans(
 
 
 class Style(IntEnum):
-    """How a piece of text looks, where there are colours."""
-
     PLAIN = 0
     BOLD = 1
     MUTED = 2
@@ -38,8 +36,6 @@ class Style(IntEnum):
 
 
 class Styled(NamedTuple):
-    """Text in one style."""
-
     text: str
     style: Style = Style.PLAIN
 
@@ -65,7 +61,7 @@ def engine_lines(reading: EngineStatus, width: int, *, is_chosen: bool = False) 
 
 
 def short_line(reading: EngineStatus, width: int, *, is_chosen: bool = False) -> Line:
-    """An engine in one line, where there is no room for more."""
+    """Return an engine in one line, for when there is no space for more."""
     usage = NOTHING if reading.usage is None else percent(reading.usage, 0)
     figures = f"  KV {usage}  {_count(reading.num_running)} running  {_count(reading.num_waiting)} waiting"
     mark, name, gap, state, *_ = _head(reading, is_chosen=is_chosen)
@@ -73,7 +69,7 @@ def short_line(reading: EngineStatus, width: int, *, is_chosen: bool = False) ->
 
 
 def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) -> list[Line]:
-    """The requests that come first, at most `num_rows` lines with their heading; nothing where none can be told."""
+    """Return at most `num_rows` lines, heading included, for the first requests. Empty if the figures are unknown."""
     if num_rows < 2 or reading.num_running is None:
         return []
     if not reading.tells_requests:
@@ -94,7 +90,6 @@ def request_lines(reading: EngineStatus, width: int, num_rows: int, order: str) 
 
 
 def legend_lines(width: int) -> list[Line]:
-    """Return the lines that say what the figures mean."""
     words = (
         f"Tokens per second over the last {RATE_S} s; hit rate, time to first token and preemptions over "
         f"the last {WINDOW_S} s. Bar: █ held by requests, ▒ cached, · free."
@@ -103,12 +98,11 @@ def legend_lines(width: int) -> list[Line]:
 
 
 def plain_text(lines: Iterable[Line]) -> str:
-    """Return the lines as text without styles."""
     return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
 
 def in_encoding(text: str, encoding: str) -> str:
-    """Return `text` as a terminal with that encoding can show it."""
+    """Return `text` with characters that `encoding` lacks replaced by ASCII."""
     text = text.replace("\u202f", " ")
     try:
         text.encode(encoding)
@@ -156,7 +150,10 @@ def _pool(reading: EngineStatus, width: int) -> list[Line]:
 
 
 def _shares(reading: EngineStatus, size: int) -> tuple[int, int, int]:
-    """Of a bar's cells; a part that there is at all has one where it fits."""
+    """Return the bar's cells of held, cached and free blocks.
+
+    A nonzero part gets at least one cell while cells are left.
+    """
     total = max(reading.num_blocks or 0, 1)
     left, shares = size, []
     for number in (reading.held_blocks, reading.cached_blocks):
@@ -220,14 +217,14 @@ def _decimal(value: float | None, digits: int = 1) -> str:
 
 
 def _cells_of(letter: str) -> int:
-    """How many of a terminal's cells it takes."""
+    """Return how many terminal cells a character occupies: 0, 1 or 2."""
     if unicodedata.combining(letter):
         return 0
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 
 
 def _wrapped(words: Sequence[str], gap: str, width: int) -> list[str]:
-    """As many words a line as fit, at least one."""
+    """Join words into lines of at most `width` characters; a line has at least one word."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(gap) + len(word) <= width:
@@ -238,7 +235,7 @@ def _wrapped(words: Sequence[str], gap: str, width: int) -> list[str]:
 
 
 def _cut(lines: Iterable[Line], width: int) -> list[Line]:
-    """No line is wider; one that would be ends in …"""
+    """Cut lines to `width`; a line that was too wide ends in an ellipsis."""
     return [_fitted(line, max(width, 1)) for line in lines]
 
 

@@ -1,6 +1,6 @@
-"""`kvscope top` on a terminal: draws, and listens to keys.
+"""Terminal screen of `kvscope top`: draws with curses and handles keys.
 
-Owns the terminal while it is shown, which is put back however it ends. What is said is `top_lines`'s.
+Owns the terminal while it is shown, and restores it however the command ends. `top_lines` makes the text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvscope_telemetry.errors import BadInput
 DRAW_S: Final = 0.5
 _KEY_MS: Final = 200
 _MIN_REQUEST_ROWS: Final = 6
-"""Engines are told in one line each before there are fewer."""
+"""Minimum rows for requests: engines are reduced to one line each before there are fewer."""
 _KEYS: Final = "q quit   s sort"
 _COLORS: Final = {
     Style.GOOD: curses.COLOR_GREEN,
@@ -51,14 +51,12 @@ def show(engines: Sequence[WatchedEngine]) -> None:
     """Draw until q is pressed. Raises BadInput for a terminal that cannot be drawn on, KeyboardInterrupt for Ctrl-C."""
     _require_terminal()
     with suppress(locale.Error):
-        locale.setlocale(locale.LC_CTYPE, "")  # curses encodes by it
+        locale.setlocale(locale.LC_CTYPE, "")  # curses encodes text according to the locale
     os.environ.setdefault("ESCDELAY", "25")
     curses.wrapper(lambda window: _Screen(window, engines).run())
 
 
 class _Screen:
-    """The loop."""
-
     def __init__(self, window: curses.window, engines: Sequence[WatchedEngine]) -> None:
         self._window, self._engines = window, engines
         self._chosen = 0
@@ -70,7 +68,7 @@ class _Screen:
         window.timeout(_KEY_MS)
 
     def run(self) -> None:
-        """Draw, listen, until somebody quits."""
+        """Draw and handle keys until the user quits."""
         drawn_s = 0.0
         readings: list[EngineStatus] = []
         while True:
@@ -92,7 +90,8 @@ class _Screen:
             elif key == curses.KEY_RESIZE:
                 curses.update_lines_cols()
             elif key < 0 and time.monotonic() - asked_s < _KEY_MS / 2_000:
-                time.sleep(_KEY_MS / 1_000)  # a terminal that is gone answers at once
+                # If the terminal is gone, getch returns immediately: avoid a busy loop.
+                time.sleep(_KEY_MS / 1_000)
 
     def _draw(self, readings: Sequence[EngineStatus]) -> None:
         height, width = self._window.getmaxyx()
@@ -104,7 +103,7 @@ class _Screen:
         self._window.refresh()
 
     def _lines(self, readings: Sequence[EngineStatus], width: int, height: int) -> list[Line]:
-        """From top to bottom, not more than `height`: engines, requests of the chosen one, what figures are of."""
+        """Return at most `height` lines from top to bottom: engines, requests of the chosen one, and the legend."""
         blocks = [engine_lines(each, width, is_chosen=at == self._chosen) for at, each in enumerate(readings)]
         if sum(map(len, blocks)) > height - _MIN_REQUEST_ROWS:
             blocks = [
@@ -123,14 +122,14 @@ class _Screen:
         return lines[:height]
 
     def _put(self, row: int, line: Line) -> None:
-        with suppress(curses.error):  # the last cell of a window cannot be written, and windows shrink meanwhile
+        with suppress(curses.error):  # the last cell of a window cannot be written; the window may have shrunk
             self._window.move(row, 0)
             for text, style in line:
                 self._window.addstr(in_encoding(text, self._encoding), self._attributes[style])
 
 
 def _around(blocks: list[list[Line]], chosen: int, height: int) -> list[list[Line]]:
-    """Of too many, as many before and after the chosen one as fit."""
+    """Return the chosen block and as many blocks before and after it as fit in `height` lines."""
     first, last = chosen, chosen + 1
     used = len(blocks[chosen])
     while True:
@@ -144,7 +143,7 @@ def _around(blocks: list[list[Line]], chosen: int, height: int) -> list[list[Lin
 
 
 def _attributes() -> dict[Style, int]:
-    """How each style is drawn: without colours where the terminal has none, or the person wants none."""
+    """Return the curses attributes of each style, without colours if the terminal has none or NO_COLOR is set."""
     attributes = {style: _ATTRIBUTES.get(style, curses.A_NORMAL) for style in Style}
     if not curses.has_colors() or os.environ.get("NO_COLOR"):
         return attributes

@@ -1,1 +1,1 @@
-"""Doing things to a running engine from the window: pause, step, preempt, pin, evict, limits. Knows no view."""
+"""Debugger actions on a running engine: pause, step, preempt, pin, evict, and change limits. Knows no view."""

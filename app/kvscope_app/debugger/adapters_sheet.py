@@ -1,6 +1,6 @@
-"""The sheet that shows an engine's LoRA adapters, and loads and unloads them while it serves.
+"""Dialog that lists an engine's LoRA adapters, and loads and unloads them while the engine serves.
 
-Not modal: chooser and events in the views behind it follow.
+The dialog is not modal, so the views behind it keep updating.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WORDS = (
 
 
 class AdaptersSheet(Sheet):
-    """A line an adapter, one for another, and the engine's answer."""
+    """Dialog with a row for each loaded adapter, fields to load another one, and the engine's answer."""
 
     def __init__(self, parent: QWidget, debugger: Debugger) -> None:
         super().__init__("LoRA adapters", parent)
@@ -53,7 +53,7 @@ class AdaptersSheet(Sheet):
         self.column.addWidget(self.answer)
         self.column.addStretch(1)
         self.add_close()
-        self.load.setDefault(True)  # Enter in a field
+        self.load.setDefault(True)  # Enter in a field loads the adapter
         self._session.status_changed.connect(self._show)
         self._session.ask_status()
         self._show()
@@ -61,11 +61,11 @@ class AdaptersSheet(Sheet):
 
     @property
     def unloads(self) -> list[QPushButton]:
-        """The buttons, one an adapter that is shown."""
+        """The Unload buttons, one for each listed adapter."""
         return [row for row in self._rows if isinstance(row, QPushButton)]
 
     def load_now(self) -> None:
-        """Ask the engine for what is in the fields."""
+        """Send the engine a command to load the adapter named in the fields. An empty name means the folder's name."""
         path = self.path.text().strip()
         name = self.name.text().strip() or Path(path).name
         if path and name:
@@ -76,7 +76,7 @@ class AdaptersSheet(Sheet):
 
     def _hear(self, words: str, was_done: bool) -> None:
         self._session.ask_status()
-        if not isValid(self):  # it was closed meanwhile
+        if not isValid(self):  # the dialog was closed before the answer arrived
             return
         self.answer.setText(words)
         set_look(self.answer, "accent" if was_done else "warning")
@@ -85,7 +85,7 @@ class AdaptersSheet(Sheet):
             self.name.clear()
 
     def _show(self) -> None:
-        """What is loaded, where that changed."""
+        """Rebuild the list if the loaded adapters, or the reason why none can be loaded, changed."""
         loaded, why = self._session.status.adapters or (), permission.why_not_load(self._session)
         if self._shown == (loaded, why):
             return

@@ -1,4 +1,4 @@
-"""The actions of the debugger: their menu, what they act on, and why they are disabled where they are."""
+"""Actions of the debugger: their menu entries, their targets, and the reasons why they are disabled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NOTICE_MS: Final = 6000
 
 
 def debug_actions(window: SessionWindow, debugger: Debugger) -> list[ActionSpec]:
-    """Everything there is to do to the engine, and why not where it cannot be done."""
+    """Return all debugger actions. A disabled action gives its reason."""
     acts = _Acts(window, debugger)
     return [
         *_of_engine(window.session, debugger),
@@ -51,7 +51,7 @@ def debug_actions(window: SessionWindow, debugger: Debugger) -> list[ActionSpec]
 
 
 def _of_engine(session: Session, debugger: Debugger) -> list[ActionSpec]:
-    """Pause, single steps, resume."""
+    """Return the actions that pause, step and resume the engine."""
     control = debugger.control
     step = partial(permission.why_not_step, session)
     more = f"Run {NUM_STEPS} steps"
@@ -80,7 +80,7 @@ def _of_engine(session: Session, debugger: Debugger) -> list[ActionSpec]:
 
 
 def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
-    """`OF_REQUEST`: what is done to the selected one."""
+    """Return the actions on the selected request (`OF_REQUEST`)."""
     session = window.session
 
     def why_not_preempt() -> str:
@@ -125,7 +125,7 @@ def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
 
 
 def _of_block(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
-    """`OF_BLOCK`: what is done to the current one."""
+    """Return the actions on the current block (`OF_BLOCK`)."""
     session = window.session
 
     def why_not_pin(*, with_prefix: bool = False) -> str:
@@ -152,7 +152,7 @@ def _of_block(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
 
 
 def _of_pool(window: SessionWindow, debugger: Debugger, acts: _Acts) -> list[ActionSpec]:
-    """All pins, the limits of a batch, and LoRA adapters."""
+    """Return the actions on all pins, the batch limits, and LoRA adapters."""
     unpin = partial(permission.why_not_unpin_all, window.session)
     ours, anyones = partial(acts.unpin_all, anyones=False), partial(acts.unpin_all, anyones=True)
     return [
@@ -176,17 +176,17 @@ def _of_pool(window: SessionWindow, debugger: Debugger, acts: _Acts) -> list[Act
 
 
 class _Acts:
-    """What is done to what is selected in a window."""
+    """Sends debugger commands for the window's selected request and current block."""
 
     def __init__(self, window: SessionWindow, debugger: Debugger) -> None:
         self._window, self._debugger = window, debugger
         self._asked: int | None = None
-        """The request that a person is asked about."""
+        """Number of the request that the confirmation dialog asks about."""
 
     def to_selected(
         self, name: str, text: str, run: Callable[[], object], why_not: Callable[[], str], **more: Any
     ) -> ActionSpec:
-        """An action on the request or block that is selected, which its text names."""
+        """Return an action on the selected request or current block. The action's text names its target."""
         return ActionSpec(
             name,
             text,
@@ -208,13 +208,13 @@ class _Acts:
             self._debugger.abort(number, self._window.session.mirror.requests.request_id(number))
 
     def what_abort_ends(self) -> str:
-        """Nothing is asked where there is nothing to abort."""
+        """Return the question to confirm an abort, or an empty string if the selected request cannot be aborted."""
         session = self._window.session
         number = session.selected_request
         if number is None or permission.why_not_abort(session.mirror, number):
             self._asked = None
             return ""
-        self._asked = number  # whatever is selected by the time of the answer
+        self._asked = number  # the selection may change before the user answers
         name = session.mirror.requests.request_id(number)
         return f"Abort request {name}? Tokens generated so far are kept."
 
@@ -242,7 +242,7 @@ class _Acts:
         self._debugger.ask(Unpin, anyones=anyones)
 
     def named(self, text: str) -> str:
-        """`text` with the numbers of what it is about."""
+        """Return `text` with the number of the selected request or current block filled in."""
         session, block = self._window.session, current_block(self._window)
         if session.selected_request is not None:
             text = text.replace("the selected request", f"request #{session.selected_request}")
@@ -251,13 +251,13 @@ class _Acts:
         return text.replace("the block", place_of(session.mirror.hello.cache, block).name.lower())
 
     def nothing_cached(self, which: str = "") -> str:
-        """Why nothing is done to blocks of the selected request, where it has none."""
+        """Return why there are no blocks to act on; `which` restricts the cached blocks that are meant."""
         number = self._window.session.selected_request
         return "No request is selected" if number is None else f"Request #{number} has no cached blocks{which}"
 
 
 def current_block(window: SessionWindow) -> int:
-    """The block of the map that actions are about, -1 for none."""
+    """Return the current block of the page map, or -1 if there is none."""
     return window.page_map.canvas.current_block
 
 
@@ -274,14 +274,14 @@ def cached_blocks(window: SessionWindow) -> tuple[int, ...]:
 
 
 def idle_blocks(window: SessionWindow) -> tuple[int, ...]:
-    """Return those cached blocks that nobody holds and nobody pinned."""
+    """Return those of `cached_blocks` that no request holds and that are not pinned."""
     mirror = window.session.mirror
     blocks = cached_blocks(window)
     return tuple(b for b in blocks if mirror.ledger.state[b] == BlockState.CACHED and b not in mirror.pinned)
 
 
 class DebugAnswers(QObject):
-    """Tells what the engine answered: in the status bar, and where a person chose what it is the answer to."""
+    """Shows the engine's answers in the status bar and, after a menu action, in a tooltip at the mouse position."""
 
     def __init__(self, window: SessionWindow, debugger: Debugger, actions: Actions) -> None:
         super().__init__(window)
@@ -313,9 +313,9 @@ def _limited(blocks: tuple[int, ...], nothing: str) -> str:
 
 
 class LimitsSheet(Sheet):
-    """The sheet that changes the limits of the batch while the engine runs, and shows its answer.
+    """Dialog that changes the batch limits while the engine runs, and shows the engine's answer.
 
-    Not modal: what it does is seen in the views behind it.
+    The dialog is not modal, so the effect is visible in the views behind it.
     """
 
     def __init__(self, parent: QWidget, debugger: Debugger) -> None:
@@ -336,12 +336,11 @@ class LimitsSheet(Sheet):
         self.resize_comfortably(460, 220)
 
     def apply(self) -> None:
-        """Ask the engine for what is in the fields."""
         num_seqs, num_tokens = (field.value() for field in self.fields.values())
         self._debugger.ask(SetLimits, heard=self._hear, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
 
     def _hear(self, words: str, was_done: bool) -> None:
-        if not isValid(self):  # it was closed meanwhile
+        if not isValid(self):  # the dialog was closed before the answer arrived
             return
         self.answer.setText(words)
         set_look(self.answer, "accent" if was_done else "warning")

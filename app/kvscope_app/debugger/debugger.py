@@ -1,6 +1,6 @@
-"""Sends what a person asks of the engine and receives its answers, each one line: what was done, or why not.
+"""Sends a user's commands to the engine and receives its answers: a line that says what was done, or why not.
 
-Owns the tags of unanswered commands. Knows neither menus nor who shows an answer.
+Owns the tags of unanswered commands. Knows neither the menus nor the widgets that show an answer.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from kvscope_telemetry.messages.commands import Abort, Control, Done, Failed, In
 from kvscope_telemetry.source import SourceState
 
 LEASE_S: Final = 5.0
-"""A paused engine goes on when this window was not heard of for so long."""
+"""Seconds without contact to this window after which an engine that it paused resumes by itself."""
 _OUR_TAGS: Final = 1 << 30
-"""Others in the window count from 1."""
+"""First tag of the debugger's commands; other commands of the window count from 1."""
 Heard = Callable[[str, bool], None]
-"""Told the answer, and whether it was done."""
+"""Callback that receives an answer's text and whether the command succeeded."""
 
 
 class Debugger(QObject):
-    """One for a window's session."""
+    """Sends debugger commands for the session of one window."""
 
     answered = Signal(str, bool)
-    """An answer in one line, and whether it was done."""
+    """Emitted with an answer's text (one line) and whether the command succeeded."""
 
     def __init__(self, session: Session, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -42,13 +42,13 @@ class Debugger(QObject):
 
     @property
     def paused_by(self) -> str:
-        """Who paused the engine, for people; empty when nobody did."""
+        """Label of the client that paused the engine: "you", a name, or "somebody". Empty if it is not paused."""
         if self.session.status.state is not SourceState.PAUSED:
             return ""
         return "you" if self.is_ours else self.session.status.reason.removeprefix("by ") or "somebody"
 
     def control(self, action: Literal["pause", "resume", "step", "reset_prefix_cache"], num_steps: int = 1) -> None:
-        """Pause, step, resume, or empty the prefix cache."""
+        """Pause, step or resume the engine, or reset its prefix cache. `num_steps` applies to "step" only."""
         lease_s = LEASE_S if action == "pause" else 0.0
         done = {"pause": "engine paused", "resume": "engine resumed", "step": "one step run"}
         words = done.get(action, "prefix cache reset")
@@ -57,7 +57,14 @@ class Debugger(QObject):
     def ask(
         self, kind: type[Control | Intervention], *, done: str = "done", heard: Heard | None = None, **fields: Any
     ) -> None:
-        """Send a command of `kind` with `fields`; `done` are the words for an engine that says no more than that."""
+        """Send a command to the engine.
+
+        Args:
+            kind: Class of the command.
+            done: Text shown for a success that the engine answers without a text.
+            heard: Called with the answer, before `answered` is emitted.
+            fields: Fields of the command, except its tag.
+        """
         self._next_tag += 1
         try:
             sent = self.session.send(kind(tag=self._next_tag, **fields))
@@ -70,18 +77,18 @@ class Debugger(QObject):
             self._tell("no engine is attached", False, heard)
 
     def abort(self, number: int, request_id: str) -> None:
-        """Abort a request, whoever submitted it."""
+        """Abort a request of any client."""
         if self.session.send(Abort(request_id=request_id, anyones=True)):
             self._asked[request_id] = (f"request #{number} was aborted", None)
 
     def _note(self, action: str) -> Heard | None:
-        """What else follows from an answer to `action`."""
+        """Return the callback that updates `is_ours` after a pause or resume; None for other actions."""
         if action not in ("pause", "resume"):
             return None
 
         def heard(_: str, was_done: bool) -> None:
             self.is_ours = was_done and action == "pause"
-            self.session.ask_status()  # its answer is not waited for: the next heartbeat says it too
+            self.session.ask_status()  # no need to wait for the answer: the next heartbeat has the state too
 
         return heard
 
@@ -99,7 +106,11 @@ class Debugger(QObject):
         self.answered.emit(sentence(words), was_done)
 
     def _look(self) -> None:
-        """Our pause is over when the engine stood still and goes on: it seems live for a while after the answer."""
+        """Clear `is_ours` once the engine runs after it was seen paused.
+
+        A change from paused to live is required, because the engine still seems live for a while after it confirmed the
+        pause.
+        """
         state = self.session.status.state
         if self._stood_still and state is SourceState.LIVE:
             self.is_ours = False
@@ -107,5 +118,5 @@ class Debugger(QObject):
 
 
 def sentence(words: str) -> str:
-    """Return the text with a capital first letter, unless it begins with one of the engine's own names."""
+    """Return the text with a capital first letter, unless its first word is one of the engine's identifiers."""
     return words if "_" in words.split(" ", 1)[0] else words[:1].upper() + words[1:]

@@ -1,4 +1,4 @@
-"""The bar over the page map while the engine is paused: who paused it, the last answer, and the buttons to continue."""
+"""Bar over the page map while the engine is paused: who paused it, the last answer, and buttons to continue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_app.look.zoom import scaled
 
 
 class PausedBar(PassingStrip):
-    """Hidden while the engine is not paused. `actions` become its buttons, each with its label."""
+    """Bar that is hidden unless the engine is paused. `actions`: label and action of each button."""
 
     def __init__(
         self, debugger: Debugger, actions: tuple[tuple[str, QAction], ...], parent: QWidget | None = None
@@ -31,7 +31,7 @@ class PausedBar(PassingStrip):
         self._build()
         self.hide()
         for button, action in zip(self.buttons, self._actions, strict=True):
-            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click leaves the keyboard where it is
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)  # a click does not move the keyboard focus
             button.clicked.connect(action.trigger)
             action.changed.connect(self._follow)
         self._follow()
@@ -40,7 +40,6 @@ class PausedBar(PassingStrip):
         self._look()
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._sign.setPixmap(pixmap("pause", theme.warn, scaled(20)))
 
     def _look(self) -> None:
@@ -56,7 +55,7 @@ class PausedBar(PassingStrip):
         self.answer.setText(words)
 
     def _follow(self) -> None:
-        """Buttons are disabled with their actions, and say why."""
+        """Enable and disable the buttons with their actions, and copy the tooltips, which give the reasons."""
         for button, action in zip(self.buttons, self._actions, strict=True):
             button.setEnabled(action.isEnabled())
             button.setToolTip(action.toolTip())

@@ -1,4 +1,7 @@
-"""Whether a window's engine does what a person asks, and why not: the words of disabled actions. Knows no widget."""
+"""Reasons why a window's engine cannot do what a user asks, as texts for disabled actions. Knows no widget.
+
+Each function returns an empty string if the action is possible.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _NOT_HELD: Final = "The engine is not paused: pause it first (F9)"
 
 
 def why_not_control(session: Session) -> str:
-    """Why the engine cannot be paused or resumed; empty when it can."""
+    """Return why the engine cannot be paused or resumed, empty if it can."""
     if session.timeline.is_file:
         return "This is a recording: there is no engine to control"
     if not session.takes_commands:
@@ -29,18 +32,20 @@ def why_not_control(session: Session) -> str:
 
 
 def why_not_resume(session: Session, *, is_ours: bool) -> str:
-    """Why there is nothing that could go on. `is_ours`: it was told to pause, and its next sign may still be coming."""
+    """Return why there is nothing to resume, empty if there is.
+
+    `is_ours`: whether this window asked for the pause; its next status may not have arrived yet.
+    """
     is_paused = is_ours or session.status.state is SourceState.PAUSED
     return why_not_control(session) or ("" if is_paused else _RUNS)
 
 
 def why_not_unpin_all(session: Session) -> str:
-    """Why there is nothing to unpin."""
     return why_not_intervene(session) or ("" if session.live_mirror.pinned else "No block is pinned")
 
 
 def why_not_intervene(session: Session) -> str:
-    """Why the engine's limits, and its internals in general, cannot be changed; empty when they can."""
+    """Return why the engine's limits and internals cannot be changed, empty if they can."""
     reason = why_not_control(session)
     if reason or session.status.intervenes:
         return reason
@@ -48,7 +53,7 @@ def why_not_intervene(session: Session) -> str:
 
 
 def why_not_adapters(session: Session) -> str:
-    """Why there is nothing to say of LoRA adapters."""
+    """Return why the dialog for LoRA adapters has nothing to show, empty if it has."""
     if session.timeline.is_file:
         return "This is a recording: there is no engine to control"
     has_any = session.status.adapters or session.status.takes_adapters
@@ -56,7 +61,6 @@ def why_not_adapters(session: Session) -> str:
 
 
 def why_not_load(session: Session) -> str:
-    """Why no LoRA adapter can be loaded or unloaded."""
     reason = why_not_control(session)
     if reason or session.status.takes_adapters:
         return reason
@@ -66,18 +70,16 @@ def why_not_load(session: Session) -> str:
 
 
 def why_not_step(session: Session) -> str:
-    """Why no single step can be run."""
     return why_not_intervene(session) or ("" if session.status.state is SourceState.PAUSED else _NOT_HELD)
 
 
 def why_not_act(session: Session) -> str:
-    """Why nothing can be done to what is shown: the engine does not allow it, or the past is shown."""
+    """Return why nothing can be done to what is shown: the engine does not allow it, or the window shows the past."""
     past = "You are viewing the past: go live (End) to control the engine" if session.timeline.paused else ""
     return why_not_intervene(session) or past
 
 
 def why_not_preempt(mirror: Mirror, number: int | None) -> str:
-    """Why this request cannot be preempted."""
     if number is None:
         return "No request is selected"
     row = mirror.requests.row_of(number)
@@ -105,13 +107,12 @@ def why_not_limit(session: Session) -> str:
 
 
 def why_not_abort(mirror: Mirror, number: int | None) -> str:
-    """Why this request cannot be aborted."""
+    """Return why this request cannot be aborted, empty if it can. A waiting request can be."""
     reason = why_not_preempt(mirror, number)
     return "" if reason.endswith("to give up") else reason
 
 
 def why_not_pin(mirror: Mirror, block: int, *, with_prefix: bool = False) -> str:
-    """Return why this block cannot be pinned, empty if it can."""
     reason = why_no_pins(mirror) or _why_no_block(mirror, block)
     if not reason and not mirror.ledger.hash[block]:
         return f"Block {block} is not in the prefix cache: only full, cached blocks can be pinned"
@@ -119,17 +120,14 @@ def why_not_pin(mirror: Mirror, block: int, *, with_prefix: bool = False) -> str
 
 
 def why_no_pins(mirror: Mirror) -> str:
-    """Return why this engine pins no blocks, empty if it does."""
     return _why_no_own(mirror, "blocks cannot be pinned")
 
 
 def why_not_unpin(mirror: Mirror, block: int) -> str:
-    """Why this block cannot be unpinned."""
     return _why_no_block(mirror, block) or ("" if block in mirror.pinned else f"Block {block} is not pinned")
 
 
 def why_not_evict(mirror: Mirror, block: int) -> str:
-    """Why this block cannot be evicted."""
     reason = _why_no_block(mirror, block)
     if reason:
         return reason
@@ -146,7 +144,7 @@ def _is_own(mirror: Mirror) -> bool:
 
 
 def _why_no_own(mirror: Mirror, what: str) -> str:
-    """Return that `what` of another engine, which has no such command; empty for kvscope's own engine."""
+    """Return the reason that another engine lacks this command (`what`); empty for kvscope's own engine."""
     return "" if _is_own(mirror) else f"In {mirror.capabilities.engine}, {what}"
 
 

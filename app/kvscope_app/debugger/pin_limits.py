@@ -1,7 +1,7 @@
-"""Whether the engine would refuse a pin because an unfinished request would no longer fit beside it.
+"""Predicts whether the engine would refuse a pin because an unfinished request would no longer fit.
 
-The rule is the engine's (`kvscope_telemetry.pins`). Where the window does not know what the rule needs (which cached
-blocks the text of a waiting request begins with), the pin is offered and the engine decides. Knows no widget.
+The rule is the engine's (`kvscope_telemetry.pins`). Where the window does not know what the rule needs (the cached
+blocks that match the start of a waiting request's text), the pin is offered and the engine decides. Knows no widget.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ONE_GROUP = (KVGroup(kind="full"),)
 
 
 def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool = False) -> str:
-    """Return why the engine would refuse to pin these blocks of the prefix cache, empty if it may accept that."""
+    """Return why the engine would refuse to pin these blocks of the prefix cache, empty if it may accept them."""
     assert mirror.hello is not None, "it has blocks"
     cache, requests = mirror.hello.cache, mirror.requests
     wanted = _with_prefixes(mirror, blocks) if with_prefix else set(blocks)
@@ -41,7 +41,7 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
             for group in groups
         )
         fits = num_missing(num_needed=needed, num_own=0, num_usable=num_usable, num_pinned=len(pinned)) <= 0
-        if fits:  # so do all shorter ones
+        if fits:  # then all shorter requests fit, too
             return ""
         own = _most_own(mirror, row, groups, pinned)
         if num_missing(num_needed=needed, num_own=own, num_usable=num_usable, num_pinned=len(pinned)) > 0:
@@ -53,14 +53,14 @@ def why_pins_refused(mirror: Mirror, blocks: Iterable[int], *, with_prefix: bool
 
 
 def _most_own(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set[int]) -> int:
-    """Return how many of `pinned` the text of a request begins with, or more where that is not known."""
+    """Return how many of `pinned` hold the start of a request's text; an upper bound where that is unknown."""
     assert mirror.hello is not None, "it has blocks"
     requests, hashes = mirror.requests, mirror.ledger.hash
     num_tokens = int(requests.num_prompt_tokens[row] + requests.num_output_tokens[row])
     num_full = max(0, num_tokens - 1) // mirror.hello.cache.block_size
     own = 0
     for index, group in enumerate(groups):
-        if group.window:  # the rule counts none of a group that lets go of blocks
+        if group.window:  # the rule counts no blocks of a sliding-window group, which frees blocks
             continue
         table = requests.table(int(requests.number[row]), index).tolist()
         if requests.state[row] != RequestState.RUNNING:
@@ -72,7 +72,7 @@ def _most_own(mirror: Mirror, row: int, groups: tuple[KVGroup, ...], pinned: Set
 
 
 def _with_prefixes(mirror: Mirror, blocks: Iterable[int]) -> set[int]:
-    """Return blocks of the pool and those before them in their texts, as far as they are cached."""
+    """Return the pool blocks `blocks` and the blocks that precede them in their texts, as far as those are cached."""
     hashes, parents = (column[: mirror.num_blocks] for column in (mirror.ledger.hash, mirror.ledger.parent))
     hashed = np.flatnonzero(hashes)
     block_of = dict(zip(hashes[hashed].tolist(), hashed.tolist(), strict=True))

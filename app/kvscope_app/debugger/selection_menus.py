@@ -1,4 +1,4 @@
-"""The context menus of what is selected: a block of the page map, a request of the table."""
+"""Context menus for the selected block on the page map and the selected request in the request table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fill_debug_menu(menu: QMenu, actions: Actions) -> None:
 
 
 def add_selection_menus(window: SessionWindow, actions: Actions) -> None:
-    """A menu on the page map; a table of requests gets ours when it is there (`add_to_requests`)."""
+    """Add a context menu to the page map. `add_to_requests` does so for a request table, once that exists."""
     canvas = window.page_map.canvas
 
     def wanted(position: QPoint) -> None:
@@ -44,7 +44,10 @@ def add_selection_menus(window: SessionWindow, actions: Actions) -> None:
 
 
 def add_to_requests(table: RequestTable, actions: Actions) -> None:
-    """The request table's own menu, which is of its actions, goes on with ours; Abort is there once, and is ours."""
+    """Append the debugger's actions on requests to the table's context menu.
+
+    The table's own Abort action is removed, because the debugger's takes its place.
+    """
     table.removeAction(table.abort)
     line = QAction(table)
     line.setSeparator(True)

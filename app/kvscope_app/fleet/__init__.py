@@ -1,1 +1,1 @@
-"""The fleet's window: many engines in one table, a row each; one of them opens in a window of its own."""
+"""Fleet window: many engines in one table, a row each. An engine opens in its own window."""

@@ -1,4 +1,4 @@
-"""The columns of the fleet's table: their titles, what a cell says, and what it is sorted by. Knows no Qt."""
+"""Columns of the fleet table: titles, cell texts, and sort keys. Knows no Qt."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _ORDER_OF_STATES: Final = tuple(SourceState)
 
 
 MAP, NAME, STATE, ENGINE, VERSION, MODEL, USAGE, RUNNING, WAITING, FIRST_TOKEN, HIT_RATE, PREEMPTIONS = range(12)
-"""Places of the columns, from left to right."""
+"""Indices of the columns, from left to right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetColumn(TableColumn[[FleetRow]]):
-    """A column; without a `key` it sorts by its text."""
+    """A column of the table. Without a `key`, it sorts by its text."""
 
     width: int = 0
-    """At a text size of 100 %; 0: what the others leave."""
+    """Width in pixels at 100 % text size; 0 for the space that the other columns leave."""
     key: Callable[[FleetRow], float | None] | None = None
 
 
 def state_text(row: FleetRow) -> str:
-    """The state, and why where there is more to say."""
+    """Return the text of the engine's state, followed by its reason if there is one."""
     word = STATE_WORDS[row.state]
     return f"{word}: {row.reason}" if row.reason else word
 
@@ -101,7 +101,7 @@ Key = tuple[float, str]
 
 
 def sort_key(row: FleetRow, column: int) -> Key | None:
-    """Return what the cell is compared by; None means unknown and sorts last in both directions."""
+    """Return the value that a cell is sorted by. None means unknown and sorts last in both directions."""
     key = COLUMNS[column].key
     if key is not None:
         value = key(row)
@@ -111,7 +111,7 @@ def sort_key(row: FleetRow, column: int) -> Key | None:
 
 
 def tip_of(row: FleetRow) -> str:
-    """Return everything about the engine that has no column."""
+    """Return the tooltip of a row: everything about the engine that has no column."""
     lines = [row.entry.address.text, state_text(row)]
     if row.num_blocks is not None:
         lines.append(plural(row.num_blocks, "block"))
@@ -121,6 +121,6 @@ def tip_of(row: FleetRow) -> str:
 
 
 def words_of(row: FleetRow) -> str:
-    """Return the words that a search looks in."""
+    """Return the text that the search field searches, in lower case."""
     texts = (column.text(row) for column in COLUMNS if not column.is_number)
     return " ".join((row.entry.address.text, *texts)).casefold()

@@ -1,6 +1,7 @@
-"""Keeps the open fleet windows and what they watch with, and closes them in order.
+"""Manages the open fleet windows and their data sources, and closes them in order.
 
-Owns fleets and the readers of their lists. They end on a thread, so a server that does not answer delays nobody.
+Owns the fleets and the readers of their lists. They are closed on a thread, so that an unresponsive server delays
+nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from kvscope_telemetry.keys.api_keys import read_api_keys
 from kvscope_telemetry.sockets.connections import Connection, read_connections
 
 KIND: Final = "fleet"
-"""Of its place among the windows; see `window_slots`."""
+"""Kind of the windows' slots; see `window_slots`."""
 Attach = Callable[[Address], object]
 
 
 class FleetKeeper(QObject):
-    """`attach` opens a window on an engine."""
+    """Opens and closes fleet windows. `attach` opens a window on one engine."""
 
     def __init__(
         self, themes: ThemeKeeper, settings: QSettings, slots: WindowSlots, attach: Attach, parent: QObject
@@ -42,17 +43,17 @@ class FleetKeeper(QObject):
         self._themes, self._settings, self._slots, self._attach = themes, settings, slots, attach
         self.windows: list[FleetWindow] = []
         self._known: tuple[FleetWindow, Watched] | None = None
-        """That of the engines attached and remembered: there is one at most."""
+        """The window of attached and saved engines, with its entries; None if it is closed. There is at most one."""
         self._ending: list[threading.Thread] = []
 
     def open_list(self, text: ListText, every_s: float, api_key: str = "") -> FleetWindow:
-        """Watch what is listed in `text`, which is read again every `every_s` seconds."""
+        """Open a window on the engines listed in `text`, which is reread every `every_s` seconds."""
         fleet = Fleet()
         watched = Watched(fleet.watch)
         return self._open(fleet, ListReader(text, every_s, watched.show_list, api_key), watched)
 
     def open_known(self, attached: tuple[Address, ...]) -> FleetWindow:
-        """Watch the engines `attached` to, and those remembered; one window, brought up where it is open."""
+        """Show the window of the `attached` engines and the saved ones. There is one such window, opened if needed."""
         known, trouble = _remembered()
         names = {entry.address.text: entry.name for entry in known}
         entries = {address.text: FleetEntry(address, names.get(address.text, "")) for address in attached}
@@ -70,7 +71,7 @@ class FleetKeeper(QObject):
         return window
 
     def close(self) -> None:
-        """Close all windows, and wait until what they watch with has ended. Idempotent."""
+        """Close all windows, and wait until their fleets and readers are closed. Idempotent."""
         for window in list(self.windows):
             window.close()
         for thread in self._ending:
@@ -109,7 +110,7 @@ def _end(fleet: Fleet, reader: ListReader | None) -> None:
 
 
 def _remembered() -> tuple[tuple[FleetEntry, ...], str]:
-    """Those that can be watched, and why some cannot, in one line."""
+    """Return the saved engines that can be watched, and one line on why another one cannot, empty if all can."""
     try:
         connections, kept = read_connections(), read_api_keys()
     except BadInput as error:
@@ -127,7 +128,7 @@ def _remembered() -> tuple[tuple[FleetEntry, ...], str]:
 
 
 def _address(connection: Connection, api_key: str) -> Address:
-    address = Address(connection.endpoint)  # its key is found by its endpoint
+    address = Address(connection.endpoint)  # the key of one of our engines is looked up by its endpoint
     if not address.is_external:
         return address
     ca = Path(connection.ca) if connection.ca else None
@@ -135,9 +136,9 @@ def _address(connection: Connection, api_key: str) -> Address:
 
 
 class Watched:
-    """Which engines a fleet watches: those of its list, and those a person added beside it.
+    """Engines that a fleet watches: those of its list, and those that the user added.
 
-    Tells `watch` all of them whenever one comes or goes. From any thread: lists are read on one of their own.
+    Calls `watch` with all of them whenever either changes. Thread-safe, because lists are read on their own threads.
     """
 
     def __init__(self, watch: Callable[[Sequence[FleetEntry]], None]) -> None:
@@ -147,13 +148,16 @@ class Watched:
         self._added: tuple[FleetEntry, ...] = ()
 
     def show_list(self, entries: Sequence[FleetEntry]) -> None:
-        """Take over what the list says now."""
+        """Replace the listed engines by `entries`."""
         with self._lock:
             self._listed = tuple(entries)
             self._tell()
 
     def add(self, entry: FleetEntry) -> None:
-        """Add an engine beside the list. Raises BadInput for one that is there already, or when the fleet is full."""
+        """Add an engine to those of the list.
+
+        Raises BadInput if the engine is already in the fleet, or if the fleet is full.
+        """
         with self._lock:
             known = {each.address.text for each in (*self._listed, *self._added)}
             if entry.address.text in known:

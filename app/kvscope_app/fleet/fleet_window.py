@@ -1,6 +1,6 @@
-"""The fleet's window: a search field, the table, and the state of the list. A row opens in a window of its own.
+"""Fleet window: search field, table, and status of the list. A row opens in its own window.
 
-Owns its widgets. Who reads the engines and the list is its keeper's; opening is the desktop's.
+Owns its widgets. The `FleetKeeper` owns the readers of engines and list; the desktop opens windows.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _ROOT: Final = QModelIndex()
 _NARROWEST: Final = 56
 REFRESH_MS: Final = 500
 SETTLE_S: Final = 2.0
-"""Rows take their new places so often: those under the pointer should not run away."""
+"""Minimum seconds between two reorderings, so that rows do not move away from under the mouse pointer all the time."""
 MAX_OPENED: Final = 8
-"""Windows at once."""
+"""Maximum number of selected engines that are opened by one command."""
 NOTHING_LISTED: Final = "The list is empty."
 NOTHING_KNOWN: Final = "No engines yet. Use Add engine…, or start kvscope fleet --file LIST."
 NOTHING_FOUND: Final = "No engine matches."
@@ -68,11 +68,14 @@ _SIZE: Final = QSize(1320, 720)
 
 
 class FleetWindow(QMainWindow):
-    """Shows `fleet`; `attach` opens one of its engines, `add` puts one beside its list. `reader` reads the list, None
-    where there is none to read."""
+    """Shows `fleet` in a table.
+
+    `attach` opens one of the engines, and `add` adds an engine to those of the list. `reader` reads the list; None if
+    there is no list.
+    """
 
     closing = Signal(object)
-    """The window itself, for the last time."""
+    """Emitted with the window itself when it closes."""
 
     def __init__(
         self,
@@ -85,9 +88,9 @@ class FleetWindow(QMainWindow):
         super().__init__()
         self.fleet, self._themes, self._attach, self.list_reader, self._add = fleet, themes, attach, reader, add
         self.trouble = ""
-        """Of a list that nobody reads again."""
+        """Error in the saved engines, shown by a window without a list reader; empty if there is none."""
         self._settled_s = 0.0
-        self._waits_for_rows = True  # the keys are the table's as soon as there is one
+        self._waits_for_rows = True  # the table gets the keyboard focus once it has a row
         self._complaint = ""
         self.setWindowTitle("Fleet – kvscope")
         self.search = QLineEdit()
@@ -111,7 +114,10 @@ class FleetWindow(QMainWindow):
         self.refresh()
 
     def refresh(self) -> None:
-        """Show what is known now."""
+        """Show the current state of the fleet.
+
+        Rows are reordered at most every `SETTLE_S` seconds, unless their number changes.
+        """
         now_s = time.monotonic()
         settles = now_s - self._settled_s >= SETTLE_S
         if settles:
@@ -124,7 +130,7 @@ class FleetWindow(QMainWindow):
         self._show_buttons()
 
     def open_chosen(self) -> None:
-        """Open each selected engine in a window of its own."""
+        """Open each selected engine in its own window, at most `MAX_OPENED`."""
         self._complaint = ""
         for row in self.table.chosen[:MAX_OPENED]:
             try:
@@ -134,7 +140,7 @@ class FleetWindow(QMainWindow):
         self._show_status()
 
     def ask_engine(self) -> None:
-        """Ask for the address of another engine. It is remembered, as when a window attaches to it."""
+        """Ask for the address of another engine, and add it. It is saved, as when a window attaches to an engine."""
 
         def add(address: Address) -> None:
             self._add(FleetEntry(address, sheet.fields.name.text().strip()))
@@ -142,7 +148,7 @@ class FleetWindow(QMainWindow):
         sheet = AttachSheet(self, add, "Add engine", "Add")
         sheet.show()
 
-    # Qt's side
+    # Qt overrides
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -154,7 +160,7 @@ class FleetWindow(QMainWindow):
         self.closing.emit(self)
         super().closeEvent(event)
 
-    # private
+    # Private methods
 
     def _show_status(self) -> None:
         listed = (
@@ -182,7 +188,7 @@ class FleetWindow(QMainWindow):
         self.refresh()
 
     def _escape(self) -> None:
-        """Out of the search, and then back to all."""
+        """Clear the search, which shows all rows, and return the focus to the table."""
         if self.search.text():
             self.search.clear()
         self.table.setFocus()
@@ -246,9 +252,9 @@ class FleetWindow(QMainWindow):
 
 
 class OrderBox(QWidget):
-    """By which column, and which way: what a click on a heading says, for the keyboard.
+    """Fields for the sort column and direction, as a keyboard alternative to clicks on the headings.
 
-    Of the table with `header`; the two say the same.
+    Stays in sync with `header`, the header of the table.
     """
 
     def __init__(self, header: QHeaderView) -> None:
@@ -278,9 +284,9 @@ class OrderBox(QWidget):
         self.way.setChecked(self._header.sortIndicatorOrder() is Qt.SortOrder.DescendingOrder)
 
 
-# What the fleet's window says of its engines together, and of its list.
+# Texts on the engines as a whole, and on the list.
 def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
-    """Return how many engines there are, how many report, and their totals."""
+    """Return the number of engines, how many of them report, and their total requests."""
     if not rows:
         return ""
     reporting = [row for row in rows if row.state in TELLING]
@@ -297,7 +303,7 @@ def counts_text(rows: Sequence[FleetRow], num_shown: int) -> str:
 
 
 def list_text(name: str, listed: Listed, now_ns: int) -> str:
-    """Return where the list comes from, how old it is, and what is wrong with it."""
+    """Return the source of the list, its age, and what is wrong with it."""
     if not listed.num_tries:
         return f"Reading {name} …"
     if not listed.read_ns:
@@ -313,10 +319,8 @@ def _age(age_ns: int) -> str:
     return f"{whole_s} s" if whole_s < 60 else seconds(whole_s)
 
 
-# The table's widths, keys and order. Knows neither engines nor the fleet.
+# Column widths, keys and order of the table. Knows neither engines nor the fleet.
 class FleetTable(OpenableTable):
-    """The table of engines; a click on a heading sorts it."""
-
     def __init__(self) -> None:
         super().__init__("Engines of the fleet")
         self.setIconSize(QSize(*SIZE))
@@ -341,7 +345,7 @@ class FleetTable(OpenableTable):
         return [self.proxy.row_at(place) for place in chosen_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, settles: bool) -> None:
-        """Show these rows, reordered when it `settles`; the selection stays."""
+        """Show `rows`, reordered if `settles`. The selection stays."""
         chosen = {row.entry for row in self.chosen}
         self.fleet.ratio = self.devicePixelRatioF()
         self.fleet.show(rows)
@@ -351,7 +355,6 @@ class FleetTable(OpenableTable):
             self._choose(chosen)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self.fleet.theme = theme
         self.viewport().update()
 
@@ -362,9 +365,9 @@ class FleetTable(OpenableTable):
                 return
 
 
-# The fleet as a table: a row an engine, and its order.
+# Table models.
 class FleetModel(TableModel):
-    """The engines in the order of the list."""
+    """Table model with a row for each engine, in the order of the list."""
 
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
 
@@ -373,11 +376,11 @@ class FleetModel(TableModel):
         self.rows: tuple[FleetRow, ...] = ()
         self.theme: Theme = DARK
         self.ratio = 1.0
-        """Pixels a point of the screen it is on."""
+        """Device pixel ratio of the window's screen."""
         self._pictures: dict[FleetEntry, tuple[PoolBins, Theme, float, QPixmap]] = {}
 
     def show(self, rows: tuple[FleetRow, ...]) -> None:
-        """Show these; where they are the same engines in the same order, what is selected stays."""
+        """Show `rows`. If they have the same engines in the same order, the selection stays."""
         before = [row.entry for row in self.rows]
         if [row.entry for row in rows] != before:
             self.beginResetModel()
@@ -424,9 +427,9 @@ class FleetModel(TableModel):
 
 
 class FleetProxy(QSortFilterProxyModel):
-    """Those that have every word that is searched for. Unknown comes last, whichever way is sorted.
+    """Sorts the engines, and filters out those without every search word. Unknown values sort last in both directions.
 
-    Rows move when `settle` is called, not with every number.
+    Rows move only when `settle` is called, not whenever a number changes.
     """
 
     def __init__(self, parent: QObject | None = None) -> None:
@@ -435,17 +438,17 @@ class FleetProxy(QSortFilterProxyModel):
         self.setDynamicSortFilter(False)
 
     def search(self, text: str) -> None:
-        """Show only what has all words of `text` somewhere."""
+        """Show only rows that contain all words of `text`."""
         self._words = tuple(text.casefold().split())
         self.settle()
 
     def settle(self) -> None:
-        """Filter and sort anew."""
+        """Filter and sort again."""
         self.invalidate()
         self.sort(self.sortColumn(), self.sortOrder())
 
     def row_at(self, place: int) -> FleetRow:
-        """Return the engine in this row as shown."""
+        """Return the engine in a row as displayed."""
         return self._rows[self.mapToSource(self.index(place, 0)).row()]
 
     def filterAcceptsRow(self, source_row: int, source_parent: Index) -> bool:

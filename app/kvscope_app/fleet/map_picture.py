@@ -1,4 +1,4 @@
-"""The small map of a pool, a cell a bin, as an image."""
+"""Small image of a block pool, with a cell for each bin of blocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvscope_app.look.theme import Theme
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 
 SIZE: Final = (128, 32)
-"""In points."""
+"""Width and height in device-independent pixels."""
 _COLUMNS: Final = 64
 _ROWS: Final = 16
 
 
 def map_pixmap(bins: PoolBins, theme: Theme, ratio: float = 1.0) -> QPixmap:
-    """Rows from the top, each from the left, for a screen of `ratio` pixels a point."""
+    """Return the pixmap of `cells`, enlarged to `SIZE` for a screen with device pixel ratio `ratio`."""
     pixels = cells(bins, theme)
     height, width = pixels.shape
     image = QImage(pixels.data, width, height, 4 * width, QImage.Format.Format_ARGB32)
@@ -33,7 +33,10 @@ def map_pixmap(bins: PoolBins, theme: Theme, ratio: float = 1.0) -> QPixmap:
 
 
 def cells(bins: PoolBins, theme: Theme) -> npt.NDArray[np.uint32]:
-    """A pixel a bin, 0xAARRGGBB, shape (rows, columns); the rest of the last row is see-through."""
+    """Return the colour of each bin as a pixel 0xAARRGGBB, shape (rows, columns), row by row from the top left.
+
+    Unused cells of the last row are transparent.
+    """
     active, cached = (np.frombuffer(data, np.uint8).astype(np.float64) / 255 for data in (bins.active, bins.cached))
     cached = np.minimum(cached, 1 - active)
     free = 1 - active - cached

@@ -1,1 +1,1 @@
-"""The load generator, which submits many requests to the engine, and its panel."""
+"""Load generator, which submits many requests to the engine: its settings, prompts and request loop."""

@@ -1,7 +1,7 @@
-"""Sends many requests so that a person sees the cache under pressure, and stops what it started.
+"""Submits many requests, to show the cache under pressure, and aborts those requests when stopped.
 
-Owns the load's requests from submit to their end, and the counts. Bounded: never more than
-`MAX_CONCURRENCY` unfinished. A refusal slows it down instead of being repeated at once.
+Owns the load's requests from submission to their end, and the counts. At most `MAX_CONCURRENCY` requests are
+unfinished. After a refusal it pauses before the next request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LoadCounts:
     aborted: int = 0
     refused: int = 0
     lost: int = 0
-    """Unfinished when the engine ended."""
+    """Requests that were unfinished when the engine ended, or that failed."""
     tokens: int = 0
 
 
@@ -44,17 +44,17 @@ class LoadGenerator(QObject):
     """Runs one load at a time."""
 
     changed = Signal()
-    """Counts or state changed; at most once a tick."""
+    """Emitted when counts or state changed, by the timer at most once per tick."""
 
     def __init__(self, session: Session, parent: QObject | None = None, *, chance: random.Random | None = None) -> None:
-        """`chance` draws prompts, lengths and times between requests; one with a seed repeats a load."""
+        """`chance` draws prompts, lengths and times between requests; one with a seed makes a load reproducible."""
         super().__init__(parent)
         self.counts = LoadCounts()
         self.message = ""
-        """Why it is not running as asked, in one line; empty when all is well."""
+        """Why the load does not run as requested, in one line; empty if it does."""
         self._session = session
         self._settings = LoadSettings()
-        self._unfinished: dict[str, int] = {}  # and how many tokens of it were told
+        self._unfinished: dict[str, int] = {}  # number of output tokens received, by request id
         self._running = False
         self._epoch: int | None = None
         self._prompts: tuple[str, ...] = ()
@@ -69,21 +69,19 @@ class LoadGenerator(QObject):
 
     @property
     def is_running(self) -> bool:
-        """Whether it starts new requests."""
         return self._running
 
     @property
     def is_stopping(self) -> bool:
-        """Whether aborted requests have not ended yet."""
+        """Whether the load was stopped and aborted requests have not ended yet."""
         return not self._running and bool(self._unfinished)
 
     @property
     def num_unfinished(self) -> int:
-        """Requests the engine has not ended yet."""
         return len(self._unfinished)
 
     def start(self, settings: LoadSettings) -> None:
-        """Start the load, or continue with other settings."""
+        """Start a load, or continue the running one with other settings."""
         if not self._running:
             self.counts = LoadCounts(sent=len(self._unfinished))
         self._prompts = self._prompts or sample_prompts()
@@ -95,7 +93,7 @@ class LoadGenerator(QObject):
         self.changed.emit()
 
     def stop(self) -> None:
-        """Start nothing more, and abort what is unfinished. Idempotent."""
+        """Start no more requests and abort the unfinished ones. Idempotent."""
         self._running = False
         for request_id in sorted(self._unfinished):
             self._send(Abort(request_id=request_id))
@@ -115,7 +113,7 @@ class LoadGenerator(QObject):
             if now_s < self._next_s or not self._has_room():
                 break
             if self._settings.pace is Pace.RATE:
-                # Late by more than a second: the missed ones are not made up for.
+                # Requests that were due more than a second ago are skipped.
                 self._next_s = max(self._next_s, now_s - 1) + self._chance.expovariate(self._settings.rate)
             if not self._submit():
                 break
@@ -172,7 +170,7 @@ class LoadGenerator(QObject):
             self._count_end(reply, num_told=self._unfinished.pop(reply.request_id))
 
     def _count_end(self, reply: Finished, num_told: int) -> None:
-        self.counts.tokens += max(reply.usage.completion_tokens - num_told, 0)  # not all engines tell token ids
+        self.counts.tokens += max(reply.usage.completion_tokens - num_told, 0)  # some engines stream no token ids
         if reply.finish_reason == "abort":
             self.counts.aborted += 1
         elif reply.finish_reason == "error":
@@ -182,7 +180,7 @@ class LoadGenerator(QObject):
             self.counts.finished += 1
 
     def _on_status(self) -> None:
-        """An engine that ended, or another one, knows nothing of our requests."""
+        """Count unfinished requests as lost when the engine ended or was replaced by another one."""
         epoch = self._session.live_mirror.epoch
         is_other = self._epoch is not None and epoch != self._epoch
         ended = is_other or self._session.status.state is SourceState.ENDED
@@ -190,6 +188,6 @@ class LoadGenerator(QObject):
             self.counts.lost += len(self._unfinished)
             self._unfinished.clear()
             self._fail(_ENDED)
-        elif is_other and self.message == _ENDED:  # there is another engine now
+        elif is_other and self.message == _ENDED:  # a new engine started: the message is outdated
             self.message, self._is_news = "", True
         self._epoch = epoch

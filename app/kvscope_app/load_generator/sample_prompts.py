@@ -1,4 +1,4 @@
-"""The sample prompts that come with kvscope: our own texts, short to long, for the console and the load."""
+"""Sample prompts that come with kvscope: our own texts, short to long, for the console and the load generator."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ LONG_CHARACTERS: Final = 800
 
 
 def sample_prompts() -> tuple[str, ...]:
-    """All of them, as they are in `prompts.jsonl`: a line each, `{"prompt": …}`."""
+    """Return all prompts of `prompts.jsonl`, which has a line `{"prompt": ...}` for each."""
     text = (resources.files("kvscope_resources") / "prompts.jsonl").read_text(encoding="utf-8")
     return tuple(json.loads(line)["prompt"] for line in text.splitlines() if line.strip())
 
 
 def short_prompts(prompts: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of a line."""
     return tuple(prompt for prompt in prompts if len(prompt) <= SHORT_CHARACTERS)
 
 
 def long_prompts(prompts: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of a page."""
     return tuple(prompt for prompt in prompts if len(prompt) >= LONG_CHARACTERS)

@@ -1,4 +1,4 @@
-"""What load a person asks for, checked, and the prompts that follow from it. No Qt, no session."""
+"""Validated settings of the load generator, and the requests made from them. No Qt, no session."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_OUTPUT_TOKENS: Final = 4096
 
 
 class Pace(StrEnum):
-    """How requests are started."""
+    """Rule by which requests are started."""
 
     CONCURRENCY = "Concurrency"
     """A constant number of unfinished requests."""
@@ -27,28 +27,26 @@ class Pace(StrEnum):
 
 
 class Mix(StrEnum):
-    """What the prompts are like."""
-
     SHORT = "Short prompts"
     LONG = "Long prompts"
     MIXED = "Short and long"
     SHARED = "Shared prefix"
-    """The same page of text first, then a question of its own: what a prefix cache is for."""
+    """Prompts with the same long text first, followed by a varying question, which benefit from a prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """A load. Raises BadInput for a value outside its range."""
+    """Settings of a load. Raises BadInput for a value outside its range."""
 
     pace: Pace = Pace.CONCURRENCY
     concurrency: int = 16
     rate: float = 2.0
-    """Requests a second."""
+    """Mean requests per second."""
     mix: Mix = Mix.MIXED
     min_output_tokens: int = 32
     max_output_tokens: int = 256
     adapters: tuple[str, ...] = ("",)
-    """Names of LoRA adapters; each request uses a random one of them. An empty name is the base model."""
+    """Names of LoRA adapters, of which each request uses a random one. An empty name is the base model."""
 
     def __post_init__(self) -> None:
         _within("concurrent requests", self.concurrency, 1, MAX_CONCURRENCY)
@@ -58,9 +56,8 @@ class LoadSettings:
 
 
 def make_request(settings: LoadSettings, prompts: tuple[str, ...], request_id: str, chance: random.Random) -> Submit:
-    """The next request of the load."""
     num_tokens = chance.randint(settings.min_output_tokens, settings.max_output_tokens)
-    # ignore_eos: the length asked for is the length that comes, whatever the model says.
+    # ignore_eos makes the output as long as requested, even if the model would stop earlier.
     sampling = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=num_tokens, ignore_eos=True)
     prompt, adapter = _prompt(settings.mix, prompts, chance), chance.choice(settings.adapters)
     return Submit(request_id=request_id, prompt=prompt, sampling=sampling, adapter=adapter)
@@ -71,7 +68,7 @@ def _prompt(mix: Mix, prompts: tuple[str, ...], chance: random.Random) -> str:
     if mix is Mix.SHARED:
         return f"{long[0]}\n\nOne more question: {chance.choice(short)}"
     chosen = {Mix.SHORT: short, Mix.LONG: long, Mix.MIXED: prompts}[mix]
-    # A number in front keeps prompts of the other mixes from sharing blocks by chance.
+    # A number in front keeps equal prompts of the other mixes from sharing prefix-cached blocks.
     return f"({chance.randint(1, 999_999)}) {chance.choice(chosen)}"
 
 

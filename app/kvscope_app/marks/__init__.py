@@ -1,1 +1,1 @@
-"""Bookmarks, loops and alarms of a window: what a person does with them, and how alarms are told."""
+"""Bookmarks, loops and alarms of a window: the user's actions on them, and how alarms are shown."""

@@ -1,7 +1,7 @@
-"""The sheet on which a person says which alarms ring, when, and where they are posted.
+"""Dialog that edits the alarm rules and the webhook that alarms are posted to.
 
-Owns the rows while they are edited, and what is said of each: what is wrong with it, that it cannot be measured, or
-what its figure is now.
+Owns the rows while they are edited, and the note of each: what is wrong with the rule, why it cannot be measured, or
+the current value.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from kvscope_telemetry.errors import BadInput
 _SIZE: Final = (960, 620)
 _NOW_WIDTH: Final = 108
 _FOLDS_BELOW: Final = 700
-"""So wide is a row that has all in one line, at least."""
+"""Minimum width in pixels, before scaling, of a row on one line; narrower rows put the expression on a second line."""
 _NOTE: Final = (
     "An alarm fires once per incident, adds a bookmark and shows a notification; not while the engine is paused. "
     "In a recording, alarms are marked where they would have fired."
@@ -56,14 +56,14 @@ _EXPRESSION_HINT: Final = "For example: ttft_p99_ms > 500 and running > 8"
 
 
 class AlarmSheet(Sheet):
-    """Rules hold for all windows, and are kept."""
+    """Dialog that edits the rules of all windows, which are saved in the settings."""
 
     def __init__(self, watch: AlarmWatch, theme: Theme, parent: QWidget) -> None:
         super().__init__("Alarms", parent)
         self._watch, self._theme = watch, theme
         self.rows: list[RuleRow] = []
         self._last: RuleRow | None = None
-        """Whose expression was edited last."""
+        """Row whose expression had the keyboard focus last."""
         self.all = QCheckBox("All alarms")
         self.all.clicked.connect(self._set_all)
         self.add = QPushButton("Add alarm")
@@ -81,7 +81,7 @@ class AlarmSheet(Sheet):
             | QDialogButtonBox.StandardButton.RestoreDefaults
         )
         for button in (self.add, self.figures):
-            button.setAutoDefault(False)  # Enter in a line is OK
+            button.setAutoDefault(False)  # Enter in a field presses OK
         self.buttons.button(QDialogButtonBox.StandardButton.Ok).setDefault(True)
         self.buttons.accepted.connect(self.accept)
         self.buttons.rejected.connect(self.reject)
@@ -92,11 +92,10 @@ class AlarmSheet(Sheet):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """As they are on the sheet."""
         return tuple(row.rule for row in self.rows)
 
     def accept(self) -> None:
-        """Keep them."""
+        """Save the rules and the webhook, unless a rule or the address is invalid."""
         if self.buttons.button(QDialogButtonBox.StandardButton.Ok).isEnabled():
             self._watch.settings.change(alarm_rules=self.rules, alarm_webhook=self.url.text().strip())
             super().accept()
@@ -175,7 +174,7 @@ class AlarmSheet(Sheet):
         self._last = row
 
     def _restore(self) -> None:
-        """The rules that come with kvscope as they were; a person's own stay."""
+        """Reset the predefined rules to their defaults. Rules that the user added stay."""
         names = {rule.name for rule in DEFAULT_RULES}
         self._show((*DEFAULT_RULES, *(rule for rule in self.rules if rule.name not in names)))
 
@@ -200,7 +199,7 @@ class AlarmSheet(Sheet):
         row.expression.setFocus()
 
     def _check(self) -> None:
-        """Say of each row what there is to say; only what is sound can be kept."""
+        """Show what is wrong with each row, and enable OK only if all rows and the webhook are valid."""
         names = [row.name.text().strip() for row in self.rows]
         is_sound = True
         for row, name in zip(self.rows, names, strict=True):
@@ -223,11 +222,11 @@ class AlarmSheet(Sheet):
 
 
 class RuleRow(QWidget):
-    """One rule; below it what is wrong with it, in a line whose tooltip has all of it."""
+    """Editor of one rule, with a note below about what is wrong with it. An elided note is complete in its tooltip."""
 
     edited = Signal()
     entered = Signal()
-    """The expression has the keyboard."""
+    """Emitted when the expression gets the keyboard focus."""
 
     def __init__(self, rule: Rule, theme: Theme) -> None:
         super().__init__()
@@ -241,7 +240,7 @@ class RuleRow(QWidget):
         self.is_on.setChecked(rule.is_on)
         self.expression.setFont(mono())
         self.expression.setPlaceholderText(_EXPRESSION_HINT)
-        self.name.setCursorPosition(0)  # a long one shows its beginning
+        self.name.setCursorPosition(0)  # shows the start of a long name
         self.expression.setCursorPosition(0)
         self._lay_out()
         self._name_parts()
@@ -255,7 +254,6 @@ class RuleRow(QWidget):
 
     @property
     def rule(self) -> Rule:
-        """As it is here."""
         rule = Rule(
             name=self.name.text().strip(),
             expression=" ".join(self.expression.text().split()),
@@ -267,22 +265,20 @@ class RuleRow(QWidget):
 
     @property
     def note(self) -> str:
-        """What is said of it, empty when nothing is."""
         return self._note.text()
 
     @property
     def now(self) -> str:
-        """What its figure is said to be now."""
         return self._now.text()
 
     def say(self, why_not: str, why_unknown: str) -> None:
-        """What is wrong with it, or why it cannot ring here."""
+        """Show what is wrong with the rule, or else why it cannot be measured here; nothing if both are empty."""
         self._note.setText(why_not or (f"Cannot be measured here: {why_unknown}" if why_unknown else ""))
         set_look(self._note, "warning" if why_not else "muted")
         self._note.setVisible(bool(self.note))
 
     def show_value(self, watch: AlarmWatch) -> None:
-        """What its figure is now."""
+        """Show the rule's value in the last second."""
         try:
             text = _now_text(Expression(self.rule.expression), watch)
         except BadInput:
@@ -291,7 +287,7 @@ class RuleRow(QWidget):
         self.expression.setToolTip(text)
 
     def _take_seconds(self) -> None:
-        """What was typed as `… for 10 s` goes where it belongs."""
+        """Move a duration typed as `... for 10 s` from the expression to its own field."""
         typed = _with_seconds(self.expression.text())
         if typed is not None:
             self.seconds.setValue(typed.seconds)
@@ -309,7 +305,7 @@ class RuleRow(QWidget):
 
     @property
     def is_folded(self) -> bool:
-        """Whether the expression has a line of its own."""
+        """Whether the expression is on a line of its own."""
         return self._is_folded
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -329,7 +325,10 @@ class RuleRow(QWidget):
         self._place(is_folded=True)
 
     def _place(self, *, is_folded: bool) -> None:
-        """In one line, or with the expression in a line of its own, whose tooltip has its value."""
+        """Lay the row out on one line or, if folded, with the expression on a second line.
+
+        The value is then visible only in the tooltip of the expression.
+        """
         self._is_folded = is_folded
         self._now.setVisible(not is_folded)
         first = (self.is_on, self.name, self._for, self.seconds, self.remove)
@@ -348,7 +347,7 @@ class RuleRow(QWidget):
 
 
 class _Expression(QLineEdit):
-    """Tells when it gets the keyboard."""
+    """Line edit that emits `entered` when it gets the keyboard focus."""
 
     entered = Signal()
 
@@ -358,7 +357,7 @@ class _Expression(QLineEdit):
 
 
 def _with_seconds(text: str) -> Rule | None:
-    """Of a sound expression with `for N s` after it."""
+    """Return the rule parsed from a valid expression followed by `for N s`; None for any other text."""
     try:
         typed = parse_rule(text)
     except BadInput:

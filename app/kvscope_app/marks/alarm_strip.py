@@ -1,6 +1,6 @@
-"""The strip that shows alarms: never modal, one notice for each rule, the newest in front.
+"""Strip that shows alarms without blocking the window: one notice for each rule, the newest in front.
 
-Owns which are told. A trouble that is over says so and goes by itself; the list of bookmarks has all of them.
+Owns which alarms are shown. An alarm that has ended says so and disappears after a while; the bookmark list has all.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from kvscope_telemetry.alarms.rules import rule_words
 
 _SPACING: Final = 10
 GOES_AFTER_S: Final = 20.0
-"""Of a trouble that is over."""
+"""Seconds after which an alarm that has ended disappears from the strip."""
 
 
 class AlarmStrip(PassingStrip):
-    """Hidden until an alarm of `watch` rings. `go_to` is given when it began; `show_all` brings up the list."""
+    """Strip that is hidden until an alarm of `watch` starts.
+
+    `go_to` is called with the time in ns at which the alarm began; `show_all` shows the list of alarms.
+    """
 
     def __init__(self, watch: AlarmWatch, go_to: Callable[[int], None], show_all: Callable[[], None]) -> None:
         super().__init__()
         self._go_to = go_to
         self._shown_alarms: dict[str, Alarm] = {}
-        """By the rule's name, the newest last."""
+        """Shown alarms by the name of their rule, the newest last."""
         self._over_s: dict[str, float] = {}
         self._sign, self._line = PlainLabel(), AlarmLine()
         self._more = PlainLabel()
@@ -55,16 +58,15 @@ class AlarmStrip(PassingStrip):
 
     @property
     def text(self) -> str:
-        """What is told now, empty when nothing is."""
+        """The text shown now, empty if no alarm is shown."""
         return f"{self._line.rule.text()} {self._line.detail.text()}" if self._shown_alarms else ""
 
     @property
     def names(self) -> list[str]:
-        """Of all alarms that are told, the newest last."""
+        """Names of all shown alarms, the newest last."""
         return list(self._shown_alarms)
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self._sign.setPixmap(sign_pixmap(is_note=False, theme=theme))
         self.dismiss.setIcon(icon("close", theme.muted, size=14))
 
@@ -83,7 +85,7 @@ class AlarmStrip(PassingStrip):
         if alarm.name in self._shown_alarms:
             self._shown_alarms[alarm.name] = alarm
             self._over_s[alarm.name] = time.monotonic()
-            if not self._clock.isActive():  # others that end meanwhile do not put this one off
+            if not self._clock.isActive():  # restarting the timer would delay the alarms that ended before
                 self._clock.start()
             self._show()
 
@@ -146,7 +148,7 @@ def _detail(alarm: Alarm) -> str:
 
 
 class AlarmLine(QWidget):
-    """An alarm's rule and, beside it, its details; one below the other, both wrapped, where one line is too short."""
+    """An alarm's rule and details, side by side or, where one line is too short, wrapped below each other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,11 +165,10 @@ class AlarmLine(QWidget):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether they stand below each other."""
+        """Whether rule and details are below each other."""
         return self._row.direction() is QBoxLayout.Direction.TopToBottom
 
     def tell(self, rule: str, detail: str) -> None:
-        """Show these texts from now on."""
         self.rule.setText(rule)
         self.detail.setText(detail)
         self._fold()

@@ -1,7 +1,8 @@
-"""Follows a session's overview with the rules of alarms, and drops a bookmark for each that rings.
+"""Evaluates alarm rules on a session's overview, and adds a bookmark for each alarm.
 
-Owns how far the overview was looked at, and what is posted to the webhook. Live, alarms are told and kept with the
-session; of a recording they are where the rules of now would have rung, and follow the rules when these change.
+Owns how far the overview was evaluated, and what is posted to the webhook. Alarms of a live session are announced and
+stored with the session. Alarms of a recording are computed with the current rules, and recomputed when the rules
+change.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _AT_A_TIME: Final = 50
-"""Seconds looked at in one turn of the event loop: each takes a tenth of a millisecond or so."""
+"""Seconds of the overview evaluated per turn of the event loop; each takes about 0.1 ms."""
 
 
 class AlarmWatch(QObject):
-    """By the rules and the webhook of `settings`. With all rules off it does nothing at all."""
+    """Evaluates the rules in `settings` and posts to the webhook there. Does nothing while all rules are off."""
 
     rang = Signal(object)
-    """An `Alarm` of the live end."""
+    """Emitted with an `Alarm` of the live session that started."""
     over = Signal(object)
-    """The same, over."""
+    """Emitted with an `Alarm` of the live session that ended."""
     went_on = Signal(object)
-    """An `Alarm` of the live end that goes on, with its worst value so far."""
+    """Emitted with an ongoing `Alarm` of the live session, which has the worst value so far."""
     looked = Signal()
-    """There are new seconds."""
+    """Emitted after more seconds were evaluated."""
 
     def __init__(self, session: Session, settings: SettingsKeeper, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -59,46 +60,49 @@ class AlarmWatch(QObject):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine tells: some rules need more than others."""
+        """Capabilities of the engine; a rule may need figures that the engine does not publish."""
         return self._session.capabilities
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Those of this run in front of those that are kept, which give way to one of the same name."""
+        """Rules of the command line, then those of the settings. The former replace rules of the same name."""
         names = {rule.name for rule in self._own_rules}
         return (*self._own_rules, *(rule for rule in self.settings.values.alarm_rules if rule.name not in names))
 
     @property
     def webhook_url(self) -> str:
-        """Where alarms are posted; empty: nowhere."""
+        """Address that alarms are posted to; empty if they are not posted."""
         return self._own_url or self.settings.values.alarm_webhook
 
     def use(self, rules: Sequence[Rule], webhook_url: str = "") -> None:
-        """For this run, beside the rules that are kept and instead of their webhook."""
+        """Add `rules` for this run only, and replace the webhook of the settings unless `webhook_url` is empty."""
         self._own_rules, self._own_url = tuple(rules), webhook_url
         self._on_settings()
 
     @property
     def own_words(self) -> str:
-        """What holds for this run alone, in a sentence; empty where nothing does."""
+        """Sentence that lists what was given on the command line for this run, empty if nothing was."""
         parts = [", ".join(rule.name for rule in self._own_rules), "the webhook" if self._own_url else ""]
         given = " and ".join(part for part in parts if part)
         return f"From the command line, for this run: {given}." if given else ""
 
     def value_of_last_second(self, expression: Expression) -> float:
-        """Return the value of the last second that was over at the moment that is shown; NaN where it is not known."""
+        """Return the value in the last second that was complete at the time shown; NaN if it is unknown."""
         overview = self._session.overview
         place = overview.place_at(self._session.timeline.cursor_ns + 1 - SECOND_NS)
         return float(expression.value(overview, slice(place, place + 1))[0]) if place >= 0 else math.nan
 
     def close(self) -> None:
-        """Post nothing any more but what waits."""
+        """Close the webhook, which posts what is already queued and nothing more."""
         if self._webhook is not None:
             self._webhook.close()
             self._webhook = None
 
     def _on_settings(self, _: object = None) -> None:
-        """From now on the rules that there are. What goes on by the old ones ends here."""
+        """Switch to the current rules and webhook.
+
+        Live alarms that are ongoing end here; the alarms of a recording are recomputed.
+        """
         if self._webhook is not None and self._webhook.url != self.webhook_url:
             self.close()
         if self.rules == self._in_use:
@@ -140,7 +144,7 @@ class AlarmWatch(QObject):
         else:
             for alarm in changed:
                 self._tell(alarm)
-            # Shown, but not kept: the bookmark that is kept at the end has the worst value of all.
+            # Shown but not stored yet: the bookmark stored when the alarm ends has the worst value of all.
             self._session.bookmarks.load(bookmark_of(alarm) for alarm in standing)
             for alarm in standing:
                 self.went_on.emit(alarm)
@@ -166,13 +170,13 @@ class AlarmWatch(QObject):
             return
         try:
             self._webhook = self._webhook or Webhook(url)
-        except BadInput as error:  # kept by another version, or written by hand
+        except BadInput as error:  # the settings may come from another version or have been edited by hand
             self._tell_failure(str(error))
             return
         self._webhook.post(payload(alarm, self.capabilities.engine, self._session.source.name))
 
     def _tell_failure(self, failure: str) -> None:
-        """Once, until a post gets through again."""
+        """Report a webhook failure once, until a post succeeds again."""
         if failure and not self._told_failure:
             self._session.noticed.emit(f"Alarm not posted: {failure}")
         self._told_failure = bool(failure)

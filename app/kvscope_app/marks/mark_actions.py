@@ -35,7 +35,6 @@ _ABOVE_BAR: Final = 48
 
 
 def mark_actions(window: SessionWindow, alarms: AlarmWatch) -> list[ActionSpec]:
-    """The actions for bookmarks, loops and alarms."""
     jump, loop = partial(go_to_bookmark, window), window.session.timeline.loop
     return [
         ActionSpec("bookmark", "Bookmark this moment", TIME, partial(bookmark_here, window), ("Ctrl+B",), "bookmark"),
@@ -64,7 +63,7 @@ def mark_actions(window: SessionWindow, alarms: AlarmWatch) -> list[ActionSpec]:
 
 
 def offer_undo(window: SessionWindow) -> None:
-    """Undo brings back bookmarks that were deleted."""
+    """Record each deletion of bookmarks on the window's undo stack, so that Undo restores them."""
     bookmarks = window.session.bookmarks
 
     def note(gone: list[Bookmark]) -> None:
@@ -77,7 +76,7 @@ def offer_undo(window: SessionWindow) -> None:
 
 
 def bookmark_here(window: SessionWindow) -> None:
-    """Mark what is shown, at once; words can follow."""
+    """Add a bookmark at the time shown, then ask for an optional note."""
     session = window.session
     if session.timeline.range_ns is None:
         _tell(window, "Nothing to bookmark yet")
@@ -87,7 +86,7 @@ def bookmark_here(window: SessionWindow) -> None:
 
 
 def go_to_bookmark(window: SessionWindow, *, forward: bool) -> None:
-    """Go to the next bookmark, or to the previous one."""
+    """Go to the next bookmark, or to the previous one unless `forward`."""
     session = window.session
     found = session.bookmarks.nearest(session.timeline.cursor_ns, forward=forward)
     if found is None:
@@ -104,7 +103,7 @@ def bring_back(window: SessionWindow) -> None:
 
 
 def copy_moment(window: SessionWindow) -> None:
-    """Copy a command that opens the recording at this moment, with the present selection."""
+    """Copy a command that opens the recording at this moment, with the current selection."""
     session, timeline = window.session, window.session.timeline
     player = timeline.player
     if player is None or not timeline.is_file:
@@ -124,7 +123,7 @@ def _selection_words(session: Session) -> str:
 
 
 def set_loop(window: SessionWindow, *, is_begin: bool) -> None:
-    """Set one end of the loop here. With both ends set, the loop plays from its begin."""
+    """Set the start or end of the loop to the time shown. With both ends set, the loop plays from its start."""
     timeline, loop = window.session.timeline, window.session.timeline.loop
     if timeline.range_ns is None:
         _tell(window, "Nothing to loop yet")
@@ -137,13 +136,12 @@ def set_loop(window: SessionWindow, *, is_begin: bool) -> None:
 
 
 def clear_choice(session: Session) -> None:
-    """The action of Esc: ends the loop, or else clears the selection."""
+    """Handle Esc: end the loop or, if there is none, clear the selection."""
     if not session.timeline.loop.clear():
         session.clear_selection()
 
 
 def edit_rules(window: SessionWindow, alarms: AlarmWatch) -> None:
-    """Open the sheet that says which alarms ring, and when."""
     AlarmSheet(alarms, window.themes.theme, window).show()
 
 
@@ -152,9 +150,9 @@ def _tell(window: SessionWindow, text: str) -> None:
 
 
 class NotePopup(QFrame):
-    """Asks for the words of a bookmark that was just made; whoever has none to say presses Esc, and it stays.
+    """Popup that asks for the note of a bookmark that was just added. Esc leaves the bookmark without a note.
 
-    Over the lower edge of `parent`; gone with Enter, Esc and the next click elsewhere.
+    The popup covers the lower edge of `parent` and closes on Enter, Esc, and the next click elsewhere.
     """
 
     def __init__(self, parent: QWidget, bookmarks: Bookmarks, bookmark: Bookmark) -> None:
@@ -177,7 +175,7 @@ class NotePopup(QFrame):
         row.addWidget(self.note, 1)
 
     def show_above(self, height: int) -> None:
-        """Bring it up, `height` pixels above the lower edge."""
+        """Show the popup `height` pixels above the lower edge of its parent."""
         room = self._over.size()
         self.resize(min(_WIDTH, room.width()), self.sizeHint().height())
         self.move((room.width() - self.width()) // 2, max(0, room.height() - height - self.height()))
@@ -186,7 +184,7 @@ class NotePopup(QFrame):
         self.note.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """Esc is about the note here, not about what it means in the window."""
+        """Handle Esc in the note, so that it does not trigger the window's Esc action."""
         is_escape = isinstance(event, QKeyEvent) and event.key() == Qt.Key.Key_Escape
         if is_escape and event.type() == QEvent.Type.ShortcutOverride:
             event.accept()
@@ -204,7 +202,7 @@ class NotePopup(QFrame):
         self._leave()
 
     def _leave(self) -> None:
-        """The keyboard goes back to where it was."""
+        """Close the popup and return the keyboard focus to the widget that had it before."""
         if self._focus_before is not None and self._focus_before.isVisible():
             self._focus_before.setFocus()
         self.close()

@@ -1,1 +1,1 @@
-"""The engine that the desktop starts itself: its process, its options, its end."""
+"""The engine process that the desktop starts itself: its options, its lifetime, and its files."""

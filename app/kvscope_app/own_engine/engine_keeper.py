@@ -1,4 +1,4 @@
-"""Watches the desktop's own engine and restarts it when the person asks. The Qt side of `EngineProcess`."""
+"""Watches the desktop's own engine and restarts it on request. The Qt side of `EngineProcess`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _RESTARTING_MS: Final = 100
 
 
 class EngineKeeper(QObject):
-    """Owns no process: tells about the one it is given. Never waits."""
+    """Emits signals when the engine ends or is restarted. Never blocks. The caller owns the process."""
 
     ended = Signal(str)
-    """The engine ended by itself, or could not be started, for this reason."""
+    """Emitted with the reason when the engine ended by itself, or could not be started."""
     started = Signal()
 
     def __init__(self, engine: EngineProcess, parent: QObject | None = None) -> None:
@@ -26,25 +26,24 @@ class EngineKeeper(QObject):
         self.engine = engine
         self._has_reported = False
         self._kill_at_s: float | None = None
-        """While a restart waits for the old process: when patience ends."""
+        """Monotonic time at which the old process is killed during a restart; None otherwise."""
         self._timer = QTimer(self, interval=_LOOK_MS)
         self._timer.timeout.connect(self._look)
         self._timer.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether the engine's process is there."""
         return self.engine.is_running
 
     def restart(self) -> None:
-        """End the engine if it still runs, then start it anew."""
+        """Terminate the engine if it still runs, then start it again. Returns immediately."""
         self.engine.terminate()
         self._kill_at_s = time.monotonic() + self.engine.end_after_s
         self._timer.start(_RESTARTING_MS)
         self._look()
 
     def forget(self) -> None:
-        """Report nothing from now on, since the desktop itself closes the engine."""
+        """Stop watching, as the desktop itself is about to close the engine."""
         self._timer.stop()
 
     def _look(self) -> None:

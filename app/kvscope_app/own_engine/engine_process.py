@@ -1,6 +1,7 @@
-"""The desktop's own engine: a child process, its private folder for sockets and log, and its end. No Qt.
+"""The desktop's own engine: a child process, and its private folder with sockets and log. No Qt.
 
-The folder (mode 0700) is in the user's runtime folder, or a temporary one; other users can neither connect nor look.
+The folder (mode 0700) is in the user's runtime folder, or is a temporary one, so that other users can neither connect
+nor read the log.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ PREFIX: Final = "kvscope-"
 _OWNERS: Final = "owners"
 LOG_TAIL_BYTES: Final = 64 << 10
 END_AFTER_S: Final = 1.5
-"""How long an engine that was asked to end is waited for before SIGTERM, and again before SIGKILL."""
+"""Seconds for the engine to end after a request to do so, before SIGTERM is sent, and again before SIGKILL."""
 KEEP_FLAG: Final = "--kv-disk-keep"
 KEEP_AFTER_S: Final = 25.0
-"""The same for one with that flag: it first writes what is cached to its file, for at most 20 s."""
+"""Replaces `END_AFTER_S` for an engine with `KEEP_FLAG`, which first saves its cache to a file for at most 20 s."""
 _POLL_S: Final = 0.02
 
 
 def serve_command(endpoint: str, options: Sequence[str], keep: bool) -> list[str]:
-    """The command line of an engine of ours. Raises KvscopeError where the engine is not installed."""
+    """Return the command line of an engine of ours. Raises KvscopeError if the engine is not installed.
+
+    Unless `keep`, the engine ends when the desktop's process does.
+    """
     if find_spec("kvscope_engine") is None or find_spec("torch") is None:
         raise KvscopeError(
             "the engine is not installed here: pip install 'kvscope[engine]',"
@@ -46,10 +50,19 @@ def serve_command(endpoint: str, options: Sequence[str], keep: bool) -> list[str
 
 
 class EngineProcess:
-    """Starts a command that serves `endpoint`, and knows whether and why it ended."""
+    """Runs a command that serves `endpoint`, and reports whether and why it ended."""
 
     def __init__(self, options: Sequence[str] = (), keep: bool = False, command: Sequence[str] | None = None) -> None:
-        """`command` replaces the engine's own; `{endpoint}` in it becomes the endpoint."""
+        """Create the folder without starting the engine.
+
+        Args:
+            options: Options of the engine's `serve` command.
+            keep: Whether `close` leaves a running engine and its folder alone.
+            command: Replaces the engine's command; `{endpoint}` in it is replaced by the endpoint.
+
+        Raises:
+            KvscopeError: The engine is not installed.
+        """
         self.keep = keep
         parent = folder_for_sockets(PREFIX)
         remove_stale(parent)
@@ -66,11 +79,11 @@ class EngineProcess:
             raise
 
     def set_option(self, flag: str, value: str) -> None:
-        """Set an option for the engine's next start, in place of its earlier value."""
+        """Set an option for the engine's next start, replacing its earlier value."""
         self._command = [part for part in self._command if not part.startswith(f"{flag}=")] + [f"{flag}={value}"]
 
     def start(self) -> None:
-        """Start it; the log begins anew. Raises KvscopeError when the program cannot be run."""
+        """Start the process with an empty log. Raises KvscopeError if the program cannot be run."""
         assert not self.is_running, "one engine at a time"
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         with self.log_path.open("wb") as log:
@@ -89,16 +102,15 @@ class EngineProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the process, 0 before the first start."""
+        """Process id, 0 before the first start."""
         return 0 if self._process is None else self._process.pid
 
     def end_reason(self) -> str | None:
-        """Why it ended, in one line; None while it runs or before it was started."""
+        """Return why the engine ended, in one line; None while it runs and before the first start."""
         code = None if self._process is None else self._process.poll()
         if code is None:
             return None
@@ -108,7 +120,7 @@ class EngineProcess:
         return last or ("it exited normally" if code == 0 else f"exit code {code}")
 
     def log_text(self) -> str:
-        """The end of what it printed."""
+        """Return the last `LOG_TAIL_BYTES` of the log as text, empty if it cannot be read."""
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(0, self.log_path.stat().st_size - LOG_TAIL_BYTES))
@@ -118,24 +130,27 @@ class EngineProcess:
         return "\n".join(line.rsplit("\r", 1)[-1] for line in text.removesuffix("\n").split("\n"))
 
     def terminate(self) -> None:
-        """Ask it to end, by SIGTERM."""
+        """Send SIGTERM if the process runs."""
         if self._process is not None and self.is_running:
             self._process.terminate()
 
     @property
     def end_after_s(self) -> float:
-        """How long it gets to end by itself once it was told to."""
+        """Seconds to wait for the engine to end by itself after a request to do so."""
         return KEEP_AFTER_S if KEEP_FLAG in self._command else END_AFTER_S
 
     def kill(self) -> None:
-        """End it, by SIGKILL."""
+        """Send SIGKILL if the process runs."""
         if self._process is not None and self.is_running:
             self._process.kill()
 
     def close(self, was_asked: bool = False) -> None:
-        """End the process, within twice `end_after_s`, and remove the folder; or leave both if it is to be kept.
+        """End the process and remove the folder, unless the engine runs and is to be kept.
 
-        `was_asked`: it was told to shut down on its command socket, and gets the time to do so.
+        Takes at most 2 * `end_after_s` + `END_AFTER_S` seconds.
+
+        Args:
+            was_asked: Whether the engine was asked to shut down by its command socket, and first gets time to do so.
         """
         if self.keep and self.is_running:
             return
@@ -154,7 +169,7 @@ class EngineProcess:
 
     def _last_words(self) -> str:
         lines = [line.strip().removeprefix("kvscope-engine: ") for line in self.log_text().splitlines() if line.strip()]
-        words = [line for line in lines if not line.startswith("weights: ")]  # of its start, and no reason to end
+        words = [line for line in lines if not line.startswith("weights: ")]  # printed at start: not a reason to end
         return words[-1][:300] if words else ""
 
 
@@ -165,18 +180,19 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# Private folders of the desktops' engines: who they belong to, and the end of those whose owners were killed.
+# Private folders of engines started by desktops: their owners, and the removal of folders of killed owners.
 #
-# Each folder has a file that names the desktop and the engine it is for. It goes when neither of them lives; one that
-# names nobody is not ours to judge, and stays.
+# Each folder has a file with the identities of its desktop and engine. The folder is removed when neither process runs.
+# A folder without recorded owners stays, because it may be in use.
 def claim(folder: Path, pid: int) -> None:
-    """Note that process `pid` needs `folder` as long as it lives, as do those that claimed it before."""
-    with suppress(OSError), (folder / _OWNERS).open("a") as file:  # a full disk: the folder is left behind
+    """Record that process `pid` needs `folder` while it runs, in addition to earlier owners."""
+    # If the disk is full, the owner is not recorded, and the folder may be left behind.
+    with suppress(OSError), (folder / _OWNERS).open("a") as file:
         file.write(f"{identity_of(pid)}\n")
 
 
 def remove_stale(parent: Path) -> list[Path]:
-    """Remove the folders in `parent` that are this user's and whose owners are all dead; which they were."""
+    """Remove this user's folders in `parent` whose owners have all ended. Returns the removed folders."""
     gone = [folder for folder in _own_folders(parent) if _is_stale(folder)]
     for folder in gone:
         shutil.rmtree(folder, ignore_errors=True)

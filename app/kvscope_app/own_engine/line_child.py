@@ -1,7 +1,7 @@
-"""A child process of the engine's commands that answers each line with a line, and ends when its standard input closes.
+"""Child process that runs a command of the engine and answers each input line with output lines.
 
-Owns the child and the lines to and from it. What a line says, and when the next may be asked, it must not know;
-never waits but when it is closed.
+It ends when its standard input closes. Owns the child and the lines to and from it, but knows neither the meaning of a
+line nor when the next may be sent. Blocks only in `close`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,28 @@ from kvscope_telemetry.messages.what_if import Complaint
 
 _END_AFTER_MS: Final = 500
 _KILLED_AFTER_MS: Final = 10_000
-"""Milliseconds do, unless the machine is busy; but one that is let go while it runs is complained about by Qt."""
+"""Maximum milliseconds to wait after SIGKILL. A few suffice unless the machine is busy.
+
+A QProcess must not be deleted while its process runs: Qt prints a warning then.
+"""
 
 
 class LineChild(QObject):
-    """Starts the child with the first line; after a failure the next line starts another."""
+    """Starts the child process with the first line, and another one with the next line after a failure."""
 
     line_came = Signal(bytes)
-    """Without its end."""
+    """Emitted with a line of output, without its line end."""
     failed = Signal(str)
-    """No answer will come, for this reason, in words that end a sentence; the child is gone."""
+    """Emitted when the child is gone and no answer will come, with a reason that completes a sentence."""
 
     def __init__(self, command: Sequence[str] | None, max_line_bytes: int, parent: QObject | None = None) -> None:
-        """`command` None: it is not installed, so that `send` gives False."""
+        """Prepare a child without starting it.
+
+        Args:
+            command: Command line; None if the command is not installed, in which case `send` returns False.
+            max_line_bytes: A longer line of output is a failure.
+            parent: Qt parent.
+        """
         super().__init__(parent)
         self.command = command
         self._max_line_bytes = max_line_bytes
@@ -39,16 +48,14 @@ class LineChild(QObject):
 
     @property
     def is_running(self) -> bool:
-        """Whether the child is there."""
         return self.process is not None and self.process.state() is not QProcess.ProcessState.NotRunning
 
     @property
     def is_installed(self) -> bool:
-        """Whether there is a command to run."""
         return self.command is not None
 
     def send(self, message: object) -> bool:
-        """Send `message` as a line of JSON; returns whether there is a child that may answer it."""
+        """Send `message` as a line of JSON. Returns whether there is a child that may answer it."""
         process = self.process or self._start()
         if process is None:
             return False
@@ -56,7 +63,7 @@ class LineChild(QObject):
         return True
 
     def close(self) -> None:
-        """End the child; the next line starts another."""
+        """End the child, and kill it if it does not end in time. The next line starts another."""
         process, self.process = self.process, None
         self._received.clear()
         if process is None:
@@ -70,7 +77,7 @@ class LineChild(QObject):
         process.deleteLater()
 
     def fail(self, reason: str) -> None:
-        """End the child for `reason`."""
+        """End the child and emit `failed` with `reason`."""
         self.close()
         self.failed.emit(reason)
 
@@ -82,7 +89,7 @@ class LineChild(QObject):
         process.errorOccurred.connect(self._on_error)
         process.finished.connect(self._on_end)
         process.start(self.command[0], list(self.command[1:]))
-        return process if self.process is process else None  # it may have failed at once
+        return process if self.process is process else None  # start() may already have failed
 
     def _read(self) -> None:
         assert self.process is not None, "output of a child that is not there"
@@ -106,14 +113,14 @@ class LineChild(QObject):
 
 
 def engine_command(*words: str) -> list[str] | None:
-    """`kvscope-engine WORDS`; None where the engine is not installed."""
+    """Return the command line of `kvscope-engine WORDS`, or None if the engine is not installed."""
     if find_spec("kvscope_engine") is None:
         return None
     return [sys.executable, "-m", "kvscope_engine.cli.main", *words]
 
 
 def complaint(line: bytes) -> str:
-    """What a line that is no answer complains about; empty when it is no complaint either."""
+    """Return the error of a line that is a `Complaint`; empty if the line is something else."""
     try:
         return msgspec.json.decode(line, type=Complaint).error
     except msgspec.MsgspecError:

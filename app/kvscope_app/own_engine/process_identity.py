@@ -1,7 +1,7 @@
-"""Identifies the process that owns something, so that a later process can tell whether the owner still lives. No Qt.
+"""Identifies the process that owns something, so that a later process can check whether the owner still runs. No Qt.
 
-A process id alone is not enough, because ids are reused. The identity also has the process's start time, in clock ticks
-since boot.
+A process id is not enough, because ids are reused. The identity also has the process's start time, in clock ticks since
+boot.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import Final
 
 _START_FIELD: Final = 19
-"""Of `/proc/PID/stat`, counted after the name, which may hold anything."""
+"""Index of the start time in `/proc/PID/stat`, counted after the command name, which may contain spaces."""
 _ENDED: Final = -1
-"""No process began then: this one is over, only its parent has not noticed."""
+"""Start time used for a zombie: the process has ended, but its parent has not waited for it yet."""
 
 
 def own_identity() -> str:
-    """The identity of this process."""
     return identity_of(os.getpid())
 
 
 def identity_of(pid: int) -> str:
-    """The identity of a running process: `PID-START`."""
+    """Return the identity of a running process: `PID-START`."""
     return f"{pid}-{_start_ticks(pid)}"
 
 
 def is_alive(identity: str) -> bool:
-    """Whether the process of `identity` still runs. An invalid identity belongs to no process."""
+    """Return whether the process of `identity` still runs. False for an invalid identity."""
     pid, _, start = identity.partition("-")
     if not pid.isdecimal() or not start.isdecimal() or not _exists(int(pid)):
         return False
@@ -45,7 +44,7 @@ def _exists(pid: int) -> bool:
 
 
 def _start_ticks(pid: int) -> int:
-    """0 where the system does not tell: then the number alone must do."""
+    """Return the process's start time, or 0 where the system has no /proc; then only the process id is compared."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return _ENDED if fields[0] in "ZX" else int(fields[_START_FIELD])

@@ -1,1 +1,1 @@
-"""Pictures and videos of views: what is saved is what the views themselves paint."""
+"""Pictures and videos of views, painted by the views themselves."""

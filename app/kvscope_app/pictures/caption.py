@@ -1,4 +1,4 @@
-"""The line below a picture: which model, when, and which range."""
+"""Caption below a picture: model, time, and time range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from kvscope_app.session.session import Session
 
 
 def caption_of(session: Session, title: str, range_s: tuple[float, float] | None = None) -> str:
-    """`SmolLM2-135M-Instruct · Page map · 2026-11-22 10:11:43 UTC · 30.0 s`; a range instead of one moment."""
+    """Return a caption such as `SmolLM2-135M-Instruct · Page map · 2026-11-22 10:11:43 UTC · 30.0 s`.
+
+    Args:
+        session: Session whose model and time are named.
+        title: Title of the view.
+        range_s: Seconds from the recording's start to name instead of the moment that is shown.
+    """
     timeline = session.timeline
     origin_ns = timeline.origin_ns
     words = [model_name(session.mirror.hello), title, _clock(timeline.cursor_ns)]

@@ -19,13 +19,13 @@ def overflow(view: QWidget) -> QSize:
         hidden = hidden.expandedTo(QSize(area.horizontalScrollBar().maximum(), _hidden_height(area)))
     for legend in view.findChildren(ChartLegend):
         if legend.isVisibleTo(view):
-            num_columns = max(view.width() // max(legend.width(), 1), 1)  # each gets its share of a wider view
+            num_columns = max(view.width() // max(legend.width(), 1), 1)  # extra width is divided among the columns
             hidden = hidden.expandedTo(QSize(legend.missing_width * num_columns, 0))
     return hidden
 
 
 def hidden_note(view: QWidget) -> str:
-    """Return what the size of `view` hides, such as "12 more rows"; empty where it hides nothing."""
+    """Return what the size of `view` hides, such as "12 more rows"; empty if it hides nothing."""
     notes = []
     for area in _scroll_areas(view):
         if area.verticalScrollBar().maximum() > 0:
@@ -37,11 +37,11 @@ def hidden_note(view: QWidget) -> str:
 
 
 def _scroll_areas(view: QWidget) -> Iterator[QAbstractScrollArea]:
-    """Yield the areas of `view` that a person could scroll. Charts are areas as well, and never scroll."""
+    """Yield the areas of `view` that a user could scroll. Charts are scroll areas in Qt, too, but never scroll."""
     for area in view.findChildren(QAbstractScrollArea):
         if area.isVisibleTo(view) and not isinstance(area, QGraphicsView):
             if isinstance(area, QAbstractItemView):
-                area.doItemsLayout()  # its scroll bars follow the model with the next event
+                area.doItemsLayout()  # otherwise the scroll bars are updated only with the next event
             yield area
 
 
@@ -53,6 +53,6 @@ def _hidden_height(area: QAbstractScrollArea) -> int:
 
 
 def _num_rows_below(table: QTableView) -> int:
-    """Number of rows that begin below the visible part of `table`, the one that its edge cuts included."""
+    """Return the number of rows below the visible part of `table`, including a row that is partly visible."""
     first_hidden = table.rowAt(table.viewport().height() - 1)
     return 0 if first_hidden < 0 else table.model().rowCount() - first_hidden

@@ -1,7 +1,7 @@
-"""Writes the frames of a video into a file: ffmpeg writes `.mp4`, Pillow `.webp`, `.gif` and `.apng`.
+"""Encodes the frames of a video: ffmpeg writes `.mp4`, Pillow writes `.webp`, `.gif` and `.apng`.
 
-ffmpeg and WebP take a frame at a time. For a GIF or an APNG Pillow keeps all of them, so their number is bounded. Knows
-no Qt.
+ffmpeg and WebP take one frame at a time. For GIF and APNG, Pillow holds all frames in memory, so their number is
+limited. Knows no Qt.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Frame = npt.NDArray[np.uint8]
-"""Red, green and blue, shape (height, width, 3)."""
+"""RGB pixels of a frame, shape (height, width, 3)."""
 _MAX_WEBP_FRAMES: Final = 10_000
 _MAX_PIXELS: Final = {".gif": 256 << 20, ".apng": 128 << 20}
-"""Of all frames together: Pillow keeps a byte for each pixel of a GIF, and eight for each of an APNG."""
+"""Maximum pixels of all frames together. Pillow holds one byte per pixel of a GIF, and eight per pixel of an APNG."""
 _MISSING: Final = "Pillow is not installed: pip install pillow"
 _FFMPEG: Final = "ffmpeg"
 
 
 @dataclass(frozen=True, slots=True)
 class Film:
-    """What is to be written: every frame is of one size."""
+    """Frames of a video, all of the same size, and their rate."""
 
     frames: Iterator[Frame]
     num_frames: int
@@ -42,12 +42,12 @@ class Film:
 
     @property
     def frame_ms(self) -> int:
-        """How long a frame is seen."""
+        """Duration of a frame in milliseconds, at least 1."""
         return max(round(1000 / self.fps), 1)
 
 
 def require_encoder(suffix: str, num_frames: int, width: int, height: int) -> None:
-    """Raises BadInput, naming what is missing or too much, before anything is drawn."""
+    """Raise BadInput, before anything is drawn, if a program or library is missing or the video is too large."""
     if suffix == ".mp4" and shutil.which(_FFMPEG) is None:
         raise BadInput("an .mp4 is written by ffmpeg, which is not on PATH: install it, or write .webp, .gif or .apng")
     if not is_there(suffix):
@@ -59,7 +59,7 @@ def require_encoder(suffix: str, num_frames: int, width: int, height: int) -> No
 
 
 def encode(film: Film, suffix: str, file: BinaryIO) -> None:
-    """Write `film` into `file`, which is open and empty."""
+    """Write `film` to `file`, which must be open and empty."""
     _ENCODERS[suffix](film, file)
 
 
@@ -93,7 +93,7 @@ def _write_gif(film: Film, file: BinaryIO) -> None:
 
 
 def _moving_image(film: Film) -> Image:
-    """An image that has its next frame made when it is asked for: Pillow keeps a list of images, not of frames."""
+    """Return an image that makes each frame when Pillow seeks to it: a list of images would have to fit in memory."""
     from PIL import Image
 
     class Moving(Image.Image):
@@ -120,13 +120,13 @@ def _moving_image(film: Film) -> Image:
 def _write_mp4(film: Film, file: BinaryIO) -> None:
     command = [_FFMPEG, "-v", "error", "-nostdin", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
     command += ["-s", f"{film.width}x{film.height}", "-r", f"{film.fps:g}", "-i", "pipe:0"]
-    # Players want an even number of pixels and this pixel format.
+    # Video players require even dimensions and this pixel format.
     command += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-movflags", "+faststart"]
     _feed([*command, "-f", "mp4", file.name], film.frames)
 
 
 def _feed(command: list[str], frames: Iterator[Frame]) -> None:
-    """Give all `frames` to a process. Raises KvscopeError with its own words where it fails."""
+    """Write all `frames` to a process. Raises KvscopeError with the process's last line of output if it fails."""
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe) as process:
         assert process.stdin is not None, "a pipe was asked for"
@@ -134,7 +134,7 @@ def _feed(command: list[str], frames: Iterator[Frame]) -> None:
             for frame in frames:
                 process.stdin.write(frame.tobytes())
         except BrokenPipeError:
-            pass  # its own words say why
+            pass  # the reason is in the process's stderr, read below
         except BaseException:
             process.kill()
             raise
@@ -153,5 +153,5 @@ _ENCODERS: Final[dict[str, Callable[[Film, BinaryIO], Any]]] = {
 
 
 def is_there(suffix: str) -> bool:
-    """Whether the program or library that writes it is installed."""
+    """Whether the program or library that writes files with `suffix` is installed."""
     return shutil.which(_FFMPEG) is not None if suffix == ".mp4" else find_spec("PIL") is not None

@@ -1,4 +1,4 @@
-"""Which views there are pictures of, and in which formats. Imports no Qt: the command line asks."""
+"""Names of the views and formats of pictures and videos. Imports no Qt, because the command line uses them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from kvscope_app.views.docks import DOCKS
 from kvscope_telemetry.errors import BadInput
 
 VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures))
-"""As a person types them. A recording alone fills these; the others are drawn from the window."""
+"""View names on the command line. A recording is enough to fill these views; all others need the window."""
 VIDEO_VIEWS: Final = ("page-map", *(spec.picture_name for spec in DOCKS if spec.pictures == "video"))
 STILLS: Final = (".png", ".svg")
 VIDEOS: Final = (".mp4", ".webp", ".gif", ".apng")
 MAX_SCALE: Final = 3
 SMALLEST, LARGEST = 160, 4096
-"""Of a side of a picture, in pixels before scaling."""
+"""Limits of the width and height of a picture, in pixels before scaling."""
 
 
 def suffix_of(path: Path, form: str | None) -> str:
-    """The format of `path`: as its name ends, which must fit `form` (`png`, `svg`, `video`) where one is named.
+    """Return the format of `path` as a suffix such as ".png".
 
-    Raises BadInput where it does not.
+    Args:
+        path: Output file, whose suffix names the format.
+        form: "png", "svg" or "video", or None to accept any format. A still picture may have any file name.
+
+    Raises:
+        BadInput: The suffix is unknown, or is not that of a video although one is requested.
     """
     suffix = path.suffix.lower()
     accepted = {"video": VIDEOS, None: (*STILLS, *VIDEOS)}.get(form, (f".{form}",))
@@ -33,5 +38,5 @@ def suffix_of(path: Path, form: str | None) -> str:
 
 
 def is_picture(path: Path, form: str | None) -> bool:
-    """Whether `path` or `form` asks for a picture or a video."""
+    """Whether `path` or `form` requests a picture or a video."""
     return form in ("png", "svg", "video") or (form is None and path.suffix.lower() in (*STILLS, *VIDEOS))

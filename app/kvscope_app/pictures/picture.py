@@ -1,8 +1,9 @@
-"""A picture of one view: the view paints itself, into an image or an SVG file, in its own theme or another.
+"""Picture of a view: the view paints itself, to an image or an SVG file, in its own theme or another one.
 
-Owns the size of the picture and the caption below it. Knows no view in particular: there is no second painter.
-A bitmap in a view (the cells of the page map, the heatmap, the lanes) is made as large without being smoothed: a pixel
-of the screen is a square of the picture. Words and lines are drawn at the picture's own scale.
+Owns the picture's size and the caption below it. Works with any view; there is no second painter.
+
+Bitmaps in a view (cells of the page map, heatmap, lanes) are enlarged without smoothing, so that a pixel of the screen
+becomes a square of the picture. Text and lines are drawn at the picture's own scale.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ _FLAGS: Final = QWidget.RenderFlag.DrawWindowBackground | QWidget.RenderFlag.Dra
 
 @dataclass(frozen=True, slots=True)
 class PictureLook:
-    """How a picture is made of a view."""
+    """Options of a picture of a view."""
 
     scale: int = 1
-    """Pixels of the picture for one of the screen, along a side."""
+    """Pixels of the picture per pixel of the screen, along a side."""
     theme: Theme | None = None
-    """None: as it is shown."""
+    """Theme of the picture; None keeps the theme in which the view is shown."""
     caption: str = ""
-    """A line below it; empty for none."""
+    """Text of the line below the picture; empty for no caption."""
 
 
 def picture_of(view: View, look: PictureLook | None = None) -> QImage:
-    """`view` as it is shown now."""
+    """Return an image of `view` as it is shown now."""
     look = look or PictureLook()
     scale = view.devicePixelRatioF() * look.scale
     image = QImage(picture_size(view, look), QImage.Format.Format_RGB32)
@@ -57,13 +58,16 @@ def picture_of(view: View, look: PictureLook | None = None) -> QImage:
 
 
 def picture_size(view: View, look: PictureLook) -> QSize:
-    """Of the picture that `picture_of` would make."""
+    """Return the size in pixels of the picture that `picture_of` would make."""
     return (_size(view, look).toSizeF() * (view.devicePixelRatioF() * look.scale)).toSize()
 
 
 def svg_of(view: View, look: PictureLook | None = None) -> QByteArray:
-    """The same as SVG: words and lines stay such; what is a bitmap in the view is one in it."""
-    from kvscope_app.pictures.svg_file import svg_painter  # most windows need none of it
+    """Return `view` as an SVG file.
+
+    Text and lines stay vector graphics; bitmaps in the view are embedded as bitmaps.
+    """
+    from kvscope_app.pictures.svg_file import svg_painter  # imported late, because few windows need it
 
     look = look or PictureLook()
     with _in_theme(view, look.theme), svg_painter(_size(view, look), view.title) as (painter, made):
@@ -73,18 +77,17 @@ def svg_of(view: View, look: PictureLook | None = None) -> QByteArray:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A picture of what a person saw when asking for it, in both forms: where it goes is asked afterwards."""
+    """Picture taken when the user asked for it, as image and as SVG, because the file name is asked afterwards."""
 
     image: QImage
     drawing: bytes
 
     @classmethod
     def of(cls, view: View, look: PictureLook | None = None) -> Taken:
-        """Now."""
         return cls(picture_of(view, look), bytes(svg_of(view, look).data()))
 
     def save(self, path: Path) -> str:
-        """Save the drawing (.svg) or the image, in place of an earlier file. Returns why that failed, or nothing."""
+        """Save the SVG (.svg) or the image to `path`, replacing an existing file. Returns an error text, or ""."""
         try:
             write_whole(path, self.drawing if path.suffix.lower() == ".svg" else png_of(self.image))
         except OSError as error:
@@ -93,7 +96,6 @@ class Taken:
 
 
 def png_of(image: QImage) -> bytes:
-    """As a file."""
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
     QImageWriter(buffer, QByteArray(b"png")).write(image)
@@ -101,12 +103,11 @@ def png_of(image: QImage) -> bytes:
 
 
 def copy_picture(view: View, look: PictureLook | None = None) -> None:
-    """Put it into the clipboard."""
     QApplication.clipboard().setImage(picture_of(view, look))
 
 
 def caption_height(view: View) -> int:
-    """Of the line below a picture, before scaling."""
+    """Return the height in pixels of the caption line, before scaling."""
     return round(QFontMetricsF(sans(0.92)).height()) + _MARGIN
 
 
@@ -121,7 +122,7 @@ def _paint(painter: QPainter, view: View, look: PictureLook) -> None:
     _leave_out_controls(painter, view)
     if look.caption:
         strip = QRect(0, view.height(), view.width(), caption_height(view))
-        painter.fillRect(strip, QColor(theme.panel))  # SVG has no clipping: parts may have painted there
+        painter.fillRect(strip, QColor(theme.panel))  # QSvgGenerator does not clip: a child may have painted here
         box = QRectF(_MARGIN, view.height(), view.width() - 2 * _MARGIN, caption_height(view) - 4)
         painter.setFont(sans(0.92))
         painter.setPen(QColor(theme.muted))
@@ -130,7 +131,10 @@ def _paint(painter: QPainter, view: View, look: PictureLook) -> None:
 
 
 def _leave_out_controls(painter: QPainter, view: View) -> None:
-    """Nobody presses a button in a picture. They are painted over, not hidden: what is around them stays in place."""
+    """Paint over buttons and other controls, which are useless in a picture.
+
+    The controls are not hidden, because that would move the widgets around them.
+    """
     shown = [each for each in view.findChildren(QWidget) if each.isVisible() and is_control(each)]
     controls = [each for each in shown if not any(each is not other and other.isAncestorOf(each) for other in shown)]
     if not controls:
@@ -147,14 +151,14 @@ def _leave_out_controls(painter: QPainter, view: View) -> None:
 
 
 def is_control(widget: QWidget) -> bool:
-    """Whether `widget` is of use only to a person at the window."""
+    """Whether `widget` is useful only to a user at the window."""
     kinds = (QAbstractButton, QComboBox, QLineEdit, QScrollBar, SegmentedControl)
     return isinstance(widget, kinds) or widget.property(HINT) is True
 
 
 @contextmanager
 def _in_theme(view: View, theme: Theme | None) -> Iterator[None]:
-    """`view` in `theme`, and back: nobody sees it, nothing is painted in between."""
+    """Show `view` in `theme` while the context is open. The screen is not repainted in between."""
     before = view.theme
     if theme is None or theme is before:
         yield
@@ -162,7 +166,7 @@ def _in_theme(view: View, theme: Theme | None) -> Iterator[None]:
     app = QApplication.instance()
     assert isinstance(app, QApplication), "no application"
     try:
-        apply_theme(app, theme)  # palette and stylesheet are the application's: a widget's own would not reach all
+        apply_theme(app, theme)  # palette and stylesheet of the view alone would not reach all of its widgets
         view.apply_theme(theme)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What can be done with a view as it is shown: save a picture of it, copy one, and make a video of the timeline."""
+"""Actions that save or copy a picture of a view, and that make a video of the timeline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STILLS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
 def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[ActionSpec]:
     """Return the actions that save pictures, for menu `files`, and the one that copies them, for menu `clipboard`.
 
-    Each dock and the page map have the first two in a menu of their own.
+    Each dock and the page map offer saving and copying in their own context menus as well.
     """
     _add_menus(window)
     return [
@@ -60,7 +60,7 @@ def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[A
 
 
 def view_in_focus(window: SessionWindow) -> View:
-    """The view that has the keyboard; the page map where none has."""
+    """Return the view that has the keyboard focus, or the page map if none has."""
     widget: QWidget | None = window.focusWidget()
     while widget is not None and not isinstance(widget, View):
         widget = widget.parentWidget()
@@ -68,8 +68,8 @@ def view_in_focus(window: SessionWindow) -> View:
 
 
 def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
-    """How, then where to."""
-    from kvscope_app.pictures.picture_dialog import PictureDialog  # a window is up sooner without
+    """Ask for the options of a picture of `view`, then for the file name."""
+    from kvscope_app.pictures.picture_dialog import PictureDialog  # imported late, so that the window opens sooner
 
     dialog = PictureDialog(window, view)
     dialog.saved.connect(lambda look: _ask_path(window, view, look))
@@ -79,7 +79,7 @@ def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
 
 
 def save_taken(window: SessionWindow, title: str, taken: Taken, path: str) -> bool:
-    """Write it, and say so; whether that was possible."""
+    """Write the picture and report the result in the window. Returns whether it was written."""
     failure = taken.save(Path(path))
     if failure:
         window.banner.tell("The picture could not be saved", f"{path}: {failure}", passes=True)
@@ -89,13 +89,13 @@ def save_taken(window: SessionWindow, title: str, taken: Taken, path: str) -> bo
 
 
 def copy_view(window: SessionWindow, view: View, look: PictureLook | None = None) -> None:
-    """Into the clipboard."""
+    """Copy a picture of `view` to the clipboard and report it in the status bar."""
     copy_picture(view, look)
     window.statusBar().showMessage(f"Picture of {view.title.lower()} copied", _NOTICE_MS)
 
 
 def ask_video(window: SessionWindow) -> VideoDialog | None:
-    """Which, then where to."""
+    """Ask for the options of a video, then for the file name. Returns None if there is no history yet."""
     from kvscope_app.pictures.video_dialog import VideoDialog
 
     if window.session.timeline.range_ns is None:
@@ -107,7 +107,7 @@ def ask_video(window: SessionWindow) -> VideoDialog | None:
 
 
 def suggested(window: SessionWindow, what: str) -> Path:
-    """A name for a picture of `what`, without its ending, where the person's pictures are."""
+    """Return a path without suffix for a picture of `what`, in the user's pictures folder."""
     folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.PicturesLocation))
     model = re.sub(r"[^\w.-]+", "-", model_name(window.session.mirror.hello)).strip("-") or "kvscope"
     return folder / f"{model}-{what.lower().replace(' ', '-')}"
@@ -126,7 +126,7 @@ def _add_menus(window: SessionWindow) -> None:
 
 
 def _add_menu(window: SessionWindow, widget: QWidget, name: str) -> None:
-    """Where nothing inside has a menu of its own, a right click offers these."""
+    """Add saving and copying to the context menu of `widget`, which applies where no child has a menu of its own."""
     for text, run in (("Save picture of this view…", ask_picture), ("Copy picture of this view", copy_view)):
         action = QAction(text, widget)
         action.triggered.connect(partial(_of_view, window, name, run))
@@ -135,6 +135,6 @@ def _add_menu(window: SessionWindow, widget: QWidget, name: str) -> None:
 
 
 def _of_view(window: SessionWindow, name: str, run: object, _checked: bool = False) -> None:
-    """Views come after their docks."""
+    """Call `run` on the view called `name`, if it exists: views are created after their docks."""
     if name in window.views and callable(run):
         run(window, window.views[name])

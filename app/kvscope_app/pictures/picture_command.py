@@ -1,4 +1,7 @@
-"""`kvscope export` to a picture or a video, without a display. Owns the defaults and which moments are shown."""
+"""Makes pictures and videos for `kvscope export`, without a display.
+
+Owns the default sizes and which moments are shown.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ from kvscope_telemetry.recordings.reader import Recording
 
 Watch = Callable[[float], bool]
 _LARGEST_FIT: Final = (1920, 2400)
-"""Largest size in pixels that a picture takes by itself to show all rows of a list."""
+"""Maximum size in pixels to which a picture without `--size` grows to show all rows of a list."""
 
 
 def make(recording: Recording, wish: PictureWish, watch: Watch) -> None:
-    """Write it. Raises BadInput and KvscopeError in one line; then nothing is left of it."""
+    """Write the picture or video. On BadInput and KvscopeError, whose texts are one line, no file is left."""
     span = span_of(recording, wish.from_s, wish.until_s)
     if wish.suffix in STILLS:
         _make_still(recording, wish, span, watch)
@@ -70,7 +73,7 @@ def _make_still(recording: Recording, wish: PictureWish, span: Span, watch: Watc
 
 
 def _leave_space_for_caption(stage: Stage) -> None:
-    """Make the view smaller, so that the picture with its caption has the size that was asked for."""
+    """Make the view smaller, so that the picture including its caption has the requested size."""
     stage.resize(stage.view.size() - QSize(0, caption_height(stage.view)))
 
 
@@ -128,10 +131,10 @@ def _with(first: Frame, rest: Iterator[Frame]) -> Iterator[Frame]:
 
 
 def _pixels(image: QImage) -> Frame:
-    """Red, green and blue of each, shape (height, width, 3)."""
+    """Return the RGB pixels of an image, shape (height, width, 3)."""
     image = image.convertToFormat(QImage.Format.Format_RGB888)
     lines = np.frombuffer(image.constBits(), np.uint8).reshape(image.height(), image.bytesPerLine())
-    # A copy: the image goes, and its bytes with it.
+    # Copied, because the bytes are freed with the image.
     return np.array(lines[:, : image.width() * 3]).reshape(image.height(), image.width(), 3)
 
 
@@ -140,7 +143,10 @@ def _stage(recording: Recording, wish: PictureWish, watch: Watch) -> Stage:
 
 
 def _look(stage: Stage, wish: PictureWish, span: Span | None) -> PictureLook:
-    """Return the look of a picture: its caption says what is shown, if that was asked for, and what had no space."""
+    """Return the options of a picture.
+
+    Its caption describes what is shown, if requested, and names what a still picture had no space for.
+    """
     notes = [stage.caption(None if span is None else (span.from_s, span.until_s))] if wish.captioned else []
     if wish.suffix in STILLS and (note := hidden_note(stage.view)):
         notes.append(note)

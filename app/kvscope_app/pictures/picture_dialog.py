@@ -1,4 +1,4 @@
-"""Asks how a picture of a view is made. Owns what was chosen last, which it remembers."""
+"""Dialog that asks for the options of a picture, and saves them for the next time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _AS_SHOWN: Final = "as shown"
 
 
 class PictureDialog(QDialog):
-    """Of one view."""
+    """Dialog with the options of a picture of one view."""
 
     saved = Signal(object)
-    """A `PictureLook`: a file is wanted."""
+    """Emitted with the `PictureLook` of a picture to save to a file."""
     copied = Signal(object)
-    """A `PictureLook`: it is to go into the clipboard."""
+    """Emitted with the `PictureLook` of a picture to copy to the clipboard."""
 
     def __init__(self, window: SessionWindow, view: View) -> None:
         super().__init__(window)
@@ -47,7 +47,6 @@ class PictureDialog(QDialog):
 
     @property
     def look(self) -> PictureLook:
-        """What is chosen."""
         theme = THEMES.get(self.theme.currentText())
         caption = caption_of(self._session, self._view.title) if self.captioned.isChecked() else ""
         return PictureLook(self.scale.currentIndex() + 1, theme, caption)

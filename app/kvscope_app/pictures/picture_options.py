@@ -1,4 +1,4 @@
-"""The options of `kvscope export` for pictures and videos. Imports no Qt."""
+"""Options of `kvscope export` for pictures and videos. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _SPEEDS, _FPS = (0.01, 1000.0), (1.0, 60.0)
 
 
 def add_picture_options(parser: argparse.ArgumentParser) -> None:
-    """Add them to `parser`."""
     group = parser.add_argument_group("pictures and videos")
     group.add_argument(
         "--view",
@@ -45,7 +44,10 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
 
 
 def wish_of(args: argparse.Namespace, *, is_wanted: bool = True) -> PictureWish | None:
-    """What is asked for. Raises BadInput for options that do not go together; where no picture `is_wanted`, for any."""
+    """Return what picture or video the options request; None if no picture `is_wanted`.
+
+    Raises BadInput for options that exclude each other and, if no picture is wanted, for any picture option.
+    """
     given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) not in (None, False)}
     if not is_wanted:
         if given:

@@ -1,7 +1,7 @@
-"""One view on a recording without a window on any screen: it is put at moments, and pictures of it are taken.
+"""Shows one view of a recording offscreen, goes to moments of the recording, and takes pictures.
 
-Owns the session and the view. The view is the window's own; Qt's `offscreen` platform shows it to nobody. Time is not
-the machine's: it goes on when `play_to` says so, and what lights up in the view fades by the video's time.
+Owns the session and the view. The view class is the window's own, shown on Qt's `offscreen` platform. Time does not
+follow the machine's clock: it advances only in `play_to`, and highlights in the view fade by the video's time.
 """
 
 from __future__ import annotations
@@ -33,21 +33,30 @@ from kvscope_telemetry.printable import print_text
 from kvscope_telemetry.recordings.reader import Recording
 
 PATIENCE_S: Final = 60.0
-"""Nothing that is waited for takes longer, but the overview of a recording without one: that tells how far it is."""
+"""Maximum seconds to wait for anything except the overview of a recording without one.
+
+Reading that takes as long as reading the file, and reports its progress.
+"""
 _MOST_S: Final = 2.0
-"""A longer way than this is jumped, where whatever happened in between would not be seen anyway."""
+"""Maximum seconds of the recording that are played between two frames.
+
+A longer gap is jumped over, as its events would have faded before the next frame.
+"""
 _TICK_NS: Final = 100_000_000
 _OF_NO_WINDOW: Final = "This plugin does not support"
 _SETTLE_S: Final = 0.35
-"""For what views work out in turns of the event loop, after what another process worked out for them."""
+"""Seconds that a settled view gets for work in the event loop, after results of another process have arrived."""
 _MAX_FITS: Final = 8
-"""A splitter gives a list only its share of what the view grows by, so that it takes several times."""
+"""Maximum attempts to fit the content. Several are needed, as a splitter gives a list only a share of added space."""
 _TURN_S: Final = 0.05
-"""What a turn counts for at most: while the machine was elsewhere the view had no time."""
+"""Maximum seconds that one turn of the event loop counts for, as a busy machine may leave the view no time."""
 
 
 def offscreen_application(scale: int = 1) -> QApplication:
-    """The application, with no screen; `scale` pixels for one. A process has one: of a second call the first holds."""
+    """Return the application, created without a screen if there is none.
+
+    `scale`: pixels per logical pixel. A process has only one application, so an existing one keeps its scale.
+    """
     app = QApplication.instance()
     if isinstance(app, QApplication):
         return app
@@ -58,21 +67,24 @@ def offscreen_application(scale: int = 1) -> QApplication:
 
 
 def _pass_on(_kind: object, _context: object, words: str) -> None:
-    """What Qt says, but for what it says of a window that nobody sees."""
+    """Print Qt's messages, except for those about windows that are not on a screen."""
     if not words.startswith(_OF_NO_WINDOW):
         print_text(words, file=sys.stderr)
 
 
 class Stage:
-    """`view` of `recording`, in `theme` and of `size`; `close` ends what it began."""
+    """Shows `view` of `recording` offscreen, in `theme` and with `size` in pixels. Call `close` at the end.
+
+    Raises BadInput if `size` is too small for the view.
+    """
 
     def __init__(
         self, recording: Recording, view: str, size: QSize, theme: Theme, watch: Callable[[float], bool] | None = None
     ) -> None:
         self.begin_share = 0.0
-        """Of the whole work, what it took to get here."""
+        """Share of the whole work, 0 to 1, that was spent before the first frame."""
         self.now_ns = 0
-        """The time by which views fade what lit up."""
+        """Time in ns by which highlights in the view fade."""
         self._clock_ns = 0
         self._watch = watch
         self._app = offscreen_application()
@@ -113,12 +125,12 @@ class Stage:
             self._app.processEvents()
 
     def show_range(self, from_s: float, until_s: float) -> None:
-        """A view on time shows this range."""
+        """Show this time range, in seconds of the recording, in a view with a time axis."""
         start_ns = self._source.recording.start_ns
         self.view.show_range(start_ns + round(from_s * 1e9), start_ns + round(until_s * 1e9))
 
     def go_to(self, seconds: float) -> None:
-        """Be there at once; whatever is worked out in turns is waited for."""
+        """Jump to a time in seconds of the recording and wait until the view has settled."""
         self._source.pause()
         self._source.seek(seconds, with_past=False)
         self._wait(lambda: not self._source.is_seeking)
@@ -134,7 +146,10 @@ class Stage:
             settled_s = 0.0 if is_waited_for else settled_s + min(looked_s - before_s, _TURN_S)
 
     def play_to(self, seconds: float) -> None:
-        """Go on to there, through all that happens on the way."""
+        """Play up to a time in seconds of the recording, so that highlights appear.
+
+        Jump instead if the time is in the past or more than `_MOST_S` ahead.
+        """
         way_s = seconds - self._source.position
         if not 0 <= way_s <= _MOST_S:
             self._source.seek(seconds, with_past=False)
@@ -146,18 +161,15 @@ class Stage:
         self._app.processEvents()
 
     def picture(self, look: PictureLook) -> QImage:
-        """Of the view as it is now."""
         focus = self._app.focusWidget()
-        if focus is not None:  # nobody types here
+        if focus is not None:  # no focus frames or text cursors in pictures
             focus.clearFocus()
         return picture_of(self.view, look)
 
     def caption(self, range_s: tuple[float, float] | None = None) -> str:
-        """Model, time and range, for the line below a picture."""
         return caption_of(self._session, self.view.title, range_s)
 
     def close(self) -> None:
-        """End it all."""
         self.view.close()
         self.view.shut_down()
         self.view.deleteLater()
@@ -165,7 +177,7 @@ class Stage:
         self._session.deleteLater()
         self._app.sendPostedEvents(None, 0)
 
-    # private
+    # Private methods
 
     def _make_view(self, name: str) -> View:
         name = name.replace("-", "_")
@@ -174,13 +186,13 @@ class Stage:
         return next(spec for spec in DOCKS if spec.name == name).view_class()(self._session)
 
     def _hide_controls(self) -> None:
-        """Give the space of buttons and fields to what a picture is for."""
+        """Hide buttons and fields, which leaves their space to the content."""
         for widget in self.view.findChildren(QWidget):
             if is_control(widget) and not isinstance(widget, QScrollBar):
                 widget.hide()
 
     def _read_overview(self) -> None:
-        """Of a recording without summaries it takes as long as reading all of it."""
+        """Wait for the overview. For a recording without summaries, this reads the whole file."""
         while not self._session.is_overview_whole:
             self._session.poll()
             share = self._session.overview_share
@@ -203,7 +215,7 @@ class Stage:
 
     @property
     def _failure(self) -> str:
-        """Why the recording cannot be read any further."""
+        """Why the recording cannot be read any further, empty if it can."""
         reason = self._source.status.reason
         return "" if reason in ("", "paused", "at the end") else reason
 

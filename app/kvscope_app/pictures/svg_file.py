@@ -1,4 +1,4 @@
-"""A painter that draws SVG. Owns what QSvgGenerator leaves out."""
+"""QPainter that draws SVG. Corrects what QSvgGenerator writes: image smoothing, size in mm, and control characters."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kvscope_telemetry.printable import xml_text
 
 _DPI: Final = 96
 _UNSMOOTHED: Final = b'<image style="image-rendering:pixelated" '
-"""Cells would be smeared where the drawing is enlarged."""
+"""Start of an image tag without smoothing, so that cells stay sharp where the drawing is enlarged."""
 _MILLIMETRES: Final = re.compile(rb'<svg width="[\d.]+mm" height="[\d.]+mm"')
 
 
 @contextmanager
 def svg_painter(size: QSize, title: str) -> Iterator[tuple[QPainter, Callable[[], QByteArray]]]:
-    """A painter of a drawing of `size`, and what gives it as a file once the context is left."""
+    """Yield a painter of a drawing with `size`, and a function that returns the file after the context was left."""
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
     generator = QSvgGenerator()
@@ -36,7 +36,7 @@ def svg_painter(size: QSize, title: str) -> Iterator[tuple[QPainter, Callable[[]
         drawn = bytes(buffer.data().data()).replace(b"<image ", _UNSMOOTHED)
         in_pixels = f'<svg width="{size.width()}" height="{size.height()}"'.encode()
         sized = _MILLIMETRES.sub(in_pixels, drawn, count=1)
-        return QByteArray(xml_text(sized.decode()).encode())  # Qt writes control characters of texts as they are
+        return QByteArray(xml_text(sized.decode()).encode())  # Qt does not escape control characters in texts
 
     try:
         yield painter, made

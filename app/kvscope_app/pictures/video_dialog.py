@@ -1,4 +1,4 @@
-"""Asks which video to make of a session's timeline, and has it made. Owns what was chosen."""
+"""Dialog that asks for the options of a video of a session's timeline, and starts making it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _VIEWS: Final = {"Page map": "page-map"} | {spec.title: spec.picture_name for sp
 _SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _FPS: Final = (5, 10, 15, 20, 30)
 _FIRST_S: Final = 20.0
-"""So much of the time is offered at first."""
+"""Length in seconds of the time range that is suggested first."""
 
 
 class VideoDialog(QDialog):
-    """Of one window."""
+    """Dialog with the options of a video of one window."""
 
     def __init__(self, window: SessionWindow, path: Path) -> None:
         super().__init__(window)
@@ -43,7 +43,7 @@ class VideoDialog(QDialog):
         assert around is not None, "nothing to make a video of"
         assert origin_ns is not None, "a time to go to has an origin"
         self._begin_s = (around[0] - origin_ns) / 1e9
-        """Where the slider begins to count."""
+        """Start of the fields' time range, in seconds from the timeline's origin."""
         length_s = (around[1] - around[0]) / 1e9
         cursor_s = min(max((timeline.cursor_ns - around[0]) / 1e9, 0.0), length_s)
         self.setWindowTitle("Save video")
@@ -67,11 +67,11 @@ class VideoDialog(QDialog):
 
     @property
     def length_s(self) -> float:
-        """Of the video."""
+        """Length of the video in seconds."""
         return max(self.last.value() - self.first.value(), 0.0) / _SPEEDS[self.speed.currentIndex()]
 
     def wish(self, path: Path) -> PictureWish:
-        """What is chosen, to be written to `path`. Times count from the timeline's origin."""
+        """Return the chosen options of a video written to `path`. Its times count from the timeline's origin."""
         suffix = VIDEOS[self.form.currentIndex()]
         return PictureWish(
             path if path.suffix.lower() == suffix else path.with_name(path.name + suffix),
@@ -86,7 +86,7 @@ class VideoDialog(QDialog):
         )
 
     def accept(self) -> None:
-        """Ask where to."""
+        """Ask for the file name."""
         suffix = VIDEOS[self.form.currentIndex()]
         wanted = self.wish(self._path)
         begin = partial(_begin, self._body, wanted)

@@ -1,7 +1,7 @@
-"""A video made beside the window: `kvscope export` runs in a process of its own, on the recording that is played or on
-a copy of what a live session kept. The window only looks how far it is.
+"""Makes a video in the background, by running `kvscope export` in a child process.
 
-Owns the process and the copy; both end with the work, however it ends.
+The child reads the recording that is open or, for a live session, a copy of its recent history. The window only polls
+the progress. Owns the child process and the copy; both are removed when the work ends, even by an error.
 """
 
 from __future__ import annotations
@@ -31,17 +31,20 @@ _FAILED: Final = "The video could not be made"
 _LOOK_S: Final = 0.05
 _END_S: Final = 2.0
 _SAVING: Final = 0.1
-"""The share of the work that copying is."""
+"""Share of the progress, 0 to 1, that copying the history takes."""
 
 
 def make_video(window: SessionWindow, wish: PictureWish) -> Task:
-    """Begin; progress and a way to give it up where it takes long. Times of `wish` count from the timeline's origin."""
+    """Start making a video, with a progress display that can cancel it.
+
+    Times in `wish` count from the timeline's origin.
+    """
     work = Background(_work(window.session, wish), "kvscope-video")
     return write_file(window, work, wish.path, "Making", "The video is in", _FAILED)
 
 
 def arguments(recording: Path, wish: PictureWish) -> list[str]:
-    """Of `kvscope`, for `wish`."""
+    """Return the arguments of `kvscope` that make the video of `wish`."""
     words = ["export", str(recording), "--to", "video", "--out", str(wish.path), "--view", wish.view]
     words += ["--speed", f"{wish.speed:g}", "--fps", f"{wish.fps:g}", "--theme", wish.theme]
     words += ["--scale", str(wish.scale)]
@@ -52,7 +55,10 @@ def arguments(recording: Path, wish: PictureWish) -> list[str]:
 
 
 def _work(session: Session, wish: PictureWish) -> Callable[[ProgressCallback], Path]:
-    """What a thread does. Whatever it needs of the session is taken now."""
+    """Return the function for the worker thread.
+
+    Everything it needs of the session is read here, on the caller's thread.
+    """
     player, handle = session.timeline.player, session.own_handle()
     path = player.recording.path if session.timeline.is_file and player is not None else None
 
@@ -74,14 +80,17 @@ def _work(session: Session, wish: PictureWish) -> Callable[[ProgressCallback], P
 
 
 def _copy(recording: Recording, wish: PictureWish, copy: Path, watch: ProgressCallback) -> float:
-    """What is needed of several files, as one; the seconds by which it begins later."""
+    """Copy the wanted range of a recording to one file. Returns by how many seconds the copy starts later."""
     from_s = max(wish.from_s or 0.0, recording.first_s)
     save(recording, copy, from_s, wish.until_s, watch=lambda share: watch(share * _SAVING))
     return (Recording.open(copy).start_ns - recording.start_ns) / 1e9
 
 
 def _run(recording: Path, wish: PictureWish, watch: ProgressCallback, share: float) -> None:
-    """Raises KvscopeError with the process's own words, and OpeningCancelled when it was given up."""
+    """Run the child process.
+
+    Raises KvscopeError with the process's own message if it fails, and OpeningCancelled if the user cancelled it.
+    """
     with _process(arguments(recording, wish)) as process:
         assert process.stdout is not None, "a pipe was asked for"
         assert process.stderr is not None, "a pipe was asked for"
@@ -97,7 +106,7 @@ def _run(recording: Path, wish: PictureWish, watch: ProgressCallback, share: flo
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """In order, with what it started itself; at once where that takes long."""
+    """Terminate the process, which also ends its children; kill it if that takes longer than `_END_S`."""
     process.terminate()
     try:
         process.wait(_END_S)
@@ -107,7 +116,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _follow(lines: IO[str], watch: ProgressCallback, share: float) -> bool:
-    """Until it ends; False when it is not wanted any more."""
+    """Report progress until the output ends. Returns False if the work was cancelled."""
     for line in lines:
         try:
             done = float(line)

@@ -1,4 +1,4 @@
-"""What a person asks for when a recording becomes a picture or a video. Imports no Qt."""
+"""Options of a picture or video of a recording. Imports no Qt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ DEFAULT_SIZE: Final = (960, 600)
 
 @dataclass(frozen=True, slots=True)
 class PictureWish:
-    """What to make of a recording. Times are seconds from its start; None: its start, its end."""
+    """Picture or video to make of a recording.
+
+    Times are seconds from the recording's start; None stands for its start or end.
+    """
 
     path: Path
     suffix: str
@@ -29,5 +32,4 @@ class PictureWish:
 
     @property
     def has_range(self) -> bool:
-        """Whether one was asked for."""
         return self.from_s is not None or self.until_s is not None

@@ -1,1 +1,1 @@
-"""What a model would take of a GPU: the questions, the child process that answers them, and the sheet that shows it."""
+"""Memory planning: form with a model's options, child process that computes the plan, and dialog that shows it."""

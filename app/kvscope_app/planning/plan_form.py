@@ -1,4 +1,4 @@
-"""What a person asks of a plan: fields, and the options of `kvscope-engine plan` that they make. Knows no answers."""
+"""Form with the options of a memory plan, as passed to `kvscope-engine plan`. Knows no answers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ Field = TypeVar("Field", bound=QWidget)
 
 
 class PlanForm(QWidget):
-    """Two columns of fields: serving, and training where that is asked for."""
+    """Form with the options for serving and, if requested, for training."""
 
     changed = Signal()
-    """Something else is asked now."""
 
     def __init__(self, model: str = "default") -> None:
         super().__init__()
@@ -70,7 +69,7 @@ class PlanForm(QWidget):
 
     @property
     def question(self) -> Question:
-        """The options."""
+        """The options of `kvscope-engine plan` that the fields express."""
         options = [
             ("--model", self.model.text().strip() or "default"),
             ("--gpu-memory", with_decimal_point(self.gpu.currentText().strip())),

@@ -1,6 +1,7 @@
-"""Plans worked out by `kvscope-engine plan --lines`. Of several questions the newest is answered.
+"""Computes memory plans with `kvscope-engine plan --lines`. If several are requested, only the newest is answered.
 
-Owns what was asked; the child and its lines are `LineChild`'s. The desktop knows no torch.
+Owns the pending request; `LineChild` owns the process and its lines. A process is used because the app does not import
+torch.
 """
 
 from __future__ import annotations
@@ -23,16 +24,19 @@ Question = tuple[str, ...]
 
 
 class PlanProcess(QObject):
-    """Not started before the first question, which takes seconds, since the child imports torch; kept for some minutes
-    after the last one."""
+    """Runs the planner in a child process.
+
+    The child starts with the first request, which takes seconds because it imports torch. It ends some minutes after
+    the last request.
+    """
 
     answered = Signal(object)
-    """A `PlanAnswer` to the newest question: the first part, then all of it."""
+    """Emitted with a `PlanAnswer` to the newest request: first a partial one, then the complete one."""
     failed = Signal(str)
-    """Why there is none to the newest question."""
+    """Emitted with the reason why the newest request has no answer."""
 
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
-        """`command` replaces the engine's."""
+        """`command` replaces the engine's command."""
         super().__init__(parent)
         self.child = LineChild(command or engine_command("plan", "--lines"), MAX_ANSWER_BYTES, self)
         self.child.line_came.connect(self._take)
@@ -44,11 +48,10 @@ class PlanProcess(QObject):
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is to come."""
         return self._is_asked
 
     def ask(self, question: Question) -> None:
-        """Work out `question`; one that is being worked out is answered to nobody."""
+        """Request a plan. An answer to an earlier request that is still pending is discarded."""
         self._idle.stop()
         if self._is_asked:
             self._next = question
@@ -58,13 +61,13 @@ class PlanProcess(QObject):
             self._is_asked = self.child.send(question)
 
     def rest(self) -> None:
-        """Nobody asks for now: what is still being worked out is told to nobody, and the child ends after a while."""
+        """Discard pending answers, and end the child if no request follows within `_KEPT_MS`."""
         if self._is_asked:
             self._next = ()
         self._idle.start()
 
     def close(self) -> None:
-        """End the child; the next question starts another."""
+        """End the child. The next request starts another."""
         self._idle.stop()
         self._is_asked, self._next = False, None
         self.child.close()
@@ -79,7 +82,7 @@ class PlanProcess(QObject):
         if answer is None or not answer.is_first:
             self._is_asked = False
             question, self._next = self._next, None
-            if question:  # what came was the answer to an older one
+            if question:  # the answer that arrived was to an older request
                 self.ask(question)
 
     def _on_failure(self, reason: str) -> None:
@@ -89,7 +92,7 @@ class PlanProcess(QObject):
 
 
 def _read(line: bytes) -> tuple[PlanAnswer | None, str]:
-    """The answer, or why there is none."""
+    """Return the answer, or else None and why there is none."""
     try:
         return msgspec.json.decode(line, type=PlanAnswer), ""
     except msgspec.MsgspecError as error:

@@ -1,4 +1,4 @@
-"""The sheet *Plan memory*: the form on the left, the answer to it on the right, worked out as it changes."""
+"""The dialog "Plan memory": the form on the left, and on the right its result, which follows changes of the form."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kvscope_app.planning.plan_process import PlanProcess, Question
 from kvscope_app.planning.plan_view import PlanView
 
 _SETTLED_MS: Final = 500
-"""After the last change: who types a number is not done with its first digit."""
+"""Milliseconds from the last change to computing a plan, so that typing a number does not start one per digit."""
 _FORM_WIDTH: Final = 310
 
 
 class PlanSheet(Sheet):
-    """Not modal. `process` answers, and is left to whoever gave it."""
+    """Dialog that shows memory plans; it is not modal. `process` computes them and belongs to the caller."""
 
     def __init__(self, parent: QWidget, theme: Theme, model: str, process: PlanProcess) -> None:
         super().__init__("Plan memory", parent)
@@ -40,14 +40,14 @@ class PlanSheet(Sheet):
         self._settled = QTimer(self, singleShot=True, interval=_SETTLED_MS)
         self._settled.timeout.connect(self.ask)
         self.form.changed.connect(self._settled.start)
-        self.finished.connect(self.end)  # by Escape too
+        self.finished.connect(self.end)  # also emitted for Esc, unlike closeEvent
         self.process.answered.connect(self.view.show_answer)
         self.process.failed.connect(self._complain)
         self.resize_comfortably(980, 720)
         self.ask()
 
     def ask(self) -> None:
-        """Work out what the form says now, unless that is what is shown."""
+        """Compute the plan for the form's options, unless they are those of the plan that is shown."""
         question = self.form.question
         if question == self._shown:
             return
@@ -59,7 +59,7 @@ class PlanSheet(Sheet):
         self.view.say(words, "warning")
 
     def end(self, *_: object) -> None:
-        """The sheet goes."""
+        """Stop computing plans when the dialog closes."""
         self._settled.stop()
         self.process.rest()
 

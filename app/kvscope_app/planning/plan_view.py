@@ -1,4 +1,4 @@
-"""What a plan says, drawn: a bar a GPU with its parts, requests at once by length, and what to change."""
+"""Shows a memory plan: a bar per GPU with its parts, concurrent requests by length, and options that make more fit."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ _COLORS: Final = {
     "gradients": 5,
     "temporary buffers": 3,
 }
-"""Of parts, among the theme's curve colours, each once in serving and once in training; the context is grey."""
+"""Index of each part's colour in the theme's curve colours.
+
+No colour repeats within serving or within training. All other parts are grey.
+"""
 _GREY: Final = 7
 _GROUPS: Final = re.compile(r"(?<=\d),(?=\d{3})")
 _SEPARATOR: Final = count(1000)[1:-3]
 
 
 class PlanView(QScrollArea):
-    """Shows one answer at a time, or a sentence."""
+    """Shows one plan at a time, or a message."""
 
     def __init__(self, theme: Theme) -> None:
         super().__init__()
@@ -56,13 +59,11 @@ class PlanView(QScrollArea):
         self.say("")
 
     def say(self, words: str, look: str = "muted") -> None:
-        """Instead of an answer."""
         column = self._anew()
         column.addWidget(label(words, look, wraps=True))
         column.addStretch()
 
     def show_answer(self, plan: PlanAnswer) -> None:
-        """All of it, from the top."""
         column = self._anew()
         column.addWidget(_heading(f"{plan.architecture}, {_parameters(plan.num_parameters)}"))
         self._add_serving(column, plan.inference)
@@ -72,7 +73,7 @@ class PlanView(QScrollArea):
 
     @property
     def words(self) -> str:
-        """All that is shown, for those who read it aloud and for tests."""
+        """All text that is shown, for screen readers and tests."""
         return "\n".join(each.text() for each in self._page.findChildren(QLabel))
 
     def _anew(self) -> QVBoxLayout:
@@ -185,14 +186,14 @@ def _grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> QGridLayout:
 
 
 def _remark(text: str) -> QLabel:
-    """Squeezed where there is no room."""
+    """Return a label that elides its text where there is too little space."""
     made = ElidedLabel(_in_groups(text))
     made.setProperty("look", "muted")
     return made
 
 
 def _in_groups(text: str) -> str:
-    """The planner's words with digits in groups as everywhere in the window."""
+    """Return the planner's text with the digit grouping that the window uses."""
     return _GROUPS.sub(_SEPARATOR, text)
 
 

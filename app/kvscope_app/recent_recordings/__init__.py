@@ -1,1 +1,1 @@
-"""Recordings that were opened or made last, and a window that lists the recordings of a folder."""
+"""Recently opened or made recordings, and a window that lists the recordings of a folder."""

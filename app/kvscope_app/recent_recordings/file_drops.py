@@ -1,4 +1,4 @@
-"""Opens recordings that are dropped on a window, and the sign that says what dropping does."""
+"""Opens recordings that are dropped on a window, and shows a sign that explains what dropping does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_app.recent_recordings.open_file import try_to_open
 from kvscope_app.session_window import SessionWindow
 
 MAX_AT_ONCE: Final = 8
-"""Files of one drop that are opened: each gets a window."""
+"""Maximum number of files of one drop that are opened; each gets its own window."""
 _SUFFIXES: Final = (".mcap", ".mcap.part")
 _NAMED: Final = 3
 _AROUND: Final = 18
@@ -24,7 +24,7 @@ _AROUND: Final = 18
 
 
 def dropped_paths(data: QMimeData) -> tuple[list[str], list[str]]:
-    """Recordings among what is dragged, by their names, and what else there is."""
+    """Return the dragged paths: those with a recording's suffix, and all others."""
     paths = [url.toLocalFile() if url.isLocalFile() else url.toString() for url in data.urls()]
     good = [path for path in paths if path.endswith(_SUFFIXES)]
     return good, [path for path in paths if path not in good]
@@ -38,7 +38,7 @@ def accept_drag(event: QDropEvent) -> None:
 
 
 def open_dropped(window: SessionWindow, data: QMimeData) -> None:
-    """Open each recording, and say in one line what was left out."""
+    """Open each recording, and report in the banner what was left out."""
     good, others = dropped_paths(data)
     for path in good[:MAX_AT_ONCE]:
         try_to_open(window, path)
@@ -55,7 +55,7 @@ def open_dropped(window: SessionWindow, data: QMimeData) -> None:
 
 
 class DropSign(QFrame):
-    """Over `window`, hidden until `offer`. Whatever is dropped on it is dropped on the window."""
+    """Sign over `window`, hidden until `offer`. It ignores the mouse, so that drops reach the window."""
 
     def __init__(self, window: QWidget) -> None:
         super().__init__(window)
@@ -71,7 +71,7 @@ class DropSign(QFrame):
         self.hide()
 
     def offer(self, data: QMimeData) -> None:
-        """Say what dropping `data` does."""
+        """Show what dropping `data` does."""
         good, others = dropped_paths(data)
         names = Path(good[0]).name if len(good) == 1 else plural(len(good), "recording")
         self._words.setText(f"Drop to open {names}" if good else "Not a recording")
@@ -84,5 +84,5 @@ class DropSign(QFrame):
 
     @property
     def text(self) -> str:
-        """What is said, empty when nothing is dragged."""
+        """The text shown, empty if nothing is dragged."""
         return "" if self.isHidden() else self._words.text()

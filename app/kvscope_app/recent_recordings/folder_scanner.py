@@ -1,4 +1,4 @@
-"""Lists the recordings of a folder and reads what their headers say, on a thread of its own. Knows no Qt.
+"""Lists the recordings of a folder and reads their headers, on a thread of its own. Knows no Qt.
 
 See docs/internals/decisions/0008-recordings-are-listed-from-their-folder.md.
 """
@@ -20,34 +20,34 @@ from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressC
 from kvscope_telemetry.recordings.reader import Recording
 
 MAX_LISTED: Final = 2_000
-"""Most files of a folder that are listed: the newest."""
+"""Maximum number of listed files of a folder; the newest are listed."""
 SCAN_EVERY_S: Final = 1.0
-"""Seconds between two looks at the folder."""
+"""Seconds between two scans of the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingHeader:
-    """Summary of a recording, read from its chunk headers and its first message alone."""
+    """Summary of a recording, read only from its chunk headers and its first message."""
 
     model: str
     engine: str
     start_ns: int
-    """First message, by the wall clock: nanoseconds since 1970."""
+    """Wall-clock time of the first message, in nanoseconds since 1970."""
     length_s: float
     has_texts: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRecording:
-    """A recording of the folder."""
+    """A recording found in the folder."""
 
     path: str
     num_bytes: int
     modified_ns: int
     header: RecordingHeader | None = None
-    """None: not read yet, or not readable."""
+    """Header of the file; None if it was not read yet or cannot be read."""
     problem: str = ""
-    """Why the file cannot be read, in a line."""
+    """Why the file cannot be read, in one line; empty if it can."""
 
     @property
     def name(self) -> str:
@@ -61,32 +61,31 @@ class ListedRecording:
 
     @property
     def is_pending(self) -> bool:
-        """Whether its header is still to be read."""
         return self.header is None and not self.problem
 
     @property
     def search_text(self) -> str:
-        """Text that the filter searches."""
+        """Lower-case text that the filter searches."""
         header = self.header
         return " ".join((self.name, *((header.model, header.engine) if header else ()))).casefold()
 
 
 @dataclass(frozen=True, slots=True)
 class FolderListing:
-    """State of a folder at one look."""
+    """State of a folder after one scan."""
 
     recordings: tuple[ListedRecording, ...] = ()
     """Recordings of the folder by path."""
     num_left_out: int = 0
-    """Older recordings beyond `MAX_LISTED`."""
+    """Number of older recordings beyond `MAX_LISTED`."""
     problem: str = ""
-    """Why the folder cannot be read."""
+    """Why the folder cannot be read; empty if it can."""
     is_reading: bool = True
     """Whether headers are still to be read."""
 
 
 class FolderScanner:
-    """Follows `folder` until it is closed. `listing` is the newest state; a new state is a new object."""
+    """Scans `folder` repeatedly until it is closed. `listing` is the newest state; a changed state is a new object."""
 
     def __init__(self, folder: str) -> None:
         self.listing = FolderListing()
@@ -96,7 +95,7 @@ class FolderScanner:
         threading.Thread(target=self._run, name="kvscope-recordings", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread soon, without waiting for it: the disk may not answer."""
+        """Ask the thread to end, without waiting for it, as the disk may not answer."""
         self._is_closed.set()
 
     def _run(self) -> None:
@@ -138,7 +137,7 @@ def _recordings_in(folder: str) -> list[ListedRecording]:
             if entry.name.endswith((SUFFIX, SUFFIX + PART_SUFFIX)):
                 try:
                     is_file, status = entry.is_file(), entry.stat()
-                except OSError:  # deleted meanwhile
+                except OSError:  # deleted since the folder was read
                     continue
                 if is_file:
                     found.append(ListedRecording(entry.path, status.st_size, status.st_mtime_ns))
@@ -148,7 +147,7 @@ def _recordings_in(folder: str) -> list[ListedRecording]:
 def _with_known(recording: ListedRecording, known: ListedRecording | None) -> ListedRecording:
     """Return `recording` with the header that was read before, unless the file changed since.
 
-    The header of a file that is being written is read once: reading it at each change costs more the longer it is.
+    A file that is being written keeps its first header: rereading it at each change gets more expensive as it grows.
     """
     if known is None:
         return recording
@@ -165,7 +164,7 @@ def _with_header(recording: ListedRecording, watch: ProgressCallback) -> ListedR
         return recording
     except (KvscopeError, OSError) as error:
         return replace(recording, problem=str(error))
-    except Exception as error:  # whatever is wrong with one file, the others are read
+    except Exception as error:  # a broken file must not keep the others from being read
         return replace(recording, problem=f"{type(error).__name__}: {error}")
     hello = opened.info.hello
     header = RecordingHeader(
@@ -179,6 +178,6 @@ def _with_header(recording: ListedRecording, watch: ProgressCallback) -> ListedR
 
 
 def _engine_text(hello: Hello) -> str:
-    """Return the engine's name and version, such as `vLLM 0.32.0`; some versions begin with the name."""
+    """Return the engine's name and version, such as `vLLM 0.32.0`. Some versions already begin with the name."""
     name, version = engine_name(hello.capabilities.engine), hello.engine_version
     return version if version.casefold().startswith(name.casefold()) else f"{name} {version}".strip()

@@ -1,6 +1,6 @@
-"""Asks for a recording and opens it in a window of its own; what cannot be opened is told in the banner.
+"""Asks for a recording and opens it in its own window; the banner reports what cannot be opened.
 
-The window goes on meanwhile; where it takes long, a small dialog says how far it is and offers to give it up.
+The window stays responsive. If opening takes long, a small dialog shows the progress and can cancel it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ if TYPE_CHECKING:
 
 FILES: Final = "Recordings (*.mcap *.mcap.part);;All files (*)"
 _PATIENCE_MS: Final = 500
-"""What takes less is not worth a dialog."""
+"""Milliseconds after which the progress dialog appears."""
 _STEPS: Final = 1000
 
 
 def ask_file(window: SessionWindow) -> None:
-    """Show the dialog; it leaves the window alive."""
+    """Ask for a recording and open it. The dialog is not modal."""
     ask_open(window, "Open recording", recording_folder(window), FILES, lambda path: try_to_open(window, path))
 
 
 def recording_folder(window: SessionWindow) -> str:
-    """Where the last recording went; empty, which is here, where there was none."""
+    """Return the folder of the last recording, or "" (the current folder) before the first."""
     return window.themes.settings.values.recording_folder
 
 
 def try_to_open(
     window: SessionWindow, path: str, then: Callable[[Recording], object] | None = None
 ) -> FileOpening | None:
-    """Begin to open `path` in a window of its own, or for `then`; say why not when it cannot be. None where it is not
-    offered."""
+    """Start to open `path` in its own window, or for `then`. The banner reports why if that fails.
+
+    Returns None if the window offers no way to open recordings.
+    """
     open_recording = then or window.openers.open_recording
     if open_recording is None:
         return None

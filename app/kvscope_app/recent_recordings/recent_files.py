@@ -1,4 +1,4 @@
-"""The recordings that a person opened or made last, as the settings keep them, and the folder of recordings.
+"""Recently opened or made recordings, as stored in the settings, and the folder of recordings.
 
 No widgets, and no access to the files themselves except in `existing_file`.
 """
@@ -35,17 +35,16 @@ def add_recent(settings: SettingsKeeper, path: Path | str) -> None:
 def existing_file(path: str) -> str:
     """Return the file to open for the recent recording `path`, or "" if there is none.
 
-    While it is being written, or after it was cut short, that is the file with `PART_SUFFIX`. Access to a disk can
-    block: call it on another thread than the GUI thread.
+    While a recording is being written, or after it was cut short, that is the file with `PART_SUFFIX`. Disk access can
+    block, so do not call this on the GUI thread.
     """
     return next((found for found in (path, path + PART_SUFFIX) if os.path.exists(found)), "")
 
 
 def recording_folder(settings: Settings) -> Path:
-    """Return the folder of the last recording, or the person's documents before the first. It may be gone."""
+    """Return the folder of the last recording, or the user's documents before the first. It may no longer exist."""
     return Path(settings.recording_folder) if settings.recording_folder else documents_folder()
 
 
 def documents_folder() -> Path:
-    """Return the folder of the person's documents."""
     return Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation))

@@ -1,4 +1,4 @@
-"""The menu File ▸ Open recent."""
+"""The menu "File > Open recent"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_app.session.background import Background
 from kvscope_app.session_window import SessionWindow
 
 _MAX_WAIT_S: Final = 0.05
-"""Longest wait for the disks when the menu opens."""
+"""Maximum seconds to wait for the disks when the menu opens."""
 
 
 class RecentMenu(QMenu):

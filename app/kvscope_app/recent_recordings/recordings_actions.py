@@ -1,4 +1,4 @@
-"""The menu entries that list recordings and open the samples."""
+"""Menu entries that list recordings and open the samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_telemetry.recordings.sample import HYBRID_TEXT, SAMPLE_TEXT, hybrid
 
 
 def recordings_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
-    """Return the actions that stand after "Open recording…"."""
+    """Return the actions that follow "Open recording…"."""
     return [
         ActionSpec(
             "recordings", "Recordings…", group, partial(open_recordings, window), ("Ctrl+Shift+O",), "recordings"
@@ -24,12 +24,11 @@ def recordings_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
 
 
 def open_recordings(window: SessionWindow) -> None:
-    """Show the window that lists the recordings of a folder."""
-    from kvscope_app.recent_recordings.recordings_window import show_recordings  # imported at the first use
+    from kvscope_app.recent_recordings.recordings_window import show_recordings  # imported late: rarely used
 
     show_recordings(window)
 
 
 def open_sample(window: SessionWindow, sample: Callable[[], Path]) -> None:
-    """Open a sample in a window of its own, as any file."""
+    """Open a sample recording in its own window, like any other file."""
     try_to_open(window, str(sample()))

@@ -1,4 +1,4 @@
-"""The recordings of a folder as a table model that sorts and filters itself. Reads no files."""
+"""Table model of the recordings of a folder, with sorting and filtering. Reads no files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME, RECORDED, LENGTH, SIZE, MODEL, ENGINE = range(6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingColumn(TableColumn[[ListedRecording]]):
-    """A column; `key` gives what it is sorted by."""
+    """A column of the table. `key` returns the value to sort by."""
 
     key: Callable[[ListedRecording], float | str]
 
@@ -35,7 +35,7 @@ def _name(recording: ListedRecording) -> str:
 
 
 def _of_header(text: Callable[[RecordingHeader], str]) -> Callable[[ListedRecording], str]:
-    """Return the text of a cell that is empty until the header was read."""
+    """Return a function for the text of a cell that is empty until the header was read."""
     return lambda recording: "" if recording.header is None else text(recording.header)
 
 
@@ -90,10 +90,10 @@ COLUMNS: Final = (
 
 
 class RecordingsModel(TableModel):
-    """The recordings that contain every word of the filter, in the order that the person chose.
+    """Recordings that contain every word of the filter, in the order that the user chose.
 
-    Sorting is done here: a QSortFilterProxyModel calls Python for each comparison, which stopped the window for 0.7 s
-    with 2,000 recordings; this takes 10 ms.
+    Sorting is done here, because a QSortFilterProxyModel calls Python for each comparison: with 2,000 recordings it
+    blocked the window for 0.7 s, and this takes 10 ms.
     """
 
     table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
@@ -108,7 +108,7 @@ class RecordingsModel(TableModel):
         self._sorted_by, self._is_descending = RECORDED, True
 
     def show(self, recordings: tuple[ListedRecording, ...]) -> None:
-        """Show these; selected files stay selected."""
+        """Show these recordings; selected files stay selected."""
         self._recordings = recordings
         self._arrange()
 
@@ -137,7 +137,7 @@ class RecordingsModel(TableModel):
         return None
 
     def _arrange(self) -> None:
-        """Filter and sort, and tell the view what moved or changed."""
+        """Filter and sort, and notify the view of moved and changed rows."""
         found = [each for each in self._recordings if all(word in each.search_text for word in self._words)]
         found.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
         before = self.shown
@@ -148,7 +148,7 @@ class RecordingsModel(TableModel):
                 if old != new:
                     self.dataChanged.emit(self.index(row, 0), self.index(row, len(COLUMNS) - 1))
             return
-        self.layoutAboutToBeChanged.emit()  # views still ask for the rows as they were
+        self.layoutAboutToBeChanged.emit()  # must precede the change: views read the old rows in response
         self.shown = found
         kept = self.persistentIndexList()
         moved = [(rows.get(before[index.row()].path), index.column()) for index in kept]
@@ -160,7 +160,7 @@ class RecordingsModel(TableModel):
 
 
 def tip_of(recording: ListedRecording) -> str:
-    """Return what has no column: the path, why the file cannot be read, and whether it contains texts."""
+    """Return the tooltip: the path, why the file cannot be read, and whether it contains texts."""
     lines = [recording.path]
     if recording.problem:
         lines.append(recording.problem)

@@ -1,4 +1,4 @@
-"""The table of recordings: column widths and selection."""
+"""Table of recordings, with its column widths and selection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROW_PADDING = 10
 
 
 class RecordingsTable(OpenableTable):
-    """Newest recordings first, until the person sorts by another column."""
+    """Table of recordings, newest first until the user sorts by another column."""
 
     def __init__(self) -> None:
         super().__init__("Recordings")
@@ -35,6 +35,5 @@ class RecordingsTable(OpenableTable):
         return [self.recordings.shown[row] for row in chosen_rows(self)]
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self.recordings.theme = theme
         self.viewport().update()

@@ -1,6 +1,6 @@
-"""The window "Recordings": the recordings of a folder, to sort, filter, open and compare. It changes no file.
+"""The window "Recordings", which sorts, filters, opens and compares the recordings of a folder. It changes no file.
 
-Owns its widgets and the scanner of the folder. Opening and comparing are the main window's.
+Owns its widgets and the folder's scanner. The main window opens and compares recordings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POLL_MS: Final = 80
 
 
 class RecordingsWindow(Sheet):
-    """Lists the recordings of one folder while it is open. `window` opens and compares them."""
+    """Window that lists the recordings of one folder. `window`, its parent, opens and compares them."""
 
     def __init__(self, window: SessionWindow) -> None:
         super().__init__("Recordings", window)
@@ -69,16 +69,14 @@ class RecordingsWindow(Sheet):
         return self.table.chosen
 
     def apply_theme(self, theme: Theme) -> None:
-        """Take the colours of `theme`."""
         self.table.apply_theme(theme)
 
     def open_chosen(self) -> None:
-        """Open each selected recording in a window of its own."""
         for recording in self.chosen:
             try_to_open(self._window, recording.path)
 
     def compare_chosen(self) -> None:
-        """Compare the two selected recordings."""
+        """Compare the selected recordings, if exactly two are selected."""
         if len(self.chosen) == 2:
             first, second = self.chosen
             compare_two(self._window, first.path, second.path)
@@ -88,11 +86,10 @@ class RecordingsWindow(Sheet):
         QDesktopServices.openUrl(QUrl.fromLocalFile(self.folder.text()))
 
     def ask_other_folder(self) -> None:
-        """Ask for the folder to list."""
         ask_folder(self, "Folder of recordings", self.list_folder, self.folder.text())
 
     def list_folder(self, folder: str) -> None:
-        """List the recordings of `folder` now and next time."""
+        """List the recordings of `folder` now and the next time."""
         settings = self._window.themes.settings
         is_default = Path(folder) == recording_folder(settings.values)
         settings.change(listed_folder="" if is_default else folder)
@@ -180,7 +177,7 @@ class RecordingsWindow(Sheet):
 
 
 def show_recordings(window: SessionWindow) -> RecordingsWindow:
-    """Bring up the window "Recordings" that belongs to `window`."""
+    """Show and activate the window "Recordings" of `window`, creating it at the first call."""
     recordings = window.findChild(RecordingsWindow) or RecordingsWindow(window)
     recordings.show()
     recordings.raise_()
@@ -189,7 +186,7 @@ def show_recordings(window: SessionWindow) -> RecordingsWindow:
 
 
 def compare_two(window: SessionWindow, first: str, second: str) -> None:
-    """Open two recordings, one after the other, and compare them. If one cannot be opened, the banner says why."""
+    """Open two recordings, one after the other, and compare them. The banner reports why if that fails."""
 
     def open_next(path: str, then: Callable[[Recording], object]) -> None:
         opening = FileOpening(path, window)
