@@ -129,7 +129,7 @@ class ExternalAddress:
 
     @property
     def authorization(self) -> dict[str, str]:
-        """HTTP headers that carry the API key to this server; empty where there is none or it may not be sent.
+        """HTTP headers that carry the API key to this server; empty if there is none or it may not be sent.
 
         Every request to a watched server takes its key from here and nowhere else.
         """

@@ -34,7 +34,7 @@ def _as_model(adapter: str) -> Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalEngine:
-    """An engine that kvscope watches by its HTTP server and, where it publishes them, its KV events."""
+    """An engine that kvscope watches through its HTTP server and, if it publishes them, its KV events."""
 
     scheme: str
     """Scheme of its addresses, SCHEME://HOST:PORT, and its name in `Capabilities.engine`."""
@@ -67,7 +67,7 @@ class ExternalEngine:
     ask_facts: Callable[[Ask], ServerFacts]
     """Asks its server for facts that are not in the metrics. Endpoints are those that the server binds."""
     capabilities: Capabilities
-    """What it can report. Whether aborts are counted depends on the server's metrics (`hello_of`)."""
+    """Telemetry that it can report. Whether aborts are counted depends on the server's metrics (`hello_of`)."""
 
     tells_slots: bool = False
     """Whether it reports the contents of its slots (`slot_source`) instead of KV events."""

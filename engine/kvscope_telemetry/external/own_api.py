@@ -33,7 +33,7 @@ class OwnApi:
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
-        """As `Prompter.adapters`; None before the first prompt."""
+        """LoRA adapters, as `Prompter.adapters`; None before the server has answered."""
         return None if self._prompter is None else self._prompter.adapters
 
     def ask(self, command: Submit | GetStatus, told: str, *, is_same_machine: bool) -> None:
@@ -65,7 +65,7 @@ class OwnApi:
             return refused + (self._prompter.take_replies() if self._prompter is not None else [])
 
     def close(self) -> None:
-        """Abort all requests; takes at most a second."""
+        """Abort all requests; takes up to two seconds."""
         with self._lock:
             if self._prompter is not None:
                 self._prompter.close()

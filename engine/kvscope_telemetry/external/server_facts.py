@@ -1,4 +1,4 @@
-"""What an engine's HTTP server reports apart from metrics: version, model, and the endpoints of its KV events.
+"""Facts that an engine's HTTP server reports apart from metrics: version, model, and the endpoints of its KV events.
 
 All of it is optional. Each engine's module knows where its server reports it; this module has the shared parsing. Knows
 nothing of HTTP.

@@ -31,7 +31,7 @@ _Key = tuple[str, int | None]
 
 @dataclass(slots=True)
 class _Table:
-    """The blocks of one medium and group."""
+    """Rows of the blocks of one medium and KV group, by hash."""
 
     rows: dict[int, int] = field(default_factory=dict)
     """Hash -> row within the tier."""

@@ -34,7 +34,7 @@ class FleetEntry:
 class FleetList:
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
-    """What was left out of the list and why, in one line; empty if nothing was."""
+    """Lines that were left out and why, as one line of text; empty if nothing was."""
 
 
 def parse_list(text: str, api_key: str = "") -> FleetList:

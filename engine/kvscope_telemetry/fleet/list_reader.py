@@ -19,7 +19,7 @@ class Listed:
 
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
-    """What is wrong with the list, in one line; empty if nothing is."""
+    """Description of the errors in the list, in one line; empty if nothing is."""
     is_old: bool = False
     """Whether the last attempt to read failed, so that the entries are those of an earlier one."""
     read_ns: int = 0

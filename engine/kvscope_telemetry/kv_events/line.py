@@ -20,7 +20,7 @@ from kvscope_telemetry.sockets.connection_watch import Connections
 HIGH_WATER: Final = 64
 """Receive queue in batches. More are queued at the publisher, whose limit is some thousands."""
 MAX_HALF_BYTES: Final = 4 * MAX_BATCH_BYTES
-"""Maximum bytes received on one connection that do not form a complete message yet."""
+"""Maximum bytes that a connection may send between two complete messages."""
 RECONNECT_MS: Final = (50, 1_000)
 KNOCK_AGAIN_S: Final = 1.0
 WATCH_S: Final = 0.25

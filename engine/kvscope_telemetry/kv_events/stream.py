@@ -253,7 +253,7 @@ class PendingItems:
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be read."""
+        """Whether the queue is below its limit, so that more may be read."""
         return self._num_bytes < self._max_bytes
 
     def give(self, item: StreamItem, num_bytes: int) -> None:

@@ -274,7 +274,7 @@ def fold(parent: Ints) -> Chains:
     num_after = np.bincount(parent[parent >= 0], minlength=size)
     is_head = (parent < 0) | (num_after[parent] > 1)
     head, place = _climb(np.where(is_head, np.arange(size), parent), is_head)
-    is_head |= ~is_head[head]  # a circle: each of its blocks stands for itself
+    is_head |= ~is_head[head]  # a cycle: each of its blocks becomes a chain of its own
     head = np.where(is_head, np.arange(size), head)
     heads = np.flatnonzero(is_head)
     number = np.zeros(size, np.int64)

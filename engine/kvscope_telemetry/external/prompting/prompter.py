@@ -80,7 +80,7 @@ class Prompter:
         return self._box.take_all()
 
     def close(self) -> None:
-        """Abort all requests; takes about a second at most. Idempotent."""
+        """Abort all requests; takes up to `_END_S` for the adapter query and again for all requests. Idempotent."""
         with self._lock:
             self._is_closed = True
             still = list(self._open.values())
