@@ -39,7 +39,6 @@ class ExternalEngine:
     scheme: str
     """Scheme of its addresses, SCHEME://HOST:PORT, and its name in `Capabilities.engine`."""
     name: str
-    """Display name."""
     port: int
     """Default port of its HTTP server."""
     events_option: str = ""
@@ -50,7 +49,6 @@ class ExternalEngine:
     """Help for users who attach to one: what to type, and how to start the server to see as much as possible."""
 
     metrics_prefix: str
-    """Prefix of its metric names."""
     other_prefixes: tuple[str, ...] = ()
     """Prefixes of other metrics on its page, added by programs inside it, that `read` uses."""
     metrics_path: str = "/metrics"
@@ -60,7 +58,6 @@ class ExternalEngine:
     replica_labels: tuple[str, ...] = ()
     """Labels that number processes which all report the same values for their rank. The first process is used."""
     read: Callable[[ScrapedPage], EngineReading]
-    """Reads its metrics."""
     without_metrics: str = ""
     """Advice for users if its server has no metrics."""
 

@@ -46,7 +46,6 @@ class NoAnswer(KvscopeError):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the server requires or rejects credentials."""
         return self.status in REFUSALS
 
 
@@ -274,7 +273,6 @@ def why_broken(url: str, error: Exception, proxy: str = "") -> str:
 
 
 def _tls_of(address: ExternalAddress) -> ssl.SSLContext | None:
-    """Return the TLS context of an address; None if it does not use TLS."""
     if not address.tls:
         return None
     try:

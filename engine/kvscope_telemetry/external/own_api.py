@@ -106,7 +106,6 @@ def seen_from_here(told: str, endpoint: str, *, is_same_machine: bool) -> Extern
 
 
 def _host_of(endpoint: str) -> str:
-    """Return the host of tcp://HOST:PORT; empty for ipc."""
     scheme, _, rest = endpoint.partition("://")
     return rest.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
 

@@ -41,7 +41,6 @@ class ScrapedPage:
         self._samples = _of_rank(_samples(text, prefixes), rank, replicas, model)
 
     def has(self, prefix: str) -> bool:
-        """Whether there is any sample whose name begins with `prefix`."""
         return any(name.startswith(prefix) for name in self._samples)
 
     def total(self, *names: str, where: Labels | None = None) -> int | None:

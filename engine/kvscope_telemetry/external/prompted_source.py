@@ -29,7 +29,6 @@ class PromptedSource(MirroredSource):
         self._thread: threading.Thread
 
     def take_update(self) -> Update | None:
-        """Return and clear the pending update; None if there is none."""
         return self._hand_over.take_update()
 
     def resync(self) -> None:

@@ -85,8 +85,6 @@ class EngineReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureMetric:
-    """Describes a metric that is displayed as a `MetricFigure`."""
-
     name: str
     metric: str
     """Name of a gauge, or of a counter including `_total`."""
@@ -101,7 +99,6 @@ class FigureMetric:
 
 
 def read_figures(page: ScrapedPage, metrics: tuple[FigureMetric, ...]) -> tuple[MetricFigure, ...]:
-    """Return the figures of `metrics` that are on the page, in this order."""
     return tuple(chain.from_iterable([_figures_of(page, metric) for metric in metrics]))
 
 
@@ -162,7 +159,6 @@ def share(value: float | None) -> float | None:
 
 
 def gib(value: float | None) -> int | None:
-    """Convert GiB to bytes."""
     return None if value is None or not 0 <= value * GIB <= MAX_COUNT else round(value * GIB)
 
 
@@ -191,7 +187,6 @@ class Cumulative:
 
     @property
     def total(self) -> int:
-        """Number of samples."""
         return self.counts[-1]
 
     def since(self, before: Cumulative | None, kind: str) -> Histogram | None:

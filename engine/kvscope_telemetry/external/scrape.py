@@ -38,8 +38,6 @@ _END_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """Result of one round of polling."""
-
     time_ns: int
     """Time on this machine's monotonic clock."""
     reading: EngineReading
@@ -84,7 +82,6 @@ class Scraper:
 
     @property
     def is_running(self) -> bool:
-        """Whether the polling thread is alive."""
         return self._thread.is_alive()
 
     def close(self) -> None:

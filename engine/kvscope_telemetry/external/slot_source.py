@@ -54,8 +54,6 @@ _ROUTES: Final = "it passes requests on to servers of its own: attach to one of 
 
 @dataclass(frozen=True, slots=True)
 class SlotReading:
-    """State of one slot, as `/slots` reports it."""
-
     slot: int
     num_ctx: int
     is_processing: bool
@@ -322,7 +320,6 @@ class SlotSource(PromptedSource):
 
     @property
     def name(self) -> str:
-        """The address, without its options."""
         return self._address.name
 
     @property

@@ -120,7 +120,6 @@ class Slots:
             self.clear()
 
     def clear(self) -> None:
-        """Remove all blocks."""
         for (medium, _), table in self._tables.items():
             self._rows[tier_of(medium)].free(list(table.rows.values()))
         self._tables.clear()

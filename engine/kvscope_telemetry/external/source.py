@@ -71,7 +71,6 @@ class ExternalSource(PromptedSource):
 
     @property
     def name(self) -> str:
-        """The address, without its options."""
         return self._address.name
 
     @property

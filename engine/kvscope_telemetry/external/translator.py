@@ -304,7 +304,6 @@ class Notes:
 
 
 def gap_words(gap: Gap) -> str:
-    """Describe a gap in the stream for users."""
     count = gap.last - gap.first + 1
     which = f"batch {gap.first}" if count == 1 else f"{count} batches, {gap.first} to {gap.last},"
     return (

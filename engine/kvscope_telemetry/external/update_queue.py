@@ -48,7 +48,6 @@ class UpdateQueue:
         return self._pending.take_overflow() or self._feed.wants_snapshot(now_ns)
 
     def give(self, messages: Iterable[TelemetryMessage]) -> None:
-        """Enqueue messages, in order."""
         for message in messages:
             if isinstance(message, Snapshot | Frame):
                 self._feed.passed(message, None)

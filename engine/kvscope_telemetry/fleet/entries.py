@@ -23,8 +23,6 @@ _SHOWN_LETTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class FleetEntry:
-    """An engine, or one of its ranks, to be watched."""
-
     address: Address
     name: str = ""
     """Display name; empty to use the address."""

@@ -68,7 +68,6 @@ class ExternalMember:
         )
 
     def close(self) -> None:
-        """Stop the source's threads."""
         self._source.close()
 
     def _first_token_s(self) -> float | None:

@@ -36,8 +36,7 @@ class FleetMember(Protocol):
     def row(self) -> FleetRow:
         """Return the current figures."""
 
-    def close(self) -> None:
-        """Close the connection and release its resources."""
+    def close(self) -> None: ...
 
 
 class RefusedMember:

@@ -15,8 +15,6 @@ from kvscope_telemetry.fleet.list_texts import ListText
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Current state of the list."""
-
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
     """Description of the errors in the list, in one line; empty if nothing is."""

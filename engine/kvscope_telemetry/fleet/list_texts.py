@@ -31,8 +31,7 @@ class ListText(Protocol):
     """Source of a list's text. Each `read` reads it again; setting `stopped` cancels reading."""
 
     @property
-    def name(self) -> str:
-        """Name for display."""
+    def name(self) -> str: ...
 
     def read(self, stopped: threading.Event) -> str:
         """Return the whole text. Raises BadInput if that fails."""

@@ -36,7 +36,6 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def is_on(self) -> bool:
-        """Whether events are published."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
     @property

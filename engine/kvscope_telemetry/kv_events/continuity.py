@@ -306,7 +306,6 @@ class HeldBatches:
         return payload
 
     def in_order(self) -> list[int]:
-        """Return the sequence numbers held, ascending."""
         return sorted(self._payloads)
 
     def clear(self) -> None:
@@ -366,7 +365,6 @@ class StreamCounts:
     replays: int = 0
 
     def count(self, batch: EventBatch) -> None:
-        """Count a batch that was passed on."""
         self.batches += 1
         self.events += len(batch.events)
         self.unreadable += batch.num_unreadable_events

@@ -72,7 +72,6 @@ class KVEventLine:
 
     @property
     def is_connected(self) -> bool:
-        """Whether at least one publisher is connected."""
         return self._open > 0
 
     def receive(self, max_messages: int) -> list[list[bytes]]:
@@ -137,7 +136,6 @@ class KVEventLine:
             self._ended(now_s)
 
     def _ended(self, now_s: float) -> None:
-        """Handle the end of a connection or of a handshake."""
         if self._greeted_s is None:
             self._open = max(0, self._open - 1)
             return

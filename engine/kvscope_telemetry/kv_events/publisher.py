@@ -78,7 +78,6 @@ class KvEventPublisher:
 
     @property
     def next_seq(self) -> int:
-        """Sequence number of the next batch."""
         return self.queue.next_seq
 
     def publish(self, events: Sequence[KvEvent], ts: float | None = None) -> None:
@@ -202,7 +201,6 @@ class BatchQueue:
         self._waiting: deque[tuple[int, EventBatch, int]] = deque()
         self._num_bytes = 0
         self.next_seq = 0
-        """Sequence number of the next batch."""
         self.num_dropped = 0
 
     def put(self, batch: EventBatch) -> bool:
@@ -243,7 +241,6 @@ class ReplayBuffer:
         self._num_bytes = 0
 
     def add(self, seq: int, payload: bytes) -> None:
-        """Add a published batch, dropping the oldest ones if necessary."""
         self._batches.append((seq, payload))
         self._num_bytes += len(payload)
         while len(self._batches) > self._max_batches or (self._num_bytes > self._max_bytes and len(self._batches) > 1):

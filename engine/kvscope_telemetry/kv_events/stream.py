@@ -257,13 +257,11 @@ class PendingItems:
         return self._num_bytes < self._max_bytes
 
     def give(self, item: StreamItem, num_bytes: int) -> None:
-        """Append an item."""
         with self._lock:
             self._items.append(item)
             self._num_bytes += num_bytes + _ITEM_BYTES
 
     def take_items(self) -> list[StreamItem]:
-        """Return and clear all items."""
         with self._lock:
             items, self._items = self._items, []
             self._num_bytes = 0

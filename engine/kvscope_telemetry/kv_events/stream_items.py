@@ -29,8 +29,6 @@ class StreamState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """State of the stream at one moment."""
-
     state: StreamState = StreamState.JOINING
     why: str = ""
     """Reason for the state in one sentence; may be empty."""

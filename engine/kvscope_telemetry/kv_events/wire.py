@@ -69,8 +69,7 @@ class StoredMap(_Stored, gc=False, tag="BlockStored"):
     """Map whose first entry is `"type": "BlockStored"`."""
 
 
-class StoredPairsMap(_StoredPairs, gc=False, tag="BlockStored"):
-    """Map with pairs of tokens."""
+class StoredPairsMap(_StoredPairs, gc=False, tag="BlockStored"): ...
 
 
 class RemovedMap(_Removed, gc=False, tag="BlockRemoved"): ...
@@ -83,8 +82,7 @@ class StoredArray(_Stored, gc=False, tag="BlockStored", array_like=True):
     """Array whose first element is `"BlockStored"`."""
 
 
-class StoredPairsArray(_StoredPairs, gc=False, tag="BlockStored", array_like=True):
-    """Array with pairs of tokens."""
+class StoredPairsArray(_StoredPairs, gc=False, tag="BlockStored", array_like=True): ...
 
 
 class RemovedArray(_Removed, gc=False, tag="BlockRemoved", array_like=True): ...

@@ -91,7 +91,6 @@ class PrefixTree:
         return np.unique(np.searchsorted(self.first_row, found, "right") - 1)
 
     def node_of(self, row: int) -> int | None:
-        """Return the node that contains a row; None if there is none."""
         found = self.nodes_of(np.array([row]))
         return int(found[0]) if found.size else None
 

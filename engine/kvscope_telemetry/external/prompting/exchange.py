@@ -126,7 +126,6 @@ class Exchange:
         raise NoAnswer(why_no_stream(self._url, status, kind, words, self._address.refusal), status)
 
     def _read(self, answer: httpx.Response) -> None:
-        """Read events until the server reports the end or closes the connection."""
         lines, num_bytes = EventLines(), 0
         for piece in answer.iter_raw():
             if self._is_over:
@@ -162,7 +161,6 @@ class Exchange:
 
 
 def _beginning(answer: httpx.Response) -> bytes:
-    """Return the first `MAX_ERROR_BYTES` of an answer."""
     body = b""
     for piece in answer.iter_raw():
         body += piece

@@ -72,7 +72,6 @@ class Prompter:
             self._box.put([refuse(command, f"{self._address.engine.name} can be watched but not controlled")])
 
     def has(self, request_id: str) -> bool:
-        """Whether the request is in progress."""
         return request_id in self._open
 
     def take_replies(self) -> list[Reply]:
