@@ -72,7 +72,7 @@ def _numbers(token_ids: tuple[int, ...]) -> str:
 
 
 def _paths(name: str) -> Iterator[Path]:
-    """Yield existing paths of the tokenizer's file, most specific first."""
+    """Yield existing paths of the tokenizer's file, likeliest first."""
     if not name or "\0" in name:
         return
     given = Path(name).expanduser()
