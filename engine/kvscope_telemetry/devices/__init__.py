@@ -1,1 +1,2 @@
-"""What GPUs, memory and cores do: read from NVML and `/proc`, and joined to where the memory went. No torch, no Qt."""
+"""Samples GPUs, host memory and cores from NVML and `/proc`, and combines them with the engine's memory breakdown. Uses
+no torch and no Qt."""

@@ -1,4 +1,4 @@
-"""What makers promise of a GPU's memory."""
+"""Memory bandwidth of GPUs in GB/s, from the manufacturers' data sheets."""
 
 from typing import Final
 
@@ -27,4 +27,4 @@ DATA_SHEET_GB_PER_S: Final = {
     "NVIDIA RTX A6000": 768,
     "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 1792,
 }
-"""By the name that the driver gives, whole: a part of one (MIG) has another name, and less."""
+"""Keyed by the driver's full device name. A MIG instance has another name and less bandwidth, so it is not found."""

@@ -1,7 +1,7 @@
-"""Extracts the figures of one device and of this process from a sample of the whole machine, for clients that show one
+"""Extracts the figures of one device and one process from a sample of the whole machine, for clients that show one
 device.
 
-Unknown is -1, never 0. Knows neither the engine nor torch.
+Unknown values are -1, never 0. Knows neither the engine nor torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 
 
 def device_sample(devices: Devices, hello: Hello, pid: int | None = None) -> DeviceSample:
-    """Of the GPU that the engine uses, or of the host without one; `pid`: the engine's, this one's unless told
-    otherwise. Where there is no engine no process is told of."""
+    """Return the figures of the GPU that the engine uses, or of the host if it uses none.
+
+    `pid` is the engine's process; None means this process. Without an engine, no process is reported for the host.
+    """
     pid = os.getpid() if pid is None else pid
     if hello.device.kind != "cuda":
         return _of_host(devices, devices.host or Host(), pid if tells_engines_share(hello) else None)
@@ -22,22 +24,23 @@ def device_sample(devices: Devices, hello: Hello, pid: int | None = None) -> Dev
 
 
 def tells_engines_share(hello: Hello) -> bool:
-    """Whether `DeviceSample.utilization` is the engine's share of all CPUs, not how busy the device is."""
+    """Whether `DeviceSample.utilization` is the engine's share of all CPUs, instead of how busy the device is."""
     return hello.device.kind != "cuda" and hello.capabilities.blocks
 
 
 def busy_share(host: Host) -> float | None:
-    """Busy share of all cores."""
+    """Return the busy share of all cores, 0 to 1; None if unknown."""
     return sum(host.cores) / len(host.cores) if host.cores else None
 
 
 def used_gpu(devices: Devices) -> Gpu | None:
-    """The one that the engine computes on, that of its first rank where there are several; None: it is not known."""
+    """Return the GPU that the engine computes on, that of its first rank if there are several; None if unknown."""
     return next((gpu for gpu in devices.gpus if gpu.index in devices.used_gpus[:1]), None)
 
 
 def gpu_process_bytes(gpu: Gpu, pid: int) -> int | None:
-    """What a process has on a GPU; None where the driver does not tell, or knows it by another number."""
+    """Return the GPU memory of a process. None if the driver does not report it, or reports another pid for the
+    process."""
     return next((process.used_bytes for process in gpu.processes or () if process.pid == pid), None)
 
 

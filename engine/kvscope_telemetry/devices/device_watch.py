@@ -1,4 +1,4 @@
-"""Tells the telemetry socket how the devices are, at a rate that is asked for, and with each where the memory went."""
+"""Publishes device samples with the memory breakdown at a fixed interval."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ LONGEST_SAMPLE_S: Final = 60.0
 
 
 class SampledDevices(Protocol):
-    """Devices, as `DevicesSampler` reads them."""
+    """Source of device samples, such as `DevicesSampler`."""
 
-    def sample(self, epoch: int) -> Devices:
-        """How they are now."""
+    def sample(self, epoch: int) -> Devices: ...
 
 
 class DeviceWatch:
-    """Runs from construction to `close`. The engine's own thread never waits for a driver.
+    """Samples devices on its own thread, from construction to `close`, so that the engine's thread never waits for a
+    driver.
 
-    `memory` is None while it is not known; `pid`: the process that has the memory.
+    `memory` returns None while the breakdown is unknown. `pid` returns the process that owns the memory.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class DeviceWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; one that hangs in a driver is left behind after a second."""
+        """Stop the thread. A thread that is blocked in a driver is abandoned after a second."""
         self._closing.set()
         self._thread.join(timeout=1.0)
 
@@ -63,7 +63,7 @@ class DeviceWatch:
         while True:
             devices = self._sampler.sample(self._hello.epoch)
             memory = None
-            with contextlib.suppress(Exception):  # a device that fails here is told of by the step
+            with contextlib.suppress(Exception):  # the engine's step reports a device that fails here
                 memory = self._memory()
             self._publish(devices)
             self._publish(device_sample(devices, self._hello, self._pid()))
@@ -73,7 +73,8 @@ class DeviceWatch:
                 return
 
     def _with_context(self, memory: MemoryBreakdown, devices: Devices) -> MemoryBreakdown:
-        """What the process had beside torch's memory when that was first known: later, more than that is a finding."""
+        """Set `context_bytes` to the process's memory outside torch when it was first known. Later growth beyond it is
+        then visible."""
         if self._context_bytes is None:
             gpu = used_gpu(devices)
             process = gpu_process_bytes(gpu, self._pid()) if gpu is not None else None

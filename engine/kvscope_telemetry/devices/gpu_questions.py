@@ -1,6 +1,6 @@
-"""The questions that one GPU is asked through NVML. Each is asked separately, so a failing one spoils no other.
+"""Queries one GPU through NVML. Each value is queried separately, so that a failing query affects no other.
 
-Owns the values of the last sample that turn counters into rates. Knows neither how GPUs are found nor lost.
+Owns the previous values of counters, to compute rates. GPUs are found and lost in `gpus`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.devices.throttling import names_of
 from kvscope_telemetry.messages.devices import MAX_PROCESSES, Gpu, GpuProcess
 
 _MEMORY_V2: Final = 0x2000028
-"""`nvmlMemory_v2`: the size of its struct and the version."""
+"""`nvmlMemory_v2`: struct size and version number."""
 _TEMPERATURE_OF_GPU: Final = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _PCIE_SENT, _PCIE_RECEIVED = 0, 1
@@ -31,19 +31,20 @@ _MAX_NAME: Final = 80
 
 
 class GpuQuestions:
-    """One GPU by its `handle`. Raises nothing but from `memory`, which tells whether it is there at all."""
+    """Queries the GPU with NVML handle `handle`. Only `sample` may raise: the error of the memory query, which shows
+    whether the GPU is present."""
 
     def __init__(self, nvml: Any, handle: Any, index: int, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._nvml = nvml
         self._handle = handle
         self._clock_ns = clock_ns
-        self._nvlink: dict[int, tuple[int, int]] = {}  # field -> when, and KiB so far
+        self._nvlink: dict[int, tuple[int, int]] = {}  # field -> time in ns, total KiB
         self._names: dict[int, str] = {}
         self.facts = self._facts(index)
-        """What stays: who it is, and its limits."""
+        """Constant facts: identity and limits."""
 
     def sample(self) -> Gpu:
-        """How it is now; raises what NVML raises where it does not even tell its memory for a fault of its own."""
+        """Sample the GPU now. Raises NVML's error if querying the memory fails, unless it is only not supported."""
         memory = self._memory()
         return msgspec.structs.replace(
             self.facts,
@@ -70,7 +71,7 @@ class GpuQuestions:
         )
 
     def _memory(self) -> Any:
-        """With what is reserved, where the driver is new enough to tell it apart."""
+        """Query the memory, with the reserved part if the driver reports it separately."""
         memory = known(lambda: self._ask("nvmlDeviceGetMemoryInfo", _MEMORY_V2))
         if memory is not None:
             return memory
@@ -93,7 +94,7 @@ class GpuQuestions:
         return tuple(sorted(processes, key=lambda process: (-(process.used_bytes or 0), process.pid))[:MAX_PROCESSES])
 
     def _name_of(self, pid: int) -> str:
-        """By the driver, which tells a path, or by the system; empty in a container that sees neither."""
+        """Return a process's name, from the driver (a path) or `/proc`; empty in a container that can see neither."""
         name = _text(known(lambda: self._nvml.nvmlSystemGetProcessName(pid)))
         return Path(name).name[:_MAX_NAME] or _text(known(lambda: Path(f"/proc/{pid}/comm").read_text().strip()))
 
@@ -115,7 +116,7 @@ class GpuQuestions:
 
     def _clocks(self) -> dict[str, Any]:
         bits = counted(lambda: self._ask("nvmlDeviceGetCurrentClocksEventReasons"))
-        if bits is None:  # older drivers have its first name
+        if bits is None:  # the name in older drivers
             bits = counted(lambda: self._ask("nvmlDeviceGetCurrentClocksThrottleReasons"))
         return {
             "sm_clock_mhz": counted(lambda: self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM)),
@@ -143,7 +144,7 @@ class GpuQuestions:
         }
 
     def _nvlink_rate(self, field: int) -> int | None:
-        """Unknown at the first sample, and where a counter began anew."""
+        """Return bytes per second; None at the first sample and after the counter was reset."""
         total = counted(lambda: self._field((field, _ALL_LINKS)).ullVal)
         if total is None:
             self._nvlink.pop(field, None)
@@ -169,7 +170,7 @@ _PROCESS_LISTS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetG
 
 
 def is_not_supported(nvml: Any, error: Exception) -> bool:
-    """Whether NVML says that this GPU has no such thing: nothing is wrong with it."""
+    """Whether NVML reports that this GPU lacks a feature, which is no fault."""
     return getattr(error, "value", None) == getattr(nvml, "NVML_ERROR_NOT_SUPPORTED", 3)
 
 

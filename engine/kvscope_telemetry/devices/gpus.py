@@ -1,7 +1,7 @@
-"""Samples every GPU that NVML knows, including those that were there and no longer answer.
+"""Samples every GPU that NVML knows, including those that responded before and no longer do.
 
-Owns NVML's start and the handles. A driver that is not there, goes, or comes back, and a GPU that falls off the bus,
-are answers like any other: nothing raises.
+Owns NVML's initialization and the handles. Nothing raises: a driver that is missing, fails or returns, and a GPU that
+falls off the bus, are reported in the sample.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvscope_telemetry.messages.devices import MAX_GPUS, Gpu
 
 _GPU, _MIG = "GPU-", "MIG-"
 RETRY_NS: Final = 5_000_000_000
-"""How often a driver that is not there is looked for: the question is not free."""
+"""Interval between attempts to load a missing driver, because an attempt is expensive."""
 
 
 class Gpus:
-    """Asks NVML, through `pynvml` unless tests give another module.
+    """Samples GPUs through NVML, by `pynvml` unless a test passes another module.
 
-    `used`: UUIDs of GPUs that somebody computes on. NVML does not count the instances that MIG cuts a GPU into; those
-    that are used come behind the GPUs.
+    `used`: UUIDs of GPUs in use for computing. NVML's count does not include MIG instances; those in use are listed
+    after the GPUs.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class Gpus:
         self._tried_ns: int | None = None
         self._asked: dict[int, GpuQuestions] = {}
         self._seen: dict[str, Gpu] = {}
-        """By who they are: the facts of all that ever answered."""
+        """Facts of all GPUs that ever responded, by UUID, or by index if a GPU has none."""
         self.fault = ""
-        """Why NVML tells nothing at all."""
+        """Why NVML reports nothing at all; empty if it works."""
 
     def sample(self) -> tuple[Gpu, ...]:
         """Sample every GPU, in the driver's order."""
@@ -79,13 +79,13 @@ class Gpus:
         return gpu
 
     def _sample_instances(self, count: int) -> list[Gpu]:
-        """Those of MIG that are used and answer, numbered behind `count` GPUs. A GPU that went is none."""
+        """Sample the MIG instances in use, numbered from `count`. A GPU that disappeared is not one."""
         gpus = {bare_uuid(facts.uuid) for facts in self._seen.values()}
         found: list[Gpu] = []
         for uuid in self._used:
             if uuid in gpus:
                 continue
-            with contextlib.suppress(Exception):  # it is unknown, like any figure
+            with contextlib.suppress(Exception):  # an instance that does not respond is unknown, like any figure
                 handle = self._nvml.nvmlDeviceGetHandleByUUID(f"{_MIG}{uuid}")
                 found.append(GpuQuestions(self._nvml, handle, count + len(found), self._clock_ns).sample())
         return found

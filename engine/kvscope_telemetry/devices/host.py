@@ -1,6 +1,6 @@
-"""The machine's memory, its cores, and the processes in its memory, from `/proc`. What cannot be read is unknown.
+"""Reads the machine's memory, cores and processes from `/proc`. Values that cannot be read are unknown.
 
-Owns what changes between two samples (times become shares). `folder` is `/proc`, or what a test put there.
+Owns the previous CPU times, to compute shares. `folder` is `/proc`, or a test's directory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ _MAX_NAME: Final = 80
 
 
 class HostReader:
-    """Reads the host's figures. `pids` are the processes whose memory is reported; None means the
-    `num_largest` of all.
-    """
+    """Reads the host's figures. `pids` are the processes whose memory is reported; None means the `num_largest`
+    ones."""
 
     def __init__(
         self,
@@ -39,7 +38,6 @@ class HostReader:
         self._times: dict[str, tuple[int, int]] = {}
 
     def sample(self) -> Host:
-        """Read the machine's present state."""
         memory = known(self._memory) or {}
 
         def total_of(*names: str) -> int | None:
@@ -66,7 +64,7 @@ class HostReader:
         return {name: int(value.split()[0]) * KIB for name, value in pairs}
 
     def _cores(self) -> tuple[float, ...] | None:
-        """Busy time of all time, since the sample before; the first time since the machine started."""
+        """Return the busy share of each core since the previous sample, the first time since the machine started."""
         shares = []
         for line in (self._folder / "stat").read_text(encoding="ascii").splitlines():
             name, *fields = line.split()
@@ -88,5 +86,5 @@ class HostReader:
 
 
 def own_process() -> tuple[int, ...]:
-    """Return the figures of this process, for an engine that reports its own."""
+    """Return this process's pid as `pids`, for an engine that reports its own memory."""
     return (os.getpid(),)

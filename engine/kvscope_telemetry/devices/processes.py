@@ -1,6 +1,6 @@
-"""Reads the memory of processes on the host by kind, from `/proc/PID`. A process that ends meanwhile is left out.
+"""Reads the memory of host processes by kind, from `/proc/PID`. A process that ends meanwhile is left out.
 
-Owns the processor times that shares of cores are worked out from.
+Owns the previous CPU times of processes, to compute shares of cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
-    """Those of `pids`, or the `num_largest` of all."""
+    """Samples the processes in `pids`, or the `num_largest` ones if it is None."""
 
     def __init__(
         self, pids: tuple[int, ...] | None, num_largest: int, folder: Path, clock_ns: Callable[[], int]
@@ -28,10 +28,10 @@ class Processes:
         self._num_largest = num_largest
         self._folder = folder
         self._clock_ns = clock_ns
-        self._times: dict[int, tuple[int, int]] = {}  # pid -> when, and ticks so far
+        self._times: dict[int, tuple[int, int]] = {}  # pid -> time in ns, total ticks
 
     def sample(self) -> tuple[HostProcess, ...] | None:
-        """Largest first; None where there is nothing to read."""
+        """Return the processes, largest first; None if none can be read."""
         pids = self._pids if self._pids is not None else known(self._largest)
         if pids is None:
             return None
@@ -42,7 +42,7 @@ class Processes:
         return tuple(sorted(found, key=lambda process: -(process.resident_bytes or 0)))
 
     def _largest(self) -> tuple[int, ...]:
-        """By their resident pages: a short line each."""
+        """Return the pids with the most resident pages, which `statm` gives in a short line."""
         sizes = [(known(partial(self._pages, pid)) or 0, pid) for pid in self._all()]
         return tuple(pid for size, pid in sorted(sizes, reverse=True)[: self._num_largest] if size)
 
@@ -70,7 +70,7 @@ class Processes:
         )
 
     def _cores(self, pid: int) -> float | None:
-        """Unknown at the first sample."""
+        """Return the average number of cores in use since the previous sample; None at the first."""
         fields = (self._folder / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
         ticks, now_ns = int(fields[11]) + int(fields[12]), self._clock_ns()
         before_ns, before = self._times.get(pid, (now_ns, ticks))

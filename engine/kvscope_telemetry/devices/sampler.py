@@ -11,10 +11,10 @@ from kvscope_telemetry.messages.devices import Devices
 
 
 class DevicesSampler:
-    """Never raises; used by one thread, which may wait for a driver.
+    """Samples all devices. Never raises. Used by one thread, which may wait for a driver.
 
-    `used`: UUIDs of the GPUs that who samples computes on (`DeviceInfo.uuids`). Numbers would not do: NVML counts by
-    the PCI bus, CUDA by speed and among those that `CUDA_VISIBLE_DEVICES` leaves.
+    `used`: UUIDs of the GPUs that the caller computes on (`DeviceInfo.uuids`). Indices would not match: NVML orders
+    GPUs by PCI bus, CUDA by speed and only among those in `CUDA_VISIBLE_DEVICES`.
     """
 
     def __init__(
@@ -31,7 +31,6 @@ class DevicesSampler:
         self._clock_ns = clock_ns
 
     def sample(self, epoch: int) -> Devices:
-        """Sample all devices now."""
         gpus = self._gpus.sample()
         index_of = {bare_uuid(gpu.uuid): gpu.index for gpu in gpus}
         return Devices(

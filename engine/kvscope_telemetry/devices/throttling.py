@@ -1,4 +1,4 @@
-"""Why a GPU's clocks are below their highest: NVML's bits, their names on the wire, and words for a person."""
+"""Reasons for reduced GPU clocks: NVML's bits, their names in messages, and their text for users."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ WORDS: Final = {
     "reliability": "voltage limit",
 }
 HARMLESS: Final = frozenset({"idle", "application_clocks", "display_clocks", "sync_boost"})
-"""Somebody wants it so, or there is nothing to do."""
+"""Reasons that are intended or need no action."""
 
 
 def names_of(bits: int) -> tuple[str, ...]:
-    """Return the names of all set bits; a bit without a name here is given by its number."""
+    """Return the names of all set bits. Unknown bits are combined to one hexadecimal number."""
     found = tuple(name for bit, name in _BITS.items() if bits & bit)
     other = bits & ~sum(_BITS)
     return (*found, f"reason {other:#x}") if other else found
 
 
 def in_words(names: Iterable[str]) -> str:
-    """Describe the reasons for a person; empty when nothing limits the clocks."""
+    """Describe the reasons for users; empty if there are none."""
     return ", ".join(WORDS.get(name, name) for name in names)
 
 
 def is_slowed(names: Iterable[str]) -> bool:
-    """Whether one of the reasons costs speed that nobody gave up on purpose."""
+    """Whether one of the reasons reduces speed unintentionally."""
     return any(name not in HARMLESS for name in names)

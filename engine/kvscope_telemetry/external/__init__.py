@@ -1,1 +1,1 @@
-"""Watches a running vLLM or SGLang as a source: turns its KV events and metrics into our messages. Knows no Qt."""
+"""Watches running engines of other kinds (vLLM, SGLang, llama.cpp) as sources of kvscope telemetry. Uses no Qt."""

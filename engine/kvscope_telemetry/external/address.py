@@ -1,4 +1,4 @@
-"""The address of another engine and its options, such as vllm://HOST:8000/?rank=1. Knows no sockets."""
+"""Addresses of other engines with their options, such as vllm://HOST:8000/?rank=1. Uses no sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_telemetry.kv_events.addresses import check_endpoint, of_rank
 
 MAX_RANK: Final = 4095
 MAX_RANKS: Final = 64
-"""That one address may stand for."""
+"""Maximum number of ranks that one address may name with `ranks=`."""
 MAX_KEY_LETTERS: Final = 8192
 EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
 _OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "api_key_over_http", "model", "tokenizer")
@@ -22,26 +22,28 @@ _OPTIONS: Final = ("kv_events", "replay", "topic", "rank", "tls", "ca", "api_key
 
 @dataclass(frozen=True, slots=True)
 class ExternalAddress:
-    """One data-parallel rank of an engine. `str()` gives what `parse` takes, without the key."""
+    """Address of one data-parallel rank of an engine. `str()` returns the text that `parse` accepts, without the
+    key."""
 
     engine: ExternalEngine
     host: str
     port: int
     path: str = ""
-    """What a gateway has before its paths, such as "/engine1"."""
+    """Path prefix of the server behind a gateway, such as "/engine1"."""
     tls: bool = False
     ca: str = ""
-    """File of the authority that signed the server's certificate, where the system does not know it."""
+    """Path of the CA certificate that signed the server's certificate; empty to use the system's."""
     kv_events: str = ""
-    """Endpoint of rank 0's KV events, empty: what the server says. With `*` as its host we wait for the publisher."""
+    """Endpoint of rank 0's KV events; empty to use the one that the server reports. If its host is `*`, kvscope binds
+    it and waits for the publisher to connect."""
     replay: str = ""
-    """Endpoint of rank 0's replays, empty: what the server says."""
+    """Endpoint of rank 0's replays; empty to use the one that the server reports."""
     topic: str = ""
     rank: int = 0
     model: str = ""
-    """Which model's metrics, empty: whichever is there."""
+    """Name of the model whose metrics to read; empty for all on the page."""
     tokenizer: str = ""
-    """A tokenizer.json, its folder, or a model's name; empty: by the name of the model."""
+    """Path of a tokenizer.json or its directory, or a model's name; empty to use the served model's name."""
     api_key_over_http: bool = False
     """Whether the API key may be sent to another machine without TLS."""
     is_announced: bool = False
@@ -105,17 +107,16 @@ class ExternalAddress:
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """Address and rank for display, without options."""
         return f"{self.engine.scheme}://{self.authority}{self.path}" + (f" rank {self.rank}" if self.rank else "")
 
     @property
     def bracketed_host(self) -> str:
-        """The host as a part of an address."""
+        """Host as it is written in a URL, with IPv6 addresses in brackets."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def authority(self) -> str:
-        """Host and port."""
         return f"{self.bracketed_host}:{self.port}"
 
     @property
@@ -128,7 +129,7 @@ class ExternalAddress:
 
     @property
     def authorization(self) -> dict[str, str]:
-        """HTTP headers that carry the API key to this server; empty where there is none or it may not be sent.
+        """HTTP headers that carry the API key to this server; empty if there is none or it may not be sent.
 
         Every request to a watched server takes its key from here and nowhere else.
         """
@@ -158,19 +159,19 @@ class ExternalAddress:
             )
 
     def url(self, path: str) -> str:
-        """Of something that the server answers, for a person to read."""
+        """Return the HTTP URL of a path of this server, for requests and for display."""
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}{path}"
 
     def of_rank(self, rank: int) -> ExternalAddress:
-        """The same engine's other rank."""
         return replace(self, rank=rank)
 
     def endpoint(self, base: str) -> str:
-        """The endpoint of this rank where `base` is that of the first; a wildcard host is the server's."""
+        """Return the endpoint of this rank, given rank 0's."""
         return of_rank(base, self.rank)
 
     def on_this_host(self, endpoint: str) -> str:
-        """Where we connect to what the server says that it binds: its wildcard is the host that we reach it at."""
+        """Return the endpoint to connect to, given the one that the server binds: a wildcard host becomes the server's
+        host."""
         scheme, _, rest = endpoint.partition("://")
         host, _, port = rest.rpartition(":")
         return f"{scheme}://{self.bracketed_host}:{port}" if scheme == "tcp" and host in EVERYWHERE else endpoint
@@ -185,9 +186,9 @@ class ExternalAddress:
 
 
 def each_rank(text: str) -> list[str]:
-    """The addresses of all ranks of one with `ranks=N` among its options, in their order; without it, itself.
+    """Expand an address with the option `ranks=N` to the addresses of ranks 0 to N - 1; return any other unchanged.
 
-    Raises BadInput for a number that cannot be one, and for `rank` beside it.
+    Raises BadInput for an invalid number, and if `rank` is given too.
     """
     where, _, query = text.partition("?")
     options = query.split("&")
@@ -205,7 +206,7 @@ def each_rank(text: str) -> list[str]:
 
 
 def waits_for_publisher(endpoint: str) -> bool:
-    """Whether we bind `endpoint`: the publisher was told to connect to us."""
+    """Whether kvscope binds `endpoint` and the publisher connects to it, instead of the reverse."""
     scheme, _, rest = endpoint.partition("://")
     return scheme == "tcp" and rest.rpartition(":")[0] in EVERYWHERE
 

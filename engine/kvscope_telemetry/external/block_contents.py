@@ -1,6 +1,6 @@
-"""The tokens of cached blocks, and their text where the tokenizer is on this machine.
+"""Tokens of cached blocks, and their text if the tokenizer is on this machine.
 
-Nothing is downloaded for it, and no server is asked: a monitor does not call strangers by itself.
+Downloads nothing and asks no server, because a monitor must not contact other hosts on its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ Decode = Callable[[tuple[int, ...]], str]
 
 
 class BlockContents:
-    """By row, which `hash_in` says the hash of. Any thread may ask; the tokenizer is read at the first question."""
+    """Looks up contents by ledger row. Thread-safe. The tokenizer is loaded on the first call.
+
+    `hash_in` returns the block hash in a row.
+    """
 
     def __init__(self, tokens: BlockTokens, hash_in: Callable[[int], int], tokenizer: str = "") -> None:
         self._tokens = tokens
@@ -28,7 +31,7 @@ class BlockContents:
         self._decoders: dict[str, Decode] = {}
 
     def of_rows(self, rows: Iterable[int], model: str) -> tuple[BlockContent, ...]:
-        """In the order asked; no tokens of a row that holds nothing, or whose tokens were never told."""
+        """Return contents in the order asked; without tokens for an empty row or a block with unknown tokens."""
         name = self._tokenizer or model
         decode = self._decoders.get(name)
         if decode is None:
@@ -46,7 +49,10 @@ class BlockContents:
 
 
 def decoder_of(name: str) -> Decode:
-    """By the tokenizer called `name` (a file, a folder, or a model in this machine's caches); else their numbers."""
+    """Return a function that decodes with tokenizer `name`, or formats token ids as numbers if it is not found.
+
+    `name` is a file, a directory, or a model in this machine's Hugging Face cache.
+    """
     path = next(_paths(name), None)
     tokenizer = None if path is None else _read(path)
     if tokenizer is None:
@@ -66,7 +72,7 @@ def _numbers(token_ids: tuple[int, ...]) -> str:
 
 
 def _paths(name: str) -> Iterator[Path]:
-    """Where its file is, the likeliest first."""
+    """Yield existing paths of the tokenizer's file, likeliest first."""
     if not name or "\0" in name:
         return
     given = Path(name).expanduser()
@@ -83,10 +89,10 @@ def _hub() -> Path:
 
 
 def _read(path: Path) -> Any:
-    """None where it cannot be read, or there is nothing here to read it with."""
+    """Load a tokenizer; None if it cannot be read, is too large, or the `tokenizers` library is not installed."""
     try:
-        from tokenizers import Tokenizer  # not everybody has it, and few ask
+        from tokenizers import Tokenizer  # an optional dependency, and slow to import
 
         return Tokenizer.from_file(str(path)) if path.stat().st_size <= MAX_FILE_BYTES else None
-    except Exception:  # of a file that somebody else wrote: the library raises Exception itself
+    except Exception:  # the library raises Exception itself for a malformed file
         return None

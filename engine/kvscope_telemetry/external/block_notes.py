@@ -1,7 +1,7 @@
-"""What KV events tell of a block beside its tokens, for a person to read: adapter, session, salt, multimodal parts.
+"""Labels of a block from its KV events, for display: adapter, session, cache salt, multimodal parts.
 
-These are among what its hash is of, so that equal texts with other notes are other blocks. But for the session: that is
-of the request which stored it. Bounded, whatever a publisher sends.
+All but the session are part of the block's hash, so equal text with other labels is another block. The session is that
+of the request that stored the block. Number and size are bounded, whatever a publisher sends.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from kvscope_telemetry.printable import printable
 MAX_NOTES: Final = 8
 MAX_LETTERS: Final = 80
 Notes = tuple[tuple[str, str], ...]
-"""Names and values."""
+"""Pairs of name and value."""
 _MSGPACK_NIL: Final = b"\xc0"
 _ARRAY_HEAD: Final = 5
-"""Bytes before the elements, at most."""
+"""Maximum number of bytes of a MessagePack array before its elements."""
 
 
 def notes_of(run: BlockStored) -> list[Notes]:
-    """Of each block of a run, in order."""
+    """Return the notes of each block of a run, in order."""
     of_run = _of_run(run)
     count = len(run.block_hashes)
     keys = run.extra_keys
@@ -47,8 +47,11 @@ def _of_run(run: BlockStored) -> Notes:
 
 
 def _of_keys(keys: tuple[Any, ...], run: BlockStored) -> Notes:
-    """vLLM tells its keys without their names: a pair is a multimodal part and its place, bytes are a digest of
-    embeddings; of words those that are the adapter's name were told already."""
+    """Return notes from vLLM's extra keys, which have no names.
+
+    A pair is a multimodal part and its position, and bytes are a hash of prompt embeddings. A string is the adapter's
+    name, already in the notes of the run, or a cache salt.
+    """
     notes = []
     for key in keys[:MAX_NOTES]:
         if isinstance(key, list | tuple) and len(key) == 2:

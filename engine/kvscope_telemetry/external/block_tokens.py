@@ -1,7 +1,7 @@
-"""The tokens of cached blocks and what else is told of them, as KV events reported it. They are found by hash, because
-a hash names a text wherever it is stored.
+"""Tokens and notes of cached blocks, as KV events reported them, by block hash.
 
-Bounded in bytes; the oldest go first. Written by one thread, read by any.
+A hash identifies the text wherever it is stored. Memory is bounded; the oldest blocks are dropped first. One thread
+writes, any thread reads.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from kvscope_telemetry.kv_events.batches import HASH_MASK, BlockStored
 MAX_BYTES: Final = 128 << 20
 _TOKEN_BYTES: Final = 4
 _ENTRY_BYTES: Final = 200
-"""Beside the tokens."""
+"""Estimated memory per block, in bytes, in addition to its tokens."""
 _NOTES_BYTES: Final = 500
-"""More than most: those of a run share them."""
+"""Estimated memory for notes per block, in bytes. It is more than most need: blocks of a run share their notes."""
 _MAX_TOKEN: Final = (1 << 32) - 1
 
 
 class BlockTokens:
-    """Give it each stored run; ask it by hash."""
+    """Bounded store of the tokens and notes of blocks, by hash."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._tokens: dict[int, tuple[int, bytes]] = {}  # hash -> place in its text, tokens
-        self._notes: dict[int, Notes] = {}  # of those of them that there are some of
+        self._tokens: dict[int, tuple[int, bytes]] = {}  # hash -> position of its first token in the text, tokens
+        self._notes: dict[int, Notes] = {}  # hash -> notes, for blocks that have any
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def add(self, run: BlockStored) -> None:
-        """The blocks of a run whose tokens are all told; of others nobody knows which token is in which block."""
+        """Store the blocks of a run. It is ignored unless all its tokens are reported, because otherwise the tokens of
+        each block are unknown."""
         size = run.block_size
         if not run.token_ids or len(run.token_ids) != size * len(run.block_hashes):
             return
@@ -63,13 +64,14 @@ class BlockTokens:
                     self._num_bytes -= _NOTES_BYTES
 
     def get(self, block_hash: int) -> tuple[int, tuple[int, ...]] | None:
-        """Place of the first token in its text (0 where the beginning is not known), and the tokens."""
+        """Return the position of the block's first token in its text (0 if the beginning is unknown), and its
+        tokens."""
         with self._lock:
             found = self._tokens.get(block_hash)
         return None if found is None else (found[0], tuple(array("I", found[1])))
 
     def notes(self, block_hash: int) -> Notes:
-        """What else was told of it first."""
+        """Return the notes that were first reported for a block."""
         with self._lock:
             return self._notes.get(block_hash, ())
 

@@ -1,8 +1,8 @@
-"""Describes an engine that is watched from outside. Each such engine's module makes one description with everything
-kvscope has to know of it.
+"""Describes an engine that is watched from outside. Each engine's module creates one `ExternalEngine` with everything
+that kvscope has to know of it.
 
-Engines differ in nothing else: whoever wants to know what an engine is called, how it is read or what it can tell asks
-its description and never its name. `engines.py` lists them.
+Other code must not branch on an engine's name: names, metrics, and capabilities come from its description. `engines.py`
+lists the engines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvscope_telemetry.external.page import ScrapedPage
 
 Fields = dict[str, Any]
-"""Of a request's body."""
+"""Fields of a request's JSON body."""
 Version = tuple[int, int]
 
 
@@ -34,57 +34,54 @@ def _as_model(adapter: str) -> Fields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalEngine:
-    """An engine that kvscope watches by its HTTP server and, where it publishes them, its KV events."""
+    """An engine that kvscope watches through its HTTP server and, if it publishes them, its KV events."""
 
     scheme: str
-    """Of its addresses, SCHEME://HOST:PORT, and its name in `Capabilities.engine`."""
+    """Scheme of its addresses, SCHEME://HOST:PORT, and its name in `Capabilities.engine`."""
     name: str
-    """What a person calls it."""
     port: int
-    """That its server listens on unless told otherwise."""
+    """Default port of its HTTP server."""
     events_option: str = ""
-    """With which its server reports KV events, as it is typed."""
+    """Command-line option with which its server publishes KV events, as the user types it."""
     from_inside: str = ""
-    """How a person sees what it does not publish, where kvscope can go inside."""
+    """How to watch it from inside, which shows what it does not publish; empty if kvscope has no plugin for it."""
     how_to_attach: str
-    """What a person is told who attaches to one: what to type, and how to start it so that there is much to see."""
+    """Help for users who attach to one: what to type, and how to start the server to see as much as possible."""
 
     metrics_prefix: str
-    """Which its metrics' names begin with."""
     other_prefixes: tuple[str, ...] = ()
-    """Of metrics that programs within it add to its page and `read` knows."""
+    """Prefixes of other metrics on its page, added by programs inside it, that `read` uses."""
     metrics_path: str = "/metrics"
-    """Where its server has them, in Prometheus' format."""
+    """Path of its metrics in Prometheus' format."""
     rank_label: str
-    """Label of its metrics with the data-parallel rank; those without it are of all ranks together."""
+    """Label of its metrics with the data-parallel rank. Metrics without it apply to all ranks together."""
     replica_labels: tuple[str, ...] = ()
-    """Labels with the number of one of several processes that all tell the same of their rank: the first is taken."""
+    """Labels that number processes which all report the same values for their rank. The first process is used."""
     read: Callable[[ScrapedPage], EngineReading]
-    """What its metrics say."""
     without_metrics: str = ""
-    """What a person can do where its server has no metrics."""
+    """Advice for users if its server has no metrics."""
 
     ask_facts: Callable[[Ask], ServerFacts]
-    """What its server says beside its metrics, where its KV events are among it: endpoints as the server binds them."""
+    """Asks its server for facts that are not in the metrics. Endpoints are those that the server binds."""
     capabilities: Capabilities
-    """What it can tell. Whether aborts are counted is known of each server, by its metrics."""
+    """Telemetry that it can report. Whether aborts are counted depends on the server's metrics (`hello_of`)."""
 
     tells_slots: bool = False
-    """It tells what each of its slots holds (`slot_source`), and has no KV events."""
+    """Whether it reports the contents of its slots (`slot_source`) instead of KV events."""
 
     form_fields: Callable[[Structured], Fields]
-    """A form of the answer in the words of its API, but for JSON, which OpenAI's API has words for. Raises BadInput for
-    one that it has no word for."""
+    """Returns structured output as fields of its API, except for JSON, which is the same in OpenAI's API. Raises
+    BadInput for a kind that its API does not support."""
     adapter_fields: Callable[[str], Fields] = _as_model
-    """A LoRA adapter, of those that its server lists as models, in the words of its API."""
+    """Returns the fields of its API that select a LoRA adapter, one of those that its server lists as models."""
     fit_version: Callable[[Fields, Callable[[], Version]], Fields] = _as_it_is
-    """The body of a request as a server of that version takes it. To ask for the version may wait for the server."""
+    """Adapts the body of a request to the server's version. Calling the version function may wait for the server."""
 
 
 def watched_capabilities(scheme: str) -> Capabilities:
-    """Of an engine that tells of cached blocks by KV events, and the rest by its metrics.
+    """Capabilities of an engine that reports cached blocks by KV events and everything else by metrics.
 
-    Rows are slots that kvscope gives out; requests are told by their number alone, latencies as histograms.
+    Ledger rows are assigned by kvscope. Only the number of requests is known, and latencies are histograms.
     """
     return Capabilities(
         engine=scheme,

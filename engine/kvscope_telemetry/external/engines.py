@@ -1,6 +1,4 @@
-"""The list of engines that are watched from outside, a module and a line for each. All other code finds
-engines here.
-"""
+"""The list of engines that can be watched from outside, with one module each. All other code finds engines here."""
 
 from __future__ import annotations
 
@@ -16,22 +14,25 @@ ENGINES: Final[tuple[ExternalEngine, ...]] = (
     SGLANG,
     LLAMA_CPP,
 )
-"""In the order in which a person is offered them."""
+"""All engines, in the order in which the user interface lists them."""
 
 
 def find_engine(scheme: str) -> ExternalEngine | None:
-    """That of addresses with `scheme`, which is `Capabilities.engine` too; None where there is none."""
+    """Return the engine with this address scheme, which is also its `Capabilities.engine`; None if there is none."""
     return next((engine for engine in ENGINES if engine.scheme == scheme), None)
 
 
 def engine_name(scheme: str) -> str:
-    """What a person calls it; `scheme` itself where it is not known here."""
+    """Return the display name of an engine, or `scheme` itself if it is unknown."""
     engine = find_engine(scheme)
     return scheme if engine is None else engine.name
 
 
 def each_engine(form: str, last: str = "or", *, with_events: bool = False) -> str:
-    """`form` with the {scheme} and {name} of each, or of those that have KV events: "{name}" gives "vLLM or SGLang"."""
+    """Format `form` for each engine, or for those with KV events, and join: "{name}" gives "vLLM or SGLang".
+
+    `form` may contain {scheme} and {name}; `last` is the conjunction.
+    """
     engines = [engine for engine in ENGINES if not (with_events and engine.tells_slots)]
     forms = [form.format(scheme=engine.scheme, name=engine.name) for engine in engines]
     *others, end = forms

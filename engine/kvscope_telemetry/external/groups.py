@@ -1,8 +1,8 @@
-"""The KV groups of another engine, as its KV events tell of them: kind, window and block size of each.
+"""KV groups of another engine, derived from its KV events: kind, window and block size of each.
 
-A group is what events number (`group_idx`) together with the size of its blocks: what is told of in another size beside
-them (LMCache's chunks of 256 tokens beside blocks of 16) is a group of its own here, so that each row has its size.
-Groups have numbers in the order in which they were first told of, and keep them. Knows no rows.
+A group is identified by the events' `group_idx` and the block size. Blocks of another size with the same index (such as
+LMCache's chunks of 256 tokens with an engine's blocks of 16) form a group of their own here, so that each row has a
+block size. Groups are numbered in order of appearance, permanently. Knows no rows.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _KINDS: Final = {
     "cross_attention": "cross",
     "mamba": "state",
 }
-"""vLLM's words, and `KVGroup.kind`'s."""
+"""vLLM's kinds of KV cache specification, and the corresponding `KVGroup.kind`."""
 
 
 @dataclass(slots=True)
 class _Group:
     index: int | None
-    """The number that events have for it."""
+    """The group's `group_idx` in events."""
     size: int
     kind: str = ""
     window: int = 0
@@ -44,14 +44,15 @@ class _Group:
 
 
 class Groups:
-    """Ask `number_of` each stored run."""
+    """KV groups seen so far. Call `number_of` for each stored run."""
 
     def __init__(self) -> None:
         self._groups: list[_Group] = []
         self._numbers: dict[tuple[int | None, int], int] = {}
 
     def number_of(self, run: BlockStored) -> int:
-        """The group of its blocks; runs of more groups than there may be are of the last."""
+        """Return the number of the run's group, adding it if it is new. Beyond `MAX_GROUPS` groups, all runs belong to
+        the last."""
         key = (run.group_idx, run.block_size)
         number = self._numbers.get(key)
         if number is None:
@@ -68,7 +69,10 @@ class Groups:
         return number
 
     def _new_number(self, index: int | None, size: int) -> int:
-        """Who does not number groups, as stores beside an engine, means the first that has blocks of this size."""
+        """Return the number of a group, adding it. Returns `MAX_GROUPS` if there are too many.
+
+        A source that does not number groups, such as an external KV store, means the first group with this block size.
+        """
         for number, group in enumerate(self._groups):
             if group.size == size and None in (index, group.index):
                 group.index = index if group.index is None else group.index
@@ -80,18 +84,18 @@ class Groups:
 
     @property
     def sizes(self) -> npt.NDArray[np.uint16]:
-        """Tokens of a block, by number of the group."""
+        """Tokens per block, by group number; uint16."""
         return np.array([group.size for group in self._groups] or [1], np.uint16)
 
     @property
     def block_size(self) -> int:
-        """Of the device's blocks: those of full attention, where there are several kinds; 0 where none is told of."""
+        """Tokens per block on the device, of full attention if there are several groups; 0 if no block was reported."""
         of_device = [group for group in self._groups if group.is_on_device]
         first = next((group for group in of_device if group.kind in ("full", "latent", "indexed")), None)
         return first.size if first else of_device[0].size if of_device else 0
 
     def told(self, block_size: int) -> tuple[KVGroup, ...]:
-        """As `CacheInfo.groups` has them; none where there is but one, of blocks of `block_size`."""
+        """Return the groups for `CacheInfo.groups`; none if there is only one, with blocks of `block_size` tokens."""
         if [group.size for group in self._groups] in ([], [block_size]):
             return ()
         has_device = any(group.is_on_device for group in self._groups)

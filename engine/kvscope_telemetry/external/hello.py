@@ -1,4 +1,4 @@
-"""Makes the Hello of another engine, from what is known of it and what it can report. Knows no events."""
+"""Creates the Hello message of another engine from its metrics, facts and capabilities. Knows no events."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hello_of(
     facts: ServerFacts,
     are_counters_known: bool = True,
 ) -> Hello:
-    """As of now. Times are of this machine: those of the engine are not told."""
+    """Return the current Hello. Its times are this machine's, because the engine's are not reported."""
     num_blocks = slots.num_rows[Tier.HBM]
     groups = slots.groups.told(block_size)
     of_blocks = (reading.num_blocks or 0) * block_size if len(groups) < 2 else 0

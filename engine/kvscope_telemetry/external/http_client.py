@@ -1,8 +1,8 @@
-"""Questions to an engine's HTTP server, by httpx: bounded in time and size, cut from another thread, and each way that
-they fail is one sentence.
+"""HTTP client for an engine's server, based on httpx: requests are bounded in time and size, can be cancelled from
+another thread, and each failure is described in one sentence.
 
-Each question has a connection of its own, for to cut one is to shut its socket down. Knows nothing of what an answer
-means. httpx takes a quarter of a second to import, so the thread that asks first imports it.
+Each request has its own connection, because cancelling shuts its socket down. Knows nothing of what an answer means.
+Importing httpx takes 0.25 s, so the thread that sends the first request imports it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_BYTES: Final = 16 << 20
-"""Of an answer."""
+"""Maximum size of an answer."""
 TIMEOUT_S: Final = 10.0
-"""For all of an answer to `get`; for a connection otherwise."""
+"""Timeout of a whole `get`; for other requests, of the connection."""
 OK: Final = 200
 NOT_FOUND: Final = 404
 REFUSALS: Final = (401, 403)
-"""There is a server, and it does not let us in."""
+"""HTTP statuses of a server that requires or rejects credentials."""
 _REDIRECTS: Final = range(300, 400)
 _THIS_MACHINE: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
-"""By no proxy: to one, these are itself."""
+"""Hosts never reached through a proxy, which would take them for itself."""
 _USER_AGENT: Final = f"kvscope/{program_version()}".replace(" ", "-")
 
 
 class NoAnswer(KvscopeError):
-    """There is no answer that could be read; why, in one sentence. `status` is HTTP's, 0 where there was none."""
+    """No readable answer was received; the message gives the reason in one sentence. `status` is the HTTP status, or
+    0."""
 
     def __init__(self, why: str, status: int = 0) -> None:
         super().__init__(why)
@@ -45,12 +46,11 @@ class NoAnswer(KvscopeError):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether there is a server, and it does not let us in."""
         return self.status in REFUSALS
 
 
 class HttpClient:
-    """Of the server at `address`, for any threads. Raises BadInput for a file of certificates that will not do."""
+    """HTTP client of the server at `address`. Thread-safe. Raises BadInput if its certificate file cannot be used."""
 
     def __init__(self, address: ExternalAddress, *, timeout_s: float = TIMEOUT_S, max_bytes: int = MAX_BYTES) -> None:
         self.address = address
@@ -61,7 +61,7 @@ class HttpClient:
         self._is_cancelled = False
 
     def get(self, path: str, body: bytes | None = None) -> tuple[str, bytes]:
-        """Type and content of what is at `path`; with a `body` it is posted as JSON. Raises NoAnswer."""
+        """Return the content type and body at `path`, by GET, or POST if there is a JSON `body`. Raises NoAnswer."""
         url = self.address.url(path)
         question = HttpQuestion(self)
         with self._lock:
@@ -83,7 +83,7 @@ class HttpClient:
                 self._questions.discard(question)
 
     def cancel(self) -> None:
-        """From any thread: end what `get` asks, now and from now on."""
+        """Cancel all requests of `get`, current and future. Thread-safe."""
         with self._lock:
             self._is_cancelled = True
             for question in self._questions:
@@ -91,18 +91,20 @@ class HttpClient:
 
     @cached_property
     def httpx_client(self) -> httpx.Client:
-        """It takes the environment's proxies, as httpx does. Certificates are the system's, or those of the address."""
+        """Underlying httpx client, which uses the environment's proxies, and the address's or the system's
+        certificates."""
         import httpx
 
-        headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}  # an answer's size is what came
+        # Identity: the size limit applies to the bytes received.
+        headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}
         return httpx.Client(
             headers=headers | self.address.authorization,
-            verify=self._tls or False,  # without TLS nothing is asked by it: redirects are not followed
+            verify=self._tls or False,  # without TLS it is unused, as redirects are not followed
             timeout=self.timeout_s,
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-            follow_redirects=False,  # the API key is for this server alone
+            follow_redirects=False,  # the API key is for this server only
             mounts=dict.fromkeys(_THIS_MACHINE),
-            trust_env=not self.address.is_loopback,  # a proxy would take 127.0.0.2 for itself, and see the API key
+            trust_env=not self.address.is_loopback,  # a proxy would take 127.0.0.2 for itself and see the API key
         )
 
     def _read(self, url: str, answer: httpx.Response) -> bytes:
@@ -117,13 +119,13 @@ class HttpClient:
 
 
 class HttpQuestion:
-    """One of them: `ask` it once. `cut` and `give_up` are for any thread."""
+    """One request. Call `ask` once; `cut` and `give_up` are thread-safe."""
 
     def __init__(self, client: HttpClient) -> None:
         self._client = client
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._peer = ""  # host and port that are connected to
+        self._peer = ""  # host and port of the connection
         self._is_cut = self._is_late = False
 
     @contextlib.contextmanager
@@ -136,10 +138,10 @@ class HttpQuestion:
         head: Mapping[str, str] | None = None,
         wait_s: float | None = None,
     ) -> Iterator[httpx.Response]:
-        """GET, or POST of `body` as JSON: the answer, whose content is still to be read.
+        """Send GET, or POST of `body` as JSON, and yield the answer with its body still unread.
 
-        Raises NoAnswer for all that goes wrong, while it is read too. `wait_s` is how long any wait may take once there
-        is a connection, where it is another than the client's.
+        Raises NoAnswer for all failures, including those while the body is read. `wait_s` replaces the client's timeout
+        for each wait after the connection is established.
         """
         import httpx
 
@@ -172,19 +174,19 @@ class HttpQuestion:
                 self._socket = None
 
     def cut(self) -> None:
-        """Whoever waits for something of it waits no longer."""
+        """Shut down the connection; all waits for it end with an error."""
         with self._lock:
             self._is_cut = True
             self._shut_down()
 
     def give_up(self) -> None:
-        """The same, because it takes too long."""
+        """Cut the connection because the deadline has passed."""
         self._is_late = True
         self.cut()
 
     @property
     def _proxy(self) -> str:
-        """Where there is one between us and the server."""
+        """Host and port of the proxy in use; empty if the connection is direct."""
         address = self._client.address
         return "" if self._peer in ("", f"{address.host}:{address.port}") else self._peer
 
@@ -193,7 +195,7 @@ class HttpQuestion:
             raise ConnectionAbortedError("cut off")
 
     def _follow(self, event: str, info: Mapping[str, Any]) -> None:
-        """httpx's trace: the one way to the socket before an answer has begun."""
+        """Handle httpx's trace events, the only access to the socket before an answer has begun."""
         if event.endswith("connect_tcp.started"):
             self._peer = f"{info['host']}:{info['port']}"
         elif event.endswith(("connect_tcp.complete", "start_tls.complete")):
@@ -209,7 +211,7 @@ class HttpQuestion:
 
 
 def content_type(answer: httpx.Response) -> str:
-    """Without its parameters."""
+    """Return the content type without its parameters."""
     return str(answer.headers.get("Content-Type", "text/plain")).partition(";")[0].strip().lower()
 
 
@@ -225,7 +227,8 @@ def why_refused(url: str, status: int, refusal: str) -> str:
 
 
 def why_no_stream(url: str, status: int, kind: str, words: str, refusal: str) -> str:
-    """Where a stream of events was asked for: by HTTP's status, the content's type, and what the server says."""
+    """Describe why an answer is not the event stream asked for: by HTTP status, content type, and the server's
+    message."""
     if status == OK:
         what = "a web page" if kind == "text/html" else f"{kind:.60}"
         return f"{url} answers with {what} instead of an event stream: is it another program's port?"
@@ -235,12 +238,11 @@ def why_no_stream(url: str, status: int, kind: str, words: str, refusal: str) ->
 
 
 def why_late(url: str, timeout_s: float) -> str:
-    """It took longer than that."""
     return f"{url} did not answer within {timeout_s:g} s"
 
 
 def why_broken(url: str, error: Exception, proxy: str = "") -> str:
-    """By what went wrong with the connection: httpx's errors come of the system's, some steps behind them."""
+    """Describe a connection error. The operating system's error is in the chain of causes of the httpx error."""
     import httpx
 
     root: BaseException = error
@@ -271,7 +273,6 @@ def why_broken(url: str, error: Exception, proxy: str = "") -> str:
 
 
 def _tls_of(address: ExternalAddress) -> ssl.SSLContext | None:
-    """None where it is not asked for."""
     if not address.tls:
         return None
     try:

@@ -1,4 +1,4 @@
-"""llama.cpp's server: what its slots and its metrics mean, and its words for a form of the answer."""
+"""llama.cpp's server: its metric names, its server information, and its parameters for structured output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _read(page: ScrapedPage) -> EngineReading:
 def _ask_facts(ask: Ask) -> ServerFacts:
     props = mapping(ask("/props"))
     path, name = text(props.get("model_path")), text(props.get("model_alias"))
-    is_named = name and name != path  # a model that was given no name is called as its file
+    is_named = name and name != path  # a model without a name is reported under its file's path
     return ServerFacts(version=text(props.get("build_info")), model=name if is_named else path.rpartition("/")[2])
 
 

@@ -1,6 +1,6 @@
-"""LMCache within another engine: its metrics on that engine's page, as far as they are shown.
+"""LMCache inside another engine: those of its metrics on that engine's page that are displayed.
 
-Its own server (`/status`, `lmcache_mp_*` metrics) is not asked: kvscope is not told where it is.
+LMCache's own server (`/status`, `lmcache_mp_*` metrics) is not asked, because kvscope does not know its address.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Prompts to an engine that is watched from inside: they go to the OpenAI API that its hello announces.
+"""Sends prompts for an engine that is watched from inside, to the OpenAI API that its hello announces.
 
-Owns where that is, seen from here, and the prompts on their way there. No API key is sent to an announced address:
-whoever controls the engine's telemetry could name any server. Attach to a server that wants a key by its own address.
+Owns the API's address as seen from this machine, and the prompts in progress. No API key is sent to an announced
+address, because whoever controls the engine's telemetry could name any server. To use a server that requires a key,
+attach to it by its own address.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LOCAL: Final = ("localhost", "127.", "::1")
 
 
 class OwnApi:
-    """Of the engine that is attached to at `endpoint`. From any thread; never waits."""
+    """Client of the OpenAI API of the engine attached at `endpoint`. Thread-safe and non-blocking."""
 
     def __init__(self, endpoint: str, *, ca_file: Path | None = None) -> None:
         self._endpoint, self._ca = endpoint, ca_file
@@ -32,12 +33,14 @@ class OwnApi:
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
-        """As `Prompter.adapters`."""
+        """LoRA adapters, as `Prompter.adapters`; None before the server has answered."""
         return None if self._prompter is None else self._prompter.adapters
 
     def ask(self, command: Submit | GetStatus, told: str, *, is_same_machine: bool) -> None:
-        """A prompt, or how it is, of the API at `told`, as the engine's hello has it; answers to prompts come from
-        `take_replies`. Raises BadInput for a prompt that is too large."""
+        """Send a prompt or a status query to the API at `told`, the address in the engine's hello.
+
+        Replies are returned by `take_replies`. Raises BadInput for a prompt that is too large.
+        """
         with self._lock:
             try:
                 prompter = self._prompter_of(told, is_same_machine)
@@ -48,7 +51,7 @@ class OwnApi:
         prompter.send(command)
 
     def abort(self, abort: Abort) -> bool:
-        """Hang up on a prompt; False where it is none of those on their way."""
+        """Abort a prompt. Returns False if it is not in progress here."""
         prompter = self._prompter
         if prompter is None or not prompter.has(abort.request_id):
             return False
@@ -56,19 +59,19 @@ class OwnApi:
         return True
 
     def take_replies(self) -> list[Reply]:
-        """Answers since the last call, oldest first."""
+        """Return and clear the replies since the last call, oldest first."""
         with self._lock:
             refused, self._refused = self._refused, []
             return refused + (self._prompter.take_replies() if self._prompter is not None else [])
 
     def close(self) -> None:
-        """Hang up on all, within a second."""
+        """Abort all requests; takes up to two seconds."""
         with self._lock:
             if self._prompter is not None:
                 self._prompter.close()
 
     def _prompter_of(self, told: str, is_same_machine: bool) -> Prompter:
-        """Another one where the engine came back at another address."""
+        """Return the prompter of an address, replacing that of the engine's previous address."""
         if self._prompter is None or self._told != (told, is_same_machine):
             address = seen_from_here(told, self._endpoint, is_same_machine=is_same_machine)
             ca = "" if self._ca is None else str(self._ca.expanduser())
@@ -80,8 +83,11 @@ class OwnApi:
 
 
 def seen_from_here(told: str, endpoint: str, *, is_same_machine: bool) -> ExternalAddress:
-    """Where the API at `told` is for whoever is attached at `endpoint`. Nothing else that is told is believed, such as
-    a file of this machine's. Raises BadInput, in a line for people, where it cannot be reached."""
+    """Return the address of the API at `told` as reachable by a client attached at `endpoint`.
+
+    Other options in `told`, such as a local file, are ignored, because they are not trusted. Raises BadInput with a
+    message for users if the API cannot be reached.
+    """
     said = ExternalAddress.parse(told)
     address = ExternalAddress(said.engine, said.host, said.port, said.path, said.tls, rank=said.rank, is_announced=True)
     name = said.engine.name
@@ -100,7 +106,6 @@ def seen_from_here(told: str, endpoint: str, *, is_same_machine: bool) -> Extern
 
 
 def _host_of(endpoint: str) -> str:
-    """Of tcp://HOST:PORT; empty for ipc."""
     scheme, _, rest = endpoint.partition("://")
     return rest.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
 

@@ -1,6 +1,6 @@
-"""Parses a page of Prometheus metrics: samples by name and label, of one data-parallel rank. Knows no engine's names.
+"""Parses a page of Prometheus metrics to samples by name and label, of one data-parallel rank. Knows no engine's names.
 
-Prometheus' own parser reads it. Lines of other programs on the same page are left out before that, for a page may be
+Prometheus' own parser reads it. Lines of other programs on the same page are removed before that, because a page may be
 large and the parser is slow.
 """
 
@@ -16,7 +16,7 @@ from kvscope_telemetry.errors import ProtocolError
 
 MAX_SAMPLES: Final = 200_000
 MAX_COUNT: Final = 1 << 53
-"""Larger values of a page are unknown: they are no counts, and their sums would not fit an i64."""
+"""Largest value of a count. Larger values count as unknown: their sums would not fit an i64."""
 Labels = dict[str, str]
 Samples = dict[str, list[tuple[Labels, float]]]
 
@@ -24,9 +24,9 @@ Samples = dict[str, list[tuple[Labels, float]]]
 class ScrapedPage:
     """One scrape of a metrics page: the samples whose names begin with one of `prefixes`, of one rank and of `model`.
 
-    `rank` is the label of the rank and its number; what has no such label is of all ranks together. Of samples that
-    differ in a label of `replicas` each tells the same: the first is taken. Raises ProtocolError for text that is no
-    page of metrics.
+    `rank` is the rank's label and number; samples without the label apply to all ranks. Samples that differ only in a
+    label of `replicas` repeat the same value, and the first is used. Raises ProtocolError if `text` is not a page of
+    metrics.
     """
 
     def __init__(
@@ -41,19 +41,18 @@ class ScrapedPage:
         self._samples = _of_rank(_samples(text, prefixes), rank, replicas, model)
 
     def has(self, prefix: str) -> bool:
-        """Whether there is any sample whose name begins so."""
         return any(name.startswith(prefix) for name in self._samples)
 
     def total(self, *names: str, where: Labels | None = None) -> int | None:
-        """Return a counter's value over all its labels, under the first of `names` that is there.
+        """Return a counter's value over all its labels, under the first of `names` that is on the page.
 
-        None if there is none, or it is no count.
+        Returns None if none is, or if the value is not a count.
         """
         value = self.sum_of(*names, where=where)
         return None if value is None or not 0 <= value <= MAX_COUNT else int(value)
 
     def sum_of(self, *names: str, where: Labels | None = None) -> float | None:
-        """The sum over all labels, under the first of `names` that is there."""
+        """Return the sum over all labels, under the first of `names` that is on the page."""
         for name in names:
             values = [value for labels, value in self._samples.get(name, ()) if _fits(labels, where)]
             if values:
@@ -61,7 +60,7 @@ class ScrapedPage:
         return None
 
     def by_label(self, name: str, label: str) -> list[tuple[str, float]]:
-        """The sum of each value of a label, in the page's order."""
+        """Return the sum for each value of `label`, in the page's order."""
         sums: dict[str, float] = {}
         for labels, value in self._samples.get(name, ()):
             key = labels.get(label, "")
@@ -69,7 +68,7 @@ class ScrapedPage:
         return list(sums.items())
 
     def gauge(self, *names: str) -> float | None:
-        """Where it is told by priority too, that of all priorities."""
+        """Return a gauge's value. If it is also reported by priority, the value for all priorities is preferred."""
         for name in names:
             found = self._samples.get(name, ())
             of_all = [value for labels, value in found if not labels.get("priority")] or [v for _, v in found]
@@ -78,7 +77,7 @@ class ScrapedPage:
         return None
 
     def buckets(self, name: str) -> dict[float, float]:
-        """Counts of a histogram by upper bound, over all its labels."""
+        """Return a histogram's counts by upper bound, summed over all labels; empty if it is malformed."""
         found: defaultdict[float, float] = defaultdict(float)
         for labels, value in self._samples.get(f"{name}_bucket", ()):
             try:
@@ -88,12 +87,12 @@ class ScrapedPage:
         return dict(found)
 
     def labels_of(self, name: str) -> Labels:
-        """Of its first sample; empty where there is none."""
+        """Return the labels of the first sample; empty if there is none."""
         found = self._samples.get(name)
         return found[0][0] if found else {}
 
     def label(self, label: str, *names: str) -> str:
-        """The first value of `label` among `names`, empty where there is none."""
+        """Return the first value of `label` among `names`; empty if there is none."""
         return next((value for name in names if (value := self.labels_of(name).get(label, ""))), "")
 
 

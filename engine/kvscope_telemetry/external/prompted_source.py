@@ -1,6 +1,6 @@
-"""What sources of other engines have in common: updates that are made here, and prompts through an OpenAI API.
+"""Base of the sources of other engines: local updates, and prompts through an OpenAI API.
 
-Owns the queue of updates and the end; what is told, and the thread that finds it out, are the source's.
+Owns the update queue and shutdown. The derived source owns the polling thread and creates the messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvscope_telemetry.sources.sink import Sink
 
 
 class PromptedSource(MirroredSource):
-    """Of the engine at `address`; its thread is started by whoever inherits, as `_thread`."""
+    """Source for the engine at `address`. A derived class must start its thread as `_thread`."""
 
     def __init__(self, address: ExternalAddress, sink: Sink | None) -> None:
         super().__init__(threading.Condition())
@@ -29,31 +29,30 @@ class PromptedSource(MirroredSource):
         self._thread: threading.Thread
 
     def take_update(self) -> Update | None:
-        """What came since the last call, None when nothing did."""
         return self._hand_over.take_update()
 
     def resync(self) -> None:
-        """For a taker that could not apply an update: drop what waits, begin anew with the whole state."""
+        """Discard pending updates and send a snapshot, after a reader could not apply an update."""
         self._hand_over.discard()
         self._resync_wanted = True
 
     def set_sink(self, sink: Sink | None) -> None:
-        """From now on give what is told to `sink`, or to nobody. It begins with the whole state."""
+        """Send subsequent messages to `sink`, or to none. They begin with a snapshot."""
         self._hand_over.set_sink(sink)
 
     def send(self, command: Command) -> None:
-        """Send a prompt through its OpenAI API, or hang up on one. From any thread; never waits.
+        """Send a prompt through the engine's OpenAI API, or abort one. Thread-safe and non-blocking.
 
-        All else is refused. Raises BadInput for one that is too large, EngineDead after `close`.
+        Other commands are refused. Raises BadInput for a command that is too large, EngineDead after `close`.
         """
         self._prompter.send(command)
 
     def take_replies(self) -> list[Reply]:
-        """Answers to what was sent since the last call, oldest first."""
+        """Return and clear the replies since the last call, oldest first."""
         return self._prompter.take_replies()
 
     def close(self) -> None:
-        """End the threads and free the sockets. Idempotent."""
+        """Stop the threads and close the connections. Idempotent."""
         self._end.set()
         self._prompter.close()
         self._thread.join()

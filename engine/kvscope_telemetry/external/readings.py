@@ -1,7 +1,7 @@
-"""The values of a metrics page for one data-parallel rank, whichever engine and version wrote it.
+"""Values of a metrics page for one data-parallel rank, independent of the engine and version that wrote it.
 
-What a page does not say is None, never 0. Knows no engine's names: those are in the engines' modules, which read a page
-with what is here.
+A value that is not on the page is None, never 0. Contains no engine's metric names: those are in the engines' modules,
+which read a page with the functions here.
 """
 
 from __future__ import annotations
@@ -21,61 +21,62 @@ MAX_BOUNDS: Final = 512
 _LONGEST_S: Final = 1e9
 GIB: Final = 1 << 30
 MAX_SIZE: Final = 1 << 40
-"""Larger sizes of pools and blocks are unknown: their products would not fit an i64."""
+"""Maximum size in blocks or tokens. Larger ones count as unknown, because their products would not fit an i64."""
 MAX_OF_LABEL: Final = 12
-"""Figures that differ in a label."""
+"""Maximum number of figures of one metric, which differ in a label."""
 MAX_LABEL_LETTERS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReading:
-    """At one moment. Counters are totals since the engine started."""
+    """Metrics of one engine at one moment. Counters are totals since the engine started."""
 
     model: str = ""
     num_running: int | None = None
     num_waiting: int | None = None
     used_share: float | None = None
-    """Of the pool's blocks, 0 to 1."""
+    """Share of the pool's blocks in use, 0 to 1."""
     num_blocks: int | None = None
     block_size: int | None = None
-    """Of a vLLM with several KV groups, the least of theirs."""
+    """Tokens per block; for vLLM with several KV groups, the smallest of theirs."""
     pool_tokens: int | None = None
-    """Of requests, that the pool has room for."""
+    """Capacity of the pool in tokens of requests."""
     cache_dtype: str = ""
     prompt_tokens: int | None = None
-    """With those from the prefix cache, unlike `Counters.prompt_tokens`."""
+    """Includes tokens from the prefix cache, unlike `Counters.prompt_tokens`."""
     cached_tokens: int | None = None
     generation_tokens: int | None = None
     preemptions: int | None = None
     draft_tokens: int | None = None
-    """Guessed ahead and checked, and those of them that were right."""
+    """Number of speculative tokens proposed. `accepted_tokens` is the number accepted."""
     accepted_tokens: int | None = None
     finished: int | None = None
     aborted: int | None = None
     evicted_tokens: int | None = None
     host_tokens: int | None = None
-    """That host memory has room for."""
+    """Capacity of the host cache in tokens."""
     weights_bytes: int | None = None
     kv_bytes: int | None = None
     graphs_bytes: int | None = None
     started_s: float | None = None
-    """When the server's process began, seconds since 1970."""
+    """Start time of the server process, seconds since 1970."""
     inside: str = ""
-    """Where kvscope tells of this engine from inside it (`kvscope_inside`); empty where it does not say so."""
+    """Address at which kvscope's plugin inside this engine publishes telemetry (`kvscope_inside`); empty if not
+    reported."""
     latencies: dict[str, Cumulative] = field(default_factory=dict)
-    """By the kind that `Histogram` has."""
+    """Latency histograms by `Histogram.kind`."""
     figures: tuple[MetricFigure, ...] = ()
-    """What else there is, shown as it is."""
+    """Other metrics, displayed unchanged."""
 
     @property
     def totals(self) -> tuple[int | None, ...]:
-        """What only ever grows while an engine runs."""
+        """Values that only grow while an engine runs."""
         first_tokens = self.latencies.get("first_token")
         of_times = None if first_tokens is None else first_tokens.total
         return self.prompt_tokens, self.generation_tokens, self.preemptions, self.finished, of_times
 
     def is_restart_of(self, before: EngineReading) -> bool:
-        """Whether the engine started anew since `before`: what only grows is less."""
+        """Whether the engine restarted since `before`: its start time differs, or a total is smaller."""
         if None not in (self.started_s, before.started_s) and self.started_s != before.started_s:
             return True
         pairs = zip(self.totals, before.totals, strict=True)
@@ -84,22 +85,20 @@ class EngineReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureMetric:
-    """A metric that is shown as a `MetricFigure`."""
-
     name: str
     metric: str
-    """A gauge, or a counter with its `_total`."""
+    """Name of a gauge, or of a counter including `_total`."""
     unit: str = ""
     by: str = ""
-    """A label: there is a figure for each of its values, but for those that are 0."""
+    """Label to split by: one figure for each of its values, except those that are 0."""
     is_mean: bool = False
-    """Of a histogram's samples since the engine started."""
+    """Whether to show the mean of a histogram's samples since the engine started."""
     needs: tuple[str, ...] = ()
-    """It is left out while all of these are 0: an engine tells of pools that it has not."""
+    """Metrics that indicate whether the engine has the feature: the figure is omitted while all of them are 0, because
+    engines export metrics of pools that they do not have."""
 
 
 def read_figures(page: ScrapedPage, metrics: tuple[FigureMetric, ...]) -> tuple[MetricFigure, ...]:
-    """Those of `metrics` that are on the page, in this order."""
     return tuple(chain.from_iterable([_figures_of(page, metric) for metric in metrics]))
 
 
@@ -123,7 +122,13 @@ def _figures_of(page: ScrapedPage, of: FigureMetric) -> Iterator[MetricFigure]:
 
 
 def read_latencies(page: ScrapedPage, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
-    """Each a kind that `Histogram` has, and the names that its histogram has in older and newer versions."""
+    """Read latency histograms.
+
+    Args:
+        page: The page of metrics.
+        kinds: For each histogram its `Histogram.kind`, then its metric names in newer and older versions; the first one
+            that is on the page is read.
+    """
     found: dict[str, Cumulative] = {}
     for kind, *names in kinds:
         for name in names:
@@ -135,12 +140,12 @@ def read_latencies(page: ScrapedPage, *kinds: tuple[str, ...]) -> dict[str, Cumu
 
 
 def count(value: float | None) -> int | None:
-    """Return a whole number; None for a value that is no count."""
+    """Round a count to an integer; None if it is negative or above `MAX_COUNT`."""
     return None if value is None or not 0 <= value <= MAX_COUNT else round(value)
 
 
 def number(value: float | str | None) -> int | None:
-    """Return a size, a whole number above 0; None for "None" and the like."""
+    """Parse a size, an integer from 1 to `MAX_SIZE`; None for anything else, such as the text "None"."""
     try:
         found = float(value) if value not in (None, "") else math.nan
     except ValueError:
@@ -149,23 +154,20 @@ def number(value: float | str | None) -> int | None:
 
 
 def share(value: float | None) -> float | None:
-    """Of 1."""
+    """Limit a share to at most 1; None if it is negative."""
     return None if value is None or value < 0 else min(value, 1.0)
 
 
 def gib(value: float | None) -> int | None:
-    """Bytes of so many GiB."""
     return None if value is None or not 0 <= value * GIB <= MAX_COUNT else round(value * GIB)
 
 
 @dataclass(frozen=True, slots=True)
 class Cumulative:
-    """Histograms as a page of metrics has them: how many were at most so long, ever; and what was added between two
-    pages.
+    """Cumulative histogram of a metrics page. `counts[i]` samples were at most `bounds_s[i]` seconds since the start.
 
-    A histogram gives bounds, not samples: no sample is ever made up here.
-
-    `counts[i]` were at most `bounds_s[i]`; the last count is of all, and has no bound.
+    The last count has no bound and includes all samples. A histogram holds bounds only, and no samples are derived from
+    them.
     """
 
     bounds_s: tuple[float, ...]
@@ -173,7 +175,7 @@ class Cumulative:
 
     @classmethod
     def of_buckets(cls, buckets: dict[float, float]) -> Cumulative | None:
-        """Of upper bounds in seconds and how many were at most that; None for what is no histogram."""
+        """Create from counts by upper bound in seconds; None if they are not a valid histogram."""
         bounds = sorted(buckets)
         if len(bounds) < 2 or len(bounds) > MAX_BOUNDS or bounds[-1] != math.inf or not bounds[0] > 0:
             return None
@@ -185,11 +187,10 @@ class Cumulative:
 
     @property
     def total(self) -> int:
-        """How many there were."""
         return self.counts[-1]
 
     def since(self, before: Cumulative | None, kind: str) -> Histogram | None:
-        """What was added since `before`, an interval each; None where nothing was, or they cannot be compared."""
+        """Return the samples added since `before`, per interval; None if there are none or the bounds differ."""
         if before is None or before.bounds_s != self.bounds_s:
             return None
         added = np.diff(np.array(self.counts) - np.array(before.counts), prepend=0)

@@ -1,6 +1,6 @@
-"""Asks an engine's HTTP server for its metrics again and again, on a thread of its own.
+"""Polls the metrics of an engine's HTTP server on a thread of its own.
 
-Owns the thread, the pace, and the pauses after a failure, which double. What an answer says is `readings`'.
+Owns the thread, the interval, and the pauses after failures, which double. `readings` interprets the page.
 """
 
 from __future__ import annotations
@@ -25,31 +25,29 @@ from kvscope_telemetry.kv_events.addresses import check_endpoint
 
 EVERY_S: Final = 1.0
 PAUSES_S: Final = (1.0, 30.0)
-"""After a failure, then twice as long each time."""
+"""Pause after the first failure, and the maximum; it doubles with each failure."""
 ASK_FACTS_AGAIN_S: Final = 300.0
 _OF_ALL: Final = "process_start_time_seconds"
+"""Metric of any program that uses Prometheus' client library."""
 _INSIDE: Final = "kvscope_inside_info"
-"""Says where kvscope tells from inside the engine (`kvscope_inside/announcement.py`)."""
+"""Metric with the address at which kvscope's plugin inside the engine publishes (`kvscope_inside/announcement.py`)."""
 _ENDPOINT: Final = re.compile(r"(ipc|tcp)://[\w./:\[\]-]{1,200}")
-"""As it is shown to a person, who may copy it into a shell."""
-"""A metric of whatever program has Prometheus' client."""
+"""Accepted addresses of the plugin: users see them and may paste them into a shell."""
 _END_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """What came of one round."""
-
     time_ns: int
-    """On this machine's monotonic clock."""
+    """Time on this machine's monotonic clock."""
     reading: EngineReading
     facts: ServerFacts
 
 
 class Scraper:
-    """Of one rank. `take_scraped`, `why` and `close` are for another thread.
+    """Polls one rank's metrics. `take_scraped`, `why` and `close` may be used by another thread.
 
-    Raises BadInput for a file of certificates that will not do.
+    Raises BadInput if the certificate file of `address` cannot be used.
     """
 
     def __init__(
@@ -68,27 +66,26 @@ class Scraper:
         self._facts_s = 0.0
         self._before: EngineReading | None = None
         self.why = f"{address.url(address.engine.metrics_path)} has not answered yet"
-        """Why there are no metrics, in one sentence; empty while there are."""
+        """Why there are no metrics, in one sentence; empty if there are."""
         self.is_refused = False
-        """Whether the server is there, and does not let us in."""
+        """Whether the server requires or rejects credentials."""
         self.num_failures = 0
-        """One after another."""
+        """Number of consecutive failures."""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvscope-scraper", daemon=True)
         self._thread.start()
 
     def take_scraped(self) -> Scraped | None:
-        """The newest that was not taken yet."""
+        """Return and clear the newest result; None if there is none since the last call."""
         taken, self._taken = self._taken, None
         return taken
 
     @property
     def is_running(self) -> bool:
-        """Whether its thread goes on."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """End within a second: what is being asked is cut off. Idempotent."""
+        """Stop within a second; a request in progress is cancelled. Idempotent."""
         self._end.set()
         self._http.cancel()
         self._thread.join(_END_S)
@@ -101,12 +98,12 @@ class Scraper:
                 pause_s = self._pauses_s[0]
                 self._end.wait(max(self._every_s - (time.monotonic() - begun_s), self._every_s / 10))
             else:
-                # Not all who watch an engine that comes back ask it at once.
+                # Random, so that clients of an engine that comes back do not all ask it at the same time.
                 self._end.wait(pause_s * random.uniform(0.75, 1.0))
                 pause_s = min(2 * pause_s, self._pauses_s[1])
 
     def _round(self) -> bool:
-        """Ask once; whether it was answered."""
+        """Poll once. Returns whether the server answered."""
         try:
             reading = self._read_metrics()
             facts = self._known_facts(reading)
@@ -157,7 +154,7 @@ class Scraper:
         return f"it has no metrics of {self._address.engine.name}{of_what}: is it another program's port?"
 
     def _known_facts(self, reading: EngineReading) -> ServerFacts:
-        """Asked for at first, after a failure or a restart, and sometimes."""
+        """Return the server's facts, asking again after a failure, a restart, or `ASK_FACTS_AGAIN_S`."""
         now_s = time.monotonic()
         restarted = self._before is not None and reading.is_restart_of(self._before)
         if self._facts is None or restarted or now_s >= self._facts_s:
@@ -166,7 +163,7 @@ class Scraper:
         return self._facts
 
     def _ask(self, path: str) -> Any:
-        """Raises NoAnswer where the server lets nobody in."""
+        """Return the JSON at a path; None if there is none. Raises NoAnswer if the server refuses access."""
         try:
             return msgspec.json.decode(self._http.get(path)[1])
         except NoAnswer as error:
@@ -178,7 +175,8 @@ class Scraper:
 
 
 def reachable(facts: ServerFacts, address: ExternalAddress) -> ServerFacts:
-    """Endpoints as we connect to them; none where we cannot connect to that of the events."""
+    """Convert endpoints from those that the server binds to those that kvscope connects to; empty if that is
+    impossible."""
     kv_events = _endpoint(facts.kv_events, address)
     if not kv_events:
         return replace(facts, kv_events="", replay="", topic="")

@@ -1,4 +1,4 @@
-"""SGLang 0.4 and later: its metrics, what its server says of itself, and its words for a form of the answer."""
+"""SGLang 0.4 and later: its metric names, its server information, and its parameters for structured output."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAME: Final = "SGLang"
 
 
 def _pool(words: str, usage: str, prefix: str, unit: str) -> tuple[FigureMetric, ...]:
-    """Gauges of one pool; SGLang has them, at 0, for pools that a model has not."""
+    """Return the gauges of one pool. SGLang exports them as 0 for pools that a model does not have."""
     names = [f"sglang:{prefix}_{part}_tokens" for part in ("used", "evictable", "available")]
     needs = tuple(names)
     return (
@@ -143,5 +143,6 @@ SGLANG: Final = ExternalEngine(
     ask_facts=_ask_facts,
     capabilities=watched_capabilities(_SCHEME),
     form_fields=_form_fields,
-    adapter_fields=lambda adapter: {"lora_path": adapter},  # it looks at no model's name, but for what follows a colon
+    # SGLang ignores the model name, except for the part after a colon.
+    adapter_fields=lambda adapter: {"lora_path": adapter},
 )

@@ -1,9 +1,10 @@
-"""A server that tells what each of its slots holds (llama.cpp's `/slots`) as a `Source`: rows are pieces of slots.
+"""Reads llama.cpp's `/slots` and presents it as a `Source`: a ledger row is a fixed number of tokens of a slot.
 
-Owns the thread that asks, politely: slots once a second; metrics, whose averages a scrape resets, once in ten; a server
-that sleeps, or that only passes requests on, is left alone but for one question in ten seconds. To ask for slots wakes
-a server that sleeps, and keeps one from falling asleep. So who has nothing to do is asked first whether it sleeps; and
-once it had nothing to do for ten seconds its metrics, which do neither, say when slots are worth a look.
+Owns the polling thread. Slots are polled once a second, and metrics once in 10 s, because each scrape resets the
+averages in them. A server that sleeps, or a router that only forwards requests, gets one request for `/props` per 10 s.
+Polling `/slots` wakes a sleeping server and keeps an idle one from falling asleep. An idle server is therefore first
+asked for `/props`, whether it sleeps. After `IDLE_LOOKS` consecutive idle polls only its metrics are read, which
+neither wake it nor keep it awake, and `/slots` is read again when they change.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
 
 EVERY_S: Final = 1.0
 RARELY_S: Final = 10.0
-"""Between looks at metrics, and at a server that sleeps."""
+"""Seconds between polls of the metrics, and between polls of a server that sleeps."""
 CELL_TOKENS: Final = 32
-"""That a row is for, and twice as many as long as there would be more rows than the next number."""
+"""Tokens per row; doubled until the number of rows is at most `MAX_CELLS`."""
 MAX_CELLS: Final = 8192
 MAX_SLOTS: Final = 1024
 MAX_CONTEXT: Final = 1 << 24
 MAX_CELL_TOKENS: Final = 1 << 15
 MAX_COUNT: Final = 1 << 31
 IDLE_LOOKS: Final = 10
-"""At slots of a server that has nothing to do, one after another; then only at its metrics."""
+"""Number of consecutive polls of `/slots` without a running task, after which only metrics are polled."""
 _NOT_ENABLED: Final = (404, 501)
 _SLEEPS: Final = "it sleeps: nothing is asked until a request wakes it"
 _NO_METRICS: Final = "how many requests wait is not known: start llama-server with --metrics"
@@ -53,24 +54,23 @@ _ROUTES: Final = "it passes requests on to servers of its own: attach to one of 
 
 @dataclass(frozen=True, slots=True)
 class SlotReading:
-    """What one slot says."""
-
     slot: int
     num_ctx: int
     is_processing: bool
     task: int
-    """-1: it had none yet."""
+    """Id of the slot's current or last task; -1 if it never had one."""
     num_tokens: int
-    """That it holds: of the prompt, and generated."""
+    """Number of tokens in the slot's KV cache: prompt and output."""
     num_processed: int
     num_cached: int
     num_decoded: int
     is_speculative: bool = False
-    """Several tokens may come at once, and not all that are kept need have been answered."""
+    """Whether the server decodes speculatively. A step may then add several tokens, and the slot may hold tokens that
+    were not part of the answer."""
 
 
 def read_slots(answer: object) -> list[SlotReading]:
-    """Of the answer to `/slots`. Raises ProtocolError for what is none."""
+    """Parse an answer to `/slots`. Raises ProtocolError if it is malformed."""
     if not isinstance(answer, list) or not 0 < len(answer) <= MAX_SLOTS:
         raise ProtocolError("/slots is no list of slots")
     slots = [_slot(place, mapping(each)) for place, each in enumerate(answer)]
@@ -109,8 +109,10 @@ def _count(place: int, said: Mapping[str, Any], name: str, most: int) -> int:
 
 
 class Total:
-    """Counted from looks at slots, which miss what comes and goes between two, and corrected by the server's own count
-    where it has one. Never goes down."""
+    """Running total of a counter that is sampled from slots and corrected by the server's own counter, if there is one.
+
+    Sampling misses what starts and ends between two polls. The total never decreases.
+    """
 
     def __init__(self) -> None:
         self.value = 0
@@ -118,12 +120,12 @@ class Total:
         self._base: int | None = None
 
     def add(self, number: int) -> None:
-        """So many more were seen."""
+        """Count `number` more, as seen in slots."""
         self._seen += number
         self.value = max(self.value, self._seen + self._missed)
 
     def correct(self, told: int | None, num_unfinished: int = 0) -> None:
-        """The server has counted `told` since it began, without `num_unfinished` of those that were seen."""
+        """Adjust the total to the server's counter `told`, which leaves out `num_unfinished` of the sampled ones."""
         if told is None:
             return
         if self._base is None:
@@ -133,7 +135,7 @@ class Total:
 
 
 class SlotState:
-    """A server's slots as a cache: makes the state of the first reading, and changes it by later ones."""
+    """A server's slots as a `CacheState`, created from the first reading and updated by later ones."""
 
     def __init__(self, slots: list[SlotReading], address: ExternalAddress, model: str, version: str) -> None:
         self.num_ctx = slots[0].num_ctx
@@ -141,7 +143,7 @@ class SlotState:
         while len(slots) * -(-self.num_ctx // self.cell) > MAX_CELLS:
             self.cell *= 2
         self.num_cells = -(-self.num_ctx // self.cell)
-        """Rows of a slot; slots lie one after another."""
+        """Rows per slot. The rows of slot `i` start at `i * num_cells`."""
         engine, now_ns = address.engine, time.monotonic_ns()
         hello = Hello(
             epoch=secrets.randbits(48),
@@ -164,22 +166,21 @@ class SlotState:
         self.state = CacheState(hello)
         self._requests: list[KnownRequest | None] = [None] * len(slots)
         self._tasks = [slot.task if not slot.is_processing else -1 for slot in slots]
-        """Of each slot, the last task that was told or was there before."""
+        """Per slot, the id of the last task that was reported as a request, or had ended before the first reading."""
         self._seen = [-1] * len(slots)
-        """Of each slot, the task that was told last, of whatever is known."""
+        """Per slot, the task id in the last reading; -1 if none."""
         self._prompt, self._cached, self._output = Total(), Total(), Total()
         self._speculation = Total(), Total()
         self._owners = [NO_OWNER] * len(slots)
-        """Of each slot, the last request that was told."""
+        """Per slot, the number of the last request reported for it."""
         self._held = [(0, False, NO_OWNER)] * len(slots)
 
     def fits(self, slots: list[SlotReading]) -> bool:
-        """Whether these can be the same server's, of the same start: a slot that had a task is never without one."""
+        """Whether `slots` can come from the same server process: a slot that once had a task always reports one."""
         is_same = len(slots) == len(self._requests) and all(slot.num_ctx == self.num_ctx for slot in slots)
         return is_same and all(slot.task >= 0 or self._seen[slot.slot] < 0 for slot in slots)
 
     def apply(self, slots: list[SlotReading], now_ns: int) -> None:
-        """How they are now."""
         for slot in slots:
             self._follow_task(slot, now_ns)
             self._follow_cells(slot)
@@ -188,7 +189,7 @@ class SlotState:
         self._tell_totals()
 
     def correct(self, reading: EngineReading) -> None:
-        """What the server itself has counted, just after `apply`."""
+        """Apply the server's own counters. Call it right after `apply`."""
         unfinished = sum(request.num_output_tokens for request in self.state.requests.values())
         self._output.correct(reading.generation_tokens, unfinished)
         self._prompt.correct(reading.prompt_tokens)
@@ -199,7 +200,7 @@ class SlotState:
         self._tell_totals()
 
     def forget(self, now_ns: int) -> None:
-        """The server has let go of all that was in its slots."""
+        """Finish all requests and free all rows, because the server has dropped the contents of its slots."""
         empty = (-1, 0, 0, 0, 0)
         for place, request in enumerate(self._requests):
             if request is not None:
@@ -229,10 +230,12 @@ class SlotState:
             request = None
         num_prompt = slot.num_processed + slot.num_cached
         if is_new and not slot.is_processing and not num_prompt:
-            self._tasks[slot.slot] = slot.task  # it came and went, and all that is left is what the slot holds
+            # The task started and ended between two polls: only what the slot holds is known.
+            self._tasks[slot.slot] = slot.task
             self._owners[slot.slot] = NO_OWNER
             self.state.count(admitted=1, finished=1)
-        elif is_new and (slot.num_decoded or not slot.is_processing):  # before, how long its prompt is is not told
+        elif is_new and (slot.num_decoded or not slot.is_processing):
+            # Reported only now, because the prompt's length is unknown before the first output token.
             self._tasks[slot.slot] = slot.task
             request = self.state.add_request(f"task {slot.task}", num_prompt_tokens=num_prompt, arrival_ns=now_ns)
             request.state, request.num_cached_tokens = RequestState.RUNNING, slot.num_cached
@@ -252,8 +255,9 @@ class SlotState:
         if len(request.tables[0]) != num_cells:
             start = min(len(request.tables[0]), num_cells)
             request.set_table(range(first + start, first + num_cells), start=start)
-        num_outputs = max(slot.num_decoded, request.num_output_tokens)  # a slot that is done may begin from 0
-        if not slot.is_processing and not slot.is_speculative:  # it keeps prompt and answer, but for the last token
+        # A slot that is done may restart its count from 0.
+        num_outputs = max(slot.num_decoded, request.num_output_tokens)
+        if not slot.is_processing and not slot.is_speculative:  # it holds prompt and output, except for the last token
             num_outputs = max(num_outputs, slot.num_tokens - request.info.num_prompt_tokens + 1)
         self._output.add(num_outputs - request.num_output_tokens)
         request.num_output_tokens, request.num_computed_tokens = num_outputs, slot.num_tokens
@@ -291,9 +295,9 @@ class SlotState:
 
 
 class SlotSource(PromptedSource):
-    """The server at `address`; a context manager that closes at the end. Nobody needs to be there yet.
+    """Source that polls a llama.cpp server; a context manager that closes it on exit. The server may start later.
 
-    Raises BadInput for a file of certificates that will not do.
+    Raises BadInput if the certificate file of `address` cannot be used.
     """
 
     def __init__(self, address: ExternalAddress, *, sink: Sink | None = None, every_s: float = EVERY_S) -> None:
@@ -305,23 +309,21 @@ class SlotSource(PromptedSource):
         self._is_refused = self._is_quiet = self._is_busy = False
         self._num_frames = self._num_restarts = self._heard_ns = self._num_idle_looks = 0
         self._rarely_s = every_s / EVERY_S * RARELY_S
-        self._metrics_s = 0.0  # when they are looked at again
+        self._metrics_s = 0.0  # time of the next scrape of the metrics, monotonic seconds
         self._has_metrics = True
         self._reading: EngineReading | None = None
         self._process = ""
-        """What the server calls itself from its start to its end, where it has a name for that."""
+        """The server's `media_marker`, which changes with each start; empty if it reports none."""
         self._failure = ""
         self._thread = threading.Thread(target=self._run, name="kvscope-slots", daemon=True)
         self._thread.start()
 
     @property
     def name(self) -> str:
-        """The address, without its options."""
         return self._address.name
 
     @property
     def status(self) -> SourceStatus:
-        """How it is now."""
         state = SourceState.LIVE
         if self._failure:
             state = SourceState.ENDED
@@ -344,16 +346,16 @@ class SlotSource(PromptedSource):
         )
 
     def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
-        """Nothing: what slots hold is not told."""
+        """Return empty contents: `/slots` does not report tokens."""
         return tuple(BlockContent(block=row) for row in rows)
 
     def close(self) -> None:
-        """End the thread and free the sockets. Idempotent."""
+        """Stop the thread and close the connections. Idempotent."""
         self._end.set()
         self._http.cancel()
         super().close()
 
-    # The thread.
+    # Polling thread
 
     def _run(self) -> None:
         try:
@@ -391,7 +393,8 @@ class SlotSource(PromptedSource):
 
     def _fail(self, why: str, *, is_refused: bool = False) -> None:
         self._why, self._is_refused, self._is_quiet = why, is_refused, False
-        self._is_busy, self._num_idle_looks = False, 0  # whoever answers next is asked what it is
+        # The server that answers next may be another one: ask for its /props first.
+        self._is_busy, self._num_idle_looks = False, 0
 
     def _leave_alone(self, why: str, now_ns: int) -> None:
         self._why, self._is_quiet, self._is_refused, self._heard_ns = why, True, False, now_ns
@@ -401,7 +404,7 @@ class SlotSource(PromptedSource):
             self._give(now_ns)
 
     def _is_same(self, slots: list[SlotReading], props: Mapping[str, Any]) -> bool:
-        """Whether it is the server that was looked at before, since its start."""
+        """Whether the answers come from the server process that was polled before."""
         assert self._slots is not None, "nothing was looked at before"
         return self._slots.fits(slots) and text(props.get("media_marker")) in ("", self._process)
 
@@ -455,7 +458,7 @@ class SlotSource(PromptedSource):
             self._changed.notify_all()
 
     def _metrics(self) -> EngineReading | None:
-        """What slots do not tell; a server without metrics is not asked again."""
+        """Scrape the metrics, which count what slots do not show. A server without metrics is not asked again."""
         if not self._has_metrics:
             return None
         engine = self._address.engine

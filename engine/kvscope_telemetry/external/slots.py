@@ -1,10 +1,10 @@
 """Assigns ledger rows to cached blocks: KV events name blocks by hash and give no location, so each block gets a row
 here.
 
-Owns which block is in which row; the ledger is that of a `CacheState`. Rows of a tier lie together; a block that is in
-several media or groups of the cache has a row in each. An engine may keep several physical copies of a block (vLLM
-does, where two requests compute the same text) and tells of each copy that comes and goes: they share a row until the
-last is gone. Knows no messages, and nothing of time.
+Owns which block is in which row; the ledger belongs to a `CacheState`. The rows of a tier are contiguous. A block that
+is in several media or KV groups has a row in each. An engine may keep several physical copies of a block (vLLM does if
+two requests compute the same text) and reports each copy that is added or removed: they share a row until the last is
+gone. Knows no messages and no clock.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.tier_rows import BLOCK_TIERS, TierRows
 
 MAX_ROWS: Final = 4 << 20
-"""A snapshot of more would be larger than a message may be."""
+"""Maximum number of rows. The snapshot of a larger ledger would exceed the maximum size of a message."""
 FIRST_ROWS: Final = {Tier.HBM: 4096, Tier.HOST: 1024, Tier.DISK: 1024, Tier.UNKNOWN: 1024}
-"""Where the server does not say how many blocks there are; then twice as many each time."""
+"""Initial number of rows if the server does not report its number of blocks; doubled when full."""
 MAX_UNKNOWN_MEDIA: Final = 8
 _Key = tuple[str, int | None]
 
 
 @dataclass(slots=True)
 class _Table:
-    """The blocks of one medium and group."""
+    """Rows of the blocks of one medium and KV group, by hash."""
 
     rows: dict[int, int] = field(default_factory=dict)
-    """Hash -> row of the tier."""
+    """Hash -> row within the tier."""
     num_more: dict[int, int] = field(default_factory=dict)
-    """Hash -> physical copies beside the first, where there are any."""
+    """Hash -> number of physical copies in addition to the first, if there are any."""
     doubted: set[int] = field(default_factory=set)
-    """Hashes whose copies are not known since events were lost: the next that is told of counts as the first."""
+    """Hashes with an unknown number of copies, because events were lost. The next copy reported counts as the first."""
 
     def doubt(self) -> None:
         self.num_more.clear()
@@ -51,7 +51,7 @@ class _Table:
             self.num_more[block_hash] = self.num_more.get(block_hash, 0) + 1
 
     def take_copy(self, block_hash: int) -> int | None:
-        """One is gone: the row that holds none now, None where there is no such row."""
+        """Remove one copy. Returns the row that became empty, or None if others remain or the hash is unknown."""
         num_more = self.num_more.pop(block_hash, 0)
         if num_more:
             if num_more > 1:
@@ -62,22 +62,25 @@ class _Table:
 
 
 class Slots:
-    """`num_hbm` rows of HBM and `num_host` of host memory to begin with, as far as the server says."""
+    """Ledger rows of all cached blocks of a rank.
+
+    Starts with `num_hbm` rows for HBM and `num_host` for host memory; 0 if the server does not report them.
+    """
 
     def __init__(self, num_hbm: int = 0, num_host: int = 0) -> None:
         self.num_rows = dict.fromkeys(BLOCK_TIERS, 0) | {Tier.HBM: num_hbm or FIRST_ROWS[Tier.HBM], Tier.HOST: num_host}
-        """Rows that the next ledger needs, by tier."""
+        """Number of rows that the next ledger needs, by tier."""
         self.num_unplaced = 0
-        """Blocks that there was no row for, since the last time that all were forgotten."""
+        """Number of blocks that got no row, since the last `clear`."""
         self.num_stored = dict.fromkeys(BLOCK_TIERS, 0)
         self.num_removed = dict.fromkeys(BLOCK_TIERS, 0)
-        """Blocks, since the beginning; those that were cleared all at once are none of them."""
+        """Number of blocks since the start, by tier. Blocks removed by `clear` are not counted."""
         self.unknown_media: list[str] = []
-        """Words that say no tier that is known here, in the order in which they came; bounded."""
+        """Names of media with no known tier, in order of appearance; at most `MAX_UNKNOWN_MEDIA`."""
         self.groups = Groups()
         self.ledger = Ledger(0)
-        """The newest that was laid out."""
-        self._laid_out = dict.fromkeys(BLOCK_TIERS, 0)  # its rows
+        """The ledger passed to the last `lay_out`."""
+        self._laid_out = dict.fromkeys(BLOCK_TIERS, 0)  # number of its rows
         self._tables: dict[_Key, _Table] = {}  # by medium and group
         self._rows = {tier: RowAllocator() for tier in BLOCK_TIERS}
         for tier, rows in self._rows.items():
@@ -85,30 +88,29 @@ class Slots:
 
     @property
     def num_held(self) -> int:
-        """Rows in use."""
+        """Number of rows in use."""
         return sum(rows.num_held for rows in self._rows.values())
 
     @property
     def must_change(self) -> bool:
-        """Whether the ledger has another size than it should have: `lay_out` another one."""
+        """Whether the ledger's size must change; call `lay_out` with a new one."""
         return self.num_rows != self._laid_out
 
     def want(self, tier: Tier, num_rows: int) -> None:
-        """The server says that there are so many blocks; there are never fewer rows than there were."""
+        """Reserve rows for the number of blocks that the server reports. The number of rows never decreases here."""
         most = MAX_ROWS - sum(count for other, count in self.num_rows.items() if other != tier)
         self.num_rows[tier] = max(self.num_rows[tier], min(num_rows, most))
 
     def shrink(self, tier: Tier, num_rows: int) -> bool:
-        """The server says that there are so few blocks; whether there are fewer rows now than were thought. None that
-        was ever in use goes."""
+        """Reduce a tier to `num_rows`. Returns False, and changes nothing, if that is no reduction or rows beyond it
+        were in use at any time."""
         if not self._rows[tier].num_used <= num_rows < self.num_rows[tier]:
             return False
         self.num_rows[tier] = self._rows[tier].size = num_rows
         return True
 
     def apply(self, event: KvEvent) -> None:
-        """What happened. A block that is there already is one copy more and stays where it is, one that is not there
-        need not be removed."""
+        """Apply an event. Storing a known block adds a copy to its row; removing an unknown block has no effect."""
         if isinstance(event, BlockStored):
             self._store(event)
         elif isinstance(event, BlockRemoved):
@@ -118,19 +120,18 @@ class Slots:
             self.clear()
 
     def clear(self) -> None:
-        """Nothing is cached any more."""
         for (medium, _), table in self._tables.items():
             self._rows[tier_of(medium)].free(list(table.rows.values()))
         self._tables.clear()
         self.num_unplaced = 0
 
     def doubt_copies(self) -> None:
-        """Events were lost: how many copies there are of what is there is no longer known."""
+        """Mark the number of copies of each block as unknown, because events were lost."""
         for table in self._tables.values():
             table.doubt()
 
     def lay_out(self, ledger: Ledger) -> None:
-        """Write all that is in rows into `ledger`, which is empty and as large as `num_rows` says."""
+        """Write all rows to `ledger`, which must be empty and have `num_rows` rows, and use it from then on."""
         layout = TierRows(self.num_rows)
         layout.write_tiers(ledger)
         for tier, rows in self._rows.items():
@@ -154,7 +155,7 @@ class Slots:
         return np.concatenate(ids), columns
 
     def holds(self, row: int) -> int:
-        """The hash in a row of the ledger, 0 for none."""
+        """Return the hash in a ledger row, or 0 if it is empty."""
         is_row = 0 <= row < self.ledger.num_blocks and self.ledger.state[row] == BlockState.CACHED
         return int(self.ledger.hash[row]) if is_row else 0
 
@@ -169,7 +170,7 @@ class Slots:
         for block_hash in event.block_hashes:
             block_hash = block_hash or HASH_MASK
             if block_hash in table.rows:
-                if tier is Tier.HBM:  # elsewhere it is there once, however often that is told
+                if tier is Tier.HBM:  # other media hold a block once, even if it is reported repeatedly
                     table.add_copy(block_hash)
             else:
                 row = rows.take(block_hash, parent, group)
@@ -181,7 +182,7 @@ class Slots:
             parent = block_hash
 
     def _grown(self, tier: Tier, block_hash: int, parent: int, group: int) -> int | None:
-        """A row that is there only after the next `lay_out`; None where there are too many."""
+        """Allocate a row that exists only after the next `lay_out`; None if there are too many."""
         rows = self._rows[tier]
         if rows.size >= self.num_rows[tier]:
             self.want(tier, max(2 * self.num_rows[tier], FIRST_ROWS[tier]))
@@ -193,7 +194,7 @@ class Slots:
     def _remove(self, event: BlockRemoved) -> None:
         medium = medium_word(event.medium)
         tables = [self._tables.get((medium, event.group_idx))]
-        if tables == [None] and event.group_idx is None:  # told by who does not know of groups: it is of all
+        if tables == [None] and event.group_idx is None:  # the event has no group, so it applies to all
             tables = [table for (other, _), table in self._tables.items() if other == medium]
         for table in filter(None, tables):
             found = [row for each in event.block_hashes if (row := table.take_copy(each or HASH_MASK)) is not None]

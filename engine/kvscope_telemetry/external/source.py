@@ -1,6 +1,7 @@
-"""A running engine of another kind as a `Source`: its KV events and metrics, as updates, over its restarts.
+"""Presents a running vLLM or SGLang engine as a `Source`: merges its KV events and metrics, across its restarts.
 
-Owns the thread that brings the two together. Each of them has one of its own; what they say means is the translator's.
+Owns the thread that merges the two. KV events and metrics are each received on a thread of their own; `translator`
+interprets them.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.sink import Sink
 
 RETRY_S: Final = 5.0
-"""For an endpoint that could not be had."""
+"""Seconds until a KV event endpoint that could not be opened is tried again."""
 _Where = tuple[str, str, str]
 FRAME_S: Final = 0.1
-"""Between frames, where something changes."""
+"""Seconds between passes of the thread; a frame is published only if something changed."""
 HEARD_NS: Final = 3_000_000_000
-"""A sign of life from either part is worth so long."""
+"""Time for which the engine counts as alive after a scrape or a batch of KV events."""
 SILENT_NS: Final = 60_000_000_000
-"""Without a KV event while tokens flow."""
+"""Time without a KV event, while tokens are computed, after which events are reported missing."""
 FLOWING_TOKENS: Final = 1_000
-"""That many in that time fill blocks."""
+"""Number of tokens within `SILENT_NS` that must have filled blocks."""
 WAIT_FOR_METRICS_NS: Final = 3_000_000_000
 
 
 class ExternalSource(PromptedSource):
-    """The engine at `address`, one rank of it; a context manager that closes at the end.
+    """Source for one data-parallel rank of the engine at `address`; a context manager that closes it on exit.
 
-    Nobody needs to be there yet. `sink` is given all that is told (`set_sink`). Raises BadInput for a file of
-    certificates that will not do.
+    The engine may start later. `sink` receives all messages (`set_sink`). Raises BadInput if the certificate file of
+    `address` cannot be used.
     """
 
     def __init__(
@@ -70,12 +71,11 @@ class ExternalSource(PromptedSource):
 
     @property
     def name(self) -> str:
-        """The address, without its options."""
         return self._address.name
 
     @property
     def status(self) -> SourceStatus:
-        """How it is now: the worse of metrics and KV events."""
+        """Current status: the worse of the status of metrics and of KV events."""
         events = self._events.status
         state, reason = self._standing(events)
         stream = events or StreamStatus()
@@ -92,19 +92,19 @@ class ExternalSource(PromptedSource):
         )
 
     def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
-        """What rows of the ledger hold now, as far as it was told, in the order asked. From any thread.
+        """Return what the given ledger rows hold, in the order asked, as far as KV events report it. Thread-safe.
 
-        Text is by the tokenizer where it is on this machine, which the first call reads; else the tokens' numbers.
+        Contents are text if the model's tokenizer is on this machine (loaded by the first call), else token ids.
         """
         return self._contents.of_rows(rows, self._translator.model)
 
-    # The thread.
+    # Source thread
 
     def _run(self) -> None:
         try:
             while not self._end.wait(self._frame_s):
                 self._pass(time.monotonic_ns())
-        except Exception as error:  # told in the status: a source that died silently looks like a quiet one
+        except Exception as error:  # shown in `status`: otherwise a dead source looks like an idle engine
             self._failure = f"reading failed: {error!r:.200}"
             raise
         finally:
@@ -132,7 +132,8 @@ class ExternalSource(PromptedSource):
                 self._changed.notify_all()
 
     def _may_take_events(self, now_ns: int) -> bool:
-        """They wait a little where metrics have not come yet, which say how many blocks there are."""
+        """Whether KV events may be applied: they wait up to `WAIT_FOR_METRICS_NS` for metrics, which give the number of
+        blocks."""
         return self._translator.has_begun or now_ns - self._begun_ns >= WAIT_FOR_METRICS_NS
 
     def _note_life(self, now_ns: int, *, is_scraped: bool) -> None:
@@ -163,33 +164,30 @@ class ExternalSource(PromptedSource):
 
 @dataclass(frozen=True, slots=True)
 class AttachedParts:
-    """How an attached engine is, in one state and one sentence: the worst of its two parts, metrics and KV events.
-
-    What is known of both at one moment.
-    """
+    """State of the two parts of an attached engine, metrics and KV events, at one moment."""
 
     product: str
-    """The engine, as a person calls it."""
+    """Display name of the engine."""
     metrics_why: str
-    """Why there are none; empty while there are."""
+    """Why there are no metrics; empty if there are."""
     is_refused: bool
     events: StreamStatus | None
-    """None where no endpoint is known."""
+    """None if no endpoint is known."""
     events_failure: str
-    """Why their endpoint cannot be used; empty while it can."""
+    """Why the KV event endpoint cannot be used; empty if it can."""
     has_begun: bool
-    """Whether there is a state to show."""
+    """Whether there is a cache state to show."""
     are_restarts_doubtful: bool = False
     events_option: str = ""
-    """With which its server reports them."""
+    """Command-line option with which the server publishes KV events."""
     are_events_missing: bool = False
-    """Tokens flow, and none comes."""
+    """Whether tokens are computed and no KV event arrives."""
     inside: str = ""
-    """Where it is told from inside, too."""
+    """Address at which kvscope's plugin inside the engine publishes telemetry; empty if there is none."""
 
 
 def status_of_parts(parts: AttachedParts) -> tuple[SourceState, str]:
-    """State, and why in words; empty where all is well and known."""
+    """Return the overall state and its reason as text; the reason is empty if all is well and known."""
     state, why = _state_of_parts(parts)
     inside = f"seen from outside; for the rest: kvscope --attach {parts.inside}" if parts.inside else ""
     return state, _joined(inside, why)
@@ -217,7 +215,7 @@ def _are_events_gone(parts: AttachedParts) -> bool:
 
 
 def _events_why(parts: AttachedParts) -> str:
-    """What a person must know of them; empty where they are live."""
+    """Return the problem with KV events as text; empty if they are live."""
     events = parts.events
     if parts.events_failure:
         return f"KV events: {parts.events_failure}"
@@ -242,16 +240,16 @@ def _start_with(parts: AttachedParts) -> str:
 
 
 class Silence:
-    """Whether KV events are missing: tokens flow, and none has come for a minute. Told of each reading."""
+    """Detects missing KV events: `FLOWING_TOKENS` were computed within `SILENT_NS`, and no event arrived."""
 
     def __init__(self) -> None:
         self.is_told = False
         self._num_batches = 0
         self._since: tuple[int, int] | None = None
-        """When it began, and how many tokens there had been."""
+        """Time of the last event in ns, and the engine's token count then."""
 
     def look(self, reading: EngineReading, num_batches: int, now_ns: int) -> None:
-        """So many batches of events have come."""
+        """Process one reading of the metrics. `num_batches`: batches of KV events received so far."""
         known = [each for each in (reading.prompt_tokens, reading.generation_tokens) if each is not None]
         num_tokens = int(sum(known))
         if num_batches != self._num_batches or self._since is None or num_tokens < self._since[1]:
@@ -266,16 +264,15 @@ def _joined(*parts: str) -> str:
 
 
 class EventPart:
-    """The KV events of an attached engine: the stream, wherever the server says that they are now.
+    """KV event stream of an attached engine, reopened if the server reports another endpoint.
 
-    Owns the stream and when it is opened anew. Belongs to one thread, but for `status`.
-
-    Of the rank at `address`: from the endpoint in it, or else from where the server says.
+    The endpoint in `address` is used if it has one, else the one that the server reports. Not thread-safe, except for
+    `status`.
     """
 
     def __init__(self, address: ExternalAddress) -> None:
         self.failure = ""
-        """Why the endpoint cannot be used, empty while it can."""
+        """Why the endpoint cannot be used; empty if it can."""
         self._address = address
         self._stream: KvEventStream | None = None
         self._where: _Where = ("", "", "")
@@ -286,21 +283,20 @@ class EventPart:
 
     @property
     def status(self) -> StreamStatus | None:
-        """How the stream is; None where there is none."""
         return None if self._stream is None else self._stream.status
 
     @property
     def is_live(self) -> bool:
-        """Whether what was given is what is."""
+        """Whether the events received describe the current cache."""
         return self._stream is not None and self._stream.status.state is StreamState.LIVE
 
     def learn(self, facts: ServerFacts) -> None:
-        """What the server says; a server that no longer says it leaves the stream as it is."""
+        """Open the endpoint that the server reports. If it reports none any more, the stream stays open."""
         if not self._address.kv_events and facts.kv_events:
             self._open(facts.kv_events, facts.replay, self._address.topic or facts.topic)
 
     def take_items(self) -> list[StreamItem]:
-        """What came since the last call, in order."""
+        """Return and clear the items received since the last call, in order."""
         if self.failure and time.monotonic() >= self._retry_s:
             self._open(*self._where)
         moved, self._moved = self._moved, []

@@ -1,4 +1,4 @@
-"""Derives our counters and curves from another engine's metrics. Knows of blocks only their number."""
+"""Derives kvscope's counters and latency histograms from another engine's metrics. Knows nothing of blocks."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from kvscope_telemetry.messages.telemetry import Counters, Histogram, MemoryBrea
 
 
 class Tallies:
-    """As of the newest reading. What it does not say stays as it was."""
+    """Counters and latencies as of the newest reading. Values missing in a reading keep their previous value."""
 
     def __init__(self) -> None:
         self.counters = Counters()
         self.used_share = -1.0
         self.latencies: tuple[Histogram, ...] = ()
-        """Since the reading before."""
+        """Samples added since the previous reading."""
         self.has_news = False
-        """Whether anything counted is different from what was told last."""
+        """Whether a counter differs from the last published frame."""
         self._num_prefill = self._num_decode = 0
         self._before: EngineReading | None = None
 
     def restart(self) -> None:
-        """The engine did: all that it counts begins anew."""
+        """Reset all counters after a restart of the engine."""
         self.counters, self.latencies, self._before = Counters(), (), None
         self._num_prefill = self._num_decode = 0
 
     def count(self, reading: EngineReading) -> None:
-        """The newest."""
         before, self._before = self._before, reading
         old = self.counters
         self.counters = _counters(reading, old)
-        if before is not None:  # else nobody knows since when
+        if before is not None:  # without a previous reading, the period of these tokens is unknown
             self._num_prefill += max(0, self.counters.prompt_tokens - old.prompt_tokens)
             self._num_decode += max(0, self.counters.generation_tokens - old.generation_tokens)
         self.has_news |= self.counters != old
@@ -41,7 +40,7 @@ class Tallies:
         self.latencies = tuple([each for each in latencies if each is not None])
 
     def skip(self) -> None:
-        """Count nothing of the newest reading, nor of what the next one differs from it: it is of another engine."""
+        """Ignore the newest reading and its difference to the next one, because it may be another engine's."""
         self._before, self.latencies, self.used_share = None, (), -1.0
 
     def take_tokens(self) -> tuple[int, int]:
@@ -69,7 +68,7 @@ def _counters(reading: EngineReading, old: Counters) -> Counters:
 
 
 def breakdown(reading: EngineReading, epoch: int, time_ns: int) -> MemoryBreakdown | None:
-    """Where the memory went, where the engine says; None where it does not."""
+    """Return the memory by use, or None if the engine does not report it."""
     if reading.weights_bytes is None or reading.kv_bytes is None:
         return None
     graphs = -1 if reading.graphs_bytes is None else reading.graphs_bytes

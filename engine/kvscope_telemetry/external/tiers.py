@@ -1,6 +1,6 @@
-"""Gives out the rows of one tier, and keeps what each is to hold until the ledger is written.
+"""Allocates the rows of one tier, and holds their new contents until the ledger is written.
 
-A row's number counts within its tier; the ledger's owner says where the tier begins in it.
+Row numbers count within the tier. The owner of the ledger sets where the tier begins in it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 from kvscope_telemetry.ledger import COLUMNS, Column, Tier
 
 _WRITTEN: Final = ("hash", "parent", "group")
-"""Columns of the ledger that events give of each block; others follow from them."""
+"""Ledger columns that events give for each block. Other columns follow from these."""
 _DEVICE: Final = "gpu"
-"""Where a medium is not told."""
+"""Medium of events that name none."""
 _FAMILIES: Final = {
     Tier.HBM: ("gpu", "hbm", "device", "cuda", "npu", "xpu", "tpu"),
     Tier.HOST: ("cpu", "host", "dram", "ram", "pinned", "cxl"),
@@ -25,37 +25,37 @@ _FAMILIES: Final = {
         *("external", "remote", "obj", "s3", "redis", "valkey", "mooncake", "nixl", "infinistore", "p2p"),
     ),
 }
-"""What a medium's name begins with: `CPU_TIER1` and `cpu` are host memory, `nvme0` and `STORAGE` disk. What lies on
-another machine is drawn as disk, too: it is in neither of this one's memories."""
+"""Prefixes of media names by tier: `CPU_TIER1` and `cpu` are host memory, `nvme0` and `STORAGE` are disk. Storage on
+other machines counts as disk, too, because it is in neither of this machine's memories."""
 
 
 def medium_word(medium: str | None) -> str:
-    """By which a medium is found: its name in small letters."""
+    """Return the normalized name of a medium: case-folded, `gpu` if missing."""
     return _DEVICE if medium is None else medium.casefold()
 
 
 @lru_cache(maxsize=256)
 def tier_of(medium: str | None) -> Tier:
-    """Where a medium of KV events is drawn; `Tier.UNKNOWN` where its name says nothing that is known here."""
+    """Return the tier of a medium of KV events; `Tier.UNKNOWN` if its name is not recognized."""
     name = medium_word(medium).strip()
     name = name.removeprefix("local").lstrip("_- ") or name
     return next((tier for tier, words in _FAMILIES.items() if name.startswith(words)), Tier.UNKNOWN)
 
 
 class RowAllocator:
-    """Hands out the rows of a tier, from 0 to `size`; `start` is where they begin in the ledger."""
+    """Allocates the rows of a tier, 0 to `size` - 1; `start` is the tier's first row in the ledger."""
 
     def __init__(self) -> None:
         self.size = self.start = 0
         self.num_held = 0
         self.num_used = 0
-        """Rows that are in use, or were: the first that never was has this number."""
+        """Number of rows that are or were in use, which is also the first row never used."""
         self._free: list[int] = []
         self._changed: list[int] = []
-        self._values: dict[str, list[int]] = {name: [] for name in _WRITTEN}  # of each of these
+        self._values: dict[str, list[int]] = {name: [] for name in _WRITTEN}  # of each changed row
 
     def take(self, block_hash: int, parent: int, group: int) -> int | None:
-        """A row for a block: the last given back, else the next that was never in use; None when there is none."""
+        """Allocate a row for a block: the last one freed, else the next never used. Returns None if all are in use."""
         if self._free:
             row = self._free.pop()
         elif self.num_used < self.size:
@@ -72,7 +72,6 @@ class RowAllocator:
         return row
 
     def free(self, rows: list[int]) -> None:
-        """They hold nothing any more."""
         self.num_held -= len(rows)
         self._free += rows
         self._changed += rows
@@ -83,7 +82,7 @@ class RowAllocator:
     def take_changes(self) -> tuple[npt.NDArray[np.uint32], dict[str, Column]]:
         """Return the ledger's rows that changed since the last call, each once, ascending, and their columns."""
         changed = np.array(self._changed, np.int64)
-        # Of a row that changed more than once the last counts: from the end, the first of each.
+        # Keep the last change of each row: np.unique returns the first occurrence, so the order is reversed.
         rows, index = np.unique(changed[::-1], return_index=True)
         last = len(changed) - 1 - index
         columns = {name: np.array(values, COLUMNS[name])[last] for name, values in self._values.items()}

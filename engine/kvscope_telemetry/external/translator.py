@@ -1,12 +1,13 @@
-"""KV events and readings of another engine into a `CacheState`, whose frames all others know.
+"""Translates KV events and metric readings of another engine to a `CacheState` and its frames.
 
-Owns the epoch, its state, and when the whole state is told anew. Knows no sockets and no clock: `now_ns` is given, this
-machine's monotonic one.
+Owns the epoch, its state, and when a snapshot is sent. Uses no sockets and no clock: callers pass `now_ns`, this
+machine's monotonic time.
 
-An epoch is a life of what is shown, not of the engine: it ends where the engine started anew, where its cache was told
-from the beginning again, and where the ledger gets another shape or the engine another name. For within an epoch a
-snapshot says nothing that frames did not: who is up to date skips it, and a number that it alone had would be a frame
-that was lost. Shapes double, so there are few.
+An epoch is the lifetime of the displayed state, not of the engine. A new one starts when the engine restarts, when the
+cache is reported from the start again, when the ledger changes its shape, and when the engine reports another model or
+configuration. Within an epoch a snapshot must not contain anything that the frames did not: a reader that is up to date
+skips it, and would take a sequence number that only the snapshot had for a lost frame. Shapes grow by doubling, so
+there are few epochs.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ from kvscope_telemetry.state.cache_state import CacheState
 
 MAX_JUMPS: Final = 2
 WITHIN_NS: Final = 60_000_000_000
-"""An engine's counters do not jump more often in so long: it restarts, and does not return to what it had counted."""
+"""Time within which counters may jump at most `MAX_JUMPS` times: those of a single engine fall when it restarts, and do
+not return to their earlier values."""
 MAX_TOKENS_PER_S: Final = 5_000_000
-"""More are not computed by one engine: the counters are another's."""
+"""Tokens per second that one engine cannot exceed: with more, the counters are another engine's."""
 SEVERAL_ENGINES: Final = "its counters go up and down: are several engines behind this address?"
 MAX_NOTES: Final = 32
-"""Between two frames; of more the last says how many were left out."""
+"""Maximum number of notes between two frames. A last note gives the number of those omitted."""
 MAX_LETTERS: Final = 500
 HEARTBEAT_NS: Final = 500_000_000
 MANY_ROWS: Final = 400_000
-"""In a frame at most: a message has a bound."""
+"""Maximum number of rows in a frame, because the size of a message is limited."""
 USUAL_BLOCK_SIZE: Final = 16
-"""Until a block was told of, where the server does not say."""
+"""Assumed block size until a block is reported, if the server does not report one."""
 _EPOCH_BITS: Final = 62
 
 
@@ -61,9 +63,9 @@ class RankTranslator:
     def __init__(self, engine: ExternalEngine) -> None:
         self.tokens = BlockTokens()
         self.num_frames = 0
-        """Over all epochs."""
+        """Number of frames over all epochs."""
         self.has_begun = False
-        """Whether there is a state to speak of."""
+        """Whether there is a cache state to publish."""
         self.restarts = Restarts()
         self._engine = engine
         self._slots = Slots()
@@ -72,30 +74,30 @@ class RankTranslator:
         self._facts = ServerFacts()
         self._has_reading = False
         self._epoch = secrets.randbits(_EPOCH_BITS)
-        self._state: CacheState | None = None  # of this epoch, None before its first snapshot
+        self._state: CacheState | None = None  # of this epoch; None before its first snapshot
         self._wants_snapshot = False
         self._notes = Notes()
-        self._num_media_told = 0  # of `Slots.unknown_media`
+        self._num_media_told = 0  # how many of `Slots.unknown_media` were reported
         self._others: list[TelemetryMessage] = []
         self._beat_ns = 0
 
     @property
     def model(self) -> str:
-        """As the server calls it, empty where it does not."""
+        """Model name as the server reports it; empty if it does not."""
         return self._facts.model or self._reading.model
 
     def hash_in(self, row: int) -> int:
-        """What is in a row, 0 for nothing. For any thread, which may see the state a moment late."""
+        """Return the block hash in a ledger row, or 0. Any thread may call it and may see a slightly older state."""
         return self._slots.holds(row)
 
     def restate(self) -> None:
-        """Tell the whole state anew."""
+        """Send a snapshot with the next messages."""
         self._wants_snapshot = True
 
-    # What comes
+    # Input
 
     def apply_events(self, items: Iterable[StreamItem], now_ns: int) -> None:
-        """Of the stream of KV events, in order."""
+        """Apply items of the KV event stream, in order."""
         for item in items:
             if isinstance(item, Received):
                 self.has_begun = True
@@ -108,7 +110,8 @@ class RankTranslator:
                 self._notes.add(f"the cache is reported from the start again: {item.why}", now_ns)
 
     def read(self, reading: EngineReading, facts: ServerFacts, now_ns: int, *, are_events_live: bool) -> None:
-        """The newest metrics. `are_events_live`: whether what is cached is known to be that of this engine start."""
+        """Apply the newest metrics. `are_events_live`: whether the known cache contents are from the engine's current
+        start."""
         was_doubtful = self.restarts.are_doubtful
         before = self._reading if self._has_reading else None
         is_restart, is_of_another = self.restarts.judge(before, reading, now_ns)
@@ -119,7 +122,7 @@ class RankTranslator:
             self._begin_epoch()
         elif is_restart:
             self._restart(now_ns, are_events_live=are_events_live)
-        elif is_of_another:  # what the two differ by was counted by neither
+        elif is_of_another:  # neither engine has counted the difference between the two readings
             self._tallies.restart()
             self._begin_epoch()
         was = self._reading
@@ -165,7 +168,8 @@ class RankTranslator:
 
     @property
     def _block_size(self) -> int:
-        """That of blocks which were told of: a server may name another unit."""
+        """Block size in tokens. Blocks reported by KV events take precedence, because the server may report another
+        unit."""
         told = self._slots.groups.block_size or self._reading.block_size or self._facts.block_size
         return min(told or USUAL_BLOCK_SIZE, MAX_BLOCK_SIZE)
 
@@ -177,14 +181,14 @@ class RankTranslator:
         self._slots.want(Tier.HOST, num_host)
 
     def _known_sizes(self) -> tuple[int, int]:
-        """Blocks of HBM and of host memory, 0 for what is not known."""
+        """Number of blocks in HBM and in host memory; 0 if unknown."""
         size = self._block_size
         return self._reading.num_blocks or self._facts.num_tokens // size, (self._reading.host_tokens or 0) // size
 
-    # What is to be told
+    # Output
 
     def messages(self, now_ns: int, *, is_heard: bool) -> list[TelemetryMessage]:
-        """In order. `is_heard`: whether the engine gave a sign of life lately."""
+        """Return the messages to publish, in order. `is_heard`: whether the engine gave a recent sign of life."""
         if not self.has_begun:
             return []
         messages: list[TelemetryMessage] = []
@@ -203,7 +207,7 @@ class RankTranslator:
         return messages
 
     def _are_blocks_other(self, state: CacheState) -> bool:
-        """Whether they have another size, or there are other groups of them, than was told."""
+        """Whether the block size or the KV groups differ from those in the epoch's hello."""
         size, cache = self._block_size, state.hello.cache
         return (cache.block_size, cache.groups) != (size, self._slots.groups.told(size))
 
@@ -227,7 +231,7 @@ class RankTranslator:
         return self._state.snapshot(time_ns=now_ns)
 
     def _frames(self, state: CacheState, now_ns: int) -> Iterator[Frame]:
-        """One where something changed; where very much did, several."""
+        """Yield a frame if anything changed, or several if more than `MANY_ROWS` rows changed."""
         ids, columns = self._slots.take_changes()
         notes = self._notes.take(now_ns)
         if not (ids.size or notes or self._tallies.has_news):
@@ -246,14 +250,14 @@ class RankTranslator:
             yield state.frame(state.seq + 1, now_ns, num_decode_tokens=num_decode, num_prefill_tokens=num_prefill)
 
     def _set_totals(self, state: CacheState) -> None:
-        """Copy what metrics count, and count what KV events say."""
+        """Set the totals that metrics count, and those counted from KV events."""
         stored = self._slots.num_stored
         state.totals |= asdict(self._tallies.counters)
         state.totals["evicted_blocks"] = self._slots.num_removed[Tier.HBM]
         state.totals["offloaded_blocks"] = sum(stored[tier] for tier in stored if tier is not Tier.HBM)
 
     def _said_of(self, now_ns: int) -> Iterable[TelemetryMessage]:
-        """What the newest reading says that frames cannot."""
+        """Yield what the newest reading reports and frames do not contain."""
         tallies = self._tallies
         yield Reading(
             epoch=self._epoch,
@@ -278,24 +282,20 @@ class RankTranslator:
 
 
 class Notes:
-    """What happened to the picture itself, as events a person reads: gaps, restarts, what could not be read.
-
-    `add` them, then `take` them into a frame.
-    """
+    """Bounded list of events about the quality of the data: gaps, restarts, events that could not be read."""
 
     def __init__(self) -> None:
         self._notes: list[Event] = []
         self._num_left_out = 0
 
     def add(self, words: str, now_ns: int) -> None:
-        """Something that a person should know."""
         if len(self._notes) < MAX_NOTES:
             self._notes.append(Event(kind="note", time_ns=now_ns, cause=words[:MAX_LETTERS]))
         else:
             self._num_left_out += 1
 
     def take(self, now_ns: int) -> tuple[Event, ...]:
-        """All since the last call."""
+        """Return and clear the events added since the last call."""
         notes, self._notes = self._notes, []
         if self._num_left_out:
             notes.append(Event(kind="note", time_ns=now_ns, cause=f"{self._num_left_out} more notes"))
@@ -304,7 +304,6 @@ class Notes:
 
 
 def gap_words(gap: Gap) -> str:
-    """What a hole in the stream means."""
     count = gap.last - gap.first + 1
     which = f"batch {gap.first}" if count == 1 else f"{count} batches, {gap.first} to {gap.last},"
     return (
@@ -314,7 +313,7 @@ def gap_words(gap: Gap) -> str:
 
 
 def unknown_medium_words(medium: str) -> str:
-    """Where blocks of a medium are shown whose name says nothing."""
+    """Describe a storage medium with an unknown name for users."""
     return (
         f"KV events tell of blocks in {medium[:40]!r}, a place that kvscope does not know: "
         "they are shown in an unknown tier, after those on disk"
@@ -322,18 +321,18 @@ def unknown_medium_words(medium: str) -> str:
 
 
 class Restarts:
-    """Tells the restarts of one engine from several engines that answer at one address, as behind a load balancer.
+    """Distinguishes restarts of one engine from several engines that answer at one address, as behind a load balancer.
 
-    One engine's counters grow, and fall when it restarts. Counters of several engines also jump back up to what was
-    counted before, and their processes' start times come back.
+    The counters of one engine grow, and fall when it restarts. Those of several engines also jump back up to values
+    counted before, and the start times of their processes recur.
     """
 
     def __init__(self) -> None:
         self.count = 0
         self.are_doubtful = False
-        """Whether several engines seem to answer, so that nothing follows from their counters."""
+        """Whether several engines seem to answer, so that differences of counters mean nothing."""
         self._jumps_ns: list[int] = []
-        self._left: EngineReading | None = None  # what was counted before the counters last fell
+        self._left: EngineReading | None = None  # the last reading before the counters fell
         self._starts_s: set[float] = set()
         self._read_ns = 0
 
@@ -372,6 +371,6 @@ class Restarts:
 
 
 def _has_reached(reading: EngineReading, totals_of: EngineReading) -> bool:
-    """Whether each of the totals is as large as the other reading's."""
+    """Whether each total of `reading` is at least that of `totals_of`."""
     pairs = zip(reading.totals, totals_of.totals, strict=True)
     return all(now >= then for now, then in pairs if now is not None and then is not None)

@@ -1,6 +1,6 @@
-"""A queue of locally made messages for whoever takes updates, and for a sink: ordered, coalesced, bounded.
+"""Ordered, coalescing, bounded queue of locally created messages, for the reader of updates and for a sink.
 
-The same parts that a live source has, without its sockets. `give` belongs to one thread.
+Does what a live source does, without its sockets.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from kvscope_telemetry.state.extras import Extras
 
 
 class UpdateQueue:
-    """`take_update` and `set_sink` are for any thread."""
+    """Passes messages to a sink and coalesces them to updates. `give` must be called from one thread only;
+    `take_update` and `set_sink` are thread-safe."""
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._feed = SinkFeed(sink)
@@ -34,20 +35,19 @@ class UpdateQueue:
 
     @property
     def num_discarded(self) -> int:
-        """Frames that nobody took in time."""
+        """Number of frames discarded because they were not read in time."""
         return self._pending.num_frames_discarded
 
     def set_sink(self, sink: Sink | None) -> None:
-        """From the next messages on give to `sink`, or to nobody."""
+        """Send subsequent messages to `sink`, or to none."""
         self._feed.set(sink)
 
     def wants_snapshot(self, now_ns: int) -> bool:
-        """Whether the whole state has to be told: what waited was dropped, or a sink has none yet."""
+        """Whether a snapshot is needed: pending frames were dropped, or a new sink has not received one."""
         self._feed.begin_pass()
         return self._pending.take_overflow() or self._feed.wants_snapshot(now_ns)
 
     def give(self, messages: Iterable[TelemetryMessage]) -> None:
-        """What is told, in order."""
         for message in messages:
             if isinstance(message, Snapshot | Frame):
                 self._feed.passed(message, None)
@@ -62,11 +62,11 @@ class UpdateQueue:
         self._flush()
 
     def take_update(self) -> Update | None:
-        """What came since the last call, None when nothing did."""
+        """Return and clear what was received since the last call; None if nothing was."""
         return self._pending.take_update()
 
     def discard(self) -> None:
-        """Drop what waits: only a snapshot makes a new beginning."""
+        """Drop pending messages. Updates resume with the next snapshot."""
         self._pending.discard()
 
     def _keep(self, message: TelemetryMessage) -> None:

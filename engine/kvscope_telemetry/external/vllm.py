@@ -1,4 +1,4 @@
-"""vLLM 0.8 and later: its metrics, what its server says of itself, and its words for a form of the answer."""
+"""vLLM 0.8 and later: its metric names, its server information, and its parameters for structured output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SCHEME: Final = "vllm"
 _FORMS: Final = "structured_outputs"
 _FORMS_SINCE: Final = (0, 11)
-"""From which version on it surely has that word; 0.12 has no older one."""
+"""First version that surely supports `structured_outputs`. vLLM 0.12 supports no older parameter."""
 _RESIDENCY: Final = "vllm:kv_block_"
 _FIGURES: Final = (
     FigureMetric(name="Waiting", metric="vllm:num_requests_waiting_by_reason", by="reason"),
@@ -59,7 +59,7 @@ _FIGURES: Final = (
     FigureMetric(name="Mean time between uses", metric=f"{_RESIDENCY}reuse_gap_seconds", unit="s", is_mean=True),
     *LMCACHE_FIGURES,
 )
-"""Sampled by vLLM where it was started with --kv-cache-metrics: what is about a block's life."""
+"""Metrics to display. vLLM samples those about the life of blocks only if started with --kv-cache-metrics."""
 
 
 def _read(page: ScrapedPage) -> EngineReading:
@@ -97,7 +97,7 @@ def _read(page: ScrapedPage) -> EngineReading:
 
 
 def _ask_facts(ask: Ask) -> ServerFacts:
-    """Its configuration is told where VLLM_SERVER_DEV_MODE is set."""
+    """Ask the server for its facts. The configuration is available only if VLLM_SERVER_DEV_MODE is set."""
     info = mapping(mapping(ask("/server_info?config_format=json")).get("vllm_config"))
     events = mapping(info.get("kv_events_config"))
     if not events.get("enable_kv_cache_events") or events.get("publisher") == "null":
@@ -116,7 +116,7 @@ def _form_fields(form: Structured) -> Fields:
 
 
 def _fit_version(fields: Fields, version: Callable[[], Version]) -> Fields:
-    """A vLLM before `_FORMS_SINCE` passes over words that it does not know without a word."""
+    """Use the older parameters for a version before `_FORMS_SINCE`, which silently ignores unknown ones."""
     if _FORMS not in fields or version() >= _FORMS_SINCE:
         return fields
     older = {"regex": "guided_regex", "grammar": "guided_grammar", "choice": "guided_choice"}

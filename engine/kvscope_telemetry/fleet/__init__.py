@@ -1,3 +1,2 @@
-"""Watches many engines at once, a few figures of each: the list of their addresses, and a light reader of them all. No
-Qt.
-"""
+"""Watches many engines at once with a few figures each: the list of their addresses, and a lightweight reader for each.
+Uses no Qt."""

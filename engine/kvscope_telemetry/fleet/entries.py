@@ -1,11 +1,11 @@
-"""A list of addresses, as a person or a command writes it: one a line, a name after it if one likes, `#` comments.
+"""Parses a list of addresses, as a user or a command writes it: one address per line, an optional name, `#` comments.
 
     # our two boxes
     tcp://10.0.0.5:7710      box one
     vllm://10.0.0.6:8000/?rank=1
     sglang://10.0.0.7:30000/?ranks=4     ranks 0 to 3
 
-Owns what is accepted, and the words for what is not. Asks nobody.
+Owns which lines are accepted, and the messages for those that are not. Opens no connections.
 """
 
 from __future__ import annotations
@@ -23,26 +23,22 @@ _SHOWN_LETTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class FleetEntry:
-    """An engine, or a rank of one, to be watched."""
-
     address: Address
     name: str = ""
-    """What a person calls it; empty: its address."""
+    """Display name; empty to use the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetList:
-    """What was read."""
-
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
-    """What of it was left out and why, in one line; empty where nothing was."""
+    """Lines that were left out and why, as one line of text; empty if nothing was."""
 
 
 def parse_list(text: str, api_key: str = "") -> FleetList:
-    """The addresses in `text`, each once. `api_key` is for those of other engines for which none is kept.
+    """Parse the addresses in `text`, each once. `api_key` is used for other engines for which no key is stored.
 
-    Raises BadInput where there is something, and no address in it: then it is no list.
+    Raises BadInput if the text is not empty and contains no valid address: then it is not a list.
     """
     lines = [(number, line) for number, raw in enumerate(text.splitlines(), 1) if (line := _without_comment(raw))]
     kept = read_api_keys()
@@ -76,7 +72,8 @@ def _entry(where: str, name: str, api_key: str) -> FleetEntry:
 
 
 def _without_comment(line: str) -> str:
-    """A # begins one at the start of a line, and after a space: addresses may have one of their own."""
+    """Remove a comment. A `#` begins one only at the start of a line or after white space, because addresses may
+    contain one."""
     words = line.split()
     ends = [place for place, word in enumerate(words) if word.startswith("#")]
     return " ".join(words[: ends[0]] if ends else words)

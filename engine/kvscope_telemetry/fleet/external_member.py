@@ -1,4 +1,4 @@
-"""Another engine, or a rank of one, in a fleet: the source that a window has too, and its mirror."""
+"""Reads another engine, or one of its ranks, for a fleet, with the same source and mirror that a window uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_READINGS: Final = 600
 
 
 class ExternalMember:
-    """Takes `source` for its own."""
+    """Fleet member that owns and closes `source`."""
 
     def __init__(self, entry: FleetEntry, source: WatchedSource) -> None:
         self._entry, self._source = entry, source
@@ -32,7 +32,6 @@ class ExternalMember:
         self._bins_version = -1
 
     def look(self) -> None:
-        """Take what waits."""
         update = self._source.update_mirror()
         if update is None:
             return
@@ -46,7 +45,6 @@ class ExternalMember:
             self._readings.popleft()
 
     def row(self) -> FleetRow:
-        """As it is now."""
         status, mirror = self._source.status, self._source.mirror
         row = FleetRow(self._entry, status.state, status.reason, self._entry.address.scheme)
         hello = mirror.hello
@@ -70,11 +68,10 @@ class ExternalMember:
         )
 
     def close(self) -> None:
-        """End its threads."""
         self._source.close()
 
     def _first_token_s(self) -> float | None:
-        """The bound that the median is at most; None where there is none."""
+        """Return the upper bound of the median time to first token; None if there is none."""
         buckets = joined((reading for _, reading in self._readings), "first_token")
         high = math.nan if buckets is None else buckets.percentile(0.5).high
         return high if math.isfinite(high) else None

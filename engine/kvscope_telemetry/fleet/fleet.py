@@ -1,7 +1,7 @@
-"""Up to 512 engines watched by one thread.
+"""Watches up to 512 engines with one thread.
 
-Our own share a ZeroMQ context and are looked at in turn, five times a second: a thread, a context and a mirror each
-cost more than what is shown of them. Other engines bring the threads of their sources.
+kvscope's own engines share a ZeroMQ context and are polled in turn, five times a second, because a thread, a context
+and a mirror for each would cost more than the few figures shown. Sources of other engines have threads of their own.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ _SOCKETS_EACH: Final = 8
 
 
 class FleetMember(Protocol):
-    """One engine. Used by one thread."""
+    """One engine of a fleet. Used by one thread."""
 
     def look(self) -> None:
-        """Take what waits; never blocks."""
+        """Process the pending messages. Never blocks."""
 
     def row(self) -> FleetRow:
-        """As it is now."""
+        """Return the current figures."""
 
-    def close(self) -> None:
-        """Let it go."""
+    def close(self) -> None: ...
 
 
 class RefusedMember:
@@ -46,22 +45,19 @@ class RefusedMember:
     def __init__(self, entry: FleetEntry, reason: str) -> None:
         self._row = FleetRow(entry, SourceState.REFUSED, reason)
 
-    def look(self) -> None:
-        """There is nothing."""
+    def look(self) -> None: ...
 
     def row(self) -> FleetRow:
-        """Why."""
         return self._row
 
-    def close(self) -> None:
-        """There is nothing."""
+    def close(self) -> None: ...
 
 
 Open = Callable[[FleetEntry, Context], FleetMember]
 
 
 def open_member(entry: FleetEntry, context: Context) -> FleetMember:
-    """What reads the engine at the entry's address."""
+    """Open a reader for the engine at the entry's address, or a `RefusedMember` if that is not accepted."""
     try:
         if entry.address.is_external:
             return ExternalMember(entry, entry.address.open())
@@ -71,13 +67,13 @@ def open_member(entry: FleetEntry, context: Context) -> FleetMember:
 
 
 class Fleet:
-    """Watches what `watch` was given last, until `close`."""
+    """Watches the engines passed to the last `watch`, until `close`."""
 
     def __init__(self, opener: Open = open_member) -> None:
         self.rows: tuple[FleetRow, ...] = ()
-        """The newest of each, in the order of the list. From any thread."""
+        """Newest figures of each engine, in the order of the list. Readable from any thread."""
         self.failure = ""
-        """Why nothing is read any more; empty: it is."""
+        """Why reading has stopped; empty while it runs."""
         self._opener = opener
         self._wanted: tuple[FleetEntry, ...] = ()
         self._members: dict[FleetEntry, FleetMember] = {}
@@ -86,30 +82,30 @@ class Fleet:
         self._thread.start()
 
     def watch(self, entries: Sequence[FleetEntry]) -> None:
-        """From now on these; those that were watched already go on. From any thread."""
+        """Watch these engines. Those already watched keep their connection. Thread-safe."""
         self._wanted = tuple(dict.fromkeys(entries))[:MAX_ENTRIES]
         self._news.set()
 
     def stop(self) -> None:
-        """End soon; `close` waits for it."""
+        """Request the thread to stop, without waiting; `close` waits."""
         self._stopped.set()
         self._news.set()
 
     def close(self) -> None:
-        """End the thread and free all sockets. Idempotent."""
+        """Stop the thread and free all sockets. Idempotent."""
         self.stop()
         self._thread.join()
 
-    # The thread.
+    # Fleet thread
 
     def _run(self) -> None:
-        with suppress(KvscopeError):  # fewer engines are watched then
+        with suppress(KvscopeError):  # with a lower limit, fewer engines can be watched
             raise_file_limit()
         context: Context = zmq.Context()
         context.set(zmq.MAX_SOCKETS, MAX_ENTRIES * _SOCKETS_EACH)
         try:
             self._read(context)
-        except Exception as error:  # told: a table that stands still looks like quiet engines
+        except Exception as error:  # shown to the user: otherwise the table would look like idle engines
             self.failure = f"reading failed: {error!r:.200}"
             raise
         finally:
@@ -131,7 +127,7 @@ class Fleet:
                 self._news.wait(PASS_S)
 
     def _follow(self, wanted: tuple[FleetEntry, ...], context: Context) -> bool:
-        """Let go what is not on the list any more, open what is new; whether anything was."""
+        """Close members that are no longer listed and open new ones. Returns whether the list changed."""
         if wanted == tuple(self._members):
             return False
         _close_all([member for entry, member in self._members.items() if entry not in wanted])
@@ -142,7 +138,7 @@ class Fleet:
 
 
 def _close_all(members: list[FleetMember]) -> None:
-    """At once: a source may have to wait for a server that does not answer."""
+    """Close members concurrently, because a source may have to wait for a server that does not answer."""
     slow = [
         threading.Thread(target=m.close, name="kvscope-fleet-end") for m in members if isinstance(m, ExternalMember)
     ]

@@ -1,4 +1,5 @@
-"""Reads a list repeatedly, and keeps the last good version when a reading fails. Owns the thread that does so."""
+"""Reads a list of addresses repeatedly, and keeps the last valid version if reading fails. Owns the thread that
+reads."""
 
 from __future__ import annotations
 
@@ -14,20 +15,21 @@ from kvscope_telemetry.fleet.list_texts import ListText
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The present state of the list."""
-
     entries: tuple[FleetEntry, ...] = ()
     trouble: str = ""
-    """What is wrong with it, in one line."""
+    """Description of the errors in the list, in one line; empty if nothing is."""
     is_old: bool = False
-    """Whether it could not be read again, so that it is the last that could."""
+    """Whether the last attempt to read failed, so that the entries are those of an earlier one."""
     read_ns: int = 0
-    """When it was read, this machine's monotonic clock; 0: never."""
+    """When the list was last read, on this machine's monotonic clock; 0 if never."""
     num_tries: int = 0
 
 
 class ListReader:
-    """Reads `text` at once and then every `every_s` seconds. `changed` is called with what is new, on its thread."""
+    """Reads `text` immediately and then every `every_s` seconds.
+
+    `changed` is called on the reading thread with the entries whenever they differ.
+    """
 
     def __init__(
         self,
@@ -44,7 +46,6 @@ class ListReader:
 
     @property
     def name(self) -> str:
-        """Where the list is."""
         return self._text.name
 
     def read_now(self) -> None:
@@ -52,12 +53,12 @@ class ListReader:
         self._wanted.set()
 
     def stop(self) -> None:
-        """End soon; `close` waits for it."""
+        """Request the thread to stop, without waiting; `close` waits."""
         self._stopped.set()
         self._wanted.set()
 
     def close(self) -> None:
-        """End, and a command that runs with it. Idempotent."""
+        """Stop the thread, and the command if it is running. Idempotent."""
         self.stop()
         self._thread.join()
 

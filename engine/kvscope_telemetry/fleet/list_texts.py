@@ -1,6 +1,6 @@
-"""Where a list of addresses is read: a file, or what a command prints. Bounded in bytes and in time.
+"""Sources of the text of an address list: a file, or the output of a command. Size and time are bounded.
 
-A command is run without a shell; who wants one says `sh -c '…'`. Raises BadInput, in words, for what could not be read.
+A command runs without a shell; use `sh -c '...'` for one. Raises BadInput with a message for users if reading fails.
 """
 
 from __future__ import annotations
@@ -21,36 +21,31 @@ from kvscope_telemetry.errors import BadInput
 
 MAX_LIST_BYTES: Final = 1 << 20
 COMMAND_S: Final = 30.0
-"""A command that has not ended by then is ended."""
+"""Seconds after which a running command is killed."""
 _LOOK_S: Final = 0.1
 _KEPT_ERROR_BYTES: Final = 2_000
 _PIECE_BYTES: Final = 1 << 16
 
 
 class ListText(Protocol):
-    """Reads once, again each time; `stopped` is set when nobody wants it any more."""
+    """Source of a list's text. Each `read` reads it again; setting `stopped` cancels reading."""
 
     @property
-    def name(self) -> str:
-        """What a person calls it."""
+    def name(self) -> str: ...
 
     def read(self, stopped: threading.Event) -> str:
-        """All of it. Raises BadInput."""
+        """Return the whole text. Raises BadInput if that fails."""
 
 
 class FileText:
-    """The file at `path`."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @property
     def name(self) -> str:
-        """The path, as it was given."""
         return str(self._path)
 
     def read(self, stopped: threading.Event) -> str:
-        """As it is now."""
         try:
             path = self._path.expanduser()
             if not stat.S_ISREG(path.stat().st_mode):
@@ -63,7 +58,7 @@ class FileText:
 
 
 class CommandText:
-    """What `command` prints. Raises BadInput for one that cannot be split into words."""
+    """Output of `command`. Raises BadInput if the command cannot be split into arguments."""
 
     def __init__(self, command: str, limit_s: float = COMMAND_S) -> None:
         self._command, self._limit_s = command, limit_s
@@ -76,11 +71,10 @@ class CommandText:
 
     @property
     def name(self) -> str:
-        """As it was given."""
         return self._command
 
     def read(self, stopped: threading.Event) -> str:
-        """Run it once, and whatever it started ends with it."""
+        """Run the command once. All processes that it starts are killed when it ends."""
         try:
             process = subprocess.Popen(
                 self._words,
@@ -105,7 +99,7 @@ class CommandText:
         return _decoded(output, f"what {self._words[0]!r} printed")
 
     def _output(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> tuple[bytes, bytes]:
-        """What it printed, and the beginning of what it complained of."""
+        """Return the standard output, and the beginning of the standard error."""
         assert process.stdout is not None
         assert process.stderr is not None
         kept = {process.stdout: bytearray(), process.stderr: bytearray()}
@@ -129,7 +123,7 @@ class CommandText:
         return bytes(kept[process.stdout]), bytes(kept[process.stderr])
 
     def _end(self, process: subprocess.Popen[bytes], stopped: threading.Event) -> int:
-        """It may close its output and go on."""
+        """Wait for the exit code, because a command may close its output and continue."""
         deadline_s = time.monotonic() + self._limit_s
         while True:
             with suppress(subprocess.TimeoutExpired):

@@ -1,6 +1,6 @@
-"""One of kvscope's own engines, read lightly: of its ledger the states alone, of its requests nothing.
+"""Reads one of kvscope's own engines for a fleet: only the block states and counters, no requests.
 
-Owns that state. Keeping up, and what a person is told of the connection, is `LiveReader`'s, as in a window.
+Owns that state. `LiveReader` keeps up with the stream and describes the connection, as it does for a window.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kvscope_telemetry.state.sync import FrameRun
 from kvscope_telemetry.summaries.figures import USAGE
 
 TELLING: Final = frozenset({SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK})
-"""What an engine told is so still; otherwise it is what was once."""
+"""Source states in which the figures are current; in others they are outdated."""
 _PASSES_AT_ONCE: Final = 8
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class OwnMember:
-    """All of it on one thread. Raises BadInput for an address or key that is not accepted."""
+    """Fleet member for one of kvscope's engines. Used by one thread. Raises BadInput for an invalid address or key."""
 
     def __init__(self, entry: FleetEntry, context: Context) -> None:
         self._entry = entry
@@ -49,13 +49,11 @@ class OwnMember:
         self._is_stale = False
 
     def look(self) -> None:
-        """Take what waits."""
         for _ in range(_PASSES_AT_ONCE):
             if self._reader.look()[0] < MAX_MESSAGES_A_PASS:
                 break
 
     def row(self) -> FleetRow:
-        """As it is now."""
         status, hello = self._reader.status(), self._hello
         row = FleetRow(self._entry, status.state, status.reason)
         if hello is None:
@@ -77,7 +75,6 @@ class OwnMember:
         )
 
     def close(self) -> None:
-        """Free the sockets."""
         self._reader.finish()
 
     def _take(self, runs: list[FrameRun]) -> None:
@@ -100,7 +97,7 @@ class OwnMember:
         self._is_stale = True
 
     def _apply(self, frame: Frame, now_ns: int) -> bool:
-        """Whether it fits."""
+        """Apply a frame. Returns False if it does not match the known state."""
         if frame.blocks.ids:
             ids = np.frombuffer(frame.blocks.ids, "<u4")
             if int(ids.max()) >= len(self._state):
@@ -112,7 +109,7 @@ class OwnMember:
         return True
 
     def _summarize(self, hello: Hello) -> None:
-        """Once for many frames."""
+        """Compute usage and bins, once for all frames since the last call."""
         if not self._is_stale:
             return
         self._is_stale = False

@@ -1,4 +1,5 @@
-"""The pool as a small map: at most 1,024 bins of its rows, in their order, and how much of each is held and cached."""
+"""Summarizes the pool as a small map: at most 1,024 bins of consecutive rows, with the share held and cached in
+each."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from kvscope_telemetry.summaries.address_bins import bin_edges
 
 @dataclass(frozen=True, slots=True)
 class PoolBins:
-    """A byte a bin, 0 to 255; what there is at all is at least 1."""
+    """Shares per bin, one byte each, 0 to 255. A share that is not zero is at least 1."""
 
     active: bytes
     cached: bytes
@@ -23,7 +24,7 @@ class PoolBins:
 
 
 def pool_bins(state: npt.NDArray[np.uint8]) -> PoolBins | None:
-    """Of the pool's column `state`, shape (blocks,); None where there are none."""
+    """Summarize the pool's column `state`, shape (blocks,); None if there are no blocks."""
     edges = bin_edges(len(state))
     if len(edges) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Totals and latencies of the last minute, and what follows from them. Knows no engine; times are given."""
+"""Rates and latencies of one engine over the last minute. Knows no engine and reads no clock: callers pass times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_telemetry.summaries.figures import HIT_RATE
 
 WINDOW_NS: Final = 60_000_000_000
 MIN_SPAN_NS: Final = 900_000_000
-"""A rate over less says little."""
+"""Minimum span in ns: a rate over less is not meaningful."""
 MAX_LATENCIES: Final = 2_048
 _EVERY_NS: Final = 1_000_000_000
 
@@ -25,7 +25,7 @@ class _Totals(NamedTuple):
 
 
 class Rates:
-    """Of one engine. `begin` where it starts anew: totals begin again."""
+    """Figures of one engine over the last minute. Call `begin` when it restarts, because its totals do, too."""
 
     def __init__(self) -> None:
         self._totals: deque[_Totals] = deque()
@@ -33,13 +33,12 @@ class Rates:
         self._latencies: deque[tuple[int, int]] = deque(maxlen=MAX_LATENCIES)
 
     def begin(self) -> None:
-        """Forget all."""
         self._totals.clear()
         self._latencies.clear()
         self._newest = None
 
     def count(self, counters: Counters, now_ns: int) -> None:
-        """Totals as they are now."""
+        """Add the current totals."""
         self._newest = _Totals(now_ns, counters.prompt_tokens, counters.cached_tokens, counters.preemptions)
         if not self._totals or now_ns - self._totals[-1].time_ns >= _EVERY_NS:
             self._totals.append(self._newest)
@@ -47,19 +46,19 @@ class Rates:
             self._totals.popleft()
 
     def first_tokens(self, packed: bytes, now_ns: int) -> None:
-        """Latencies as a frame has them."""
+        """Add the latencies of a frame: nanoseconds as packed little-endian u64."""
         if packed:
             self._latencies.extend((now_ns, value) for value in np.frombuffer(packed, "<u8").tolist())
 
     def hit_rate(self) -> float | None:
-        """None where no prompt began."""
+        """Return the prefix cache hit rate, 0 to 1; None if no prompt was started."""
         if self._newest is None or not self._totals:
             return None
         newest, oldest = self._newest._asdict(), self._totals[0]._asdict()
         return HIT_RATE.of({name: max(0, newest[name] - oldest[name]) for name in HIT_RATE.names()})
 
     def preemptions_per_s(self) -> float | None:
-        """None until there is a second to speak of."""
+        """Return preemptions per second; None until the totals span `MIN_SPAN_NS`."""
         if self._newest is None or not self._totals:
             return None
         span_ns = self._newest.time_ns - self._totals[0].time_ns
@@ -68,7 +67,7 @@ class Rates:
         return max(0, self._newest.preemptions - self._totals[0].preemptions) * 1e9 / span_ns
 
     def first_token_s(self, now_ns: int) -> float | None:
-        """The median; None where none came."""
+        """Return the median time to first token in seconds; None if there were no first tokens."""
         while self._latencies and now_ns - self._latencies[0][0] > WINDOW_NS:
             self._latencies.popleft()
         if not self._latencies:

@@ -1,1 +1,1 @@
-"""KV events, as vLLM, SGLang and our engine publish them over ZeroMQ: which blocks are cached."""
+"""KV events as vLLM, SGLang and kvscope's engine publish them over ZeroMQ: they report which blocks are cached."""

@@ -1,6 +1,6 @@
-"""Endpoints of KV events: which are accepted, who binds, and which port each data-parallel rank has.
+"""Validates endpoints of KV events, and decides who binds them and which port each data-parallel rank has.
 
-Knows no sockets.
+Opens no sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_PORT: Final = 65535
 def check_endpoint(name: str, endpoint: str, *, is_client: bool = False) -> None:
     """Raise BadInput, naming the option `name`, unless `endpoint` is tcp://HOST:PORT or ipc://PATH.
 
-    Who connects (`is_client`) needs a host and a port; who listens may say `*` and 0.
+    An endpoint to connect to (`is_client`) needs a host and a port; one to bind may have the host `*` and port 0.
     """
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc" and 0 < len(rest.encode(errors="surrogateescape")) <= MAX_IPC_PATH_BYTES and "\0" not in rest:
@@ -33,16 +33,16 @@ def check_endpoint(name: str, endpoint: str, *, is_client: bool = False) -> None
 
 
 def binds(endpoint: str) -> bool:
-    """Whether a publisher binds `endpoint`, as vLLM and SGLang decide it: a named host is connected to instead."""
+    """Whether a publisher binds `endpoint`, by the rule of vLLM and SGLang: it connects to a named host instead."""
     if endpoint.startswith("ipc://"):
         return True
     return endpoint.partition("://")[2].rpartition(":")[0] in _EVERYWHERE
 
 
 def of_rank(endpoint: str, rank: int) -> str:
-    """The endpoint of data-parallel rank `rank`, where `endpoint` is that of the first: its port and `rank`.
+    """Return the endpoint of data-parallel rank `rank`: that of rank 0, `endpoint`, with `rank` added to its port.
 
-    Raises BadInput where there is no such port.
+    Raises BadInput if there is no such port.
     """
     if rank == 0:
         return endpoint
@@ -53,5 +53,5 @@ def of_rank(endpoint: str, rank: int) -> str:
 
 
 def is_ipv6(endpoint: str) -> bool:
-    """Whether a socket needs to be told of IPv6."""
+    """Whether a socket for `endpoint` needs ZeroMQ's IPv6 option."""
     return "[" in endpoint or "::" in endpoint.partition("://")[2]

@@ -1,7 +1,7 @@
-"""The events of a KV events publisher: blocks stored, blocks removed, all cleared; and batches of them.
+"""KV events and batches of them: blocks stored, blocks removed, all blocks cleared.
 
-Owns what these mean to us, whoever sent them and in whichever layout: hashes are of one type. Knows neither bytes nor
-sockets: those are `decoding`, `encoding` and `stream`.
+Independent of publisher and layout: all hashes have one type (`block_key`). Knows neither bytes nor sockets, which are
+in `decoding`, `encoding` and `stream`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import msgspec
 HASH_MASK: Final = (1 << 64) - 1
 
 END_SEQ: Final = b"\xff" * 8
-"""In place of a sequence number: the end of a replay."""
+"""Sent instead of a sequence number to mark the end of a replay."""
 
 
 class BlockStored(msgspec.Struct, frozen=True, gc=False):
-    """A run of blocks of one text can be found from now on. Fields have vLLM's names, and its order."""
+    """Consecutive blocks of one text were stored in the cache. Fields have vLLM's names and order."""
 
     block_hashes: tuple[int, ...]
-    """One a block, in the order of the text; see `block_key`."""
+    """One hash per block, in the order of the text; see `block_key`."""
     parent_block_hash: int | None
-    """Of the block before the run; None where the run begins a text."""
+    """Hash of the block before the first one; None if the first block begins the text."""
     token_ids: tuple[int, ...]
-    """Of the run; fewer than `block_size` a block where the publisher left some out."""
+    """Tokens of all blocks; fewer than `block_size` per block if the publisher omitted some."""
     block_size: int
     lora_id: int | None = None
     medium: str | None = None
-    """`GPU`, `CPU`, `STORAGE` (vLLM); `GPU`, `CPU_PINNED`, `DISK`, `EXTERNAL` (SGLang); None: not said, a GPU's."""
+    """`GPU`, `CPU`, `STORAGE` (vLLM); `GPU`, `CPU_PINNED`, `DISK`, `EXTERNAL` (SGLang). None means the GPU."""
     lora_name: str | None = None
     extra_keys: bytes | None = None
-    """What the hashes are of beside tokens, one entry a block, as it came: see `decoding.read_extra_keys`."""
+    """Other inputs of the hashes, one entry per block, still encoded: see `decoding.read_extra_keys`."""
     group_idx: int | None = None
-    """Of the KV cache, where layers differ in kind: a hash may be stored once in each group."""
+    """Index of the KV cache group, if layers differ in kind. A hash may be stored once in each group."""
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
     locality: str | None = None
@@ -41,11 +41,11 @@ class BlockStored(msgspec.Struct, frozen=True, gc=False):
     session_id: str | None = None
     lookahead_token_ids: tuple[tuple[int, ...], ...] | None = None
     cache_salt: str | None = None
-    """SGLang's; vLLM has it among the extra keys."""
+    """Sent by SGLang. vLLM sends it in the extra keys."""
 
 
 class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
-    """Blocks can no longer be found in `medium`; another medium or group may have them still."""
+    """Blocks were removed from `medium`. Other media or groups may still have them."""
 
     block_hashes: tuple[int, ...]
     medium: str | None = None
@@ -55,34 +55,34 @@ class BlockRemoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class AllBlocksCleared(msgspec.Struct, frozen=True, gc=False):
-    """Nothing can be found any more."""
+    """All blocks were removed."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, frozen=True):
-    """What happened in one step of an engine, in order."""
+    """Events of one engine step, in order."""
 
     ts: float
     """Seconds since 1970 on the publisher's clock."""
     events: tuple[KvEvent, ...]
     data_parallel_rank: int | None = None
     num_unknown_events: int = 0
-    """Of kinds that only a later version knows, left out."""
+    """Number of events of unknown kinds, which were skipped. A later version may know them."""
     num_unknown_fields: int = 0
-    """Of events that were understood without them, and of the batch."""
+    """Number of unknown fields of decoded events and of the batch."""
     num_unreadable_events: int = 0
-    """Of kinds that are known and with content that is not: what is cached is uncertain from here on."""
+    """Number of events of known kinds that could not be decoded. After one, the cache contents are uncertain."""
     unreadable: str = ""
-    """What was wrong with the first of them."""
+    """Error of the first event that could not be decoded."""
 
 
 def block_key(block_hash: int | bytes) -> int:
-    """The one type of hashes: the low 64 bits, unsigned.
+    """Convert a hash to the common type: its low 64 bits, unsigned.
 
-    vLLM sends those of a digest as an unsigned integer or, when asked to, the digest itself, whose last 8 bytes they
-    are; SGLang sends 64 bits as a signed one.
+    vLLM derives hashes from a digest. It sends an unsigned integer or, if configured so, the digest itself, whose last
+    8 bytes are that integer. SGLang sends 64 bits as a signed integer.
     """
     if isinstance(block_hash, bytes):
         return int.from_bytes(block_hash[-8:], "big")

@@ -1,4 +1,4 @@
-"""How an engine publishes KV events: `--kv-events-config` with vLLM's fields, their defaults and their meaning."""
+"""Configuration of an engine's KV events: `--kv-events-config` with vLLM's fields, defaults and meaning."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _Count = Annotated[int, Meta(ge=1, le=10_000_000)]
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's `KVEventsConfig`, and SGLang's `bind`."""
+    """vLLM's `KVEventsConfig`, with SGLang's `bind`."""
 
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] | None = None
-    """None: `zmq` where events are enabled."""
+    """None means `zmq` if events are enabled."""
     endpoint: str = "tcp://*:5557"
-    """Where batches are published: `*` and ipc:// are bound, a named host is connected to, unless `bind` says."""
+    """Endpoint at which batches are published. Unless `bind` is set, `*` and ipc:// are bound and a named host is
+    connected to."""
     replay_endpoint: str | None = None
-    """Where batches can be had again; None: nowhere."""
+    """Endpoint that serves replays; None for no replays."""
     buffer_steps: _Count = 10_000
-    """Batches that are kept for that."""
+    """Number of batches retained for replays."""
     hwm: _Count = 100_000
-    """Batches that wait for one consumer before it misses some."""
+    """Number of batches queued for one consumer, beyond which it misses batches."""
     max_queue_size: _Count = 100_000
-    """Batches that wait to be published before some are dropped."""
+    """Number of batches queued for publishing, beyond which batches are dropped."""
     topic: str = ""
     bind: bool | None = None
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is published."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
     @property
     def binds(self) -> bool:
-        """Whether the publisher waits for consumers, rather than connecting to one."""
+        """Whether the publisher binds its endpoint, instead of connecting to a consumer."""
         return binds(self.endpoint) if self.bind is None else self.bind
 
 
 def parse_config(text: str) -> KvEventsConfig:
-    """The configuration in a JSON object. Raises BadInput, in one line, for anything else."""
+    """Parse a configuration from a JSON object. Raises BadInput, with a one-line message, if it is invalid."""
     config = read_json_option(OPTION, text, KvEventsConfig)
     check_endpoint(f"{OPTION}: endpoint", config.endpoint, is_client=not config.binds)
     if config.replay_endpoint is not None:

@@ -1,11 +1,11 @@
-"""From batches as they arrive to batches in order, each once: what a hole, a restart or a spoilt batch means.
+"""Orders batches of KV events and removes duplicates, and handles gaps, restarts and unreadable batches.
 
-Owns the place in the sequence, what is held while a replay fills a hole, and why something is uncertain. Knows neither
-sockets nor time: `stream` tells it what came and does what it `wants`.
+Owns the position in the sequence, the batches held while a replay fills a gap, and the reason for any uncertainty. Uses
+no sockets and no clock: `stream` passes in what it receives and requests the replays that `wants` asks for.
 
-A publisher has no name and its numbers begin at 0 with each start, so a number alone proves nothing. Every replay
-begins with the last batch that was given: where the engine sends exactly that again it is the same engine, and nothing
-is missing from there on. Where it does not, everything is forgotten and asked for from the beginning.
+A publisher has no identity, and its sequence numbers restart at 0 with each start, so a number alone proves nothing.
+Each replay therefore begins with the last batch that was passed on: if the engine sends exactly that batch again, it is
+the same engine, and nothing is missing from there on. If not, everything is forgotten and requested from the beginning.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_GAPS: Final = 256
 MAX_HELD_BYTES: Final = 32 << 20
 _EACH_BYTES: Final = 128
 MAX_FRUITLESS: Final = 2
-"""Replays that bring nothing of what is missing, before it is given up."""
+"""Number of consecutive replays without any missing batch, after which the gap is accepted."""
 
 
 class EventContinuity:
-    """Checks that event batches arrive without gaps, and asks for a replay of missed ones.
+    """Checks that event batches arrive without gaps, and requests a replay of missed ones.
 
     `give` receives each item and its size in bytes. `can_replay`: whether missed batches can be requested.
     """
@@ -38,18 +38,18 @@ class EventContinuity:
     def __init__(self, give: Callable[[StreamItem, int], None], *, can_replay: bool) -> None:
         self.counts = StreamCounts()
         self.last = -1
-        """The last batch given, or given up."""
+        """Sequence number of the last batch that was passed on or accepted as missing; -1 if none."""
         self.ts = 0.0
         self.rank: int | None = None
         self.has_joined = False
-        """Whether it is known what was cached at some moment, for certain or not."""
+        """Whether the cache contents were known at some moment, with or without certainty."""
         self.uncertain = ""
-        """Why what was given may not be what is; empty when it is."""
+        """Why the cache contents may be wrong; empty if they are certain."""
         self.wants = "joining" if can_replay else ""
-        """Why a replay is wanted, empty for not."""
+        """Why a replay is wanted; empty if none is."""
         self.is_replaying = False
         self.failed = False
-        """Whether a replay might mend what is uncertain, if only it were answered."""
+        """Whether a replay failed that could have removed the uncertainty."""
         self._give = give
         self._can_replay = can_replay
         self._held = HeldBatches()
@@ -61,13 +61,13 @@ class EventContinuity:
 
     @property
     def is_checking(self) -> bool:
-        """Whether the replay that is wanted, or goes on, was asked for without suspicion."""
+        """Whether the replay that is wanted or in progress is only a check after a quiet time."""
         return self._is_check and (self.is_replaying or bool(self.wants))
 
-    # What happens to the live line.
+    # Published batches
 
     def live(self, seq: int, payload: bytes) -> None:
-        """Take a batch that was published."""
+        """Process a published batch."""
         is_awaited = self.is_checking and self.has_joined and seq == self.last + 1
         if is_awaited or not (self.wants or self.is_replaying):
             self._follow(seq, payload)
@@ -75,30 +75,30 @@ class EventContinuity:
             self._held.hold(seq, payload)
 
     def dropped(self) -> None:
-        """Note that a published batch was thrown away here because the queue was full."""
+        """Handle the loss of a published batch in this process, because the queue was full."""
         self._ask("more came than was taken")
 
     def connected_anew(self) -> None:
-        """Note a reconnection: batches may be missing, or the engine may be another one."""
+        """Handle a reconnection: batches may be missing, or the engine may be another one."""
         if self._can_replay:
             self._ask("reconnected")
         elif self.has_joined:
             self.uncertain = "the connection was lost for a while, and no replay endpoint tells what was missed"
 
     def check(self) -> None:
-        """Check after a quiet time whether anything was missed."""
+        """Request a check, after a quiet time, whether anything was missed."""
         if self._can_replay and not self.wants and not self.is_replaying:
             self.wants, self._is_check = "asking whether anything was missed", True
 
     def try_again(self) -> None:
-        """Ask for everything, after a replay that failed."""
+        """After a failed replay, request everything again."""
         if self.failed:
             self._begin_anew("asking again for what was missed")
 
-    # A replay.
+    # Replays
 
     def begin_replay(self) -> int:
-        """It is asked for now; returns the first batch to ask for."""
+        """Start a replay. Returns the sequence number from which to request batches."""
         self.wants, self.is_replaying, self.failed = "", True, False
         self._is_proven = self.last < 0
         self._asked = self.last
@@ -106,7 +106,7 @@ class EventContinuity:
         return max(self.last, 0)
 
     def replayed(self, seq: int, payload: bytes) -> None:
-        """Take one batch of the replay."""
+        """Process one batch of the replay."""
         if not self.is_replaying:
             return
         if not self._is_proven:
@@ -122,7 +122,7 @@ class EventContinuity:
             self._held.hold(seq, payload)
 
     def end_replay(self) -> None:
-        """End the replay: all of it came."""
+        """Finish the replay: all of it was received."""
         if not self.is_replaying:
             return
         self.is_replaying = self._is_check = False
@@ -136,7 +136,7 @@ class EventContinuity:
             self._num_fruitless = 0
 
     def fail_replay(self, why: str) -> None:
-        """No more answers come: ask for the rest where some came, else go on without."""
+        """End a replay that is no longer answered: request the rest if part of it came, else continue without."""
         was_check, self._is_check = self.is_checking, False
         self.is_replaying, self.wants = False, ""
         if self.last > self._asked and not was_check:
@@ -151,10 +151,10 @@ class EventContinuity:
         self._release()
         self._num_fruitless = 0
 
-    # The sequence.
+    # Sequence
 
     def _follow(self, seq: int, payload: bytes) -> None:
-        """A batch that nothing else is awaited before."""
+        """Process a batch while no earlier one is awaited."""
         self._join(seq)
         if seq == self.last + 1:
             if not self._accept(seq, payload):
@@ -166,11 +166,11 @@ class EventContinuity:
             self.counts.duplicates += 1
         else:
             self._start_over(f"batch {seq} came after {self.last}")
-            if not self._can_replay:  # else it is among what is asked for, unless it is older than that
+            if not self._can_replay:  # with replays, it is part of what was requested, unless it is older
                 self._follow(seq, payload)
 
     def _join(self, seq: int) -> None:
-        """The first batch there is decides where we come in."""
+        """If this is the first batch at all, start the sequence at it."""
         if self.last >= 0 or self.has_joined:
             return
         self.has_joined = True
@@ -179,7 +179,7 @@ class EventContinuity:
             self.last = seq - 1
 
     def _accept(self, seq: int, payload: bytes) -> bool:
-        """Give the batch after `last`; False when it cannot be read."""
+        """Pass on the batch after `last`. Returns False if it cannot be decoded."""
         try:
             batch = decode_batch(payload)
         except ProtocolError:
@@ -193,12 +193,12 @@ class EventContinuity:
 
     def _judge(self, seq: int, batch: EventBatch) -> None:
         if any(isinstance(event, AllBlocksCleared) for event in batch.events):
-            self.uncertain, self.failed = "", False  # what was not known is gone
+            self.uncertain, self.failed = "", False  # the uncertain contents were removed
         if batch.num_unreadable_events:
             self.uncertain = f"{batch.num_unreadable_events} events of batch {seq} cannot be read: {batch.unreadable}"
 
     def _cannot_read(self, seq: int, payload: bytes) -> None:
-        """The engine may have a copy that is whole."""
+        """Request an unreadable batch again, because the engine's copy may be intact."""
         if self._may_ask:
             self._held.hold(seq, payload)
             self._ask(f"batch {seq} cannot be read")
@@ -206,7 +206,7 @@ class EventContinuity:
             self._spoilt(seq, payload)
 
     def _second_copy(self, seq: int, payload: bytes) -> None:
-        """The engine's own copy is spoilt; the one that was published may not be."""
+        """Use the published copy of a batch whose replayed copy is unreadable."""
         held = self._held.take(seq)
         if held is None or not self._accept(seq, held):
             self._spoilt(seq, payload)
@@ -224,7 +224,7 @@ class EventContinuity:
         self._seen.add(seq, payload)
 
     def _release(self) -> None:
-        """Give what is held, as far as nothing is missing before it."""
+        """Pass on held batches, up to the next gap."""
         for seq in self._held.in_order():
             if self.wants:
                 return
@@ -238,7 +238,7 @@ class EventContinuity:
                 self._follow(seq, payload)
 
     def _give_up(self, last: int, why: str) -> None:
-        """What comes after the last batch, up to `last`, is not to be had."""
+        """Accept that the batches after the last one, up to `last`, are missing."""
         first, self.last = self.last + 1, last
         self.uncertain = why
         self.counts.missing += last - first + 1
@@ -246,7 +246,7 @@ class EventContinuity:
         self._give(Gap(first, last, why), 0)
 
     def _is_late(self, seq: int, payload: bytes) -> bool:
-        """Whether it was given up, and would do harm now; or is a spoilt copy, which says nothing."""
+        """Whether the batch is a late one, already accepted as missing, which would do harm now, or is unreadable."""
         try:
             return decode_batch(payload).ts <= self.ts and self._seen.was_skipped(seq)
         except ProtocolError:
@@ -268,7 +268,7 @@ class EventContinuity:
 
     @property
     def _may_ask(self) -> bool:
-        """Whether a replay can be asked for, and was not asked for in vain."""
+        """Whether a replay can be requested and recent ones were not fruitless."""
         return self._can_replay and self._num_fruitless < MAX_FRUITLESS
 
     def _ask(self, why: str) -> None:
@@ -277,9 +277,9 @@ class EventContinuity:
 
 
 class HeldBatches:
-    """Batches that came while earlier ones are awaited, as bytes, bounded.
+    """Batches received while earlier ones are awaited, as bytes by sequence number; bounded.
 
-    By sequence number. What there is no room for is dropped: it is a hole that a replay fills later.
+    A batch that does not fit is dropped, which leaves a gap that a later replay fills.
     """
 
     def __init__(self, max_bytes: int = MAX_HELD_BYTES) -> None:
@@ -291,7 +291,7 @@ class HeldBatches:
         return len(self._payloads)
 
     def hold(self, seq: int, payload: bytes) -> None:
-        """Keep a batch; a later one with the same number replaces it."""
+        """Hold a batch, replacing one with the same number."""
         self.take(seq)
         num_bytes = len(payload) + _EACH_BYTES
         if self._num_bytes + num_bytes <= self._max_bytes:
@@ -299,65 +299,60 @@ class HeldBatches:
             self._num_bytes += num_bytes
 
     def take(self, seq: int) -> bytes | None:
-        """The batch, which is no longer held; None when it is not here."""
+        """Remove and return a batch; None if it is not held."""
         payload = self._payloads.pop(seq, None)
         if payload is not None:
             self._num_bytes -= len(payload) + _EACH_BYTES
         return payload
 
     def in_order(self) -> list[int]:
-        """The numbers that are held."""
         return sorted(self._payloads)
 
     def clear(self) -> None:
-        """Hold nothing."""
         self._payloads.clear()
         self._num_bytes = 0
 
 
 class SeenBatches:
-    """Which batches were given lately, and which were given up: what comes twice, late, or from another engine.
+    """Recent batches that were passed on or accepted as missing, to recognize duplicates, late batches and other
+    engines.
 
-    A publisher has no name: whether a batch is one that was seen is told by its bytes.
-
-    Of one start of one publisher.
+    Batches are compared by a hash of their bytes, because a publisher has no identity. Holds batches of one start of
+    one publisher.
     """
 
     def __init__(self) -> None:
-        self._prints: dict[int, int] = {}  # the oldest first
+        self._prints: dict[int, int] = {}  # sequence number -> hash, oldest first
         self._gaps: deque[tuple[int, int]] = deque(maxlen=MAX_GAPS)
 
     def add(self, seq: int, payload: bytes) -> None:
-        """Note a batch that was passed on or could not be read."""
+        """Record a batch that was passed on or could not be decoded."""
         self._prints[seq] = hash(payload)
         if len(self._prints) > MAX_SEEN:
             for old in list(islice(self._prints, MAX_SEEN // 8)):
                 del self._prints[old]
 
     def skip(self, first: int, last: int) -> None:
-        """Note batches that were given up."""
+        """Record batches accepted as missing."""
         self._gaps.append((first, last))
 
     def is_same(self, seq: int, payload: bytes) -> bool:
-        """Whether exactly this batch was seen."""
+        """Whether exactly this batch was recorded."""
         return self._prints.get(seq) == hash(payload)
 
     def was_skipped(self, seq: int) -> bool:
-        """Whether it was given up."""
+        """Whether the batch was accepted as missing."""
         return any(first <= seq <= last for first, last in self._gaps)
 
     def clear(self) -> None:
-        """Forget everything, because the publisher started anew."""
+        """Forget everything, because the publisher restarted."""
         self._prints.clear()
         self._gaps.clear()
 
 
 @dataclass(slots=True)
 class StreamCounts:
-    """What went by in a stream of KV events, counted.
-
-    Since the beginning; see `StreamStatus`.
-    """
+    """Counters of a stream of KV events since it was opened; see `StreamStatus`."""
 
     batches: int = 0
     events: int = 0
@@ -370,7 +365,6 @@ class StreamCounts:
     replays: int = 0
 
     def count(self, batch: EventBatch) -> None:
-        """Count a batch that was passed on."""
         self.batches += 1
         self.events += len(batch.events)
         self.unreadable += batch.num_unreadable_events

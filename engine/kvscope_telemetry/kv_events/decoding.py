@@ -1,7 +1,7 @@
-"""Decodes a publisher's bytes into a batch of KV events, for every version of vLLM, SGLang and kvscope.
+"""Decodes a publisher's bytes to a batch of KV events, for every version of vLLM, SGLang and kvscope.
 
-What is unknown is left out and counted, without loss of the rest. Work and memory are bounded by the size of the bytes.
-Raises nothing but ProtocolError.
+Unknown events and fields are skipped and counted; the rest is decoded. Time and memory are bounded by the size of the
+input. Raises no exception but ProtocolError.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _Wire = _Stored | RemovedMap | RemovedArray | ClearedMap | ClearedArray
 
 
 def decode_batch(payload: bytes) -> EventBatch:
-    """The batch in `payload`. Raises ProtocolError for what is none."""
+    """Decode a batch. Raises ProtocolError if it is malformed."""
     if len(payload) > MAX_BATCH_BYTES:
         raise ProtocolError(f"a batch of KV events of {len(payload)} bytes is above {MAX_BATCH_BYTES}")
     try:
@@ -75,7 +75,7 @@ def decode_batch(payload: bytes) -> EventBatch:
 
 
 def read_extra_keys(packed: bytes) -> ExtraKeys:
-    """What `BlockStored.extra_keys` holds: for each block what its hash is of beside tokens, None for nothing."""
+    """Decode `BlockStored.extra_keys`: for each block the inputs of its hash other than tokens, or None."""
     try:
         return _EXTRA_KEYS.decode(packed)
     except _UNREADABLE as error:
@@ -124,7 +124,7 @@ def _decode(raw: Raw, view: memoryview) -> _Wire:
 
 
 def _is_unknown(raw: Raw, view: memoryview) -> bool:
-    """Whether an event is of a kind that has no name here, rather than spoilt."""
+    """Whether an event is of an unknown kind, rather than malformed."""
     try:
         return (_HEAD_ARRAY if _is_array(view) else _HEAD_MAP).decode(raw).type not in KNOWN_TYPES
     except _UNREADABLE:
@@ -132,7 +132,7 @@ def _is_unknown(raw: Raw, view: memoryview) -> bool:
 
 
 def _event(wire: _Wire) -> tuple[KvEvent, int]:
-    """The event, and how many fields of it were there."""
+    """Return the event and the number of its fields that were present."""
     if isinstance(wire, _Stored):
         return _stored(wire)
     if isinstance(wire, RemovedMap | RemovedArray):
@@ -176,18 +176,18 @@ def _num_given(values: Iterable[Any]) -> int:
 
 
 def _packed(extra_keys: Any) -> bytes | None:
-    """A copy: what points into the payload would keep all of it."""
+    """Return a copy, because a view would keep the whole payload in memory."""
     packed = None if extra_keys is UNSET else bytes(extra_keys)
     return None if packed == _NIL else packed
 
 
 def _is_array(view: memoryview) -> bool:
-    """Of msgpack's three kinds of array."""
+    """Whether MessagePack data begins with one of its three array types."""
     return 0x90 <= view[0] <= 0x9F or view[0] in (0xDC, 0xDD)
 
 
 def _length(data: bytes | memoryview) -> int:
-    """Elements of an array or pairs of a map, which `data` is."""
+    """Return the number of elements of an array or of pairs of a map."""
     first = data[0]
     if 0x80 <= first <= 0x9F:
         return first & 0x0F

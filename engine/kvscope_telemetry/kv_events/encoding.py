@@ -1,6 +1,6 @@
-"""Encodes a batch of KV events into the bytes that consumers of vLLM's and SGLang's events read.
+"""Encodes a batch of KV events to the bytes that consumers of vLLM's and SGLang's events read.
 
-Byte for byte what vLLM 0.33 sends (maps), or vLLM 0.23 (arrays, for who stands in for an old engine).
+The output equals vLLM 0.33's byte for byte (maps), or vLLM 0.23's (arrays, to imitate an older engine).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from kvscope_telemetry.kv_events.wire import ClearedMap, RemovedMap, StoredMap
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _NUM_ALWAYS: Final = 7
-"""Fields of a stored block that are sent also where they are None."""
+"""Number of fields of a stored block that are sent even if they are None."""
 
 
 def encode_batch(batch: EventBatch, *, arrays: bool = False) -> bytes:
-    """`batch` in the layout of vLLM 0.24 and later; with `arrays` that of 0.23, which has fewer fields."""
+    """Encode `batch` in the layout of vLLM 0.24 and later, or with `arrays` in that of 0.23, which has fewer fields."""
     events = [_array(event) if arrays else _map(event) for event in batch.events]
     return _ENCODER.encode((float(batch.ts), events, batch.data_parallel_rank))
 
 
 def pack_extra_keys(keys: tuple[tuple[Any, ...] | None, ...]) -> bytes:
-    """For `BlockStored.extra_keys`: an entry a block."""
+    """Encode `BlockStored.extra_keys`, one entry per block."""
     return _ENCODER.encode(keys)
 
 
@@ -50,7 +50,7 @@ def _array(event: KvEvent) -> list[Any]:
 
 
 def _stored_values(event: BlockStored) -> list[Any]:
-    """In the order of the wire, which is that of the fields."""
+    """Return the fields in wire order, which is their order in the class."""
     values = list(msgspec.structs.astuple(event))
     place = event.__struct_fields__.index("extra_keys")
     values[place] = None if event.extra_keys is None else Raw(event.extra_keys)

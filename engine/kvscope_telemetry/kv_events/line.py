@@ -1,7 +1,7 @@
-"""The connection to a publisher of KV events: a SUB socket, and what became of its attempts.
+"""Connection to a publisher of KV events: a SUB socket and the state of its connection attempts.
 
-Owns connecting, also after a refusal, and the end of a connection on which somebody sends what never becomes a message.
-Belongs to the thread that reads. Knows frames, not events.
+Owns connecting, also after a refusal, and closing a connection on which a message is never completed. Must be used by
+the reading thread only. Knows message frames, not events.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
 from kvscope_telemetry.sockets.connection_watch import Connections
 
 HIGH_WATER: Final = 64
-"""Batches that wait here for the reading thread; more wait at the publisher, whose mark is some thousands."""
+"""Receive queue in batches. More are queued at the publisher, whose limit is some thousands."""
 MAX_HALF_BYTES: Final = 4 * MAX_BATCH_BYTES
-"""Of messages that are not read yet, on one connection."""
+"""Maximum bytes that a connection may send between two complete messages."""
 RECONNECT_MS: Final = (50, 1_000)
 KNOCK_AGAIN_S: Final = 1.0
 WATCH_S: Final = 0.25
 HANG_UPS_TO_TELL: Final = 3
 GREETING_S: Final = 2.0
-"""For whoever takes the connection to say that it speaks ZeroMQ."""
+"""Seconds within which a new peer must complete the ZeroMQ handshake."""
 MAX_PUBLISHERS: Final = 16
 _FAILED: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 _EVENTS: Final = (
@@ -41,22 +41,22 @@ _EVENTS: Final = (
 
 
 class KVEventLine:
-    """To `endpoint`, or with `bind` from whoever connects there.
+    """Subscribing connection to `endpoint`; with `bind`, publishers connect to it.
 
-    Raises EndpointInUse and BadInput where that cannot be.
+    Raises EndpointInUse or BadInput if the endpoint cannot be used.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: bytes, *, bind: bool) -> None:
         self.num_connections = 0
-        """That were made so far: a new number is a new connection."""
+        """Number of connections established so far; it changes with each new connection."""
         self.refusal = ""
-        """Why nobody is there, where something is known of it; empty otherwise."""
+        """Why there is no publisher, if known; else empty."""
         self._endpoint = endpoint
         self._is_bound = bind
         self._open = 0
         self._num_hang_ups = 0
         self._greeted_s: float | None = None
-        """Since when a connection is there on which nobody has spoken."""
+        """Time since which a peer is connected without having completed the handshake."""
         self._retry_s: float | None = None
         self._look_s = 0.0
         self._connections = Connections(MAX_PUBLISHERS, lambda seconds: MAX_HALF_BYTES, is_client=not bind)
@@ -72,11 +72,10 @@ class KVEventLine:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a publisher is there."""
         return self._open > 0
 
     def receive(self, max_messages: int) -> list[list[bytes]]:
-        """What waits, oldest first."""
+        """Return the messages received, oldest first."""
         messages: list[list[bytes]] = []
         with contextlib.suppress(zmq.Again):
             while len(messages) < max_messages:
@@ -86,7 +85,7 @@ class KVEventLine:
         return messages
 
     def look(self, now_s: float) -> None:
-        """What became of the connection; tries again where ZeroMQ gave up."""
+        """Process events of the connection, and reconnect where ZeroMQ has given up."""
         while self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
             self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
@@ -102,7 +101,6 @@ class KVEventLine:
             self._connections.watch()
 
     def close(self) -> None:
-        """The socket and its monitor."""
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=0)
@@ -138,12 +136,11 @@ class KVEventLine:
             self._ended(now_s)
 
     def _ended(self, now_s: float) -> None:
-        """A connection, or one that never became one."""
         if self._greeted_s is None:
             self._open = max(0, self._open - 1)
             return
         self._greeted_s = None
-        self._retry_s = now_s + KNOCK_AGAIN_S  # after some refusals ZeroMQ does not try again by itself
+        self._retry_s = now_s + KNOCK_AGAIN_S  # ZeroMQ does not retry on its own after some refusals
         self._num_hang_ups += 1
         if self._num_hang_ups >= HANG_UPS_TO_TELL:
             self.refusal = f"{self._endpoint} closes the connection: it does not publish KV events"

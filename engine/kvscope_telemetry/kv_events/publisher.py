@@ -1,9 +1,9 @@
-"""Publishes KV events as vLLM does: PUB for what happens, ROUTER for what happened before.
+"""Publishes KV events as vLLM does: a PUB socket for new events, a ROUTER socket for replays.
 
-Owns both sockets and their thread. Whoever publishes is never held up and never fails: what there is no room for is
-dropped, and its sequence number is missing.
+Owns both sockets and their thread. Publishing never blocks and never fails: a batch that does not fit in the queue is
+dropped, and consumers see a gap at its sequence number.
 
-Everybody who reaches the endpoints reads the tokens of prompts: vLLM's protocol knows no keys.
+Anyone who can reach the endpoints can read the tokens of prompts: vLLM's protocol has no authentication.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from kvscope_telemetry.sockets.wakeup import Wakeup
 
 MAX_BUFFER_BYTES: Final = 128 << 20
 MAX_QUEUED_BYTES: Final = 64 << 20
-"""About what waiting batches take, beside their number."""
+"""Estimated memory of queued batches, a limit in addition to their number."""
 _EVENT_BYTES: Final = 512
 _NUMBER_BYTES: Final = 40
-"""Of one hash or token in Python."""
+"""Memory of one hash or token in Python, in bytes."""
 SEQ_BYTES: Final = 8
 MAX_REQUEST_BYTES: Final = 1024
-"""Of what a consumer may send; a request for a replay has 8."""
+"""Maximum size of a consumer's message in bytes. A replay request has 8."""
 AT_A_GO: Final = 256
-"""Batches published before somebody's replay is looked at."""
+"""Number of batches published between checks for replay requests."""
 LINGER_MS: Final = 500
-"""The last batches get this long to leave."""
+"""Time for sending the last batches at shutdown."""
 REQUEST_PARTS: Final = 3
-"""Who asks, nothing, the first sequence number that is wanted."""
+"""Number of message parts: the client's identity, an empty one, and the first sequence number requested."""
 
 
 class KvEventPublisher:
-    """Of one data-parallel `rank`, whose endpoints are moved on by as many ports. The sockets are up when it is made.
+    """Publisher of data-parallel rank `rank`, whose endpoints have ports higher by `rank` than those configured. The
+    sockets are open when the constructor returns.
 
-    Raises EndpointInUse for an endpoint that is taken, BadInput for one that cannot be had.
+    Raises EndpointInUse for an endpoint in use, BadInput for an invalid one.
     """
 
     def __init__(self, config: KvEventsConfig, rank: int = 0) -> None:
@@ -56,7 +57,7 @@ class KvEventPublisher:
         self._wakeup = Wakeup()
         self._is_closing = False
         self.num_unsent = 0
-        """Batches that could not be written; a consumer sees a hole."""
+        """Number of batches that could not be encoded. Consumers see a gap."""
         self._context = zmq.Context()
         self._replay: zmq.Socket[bytes] | None = None
         self._files = SocketFiles()
@@ -72,23 +73,23 @@ class KvEventPublisher:
 
     @property
     def num_dropped(self) -> int:
-        """Batches that there was no room for."""
+        """Number of batches dropped because the queue was full."""
         return self.queue.num_dropped
 
     @property
     def next_seq(self) -> int:
-        """Of the batch that comes next."""
         return self.queue.next_seq
 
     def publish(self, events: Sequence[KvEvent], ts: float | None = None) -> None:
-        """One batch, of time `ts` (seconds since 1970; None: now). From one thread; returns at once."""
+        """Enqueue one batch with time `ts`, in seconds since 1970 (None: now). Non-blocking; call it from one thread
+        only."""
         if self._is_closing or not events:
             return
         self.queue.put(EventBatch(time.time() if ts is None else ts, tuple(events), self._rank))
         self._wakeup.signal()
 
     def close(self) -> None:
-        """Publish what waits and close both sockets, within `LINGER_MS` and a little. Idempotent."""
+        """Publish the queued batches and close both sockets; takes little more than `LINGER_MS`. Idempotent."""
         self._is_closing = True
         self._wakeup.signal()
         self._thread.join()
@@ -106,14 +107,14 @@ class KvEventPublisher:
         self._publisher = self._context.socket(zmq.PUB)
         self._publisher.sndhwm = config.hwm
         self.endpoint = _attach(self._publisher, of_rank(config.endpoint, self._rank), bind=config.binds)
-        """Where batches are published, with the port that was found where 0 was asked for."""
+        """Actual endpoint at which batches are published, with the port chosen if 0 was configured."""
         if config.binds:
             self._files.note(self.endpoint)
         self.replay_endpoint = ""
-        """Where they can be had again, empty for nowhere."""
+        """Actual endpoint that serves replays; empty if none."""
         if config.replay_endpoint is not None:
             self._replay = self._context.socket(zmq.ROUTER)
-            # ZeroMQ counts what was read late: twice as many always fit a whole replay and its end.
+            # ZeroMQ counts messages as read with a delay: twice the number fits a whole replay and its end.
             self._replay.sndhwm = 2 * (config.buffer_steps + 1)
             self.replay_endpoint = _attach(self._replay, of_rank(config.replay_endpoint, self._rank), bind=True)
             self._files.note(self.replay_endpoint)
@@ -139,7 +140,7 @@ class KvEventPublisher:
             self._files.remove()
 
     def _publish_some(self) -> bool:
-        """Whether more may wait."""
+        """Publish up to `AT_A_GO` batches. Returns whether more may be queued."""
         for _ in range(AT_A_GO):
             item = self.queue.take()
             if item is None:
@@ -156,7 +157,7 @@ class KvEventPublisher:
         return True
 
     def _serve_replay(self) -> None:
-        """One request. What is none gets no answer, as with vLLM."""
+        """Answer one replay request. Malformed requests get no answer, as with vLLM."""
         assert self._replay is not None, "nobody can ask for a replay"
         request = self._replay.recv_multipart()
         if len(request) != REQUEST_PARTS or len(request[2]) != SEQ_BYTES:
@@ -172,7 +173,7 @@ def _packed(seq: int) -> bytes:
 
 
 def _attach(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> str:
-    """Bind or connect; returns the endpoint as it came to be."""
+    """Bind or connect a socket. Returns the actual endpoint."""
     socket.maxmsgsize = MAX_REQUEST_BYTES
     socket.ipv6 = is_ipv6(endpoint)
     try:
@@ -188,12 +189,10 @@ def _attach(socket: zmq.Socket[bytes], endpoint: str, *, bind: bool) -> str:
 
 
 class BatchQueue:
-    """Batches on their way from the engine's thread to the publisher's: numbered, bounded, and nobody waits.
+    """Bounded, non-blocking queue of numbered batches from the engine's thread to the publisher's thread.
 
-    Owns the sequence numbers. A batch for which there is no room is dropped and keeps its number, so that consumers
-    see a hole where it was.
-
-    At most `max_batches` wait. `put` on one thread, `take` on another.
+    Owns the sequence numbers. A batch that does not fit is dropped but uses up its number, so that consumers see the
+    gap. Holds at most `max_batches`. `put` must be called on one thread, `take` on one other.
     """
 
     def __init__(self, max_batches: int, max_bytes: int = MAX_QUEUED_BYTES) -> None:
@@ -202,11 +201,10 @@ class BatchQueue:
         self._waiting: deque[tuple[int, EventBatch, int]] = deque()
         self._num_bytes = 0
         self.next_seq = 0
-        """Of the batch that comes next."""
         self.num_dropped = 0
 
     def put(self, batch: EventBatch) -> bool:
-        """Give the batch a number; whether there was room for it."""
+        """Number the batch and enqueue it. Returns False if it was dropped."""
         num_bytes = sum(map(_size, batch.events))
         with self._lock:
             seq, self.next_seq = self.next_seq, self.next_seq + 1
@@ -219,7 +217,7 @@ class BatchQueue:
         return has_room
 
     def take(self) -> tuple[int, EventBatch] | None:
-        """The oldest with its number, None when nothing waits."""
+        """Remove and return the oldest batch with its number; None if the queue is empty."""
         with self._lock:
             if not self._waiting:
                 return None
@@ -234,10 +232,8 @@ def _size(event: KvEvent) -> int:
 
 
 class ReplayBuffer:
-    """The last batches as bytes, for consumers that missed some or come late. Bounded in number and in bytes.
-
-    At most `max_batches`, the newest, in `max_bytes`.
-    """
+    """The newest batches as bytes, for consumers that missed some or connect late: at most `max_batches` in
+    `max_bytes`."""
 
     def __init__(self, max_batches: int, max_bytes: int = MAX_BUFFER_BYTES) -> None:
         self._batches: deque[tuple[int, bytes]] = deque()
@@ -245,12 +241,11 @@ class ReplayBuffer:
         self._num_bytes = 0
 
     def add(self, seq: int, payload: bytes) -> None:
-        """A batch that was published; the oldest make room."""
         self._batches.append((seq, payload))
         self._num_bytes += len(payload)
         while len(self._batches) > self._max_batches or (self._num_bytes > self._max_bytes and len(self._batches) > 1):
             self._num_bytes -= len(self._batches.popleft()[1])
 
     def since(self, seq: int) -> Iterator[tuple[int, bytes]]:
-        """Those from `seq` on."""
+        """Return the batches with a sequence number of at least `seq`."""
         return (item for item in self._batches if item[0] >= seq)

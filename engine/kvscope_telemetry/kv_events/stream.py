@@ -1,7 +1,7 @@
-"""Follows a publisher of KV events: vLLM's, SGLang's or ours.
+"""Follows a publisher of KV events: vLLM's, SGLang's or kvscope's.
 
-Owns the sockets, the thread that reads them, and time: when a replay is asked for, given up and tried again. What
-batches mean for each other is `continuity`.
+Owns the sockets, the thread that reads them, and timing: when a replay is requested, abandoned and retried.
+`continuity` decides how batches relate to each other.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
 from kvscope_telemetry.sockets.wakeup import Wakeup
 
 HIGH_WATER: Final = 256
-"""Answers that wait here; publishers before vLLM 0.26 drop what is more than a thousand behind."""
+"""Receive queue of a replay in batches. Publishers before vLLM 0.26 drop those more than 1,000 behind."""
 NEW_PARTS: Final = 4
 OLD_PARTS: Final = 3
 SEQ_BYTES: Final = 8
 MAX_PENDING_BYTES: Final = 16 << 20
-"""As they came over the wire; as objects they take about ten times that."""
+"""Maximum bytes of pending items as received; decoded they take about ten times as much memory."""
 _ITEM_BYTES: Final = 256
 TICK_MS: Final = 100
 AT_A_GO: Final = 256
 CHECK_AFTER_S: Final = 5.0
-"""Without a batch: the last one may have been missed, and only asking tells."""
+"""Seconds without a batch, after which a replay checks whether the last one was missed."""
 REPLAY_TIMEOUT_S: Final = 10.0
-"""For the next answer of a replay; publishers look for requests ten times a second."""
+"""Timeout for the next answer of a replay. Publishers poll for requests ten times a second."""
 TRY_AGAIN_S: Final = (1.0, 30.0)
-"""After a replay that was not answered, then twice as long each time."""
+"""Pause after the first replay that was not answered, and the maximum; it doubles each time."""
 
 
 class KvEventStream:
-    """The publisher at `endpoint`, over its restarts; a context manager that closes at the end.
+    """Stream of KV events of the publisher at `endpoint`, across its restarts; closes as a context manager.
 
-    `replay_endpoint` is where it answers replays, None where it does not. `bind`: the publisher connects to us. For a
-    data-parallel engine there is a stream a rank (`addresses.of_rank`). Raises BadInput for an endpoint that is not
-    accepted, EndpointInUse for one to bind that is taken. Nobody needs to be there yet.
+    The publisher may start later. `replay_endpoint` serves replays; None if there are none. `bind`: the publisher
+    connects to this process. A data-parallel engine needs one stream per rank (`addresses.of_rank`). Raises BadInput
+    for an endpoint that is not accepted, EndpointInUse for one to bind that is in use.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class KvEventStream:
 
     @property
     def status(self) -> StreamStatus:
-        """How it is now; items that were taken before are at least as old."""
+        """Current status. Items returned earlier by `take_items` are at least as old."""
         return self._status
 
     def take_items(self) -> list[StreamItem]:
-        """What came since the last call, in order. From one thread."""
+        """Return and clear the items received since the last call, in order. Call it from one thread only."""
         items = self._pending.take_items()
         if items:
-            self._wakeup.signal()  # there is room again
+            self._wakeup.signal()  # the queue has free capacity again
         return items
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class KvEventStream:
     ) -> None:
         self.close()
 
-    # The reading thread.
+    # Reading thread
 
     def _run(self) -> None:
         try:
@@ -163,7 +163,7 @@ class KvEventStream:
         if replay is None:
             return
         if not self._pending.has_room:
-            self._answered_s = now_s  # it is us who keep it waiting
+            self._answered_s = now_s  # this process delays the replay, not the publisher
             return
         for answer in replay.receive(AT_A_GO):
             self._answered_s = now_s
@@ -190,7 +190,8 @@ class KvEventStream:
             self._replay = None
 
     def _decide(self, now_s: float) -> None:
-        """What to ask for, once a connection is there: what is published from then on is not missed."""
+        """Start a replay if one is due. It waits for a connection, because batches published from then on are not
+        missed."""
         continuity = self._continuity
         if self._replay is not None or not self._line.is_connected or not self._pending.has_room:
             return
@@ -239,9 +240,9 @@ class KvEventStream:
 
 
 class PendingItems:
-    """Items of a stream on their way from the reading thread to who follows it, bounded by the bytes they came in.
+    """Queue of items from the reading thread to the follower, bounded by the bytes received for them.
 
-    `give` on one thread, `take_items` on another.
+    `give` must be called on one thread, `take_items` on one other.
     """
 
     def __init__(self, max_bytes: int = MAX_PENDING_BYTES) -> None:
@@ -252,17 +253,15 @@ class PendingItems:
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be read."""
+        """Whether the queue is below its limit, so that more may be read."""
         return self._num_bytes < self._max_bytes
 
     def give(self, item: StreamItem, num_bytes: int) -> None:
-        """The next item."""
         with self._lock:
             self._items.append(item)
             self._num_bytes += num_bytes + _ITEM_BYTES
 
     def take_items(self) -> list[StreamItem]:
-        """All that waits."""
         with self._lock:
             items, self._items = self._items, []
             self._num_bytes = 0
@@ -270,16 +269,15 @@ class PendingItems:
 
 
 class ReplayClient:
-    """One replay: what a publisher still has, from one sequence number on, in the old layout or the new.
+    """One replay: all batches that a publisher still has, from sequence number `start` on, in the old or the new
+    layout.
 
-    A socket each, so that answers that come after somebody stopped waiting are nobody's.
-
-    Asks `endpoint` for all batches from `start` on.
+    Each replay has its own socket, so that late answers to an abandoned replay are dropped with it.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, start: int) -> None:
         self.is_over = False
-        """Whether the end was said."""
+        """Whether the end of the replay was received."""
         self.num_of_other_ranks = 0
         self.socket = context.socket(zmq.DEALER)
         self.socket.rcvhwm = HIGH_WATER
@@ -290,7 +288,7 @@ class ReplayClient:
         self.socket.send_multipart((b"", start.to_bytes(SEQ_BYTES, "big")), zmq.NOBLOCK)
 
     def receive(self, max_answers: int) -> list[tuple[int, bytes]]:
-        """Batches that came, in the order in which they were sent."""
+        """Return the batches received, in the order in which they were sent."""
         answers: list[tuple[int, bytes]] = []
         with contextlib.suppress(zmq.Again):
             while len(answers) < max_answers and not self.is_over:
@@ -304,14 +302,14 @@ class ReplayClient:
         return answers
 
     def close(self) -> None:
-        """Stop waiting."""
         self.socket.close(linger=0)
 
 
 def read_answer(parts: list[bytes]) -> tuple[int | None, bytes] | None:
-    """Sequence number and payload, (None, b"") at the end of a replay, None for what is no answer.
+    """Return sequence number and payload, (None, b"") at the end of a replay, or None for a malformed answer.
 
-    Four parts since vLLM 0.26 and SGLang 0.5.23: nothing, topic, number, payload; three without a topic before.
+    Since vLLM 0.26 and SGLang 0.5.23 an answer has four parts: empty, topic, number, payload. Before it had three,
+    without a topic.
     """
     if len(parts) not in (NEW_PARTS, OLD_PARTS) or parts[0] or len(parts[-2]) != SEQ_BYTES:
         return None
@@ -321,7 +319,7 @@ def read_answer(parts: list[bytes]) -> tuple[int | None, bytes] | None:
 
 
 def read_published(parts: list[bytes]) -> tuple[int, bytes] | None:
-    """Sequence number and payload of a published message, None for what is none: topic, number, payload."""
+    """Return sequence number and payload of a published message (topic, number, payload); None if it is malformed."""
     if len(parts) != OLD_PARTS or len(parts[1]) != SEQ_BYTES or parts[1] == END_SEQ:
         return None
     return int.from_bytes(parts[1], "big"), parts[2]

@@ -1,7 +1,7 @@
-"""What a stream of KV events gives to who follows it, and how it says that it is.
+"""Items that a stream of KV events returns, and its status.
 
-The order of items is all that matters: a follower that forgets everything at a `Reset` and applies each batch holds
-what the publisher holds, as far as `StreamStatus.why` does not say otherwise.
+A follower that forgets everything at a `Reset` and applies all batches in order has the publisher's cache contents,
+except as `StreamStatus.why` says.
 """
 
 from __future__ import annotations
@@ -13,59 +13,56 @@ from kvscope_telemetry.kv_events.batches import EventBatch
 
 
 class StreamState(StrEnum):
-    """How what was given stands to what is."""
+    """How the reported cache contents relate to the actual ones."""
 
     JOINING = "joining"
-    """Nothing is known yet."""
+    """No cache contents are known yet."""
     REPLAYING = "replaying"
-    """What was missed, or came before, is being asked for."""
+    """Missed or earlier batches are being requested."""
     LIVE = "live"
-    """All is known."""
+    """The reported contents are complete."""
     UNCERTAIN = "uncertain"
-    """Something is missing, and cannot be had any more, or not now."""
+    """Batches are missing and cannot be obtained, at least for now."""
     LOST = "lost"
-    """There is no connection, or not to a publisher of KV events."""
+    """There is no connection, or the peer does not publish KV events."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """The state of the stream at one moment."""
-
     state: StreamState = StreamState.JOINING
     why: str = ""
-    """One sentence; empty where there is nothing to say."""
+    """Reason for the state in one sentence; may be empty."""
     seq: int = -1
-    """Of the last batch that was given, or given up; -1 before the first."""
+    """Sequence number of the last batch passed on or accepted as missing; -1 before the first."""
     ts: float = 0.0
-    """Of the last batch, on the publisher's clock."""
+    """Time of the last batch in seconds since 1970, on the publisher's clock."""
     data_parallel_rank: int | None = None
     num_batches: int = 0
     num_events: int = 0
     num_missing: int = 0
-    """Batches that were never seen, or could not be read."""
+    """Number of batches that were never received or could not be decoded."""
     num_unreadable: int = 0
-    """Batches and events of known kinds that could not be read."""
+    """Number of batches, and of events of known kinds, that could not be decoded."""
     num_unknown_events: int = 0
     num_unknown_fields: int = 0
     num_duplicates: int = 0
-    """Batches that came twice without being asked for, and late ones that were given up already."""
+    """Number of batches received twice without a request, and of late batches already accepted as missing."""
     num_restarts: int = 0
     num_replays: int = 0
     num_of_other_ranks: int = 0
-    """Messages that are no KV events."""
+    """Number of messages that are not KV events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The next batch of events."""
-
     seq: int
     batch: EventBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Batches `first` to `last` are missing for good: blocks may be shown that are gone, and others not shown."""
+    """Batches `first` to `last` are permanently missing: removed blocks may still be shown, and stored ones may not
+    be."""
 
     first: int
     last: int
@@ -74,7 +71,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Nothing that was said before holds any more; what follows begins anew."""
+    """All earlier items are invalid; the contents are reported again from the beginning."""
 
     why: str
 

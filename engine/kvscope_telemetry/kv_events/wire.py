@@ -1,7 +1,7 @@
-"""KV events as they lie in msgpack: maps since vLLM 0.24 and SGLang 0.5.23, arrays with fixed places before.
+"""Wire format of KV events in MessagePack: maps since vLLM 0.24 and SGLang 0.5.23, arrays with fixed positions before.
 
-Owns names, places and types of the fields of both layouts. A field that is not there is UNSET, which is not None: so
-fields that nobody here knows can be counted.
+Owns names, positions and types of the fields of both layouts. An absent field is UNSET, which differs from None, so
+that unknown fields can be counted.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 MAX_BATCH_BYTES: Final = 16 << 20
-"""A million tokens with their hashes; more is a mistake, not a step."""
+"""Maximum size of a batch: a million tokens with their hashes. No step has more."""
 MAX_EVENTS: Final = 1 << 18
-"""Of one batch."""
+"""Maximum number of events in a batch."""
 MAX_TEXT: Final = 4096
-"""Characters of a name."""
+"""Maximum number of characters of a name."""
 
 BlockHash = int | bytes
 Token = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
@@ -25,13 +25,13 @@ Name = Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
 class Metadata(msgspec.Struct, gc=False):
-    """SGLang 0.5.18's seventh field of a stored block, where vLLM has the adapter's name."""
+    """Seventh field of a stored block in SGLang 0.5.18, where vLLM has the adapter's name."""
 
     cache_salt: Name | None = None
 
 
 class _Stored(msgspec.Struct, gc=False):
-    """The first eleven are also the places of vLLM 0.23's array."""
+    """Fields of a stored block. The first eleven have the positions of vLLM 0.23's array."""
 
     block_hashes: tuple[BlockHash, ...]
     parent_block_hash: BlockHash | None
@@ -52,7 +52,7 @@ class _Stored(msgspec.Struct, gc=False):
 
 
 class _StoredPairs(_Stored, gc=False):
-    """SGLang under speculative decoding: a token is sent with the one after it."""
+    """Stored block of SGLang with speculative decoding, which sends each token with the next one."""
 
     token_ids: tuple[tuple[Token, Token], ...]  # type: ignore[assignment]
 
@@ -66,39 +66,33 @@ class _Removed(msgspec.Struct, gc=False):
 
 
 class StoredMap(_Stored, gc=False, tag="BlockStored"):
-    """A map, `"type": "BlockStored"` first."""
+    """Map whose first entry is `"type": "BlockStored"`."""
 
 
-class StoredPairsMap(_StoredPairs, gc=False, tag="BlockStored"):
-    """A map with pairs of tokens."""
+class StoredPairsMap(_StoredPairs, gc=False, tag="BlockStored"): ...
 
 
-class RemovedMap(_Removed, gc=False, tag="BlockRemoved"):
-    """A map."""
+class RemovedMap(_Removed, gc=False, tag="BlockRemoved"): ...
 
 
-class ClearedMap(msgspec.Struct, gc=False, tag="AllBlocksCleared"):
-    """A map of nothing but its type."""
+class ClearedMap(msgspec.Struct, gc=False, tag="AllBlocksCleared"): ...
 
 
 class StoredArray(_Stored, gc=False, tag="BlockStored", array_like=True):
-    """An array, `"BlockStored"` first."""
+    """Array whose first element is `"BlockStored"`."""
 
 
-class StoredPairsArray(_StoredPairs, gc=False, tag="BlockStored", array_like=True):
-    """An array with pairs of tokens."""
+class StoredPairsArray(_StoredPairs, gc=False, tag="BlockStored", array_like=True): ...
 
 
-class RemovedArray(_Removed, gc=False, tag="BlockRemoved", array_like=True):
-    """An array."""
+class RemovedArray(_Removed, gc=False, tag="BlockRemoved", array_like=True): ...
 
 
-class ClearedArray(msgspec.Struct, gc=False, tag="AllBlocksCleared", array_like=True):
-    """An array of nothing but its name."""
+class ClearedArray(msgspec.Struct, gc=False, tag="AllBlocksCleared", array_like=True): ...
 
 
 class BatchArray(msgspec.Struct, gc=False, array_like=True):
-    """A batch is an array in every version; events are read one by one, so that one can be left out."""
+    """Batch, an array in every version. Events are decoded one by one, so that single ones can be skipped."""
 
     ts: float
     events: Annotated[list[msgspec.Raw], Meta(max_length=MAX_EVENTS)]
@@ -106,13 +100,13 @@ class BatchArray(msgspec.Struct, gc=False, array_like=True):
 
 
 class HeadMap(msgspec.Struct, gc=False):
-    """What names an event of any kind."""
+    """The type of an event of any kind, from a map."""
 
     type: Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
 class HeadArray(msgspec.Struct, gc=False, array_like=True):
-    """What names an event of any kind."""
+    """The type of an event of any kind, from an array."""
 
     type: Annotated[str, Meta(max_length=MAX_TEXT)]
 

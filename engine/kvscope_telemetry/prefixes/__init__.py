@@ -1,1 +1,1 @@
-"""Cached prefixes as a tree, built from each block's parent hash. Knows hashes; no Qt, no sockets."""
+"""Prefix tree of cached blocks, built from each block's parent hash. Knows hashes; uses no Qt and no sockets."""

@@ -1,7 +1,7 @@
-"""What a prefix tree is made of: blocks that can be found by a hash, each with the hash of the one before it.
+"""Input of a prefix tree: cached blocks, each with its hash and the hash of the block before it.
 
-A ledger is one place to take them from. A source that tells of hashes and not of physical rows fills the same columns
-with rows that it numbers itself, so nothing after this file knows where blocks come from.
+Blocks may come from a ledger. A source that knows hashes but no physical rows fills the same columns with rows that it
+numbers itself, so that later code does not depend on where blocks come from.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from kvscope_telemetry.messages.telemetry import CacheInfo
 _TAKEN: Final = ("hash", "parent", "tier", "ref_count", "prefix_hits", "last_used_step", "owner")
 _READ: Final = (*_TAKEN, "group")
 _FURTHEST: Final = ("full", "latent", "indexed", "prefixes", "")
-"""Kinds of KV groups that keep all of a text, and those that may."""
+"""Kinds of KV groups that keep the whole text, or may, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedBlocks:
-    """Columns of shape (n,), an entry a row that holds a prefix; one prefix may be in several rows, a tier each."""
+    """Columns of shape (n,), with one entry per row that holds a prefix. A prefix may be in several rows, one per
+    tier."""
 
     hash: npt.NDArray[np.uint64]
-    """Never 0."""
+    """Hash of the block, never 0."""
     parent: npt.NDArray[np.uint64]
-    """Hash of the block before it in its text, 0 for the first."""
+    """Hash of the block before it in its text; 0 for the first."""
     row: npt.NDArray[np.int64]
-    """Which row it is: of a ledger, or as its source numbers them."""
+    """Row in the ledger, or as the source numbers it."""
     tier: npt.NDArray[np.uint8]
     ref_count: npt.NDArray[np.int32]
     prefix_hits: npt.NDArray[np.uint16]
@@ -42,35 +43,38 @@ class CachedBlocks:
 
 
 class LedgerCopy:
-    """A ledger's columns as they were, for another thread.
+    """Copy of a ledger's columns, to build a tree on another thread.
 
-    Taking them is all that the ledger's own thread does: memory is copied, and that which was there before is used
-    again.
+    The ledger's thread only copies memory. Buffers are reused by the next copy.
     """
 
     def __init__(self) -> None:
         self._columns: dict[str, npt.NDArray[np.generic]] = {}
 
     def fits(self, ledger: Ledger) -> bool:
-        """Whether there is room already."""
+        """Whether the buffers have the ledger's size."""
         return len(self._columns.get("hash", ())) == ledger.num_blocks
 
     def make_room(self, num_blocks: int) -> None:
-        """Touch memory for so many rows: the first time takes ten times as long as a copy, and any thread may do it."""
+        """Allocate buffers for `num_blocks` rows and touch their memory. Any thread may call it in advance of `take`.
+
+        The first use of the memory takes ten times as long as a copy.
+        """
         columns = {name: np.empty(num_blocks, COLUMNS[name]) for name in _READ}
         for column in columns.values():
             column.fill(0)
         self._columns = columns
 
     def take(self, ledger: Ledger) -> None:
-        """Copy what a tree is made of."""
+        """Copy the columns that a tree needs."""
         if not self.fits(ledger):
             self.make_room(ledger.num_blocks)
         for name, column in self._columns.items():
             np.copyto(column, getattr(ledger, name))
 
     def blocks(self, group: int | None = None) -> CachedBlocks:
-        """The rows among them that hold a prefix, in one KV group where it is given. Costs the length of the ledger."""
+        """Return the copied rows that hold a prefix, only of KV group `group` if given. Takes time linear in the
+        ledger."""
         holds = self._columns["hash"] != 0
         if group is not None:
             holds &= self._columns["group"] == group
@@ -80,11 +84,11 @@ class LedgerCopy:
 
 
 def group_of_tree(cache: CacheInfo) -> int | None:
-    """Whose prefixes are shown of several KV groups: those of the first that keeps all of a text. None where there is
-    one group.
+    """Return the KV group whose prefixes are shown: the first that keeps the whole text. None if there is only one
+    group.
 
-    A text is in each group, under the same hashes: a tree of all would count it several times, and show as cached what
-    no prompt finds, which is what only some groups have.
+    A text is in each group under the same hashes. A tree of all groups would count it several times, and would show
+    text as cached that only some groups have, which no prompt can reuse.
     """
     if len(cache.groups) < 2:
         return None
@@ -93,7 +97,7 @@ def group_of_tree(cache: CacheInfo) -> int | None:
 
 
 def blocks_of(ledger: Ledger) -> CachedBlocks:
-    """What of `ledger` holds a prefix now."""
+    """Return the rows of `ledger` that hold a prefix now."""
     copied = LedgerCopy()
     copied.take(ledger)
     return copied.blocks()

@@ -1,6 +1,6 @@
-"""Which blocks belong to a request, also after it ended: its text is still cached then, as far as nothing was evicted.
+"""Finds the blocks of a request, also after it ended, as long as its text is still cached.
 
-Knows the ledger and the block tables of a mirror; no Qt, no sockets.
+Reads the ledger and the block tables of a mirror. Uses no Qt and no sockets.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Rows = npt.NDArray[np.int64]
 
 
 def blocks_of_request(mirror: Mirror, number: int) -> Rows:
-    """Rows of the ledger that request `number` holds, shape (n,).
+    """Return the ledger rows that request `number` holds, shape (n,).
 
-    For a request that ended: the cached rows that it wrote, then the rows before them in its text, which it reused.
-    Reused rows are found by parent hashes, from its last full block on. Which one that was is known if the mirror saw
-    the request run; otherwise there are none where it wrote no full block.
+    For a finished request: the cached rows that it wrote, then the rows before them in its text, which it reused.
+    Reused rows are found by parent hashes from its last full block backwards. That block is known if the mirror
+    observed the request running; otherwise, if the request wrote no full block, no rows are found.
     """
     held = mirror.requests.blocks(number).astype(np.int64)
     if held.size:
@@ -30,10 +30,10 @@ def blocks_of_request(mirror: Mirror, number: int) -> Rows:
 
 
 def _rows_before(ledger: Ledger, rows: Rows, last_hash: int) -> Rows:
-    """Rows of the cached or held blocks that come before `rows` in their texts, without `rows`.
+    """Return the rows of blocks that precede `rows` in their texts, without `rows`.
 
-    The block with `last_hash` and those before it are among them; 0: none. Costs a pass over the ledger for each
-    request that wrote part of the text, not for each block.
+    Includes the block with `last_hash` and those before it; 0 for none. Takes one pass over the ledger for each request
+    that wrote part of the text, not for each block.
     """
     seen = set(ledger.hash[rows].tolist())
     missing = ({*ledger.parent[rows].tolist(), last_hash}) - seen

@@ -1,7 +1,7 @@
-"""The prefix tree: texts that begin alike share a branch, and a branch is one node until texts part.
+"""Prefix tree: texts with a common beginning share a branch, and blocks without a branching point form one node.
 
-Owns the nodes as columns. Made anew of the cached blocks of one moment, and never changed: whoever shows it keeps what
-a person opened by the nodes' keys, which stay the same from one tree to the next while a node begins with one block.
+Owns the nodes as columns. A tree is built from the cached blocks of one moment and never changes. Views remember
+expanded nodes by key, which is the same in successive trees as long as the node begins with the same block.
 """
 
 from __future__ import annotations
@@ -17,65 +17,66 @@ from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
 Ints = npt.NDArray[np.int64]
 ROOT = -1
-"""The parent of nodes that nothing is before."""
+"""Parent of top-level nodes."""
 _NUM_TIERS = len(BLOCK_TIERS)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """Columns of shape (nodes,) where nothing else is said. A node whose beginning is gone may hold nothing itself."""
+    """Columns of shape (nodes,) unless stated otherwise. A node whose first block is missing may hold no blocks
+    itself."""
 
     key: npt.NDArray[np.uint64]
-    """Hash of the first block, also where that is gone."""
+    """Hash of the node's first block, even if that is missing."""
     parent: Ints
     level: Ints
-    """Nodes above."""
+    """Number of ancestors."""
     is_cut: npt.NDArray[np.bool_]
-    """The block that it begins with, and all before that, are gone; blocks after them are there."""
+    """Whether the node's first block and all before it are missing, while blocks after them are cached."""
     num_blocks: Ints
-    """Blocks of text, each once however many tiers have it."""
+    """Number of blocks of text, each counted once even if it is in several tiers."""
     num_with_all: Ints
-    """Of this node and all below."""
+    """Number of blocks of this node and all its descendants."""
     num_before: Ints
-    """Blocks of text before the node, -1 where the beginning is gone."""
+    """Number of blocks of text before the node; -1 if the beginning is missing."""
     num_in_tier: Ints
-    """Rows in each tier, shape (nodes, 4), in the order of `BLOCK_TIERS`."""
+    """Number of rows in each tier, shape (nodes, 4), in the order of `BLOCK_TIERS`."""
     hits: Ints
-    """The most hits of a block; of a node that holds nothing, those below."""
+    """Maximum number of hits of a block; for a node without blocks, of its descendants'."""
     last_used_step: Ints
     holders: Ints
-    """Block tables that hold the most held block."""
+    """Maximum number of block tables that hold one block."""
     owner: Ints
-    """Request that wrote the first block there is, `NO_OWNER` where there is none."""
+    """Request that wrote the first cached block, or `NO_OWNER` if no block is cached."""
     rows: Ints
-    """Rows of all nodes in the order of their texts; a block in several tiers has several, the highest first."""
+    """Rows of all nodes in the order of their texts. A block in several tiers has several rows, the highest tier
+    first."""
     row_hash: npt.NDArray[np.uint64]
-    """Of each of `rows`."""
+    """Hash of each of `rows`."""
     first_row: Ints
-    """Where in `rows` those of each node begin, shape (nodes + 1,)."""
+    """Start of each node's rows in `rows`, shape (nodes + 1,)."""
     children: Ints
-    """All nodes, those of one parent together."""
+    """All nodes, grouped by parent."""
     first_child: Ints
-    """Where in `children` those of each node begin; the first entry is of `ROOT`: shape (nodes + 2,)."""
+    """Start of each node's children in `children`, shape (nodes + 2,); the first entry is for `ROOT`."""
 
     def __len__(self) -> int:
         return len(self.key)
 
     @property
     def num_texts(self) -> int:
-        """Nodes that nothing goes on from."""
+        """Number of nodes without children."""
         return int((np.diff(self.first_child)[1:] == 0).sum())
 
     def children_of(self, node: int) -> Ints:
-        """The nodes below `node`, or `ROOT`, in no order."""
+        """Return the children of `node`, which may be `ROOT`, in no particular order."""
         return self.children[self.first_child[node + 1] : self.first_child[node + 2]]
 
     def rows_of(self, node: int) -> Ints:
-        """The rows of a node, in the order of its text."""
         return self.rows[self.first_row[node] : self.first_row[node + 1]]
 
     def blocks_of(self, node: int, at_most: int) -> list[tuple[int, int]]:
-        """(hash, row) of its first blocks, each once, where it is highest."""
+        """Return (hash, row) of the node's first blocks, at most `at_most`, each with its row in the highest tier."""
         low = int(self.first_row[node])
         high = min(int(self.first_row[node + 1]), low + _NUM_TIERS * at_most)
         rows = zip(self.row_hash[low:high].tolist(), self.rows[low:high].tolist(), strict=True)
@@ -85,22 +86,21 @@ class PrefixTree:
         return list(highest.items())[:at_most]
 
     def nodes_of(self, rows: npt.NDArray[np.integer]) -> Ints:
-        """The nodes that any of `rows` are part of, each once."""
+        """Return the nodes that contain any of `rows`, without duplicates."""
         found = np.flatnonzero(np.isin(self.rows, rows))
         return np.unique(np.searchsorted(self.first_row, found, "right") - 1)
 
     def node_of(self, row: int) -> int | None:
-        """The node that a row is part of."""
         found = self.nodes_of(np.array([row]))
         return int(found[0]) if found.size else None
 
     def node_with(self, key: int) -> int | None:
-        """The node that begins with the block of this hash."""
+        """Return the node that begins with the block of this hash; None if there is none."""
         found = np.flatnonzero(self.key == np.uint64(key))
         return int(found[0]) if found.size else None
 
     def path_to(self, node: int) -> list[int]:
-        """The nodes above, from the top, and the node."""
+        """Return the path to the node: its ancestors from the top, then the node."""
         path = [node]
         while (above := int(self.parent[path[-1]])) != ROOT:
             path.append(above)
@@ -108,7 +108,7 @@ class PrefixTree:
 
 
 def build(blocks: CachedBlocks) -> PrefixTree:
-    """The tree of `blocks`. Some hundred ns a block; knows no thread, holds nothing."""
+    """Build the tree of `blocks`. Takes some hundred ns per block. Can run on any thread; retains no state."""
     joined = join(blocks)
     chains = fold(joined.parent)
     above = joined.parent[chains.heads]
@@ -148,7 +148,7 @@ def build(blocks: CachedBlocks) -> PrefixTree:
 
 
 def _entries_in(joined: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
-    """The entries of blocks in `order`, and where each block's begin; one more for the end."""
+    """Return the entries of the blocks in `order`, and the start of each block's entries, plus the end."""
     num_of = np.diff(joined.first_entry)[order]
     ends = np.concatenate(([0], np.cumsum(num_of)))
     offset = np.repeat(joined.first_entry[:-1][order] - ends[:-1], num_of)
@@ -156,7 +156,7 @@ def _entries_in(joined: MergedNodes, order: Ints) -> tuple[Ints, Ints]:
 
 
 class _Down:
-    """Goes over a tree level by level."""
+    """Computes sums and maxima over a tree, level by level."""
 
     def __init__(self, parent: Ints, level: Ints) -> None:
         order = np.argsort(level, kind="stable")
@@ -165,7 +165,7 @@ class _Down:
         self._parent = parent
 
     def from_above(self, start: Ints, length: Ints) -> Ints:
-        """What of `length` is above each; -1 below what starts with -1."""
+        """Sum `length` over the ancestors of each node; -1 below a node that starts with -1."""
         before = start.copy()
         for nodes in self._levels:
             above = self._parent[nodes]
@@ -173,14 +173,14 @@ class _Down:
         return before
 
     def sum(self, values: Ints) -> Ints:
-        """Of each and all below."""
+        """Sum `values` over each node and its descendants."""
         total = values.copy()
         for nodes in reversed(self._levels):
             np.add.at(total, self._parent[nodes], total[nodes])
         return total
 
     def most(self, values: Ints) -> Ints:
-        """The largest of each and all below."""
+        """Return the maximum of `values` over each node and its descendants."""
         total = values.copy()
         for nodes in reversed(self._levels):
             np.maximum.at(total, self._parent[nodes], total[nodes])
@@ -188,7 +188,7 @@ class _Down:
 
 
 class _Own:
-    """What the entries of each node say together."""
+    """Aggregates the entries of each node."""
 
     def __init__(self, blocks: CachedBlocks, entries: Ints, first: Ints) -> None:
         self._blocks = blocks
@@ -214,39 +214,41 @@ class _Own:
         return counts.reshape(-1, _NUM_TIERS)
 
 
-# Blocks joined by their parents, and runs of them with one way on joined to chains.
+# Merging blocks by their parents, and folding runs of blocks without a branching point into chains.
 #
-# Vectorised: a Python step a doubling of the longest chain, none a block, so that a million blocks can be joined
-# beside a window. Hashes are trusted to name a text; that a hostile sender makes them go in circles is survived.
+# Vectorised: the number of Python steps grows with the logarithm of the longest chain, and no step is per block, so
+# that a million blocks can be processed while a window stays responsive. Hashes are assumed to identify a text. Cycles
+# of hashes, which a hostile sender can cause, are tolerated.
 @dataclass(frozen=True, slots=True)
 class MergedNodes:
-    """Each prefix once, then those that are gone but have blocks after them. Indices are of these."""
+    """Merged prefixes: each cached prefix once, then missing ones that have cached successors. Indices refer to
+    these."""
 
     hash: npt.NDArray[np.uint64]
     parent: Ints
-    """Index of the block before, -1 for the first of a text and for what is gone."""
+    """Index of the preceding block; -1 for the first of a text and for missing blocks."""
     num_there: int
-    """Entries before this one are there, the others are gone."""
+    """Number of cached prefixes, which come first; the rest are missing."""
     entries: Ints
-    """Indices of `CachedBlocks`, those of one prefix together."""
+    """Indices into `CachedBlocks`, grouped by prefix."""
     first_entry: Ints
-    """Where in `entries` those of each prefix begin, and one more for the end; what is gone has none."""
+    """Start of each prefix's entries in `entries`, plus the end. Missing prefixes have none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Which chain each block is of. A chain begins where a text does, or where several go on from one block."""
+    """Assigns each block to a chain. A chain begins where a text begins, or where a block has several successors."""
 
     heads: Ints
     """First block of each chain, shape (chains,)."""
     chain: Ints
     """Chain of each block, shape (blocks,)."""
     place: Ints
-    """How many blocks of its chain are before it, shape (blocks,)."""
+    """Position of each block in its chain, shape (blocks,)."""
 
 
 def join(blocks: CachedBlocks) -> MergedNodes:
-    """Find the block before each."""
+    """Merge entries with the same hash, and find the predecessor of each prefix."""
     entries = np.argsort(blocks.hash, kind="stable")
     hashes = blocks.hash[entries]
     is_first = np.ones(len(hashes), np.bool_)
@@ -266,12 +268,12 @@ def join(blocks: CachedBlocks) -> MergedNodes:
 
 
 def fold(parent: Ints) -> Chains:
-    """Join blocks that are the only ones after their parents with these."""
+    """Fold blocks without siblings into the chain of their parent."""
     size = len(parent)
     num_after = np.bincount(parent[parent >= 0], minlength=size)
     is_head = (parent < 0) | (num_after[parent] > 1)
     head, place = _climb(np.where(is_head, np.arange(size), parent), is_head)
-    is_head |= ~is_head[head]  # a circle: each of its blocks stands for itself
+    is_head |= ~is_head[head]  # a cycle: each of its blocks becomes a chain of its own
     head = np.where(is_head, np.arange(size), head)
     heads = np.flatnonzero(is_head)
     number = np.zeros(size, np.int64)
@@ -280,14 +282,15 @@ def fold(parent: Ints) -> Chains:
 
 
 def levels(parent: Ints) -> Ints:
-    """How many are above each, shape of `parent`; -1 for what is in a circle or below one."""
+    """Return the number of ancestors of each node, shape of `parent`; -1 for nodes in a cycle or below one."""
     is_top = parent < 0
     top, level = _climb(np.where(is_top, np.arange(len(parent)), parent), is_top)
     return np.where(is_top[top], level, -1)
 
 
 def _climb(up: Ints, is_end: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Follow `up` from each to an end: which end, and how many steps. Each round goes twice as far as the last."""
+    """Follow `up` from each node to an end. Returns the end and the number of steps; each round doubles the
+    distance."""
     place = (~is_end).astype(np.int64)
     left = np.flatnonzero(~is_end[up])
     for _ in range(len(up).bit_length() + 1):

@@ -1,1 +1,1 @@
-"""Prompts sent to another engine through its OpenAI API, answered in our own messages. Knows no Qt."""
+"""Sends prompts to another engine through its OpenAI API and returns kvscope's own reply messages. Uses no Qt."""

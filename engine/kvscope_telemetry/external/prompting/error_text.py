@@ -1,4 +1,4 @@
-"""Extracts one line for a person from a server's error answer, in any of the usual forms. Knows no sockets."""
+"""Extracts a one-line message from a server's error answer, in any of the usual formats. Uses no sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_DEPTH: Final = 4
 
 
 def error_text(body: bytes) -> str:
-    """Of OpenAI's error object, of FastAPI's, of plain text; empty where it says nothing that can be read."""
+    """Return the message of OpenAI's or FastAPI's error object, or of plain text; empty if there is none."""
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -25,7 +25,7 @@ def error_text(body: bytes) -> str:
 
 
 def error_text_of_body(document: Any, depth: int = 0) -> str:
-    """The same, decoded."""
+    """Return the message of an error answer that is already decoded; empty if there is none."""
     if isinstance(document, str):
         return one_line(document)
     if depth == _MAX_DEPTH:
@@ -38,7 +38,7 @@ def error_text_of_body(document: Any, depth: int = 0) -> str:
 
 
 def one_line(text: str) -> str:
-    """Printable and short."""
+    """Return printable text on one line, at most `MAX_LETTERS` characters."""
     words = " ".join(text[: 4 * MAX_LETTERS].split())
     shown = printable(words)
     return shown if len(shown) <= MAX_LETTERS else f"{shown[:MAX_LETTERS]}…"

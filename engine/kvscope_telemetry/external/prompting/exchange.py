@@ -1,6 +1,6 @@
-"""One request on its way to a server and back, on a thread of its own: asked, told as it comes, or cut.
+"""One request to a server, from sending it to its end, on a thread of its own.
 
-Owns the connection and what was told of the request. Whatever goes wrong is one sentence, and the last of it.
+Owns the connection and the state of the answer. A failure is reported in one sentence, as the request's last reply.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ if TYPE_CHECKING:
     import httpx
 
 SILENCE_S: Final = 600.0
-"""Between two pieces of an answer; before the first the server may have it wait in its queue."""
+"""Maximum time between two pieces of an answer. The first may be late because the request waits in the server's
+queue."""
 MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_ERROR_BYTES: Final = 64 << 10
 _EVENTS: Final = "text/event-stream"
 _RANK: Final = "X-data-parallel-rank"
 _ID: Final = "X-Request-Id"
-"""vLLM makes it a part of the request's name: seen from inside, it is known by it."""
+"""Header with the request id. vLLM makes it part of its own id, which identifies the request for kvscope inside
+vLLM."""
 
 
 class Exchange:
-    """`run` is its thread's; `abort` and `cut` are anybody's."""
+    """One request with its answer. Its thread calls `run`; `abort` and `cut` are thread-safe."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Exchange:
         self._is_accepted = False
 
     def run(self, ended: Callable[[Exchange], None]) -> None:
-        """Ask and tell until the end; then `ended`."""
+        """Send the request and enqueue replies until the answer ends, then call `ended`."""
         try:
             self._go()
         except NoAnswer as error:
@@ -77,16 +79,16 @@ class Exchange:
             ended(self)
 
     def abort(self) -> bool:
-        """Hang up, which is how these servers are told; the completions end here and now. Never waits.
+        """Close the connection, which aborts the request in these servers, and finish its completions. Never blocks.
 
-        Whether there was anything to end: then it was answered.
+        Returns False if the request had already ended; no reply is sent then.
         """
         is_ended = self._end([Done(request_id=self.request_id)], lambda: self._telling.ends("abort"))
         self._http.cut()
         return is_ended
 
     def cut(self) -> None:
-        """Hang up and say nothing."""
+        """Close the connection without a reply."""
         with self._lock:
             self._is_over = True
         self._http.cut()
@@ -114,7 +116,7 @@ class Exchange:
         return msgspec.json.encode(fields)
 
     def _check(self, answer: httpx.Response) -> None:
-        """Raise NoAnswer unless it is what was asked for."""
+        """Raise NoAnswer unless the answer is an event stream."""
         status, kind = answer.status_code, content_type(answer)
         if status == OK and kind == _EVENTS:
             return
@@ -124,7 +126,6 @@ class Exchange:
         raise NoAnswer(why_no_stream(self._url, status, kind, words, self._address.refusal), status)
 
     def _read(self, answer: httpx.Response) -> None:
-        """Until the server says that it is done, or hangs up."""
         lines, num_bytes = EventLines(), 0
         for piece in answer.iter_raw():
             if self._is_over:
@@ -150,7 +151,7 @@ class Exchange:
                 self._box.put(replies)
 
     def _end(self, replies: Iterable[Reply], last: Callable[[], Iterable[Reply]] = tuple) -> bool:
-        """The last words, unless they were said before; whether they were not."""
+        """Enqueue the final replies. Returns False, and enqueues none, if the request had already ended."""
         with self._lock:
             if self._is_over:
                 return False
@@ -160,7 +161,6 @@ class Exchange:
 
 
 def _beginning(answer: httpx.Response) -> bytes:
-    """As much as an error is read."""
     body = b""
     for piece in answer.iter_raw():
         body += piece

@@ -1,6 +1,6 @@
-"""Sends prompts to another engine and gives back its answers, as our own engine's command socket would.
+"""Sends prompts to another engine and returns its answers as replies, like the command socket of kvscope's engine.
 
-Owns the requests on their way: a thread and a connection each, so many at most.
+Owns the requests in progress, with a thread and a connection each, at most `MAX_ON_THEIR_WAY`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from kvscope_telemetry.messages.commands import (
 )
 
 MAX_ON_THEIR_WAY: Final = 576
-"""Requests at once: a load's, and a person's own."""
+"""Maximum number of concurrent requests: those of a load test and the user's own."""
 _END_S: Final = 1.0
 
 
 class Prompter:
-    """For one engine. Raises BadInput for a file of certificates that will not do."""
+    """Sends prompts to one engine. Raises BadInput if the certificate file of `address` cannot be used."""
 
     def __init__(self, address: ExternalAddress, *, silence_s: float = SILENCE_S) -> None:
         self._address = address
@@ -51,14 +51,14 @@ class Prompter:
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
-        """LoRA adapters that the server lists as models, as it was last asked; None: it has not said."""
+        """LoRA adapters among the server's models, as of the last query; None before it has answered."""
         return self._model.adapters
 
     def send(self, command: Command) -> None:
-        """From any thread; never waits; answers come from `take_replies`. What is not possible is refused there. How it
-        is (GetStatus) is not answered: `adapters` are asked for anew.
+        """Execute a command; replies are returned by `take_replies`. Thread-safe and non-blocking.
 
-        Raises BadInput for one that is too large, EngineDead after `close`.
+        Unsupported commands get a refusal as a reply. GetStatus has no reply, and queries `adapters` again. Raises
+        BadInput for a prompt that is too large, EngineDead after `close`.
         """
         if self._is_closed:
             raise EngineDead(f"the connection to {self._address.name} is closed")
@@ -72,15 +72,14 @@ class Prompter:
             self._box.put([refuse(command, f"{self._address.engine.name} can be watched but not controlled")])
 
     def has(self, request_id: str) -> bool:
-        """Whether a request of this id is on its way."""
         return request_id in self._open
 
     def take_replies(self) -> list[Reply]:
-        """Answers since the last call, oldest first."""
+        """Return and clear the replies since the last call, oldest first."""
         return self._box.take_all()
 
     def close(self) -> None:
-        """Hang up on all, within a second. Idempotent."""
+        """Abort all requests; takes up to `_END_S` for the adapter query and again for all requests. Idempotent."""
         with self._lock:
             self._is_closed = True
             still = list(self._open.values())
@@ -113,12 +112,12 @@ class Prompter:
             if self._is_closed or (self._looking is not None and self._looking.is_alive()):
                 return
             looking = threading.Thread(target=self._model.look, name="kvscope-adapters", daemon=True)
-            with suppress(RuntimeError):  # no thread can be started: the next time perhaps
+            with suppress(RuntimeError):  # no thread can be started: the next call tries again
                 looking.start()
                 self._looking = looking
 
     def _begin(self, exchange: Exchange, thread: threading.Thread) -> str:
-        """Why it cannot begin; empty once it has."""
+        """Start a request. Returns why it cannot be started, or an empty string."""
         key = exchange.request_id
         with self._lock:
             if self._is_closed:

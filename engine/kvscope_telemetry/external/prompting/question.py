@@ -1,7 +1,7 @@
-"""What another engine is asked: a `Submit` in the words of its OpenAI API. Knows no sockets.
+"""Converts a `Submit` to a request of another engine's OpenAI API. Uses no sockets.
 
-All that decides what is drawn is said, for these servers have defaults of their own (a model's generation_config).
-What an engine has no word for is refused by name.
+Sampling parameters are sent explicitly, because servers have defaults of their own (a model's generation_config).
+Parameters that an engine does not support are refused by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEFAULTS: Final = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A POST, but for the model where `fields` has none."""
+    """An HTTP POST. The model is added later if `fields` has none."""
 
     request_id: str
     path: str
@@ -42,7 +42,7 @@ class Question:
 
 
 def question_of(submit: Submit, engine: ExternalEngine) -> Question:
-    """For `engine`. Raises BadInput for what it has no word for."""
+    """Convert `submit` for `engine`. Raises BadInput for parameters that it does not support."""
     path, fields = _prompt(submit)
     if submit.tools:
         raise BadInput(f"tools are not accepted for {engine.name}: its answer would be calls, and no text")
@@ -87,7 +87,7 @@ def _sampling(sampling: SamplingParams, engine: ExternalEngine, path: str) -> Fi
         raise BadInput(f"logprobs={sampling.logprobs} is not accepted for {engine.name}: {why}")
     fields: Fields = {name: value for name in _ALWAYS if (value := getattr(sampling, name)) is not None}
     if sampling.top_k is not None:
-        fields["top_k"] = sampling.top_k or -1  # 0 keeps all with us, and is refused by some of their versions
+        fields["top_k"] = sampling.top_k or -1  # 0 keeps all tokens in kvscope, but some server versions refuse it
     for name in _WHERE_GIVEN:
         value = getattr(sampling, name)
         if value != getattr(_DEFAULTS, name):

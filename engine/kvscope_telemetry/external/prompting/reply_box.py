@@ -1,4 +1,4 @@
-"""A queue of answers for whoever asked. Owns the answers; makes readers wait while too many are queued."""
+"""Queue of replies from many request threads to one reader, with backpressure while too many are queued."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from kvscope_telemetry.messages.commands import Reply
 
 MAX_WAITING: Final = 20_000
-"""Then no more is read of the servers' answers; what is read already is still told."""
+"""Number of queued replies at which reading of answers pauses. Replies already read are still enqueued."""
 
 
 class ReplyBox:
-    """For many threads that put, and one that takes."""
+    """Reply queue for many writers and one reader. Thread-safe."""
 
     def __init__(self) -> None:
         self._replies: list[Reply] = []
@@ -21,13 +21,13 @@ class ReplyBox:
         self._is_closed = False
 
     def put(self, replies: Iterable[Reply]) -> None:
-        """Never waits."""
+        """Append replies. Never blocks."""
         with self._changed:
             if not self._is_closed:
                 self._replies.extend(replies)
 
     def take_all(self) -> list[Reply]:
-        """Oldest first."""
+        """Return and clear all replies, oldest first."""
         with self._changed:
             taken, self._replies = self._replies, []
             if taken:
@@ -35,12 +35,12 @@ class ReplyBox:
         return taken
 
     def wait_for_room(self) -> None:
-        """Until not too many wait, or it was closed."""
+        """Wait until fewer than `MAX_WAITING` replies are queued, or the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._replies) < MAX_WAITING)
 
     def close(self) -> None:
-        """Nothing more is taken in."""
+        """Reject further replies and wake all waiters."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

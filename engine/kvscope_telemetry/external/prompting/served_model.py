@@ -1,4 +1,4 @@
-"""The name and version under which a server serves its model. It is asked once, by the first who needs it."""
+"""Name and version of the model that a server serves, queried once by the first caller that needs them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Card(msgspec.Struct):
     id: str
     owned_by: str | None = None
     parent: str | None = None
-    """The model that it is an adapter of, in vLLM, SGLang and kvscope."""
+    """Name of the base model if this is an adapter, in vLLM, SGLang and kvscope."""
     root: str | None = None
 
 
@@ -39,15 +39,13 @@ class _Cards(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """That is served."""
-
     name: str
     tells_token_ids: bool
-    """Whether the server knows the option that adds token ids to its answers, or at least lets it pass."""
+    """Whether the server supports, or at least ignores, the option that adds token ids to its answers."""
 
 
 class ServedModel:
-    """Of one server. Raises BadInput for a file of certificates that will not do."""
+    """Model of one server. Raises BadInput if the certificate file of `address` cannot be used."""
 
     def __init__(self, address: ExternalAddress) -> None:
         self._address = address
@@ -62,16 +60,17 @@ class ServedModel:
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
-        """LoRA adapters among the models, as they were last asked for; None: the server has not said."""
+        """LoRA adapters among the models, as of the last query; None before the server has answered."""
         return self._adapters
 
     def look(self) -> None:
-        """Ask for them anew; waits for the server. One that gives no answer has said nothing new."""
+        """Query the adapters again; waits for the server. They stay unchanged if it does not answer."""
         with self._lock, suppress(NoAnswer):
             self._cards()
 
     def get(self) -> _Model:
-        """From any thread; may wait for the server. Raises NoAnswer; those who waited meanwhile share it."""
+        """Return the model; may wait for the server. Thread-safe. Raises NoAnswer, also in callers that waited for the
+        same query."""
         num_asked = self._num_asked
         with self._lock:
             if self._known is None and self._num_asked != num_asked and self._failure:
@@ -81,19 +80,20 @@ class ServedModel:
             return self._known
 
     def version(self) -> Version:
-        """As the server says, `NEWEST` where it does not. From any thread; may wait for it, once."""
+        """Return the server's version, or `NEWEST` if it reports none. Thread-safe; the first call waits for the
+        server."""
         with self._lock:
             if self._version is None:
                 self._version = self._asked_version()
             return self._version
 
     def forget(self) -> None:
-        """The server knows no such model: it may serve another by now."""
+        """Query model and version again on next use, because the server does not know the model any more."""
         with self._lock:
             self._known = self._version = None
 
     def close(self) -> None:
-        """Whoever waits for it waits no longer."""
+        """Cancel queries, so that waiting callers get an error."""
         self._http.cancel()
 
     def _asked_version(self) -> Version:

@@ -1,8 +1,7 @@
-"""One answer's bytes as events, and these as `Tokens` and `Finished`. Owns what of each completion was told, and is
-bounded; knows no sockets.
+"""Parses the event stream of one answer to `Tokens` and `Finished` replies.
 
-Times are of this machine, the way included. Tokens are counted by the server's usage where it gives one; else by the
-pieces that came, of which each has one token at least.
+Owns the state of each completion. Memory is bounded. Uses no sockets. Times are measured here and include the network.
+Tokens are counted by the server's usage if it reports one, else by pieces of the answer, each at least one token.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_EVENT_BYTES: Final = 1 << 20
 DONE: Final = b"[DONE]"
 _FIELD: Final = b"data:"
 THINK: Final = ("<think>\n", "\n</think>\n\n")
-"""Around what a server tells apart as reasoning: as models write it themselves."""
+"""Markers put around reasoning that a server reports separately, as models write them."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
@@ -68,7 +67,7 @@ class _Completion:
 
 
 class EventLines:
-    """Server-sent events out of the pieces in which they come, cut anywhere. Of one answer."""
+    """Splits the bytes of one answer, received in arbitrary pieces, into server-sent events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -76,7 +75,7 @@ class EventLines:
         self._num_bytes = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of each event that is whole now. Raises ProtocolError for one without an end."""
+        """Return the data of each event that is complete. Raises ProtocolError for an event that is too large."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         events: list[bytes] = []
         for line in lines:
@@ -96,11 +95,11 @@ class EventLines:
 
 
 class AnswerError(ProtocolError):
-    """The server says in the middle of its answer that it goes no further."""
+    """The server reported an error within its answer."""
 
 
 class StreamedAnswer:
-    """Of `num_completions` completions, asked for now."""
+    """State of an answer with `num_completions` completions, requested now."""
 
     def __init__(self, request_id: str, num_completions: int) -> None:
         self._request_id = request_id
@@ -111,11 +110,12 @@ class StreamedAnswer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every completion has its end."""
+        """Whether every completion has finished."""
         return all(completion.reason for completion in self._completions)
 
     def take(self, event: bytes) -> list[Tokens]:
-        """What an event adds. Raises ProtocolError for what is none of these, ToldError for the server's own error."""
+        """Parse an event and return its tokens. Raises ProtocolError if it is malformed, AnswerError for the server's
+        own error."""
         try:
             chunk = self._decoder.decode(event)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -128,7 +128,7 @@ class StreamedAnswer:
         return [tokens for choice in chunk.choices for tokens in self._taken(choice)]
 
     def ends(self, reason: str = "") -> list[Finished]:
-        """Of each completion; with a `reason` for those without an end of their own."""
+        """Return the end of each completion, with `reason` for those that did not finish."""
         total_s = time.monotonic() - self._begun_s
         return [self._end(index, one.reason or reason, total_s) for index, one in enumerate(self._completions)]
 
@@ -148,7 +148,7 @@ class StreamedAnswer:
 
     def _end(self, index: int, reason: str, total_s: float) -> Finished:
         completion, usage = self._completions[index], self._usage
-        is_only = len(self._completions) == 1  # usage is of all of them
+        is_only = len(self._completions) == 1  # the usage covers all completions together
         num_tokens = usage.completion_tokens if is_only else None
         details = usage.prompt_tokens_details or _Details()
         return Finished(
