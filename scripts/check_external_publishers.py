@@ -160,8 +160,8 @@ def publish(folder: Path, engine: str, endpoint: str, seed: int) -> None:
 
 
 def theirs(module: Any, engine: str, event: KvEvent) -> Any:
-    """Convert our event to one of the external module. SGLang's hashes are signed; every seventh vLLM hash is a 32-byte
-    digest.
+    """Convert our event to one of the external module. SGLang's hashes are signed; some hashes of vLLM are 32-byte
+    digests.
     """
     if isinstance(event, AllBlocksCleared):
         return module.AllBlocksCleared()

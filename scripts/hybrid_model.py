@@ -4,7 +4,7 @@
 
 The Mamba layers have random weights and zero output projections, so that they pass their input on: the answers are
 those of the default model, while recurrent states are kept, copied and evicted as in a real hybrid. For recordings and
-experiments, because there is no small hybrid model with a free license.
+experiments, because there is no small hybrid model that is free.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 For a step of T tokens, S of which are sampled from, over sequences that begin at position a and compute n tokens each:
 
 - Weights: all bytes as stored (quantized or not), once. The embedding table is excluded if the output head has weights
-  of
-  its own, and the head if S = 0. Of E experts with k used per token, the expected share 1 - (1 - k/E)^T is read.
+  of its own, and the head if S = 0. With E experts and k used per token, the expected share 1 - (1 - k/E)^T of the
+  experts is read.
 - KV read: a + n tokens per sequence and layer, at most n - 1 + window. A sparse decode reads the tokens of the selected
   blocks, and the bounds of all blocks. KV written: n tokens.
 - Other bytes: inputs and outputs of the linear layers, (4 hidden + 2 query + 2 KV + 3 intermediate) elements per token

@@ -39,7 +39,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def from_transformers(source: Any) -> Tokenizer:
-    """Convert a tokenizer of transformers. Of several chat templates, the one named "default" is used."""
+    """Convert a tokenizer of transformers. If it has several chat templates, the one named "default" is used."""
     codec = FastCodec(source.backend_tokenizer) if source.is_fast else PythonCodec(source)
     template = source.chat_template
     if isinstance(template, dict):

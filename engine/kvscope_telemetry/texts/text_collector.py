@@ -76,7 +76,9 @@ class TextCollector:
             return ()
         self._turn += 1
         ids = self._take_dirty(ledger.num_blocks)
-        ids = ids[~np.isin(ledger.tier[ids], STATE_TIERS) | (ledger.hash[ids] != 0)]  # others have no text of their own
+        ids = ids[
+            ~np.isin(ledger.tier[ids], STATE_TIERS) | (ledger.hash[ids] != 0)
+        ]  # a state without a hash has no text
         ids = ids[np.isin(ledger.state[ids], _HOLDING) & (ledger.filled[ids] > 0) & ~self._is_written(ledger, ids)]
         is_full = ledger.hash[ids] != 0
         wanted = ids if self._turn % PARTIAL_EVERY == 0 else ids[is_full]
@@ -114,7 +116,7 @@ class TextCollector:
         if not content.token_ids:
             self._filled[block] = ledger.filled[block]
             return None
-        is_state = ledger.tier[block] in STATE_TIERS  # of the block before it
+        is_state = ledger.tier[block] in STATE_TIERS  # the reply has the tokens of the block before the state
         is_whole = is_state or len(content.token_ids) == int(ledger.filled[block])
         if is_state:
             self._filled[block] = ledger.filled[block]

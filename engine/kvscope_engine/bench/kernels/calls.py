@@ -70,8 +70,8 @@ def write_call(ops: Ops, pool: Pool) -> Call:
 
 
 def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, tuple[Call, int]]:
-    """Return calls of a layer's element-wise operations for `count` tokens, by name, with the bytes that each has to
-    read and write.
+    """Return calls of the operations between a layer's products for `count` tokens, by name, with the bytes that each
+    has to read and write.
     """
     x, delta = torch.randn(count, 4096, device=device), torch.randn(count, 4096, device=device, dtype=dtype)
     weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)

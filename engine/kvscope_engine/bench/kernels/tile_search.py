@@ -164,7 +164,7 @@ def _result(call: Call) -> torch.Tensor:
 
 
 def _sample(kernel: str, tiles: DotTiles, sampler: Sampler) -> float:
-    """Take a sample with the tiles forced: by the host's clock, each call selects its tiles again, whereas a graph
+    """Run a sampler with `tiles` forced. With the host's clock, each call selects its tiles again, whereas a graph
     contains them.
     """
     with forcing(kernel, tiles):

@@ -54,7 +54,7 @@ def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, 
 
 
 class NewestStep:
-    """What the latest frame reports about its step."""
+    """Content of the latest frame: the number of decodes, and whether attention was measured in its step."""
 
     def __init__(self) -> None:
         self.num_decodes, self.is_measured, self._step = 0, False, 0

@@ -129,7 +129,7 @@ def _ours(
 
 
 def _latencies(frames: list[Frame]) -> dict[str, float]:
-    """Return percentiles in ms under the keys of `LATENCIES`. Those between tokens are missing if no request has a
+    """Return percentiles in ms under the keys of `LATENCIES`. Inter-token latencies are missing if no request has a
     second token.
     """
     first, between = (
