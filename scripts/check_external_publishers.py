@@ -47,7 +47,6 @@ Held = dict[tuple[int, Tier], int]
 
 
 def main() -> int:
-    """Check every wheel in the folder. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("wheels", type=Path, help="folder with wheels of vLLM and SGLang, or an unpacked module")
     parser.add_argument("--publish", nargs=3, metavar=("ENGINE", "ENDPOINT", "SEED"), help=argparse.SUPPRESS)
@@ -63,7 +62,6 @@ def main() -> int:
 
 
 def check(wheel: Path) -> bool:
-    """Check one wheel and print the results. Returns whether everything was correct."""
     engine, version = wheel.name.split("-")[:2]
     with tempfile.TemporaryDirectory(prefix="kvscope-publishers-") as name, Metrics(engine) as metrics:
         folder = Path(name)
@@ -179,7 +177,6 @@ def theirs(module: Any, engine: str, event: KvEvent) -> Any:
 
 
 def known(kind: Any, **fields: object) -> dict[str, object]:
-    """Return the fields that this version of the external struct has."""
     return {name: value for name, value in fields.items() if name in kind.__struct_fields__}
 
 
@@ -195,7 +192,6 @@ def _their_hash(engine: str, block_hash: int) -> int | bytes:
 
 
 def load(folder: Path, engine: str) -> Any:
-    """Import the KV event module of the wheel, with stubs for the engine's modules that it imports."""
     from pydantic import BaseModel  # SGLang's configuration needs it
 
     assert BaseModel is not None
@@ -219,7 +215,6 @@ def load(folder: Path, engine: str) -> Any:
 
 
 def stand_in(name: str, **members: object) -> None:
-    """Register a stub module with `members`, and its parent packages."""
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
         path = ".".join(parts[:end])

@@ -17,13 +17,11 @@ WIDTH = 24
 
 
 def main() -> None:
-    """Print the dashboard as JSON."""
     json.dump(dashboard(), sys.stdout, indent=1)
     print()
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the dashboard in Grafana's import format."""
     return {
         "__inputs": [
             {
@@ -62,7 +60,6 @@ def dashboard() -> dict[str, Any]:
 
 
 def variables() -> list[dict[str, Any]]:
-    """Return the dashboard variables: data source, instance and model."""
     source = {
         "name": "datasource",
         "label": "Data source",
@@ -118,12 +115,10 @@ def placed() -> list[Panel]:
 
 
 def all_panels() -> list[Panel]:
-    """Return all panels in display order."""
     return [*overview(), *prefixes(), *blocks(), *pressure(), *latencies(), *health()]
 
 
 def overview() -> list[Panel]:
-    """Return the overview panels, as at the top of vLLM's dashboard."""
     usage = f"vllm:kv_cache_usage_perc{OF_MODEL}"
     return [
         stat("Max KV cache usage", f"max({usage})", "percentunit", orange=0.9, red=0.98),
@@ -194,7 +189,6 @@ def blocks() -> list[Panel]:
 
 
 def pressure() -> list[Panel]:
-    """Return the panels of memory pressure: evictions, copies, swaps and preemptions."""
     names = ("evicted", "copied", "swapped_out", "swapped_in", "offloaded", "lost")
     moves = [(f"sum({rate(f'kvscope_{name}_blocks_total')})", name.replace("_", " ")) for name in names]
     return [
@@ -207,7 +201,6 @@ def pressure() -> list[Panel]:
 
 
 def latencies() -> list[Panel]:
-    """Return the panels of load and latencies."""
     tokens = ("prompt", "generation")
     seconds = (
         ("Time to first token", "time_to_first_token_seconds"),
@@ -235,7 +228,6 @@ def latencies() -> list[Panel]:
 
 
 def health() -> list[Panel]:
-    """Return the panels that show whether the data is complete."""
     lost = f"sum(rate(kvscope_reader_frames_lost_total{OF_INSTANCE}[$__rate_interval]))"
     return [
         row("Engine and reader"),
@@ -250,17 +242,14 @@ def health() -> list[Panel]:
 
 
 def hit_rate() -> str:
-    """Return the query for the prefix cache hit rate."""
     return f"sum({rate('vllm:prefix_cache_hits_total')}) / sum({rate('vllm:prefix_cache_queries_total')})"
 
 
 def rate(name: str) -> str:
-    """Return the query for a counter's rate per second."""
     return f"rate({name}{OF_MODEL}[$__rate_interval])"
 
 
 def increase(name: str) -> str:
-    """Return the query for a counter's increase over the displayed range."""
     return f"increase({name}{OF_MODEL}[$__range])"
 
 
@@ -270,18 +259,15 @@ def total(name: str, *, tier: str) -> str:
 
 
 def with_label(name: str, operator: str, value: str) -> str:
-    """Return the model filter with one more label condition."""
     return OF_MODEL.replace("}", f',{name}{operator}"{value}"}}')
 
 
 def quantiles(name: str) -> list[tuple[str, str]]:
-    """Return the queries for p50, p95 and p99 of a histogram, with their legends."""
     buckets = f"sum by (le) ({rate(f'{name}_bucket')})"
     return [(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}") for share in (0.5, 0.95, 0.99)]
 
 
 def row(title: str) -> Panel:
-    """Return a heading row."""
     return {"type": "row", "title": title, "collapsed": False, "panels": [], "size": (WIDTH, 1)}
 
 
@@ -308,7 +294,6 @@ def stat(title: str, query: str, unit: str, *, orange: float | None = None, red:
 def curves(
     title: str, unit: str, *queries: tuple[str, str], is_stacked: bool = False, top: float | None = None
 ) -> Panel:
-    """Return a time series panel with a y axis from 0 to `top` (automatic if None)."""
     custom = {
         "drawStyle": "line",
         "fillOpacity": 40 if is_stacked else 8,
@@ -329,7 +314,6 @@ def curves(
 
 
 def targets(*queries: tuple[str, str]) -> list[dict[str, Any]]:
-    """Return Grafana targets for pairs of query and legend."""
     return [
         {"refId": chr(ord("A") + place), "datasource": DATASOURCE, "expr": expr, "legendFormat": legend, "range": True}
         for place, (expr, legend) in enumerate(queries)

@@ -35,7 +35,6 @@ def main() -> int:
 
 
 def make(out: Path) -> None:
-    """Write the model and its tokenizer to the folder `out`."""
     source = converted_gguf(default_gguf(_quiet), torch.bfloat16, _quiet)
     old = json.loads((source / "config.json").read_text())
     types, place_of = _layers(old["num_hidden_layers"])
@@ -54,8 +53,7 @@ def make(out: Path) -> None:
             shutil.copy(file, out / file.name)
 
 
-def _quiet(_: object) -> None:
-    """Ignore progress."""
+def _quiet(_: object) -> None: ...
 
 
 def _layers(count: int) -> tuple[list[str], list[int]]:
@@ -103,7 +101,6 @@ def _config(old: dict[str, Any], types: list[str]) -> GraniteMoeHybridConfig:
 
 
 def _copy(name: str, tensor: torch.Tensor, target: dict[str, torch.Tensor], place_of: list[int]) -> None:
-    """Copy a tensor of the default model to its counterpart in the hybrid."""
     if not name.startswith("model.layers."):
         if name in target:
             target[name].copy_(tensor)

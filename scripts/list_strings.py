@@ -24,7 +24,6 @@ _SKIPPED_CALLS = {"field", "compile", "getLogger", "cast", "TypeVar", "getattr",
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of each string that users may see."""
     skipped = _not_for_people(tree)
     for node in ast.walk(tree):
         if node in skipped:

@@ -83,12 +83,10 @@ ENGINE: Final = (
 WINDOW: Final = (1440, 900)
 SCREEN: Final = {"name": "screen", "x": 0, "y": 0, "width": 1920, "height": 1080, "dpr": 1, "logicalDpi": 96}
 LOADED_S: Final = 40.0
-"""Seconds under load before the picture of the window is taken."""
 WAIT_S: Final = 600.0
 
 
 def main() -> int:
-    """Make the requested pictures. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Make the pictures in docs/.")
     parser.add_argument("names", nargs="*", help="without the suffix (default: all)")
     wanted = set(parser.parse_args().names)
@@ -124,7 +122,6 @@ def _exported(name: str) -> Callable[[Path], None]:
 
 
 def views(folder: Path) -> None:
-    """Make pictures of views of the sample, each in a floating window."""
     with a_desktop(folder, "dark") as desktop:
         from kvscope_telemetry.recordings.reader import Recording
         from kvscope_telemetry.recordings.sample import sample_recording
@@ -200,7 +197,6 @@ def _captions(requests: Path) -> Iterator[tuple[float, str]]:
 
 
 def _captioned(image: QImage, words: str, theme: Theme) -> QImage:
-    """Return the image with a caption below it."""
     from PySide6.QtCore import QRect, Qt
     from PySide6.QtGui import QColor, QImage, QPainter
 
@@ -220,7 +216,6 @@ def _captioned(image: QImage, words: str, theme: Theme) -> QImage:
 
 
 def compare(folder: Path) -> None:
-    """Make the picture of the comparison of paged and contiguous allocation for the same requests."""
     a, b = simulated(folder)
     with a_desktop(folder, "dark") as desktop:
         from kvscope_telemetry.recordings.reader import Recording
@@ -347,7 +342,6 @@ def a_desktop(folder: Path, theme: str) -> Iterator[Desktop]:
 
 
 def settle(seconds: float) -> None:
-    """Process Qt events for some seconds."""
     from PySide6.QtCore import QCoreApplication
 
     end_s = time.monotonic() + seconds
@@ -366,7 +360,6 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def keep(widget: QWidget, name: str) -> None:
-    """Save a picture of the widget under `name` in docs/pictures."""
     widget.grab().save(str(DOCS / name))
     print(DOCS / name)
 

@@ -82,7 +82,6 @@ def main() -> int:
 
 
 def record(out: Path, folder: Path, seconds: float, options: Sequence[str]) -> None:
-    """Start the engine with recording, load it, and stop it."""
     program = Path(sys.executable).with_name("kvscope-engine")
     words = [str(program), "serve", "--endpoint", f"ipc://{folder}", "--record", str(out), "--record-text", *options]
     engine = subprocess.Popen(words, cwd=folder, start_new_session=True)
@@ -124,13 +123,11 @@ def load(source: LiveSource, seconds: float) -> None:
 
 
 def waiting(source: LiveSource) -> int:
-    """Return the current number of waiting requests."""
     source.update_mirror()
     return source.mirror.counters.num_waiting
 
 
 def plan() -> Iterator[tuple[float, Command]]:
-    """Yield the commands in order, each with the seconds to wait before it."""
     chats = [json.loads(line)["prompt"] for line in _text("prompts.jsonl").splitlines()][:30]
     paragraphs = [text for text in _text(LONG).split("\n\n") if len(text) > 200]
     for number in range(200):

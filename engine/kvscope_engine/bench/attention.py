@@ -70,7 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark and print the report. Returns the exit code."""
     lengths = _lengths(args.lengths)
     for name, least in (("batch", 1), ("layers", 1), ("repeats", 1), ("scored", 0), ("page_heat", 0)):
         if getattr(args, name) < least:

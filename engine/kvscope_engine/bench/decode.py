@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark and print the report. Returns the exit code."""
     import torch
 
     torch.set_num_threads(1)
@@ -97,7 +96,6 @@ def _workloads(ids: list[int], wanted: Sequence[str]) -> list[BenchWorkload]:
 
 
 def _text_ids(ours: Any) -> list[int]:
-    """Return the token ids of the story that comes with kvscope."""
     ids: list[int] = ours.engine.tokenizer.encode(sample_text())
     return ids
 

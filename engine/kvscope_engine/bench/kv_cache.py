@@ -34,7 +34,6 @@ Tell = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser, dtype: str = "float32") -> None:
-    """Add the options of a benchmark that reads the sample text; `dtype` is the default of --dtype."""
     parser.add_argument("--model", metavar="M", default="default", help="model to measure (default: `default`)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="device to run on")
     parser.add_argument("--dtype", choices=DTYPES, default=dtype, help="data type of weights and activations")
@@ -44,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser, dtype: str = "float32") -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark and print the report. Returns the exit code."""
     check_tokens(args.tokens)
     config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype, enable_prefix_caching=False)
     tell = progress_teller(args)
@@ -76,7 +74,6 @@ def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]])
 
 
 def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of tokens before the first difference."""
     differences = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differences, min(len(one), len(other)))
 
@@ -132,7 +129,6 @@ def _answers(config: EngineConfig, kv_cache_dtype: str, tell: Tell) -> list[tupl
 
 
 def _prompts() -> list[str | Submit]:
-    """Return the first `NUM_PROMPTS` of the console's sample prompts."""
     lines = files("kvscope_resources").joinpath("prompts.jsonl").read_text("utf-8").splitlines()
     return [msgspec.json.decode(line)["prompt"] for line in lines[:NUM_PROMPTS]]
 

@@ -67,7 +67,6 @@ def rates(
 
 
 def median_rate(rounds: Sequence[Rate]) -> Rate:
-    """Return the medians, taken separately for each figure."""
     return Rate(
         statistics.median(rate.per_cpu_second for rate in rounds),
         statistics.median(rate.per_second for rate in rounds),

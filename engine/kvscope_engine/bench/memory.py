@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark and print the report. Returns the exit code."""
     if args.repeats < 1 or args.mib < 1:
         raise BadInput(f"--repeats {args.repeats} --mib {args.mib} is not accepted: at least 1 each")
     report: dict[str, Any] = {

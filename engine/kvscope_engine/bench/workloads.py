@@ -25,8 +25,6 @@ def sample_text() -> str:
 
 @dataclass(frozen=True, slots=True)
 class BenchWorkload:
-    """Requests that arrive together, or one after the other."""
-
     name: str
     prompts: tuple[tuple[int, ...], ...]
     output_tokens: tuple[int, ...]
@@ -39,12 +37,10 @@ class BenchWorkload:
 
     @property
     def arrivals(self) -> tuple[int, ...]:
-        """Step before which each request arrives."""
         return tuple(index * self.steps_between for index in range(self.num_requests))
 
     @property
     def num_output_tokens(self) -> int:
-        """Number of tokens to generate, over all requests."""
         return sum(self.output_tokens)
 
 

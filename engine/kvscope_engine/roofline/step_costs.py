@@ -8,13 +8,10 @@ For a step of T tokens, S of which are sampled from, over sequences that begin a
 - KV read: a + n tokens per sequence and layer, at most n - 1 + window. A sparse decode reads the tokens of the selected
   blocks, and the bounds of all blocks. KV written: n tokens.
 - Other bytes: inputs and outputs of the linear layers, (4 hidden + 2 query + 2 KV + 3 intermediate) elements per token
-  and
-  layer, and S rows of float32 logits, written and read.
+  and layer, and S rows of float32 logits, written and read.
 - FLOPs: 2 per weight and token in linear layers (the 2N of Kaplan et al., arXiv 2001.08361, section 2.1), 2 per weight
-  of
-  the head and sampled row, and 4 per element of a query head and attended pair of positions (query-key products, and
-      the
-  weighted sum of values). There are n a + n (n + 1) / 2 pairs, at most the window for each of the n tokens.
+  of the head and sampled row, and 4 per element of a query head and attended pair of positions (query-key products, and
+  the weighted sum of values). There are n a + n (n + 1) / 2 pairs, at most the window for each of the n tokens.
 
 The roofline model is that of Williams, Waterman and Patterson (CACM 52-4, 2009). Repeated reads because of small caches
 depend on the implementation and are not counted. Uses plans, no tensors.
@@ -38,7 +35,6 @@ class LayerKind(NamedTuple):
     window: int
     """Number of positions that a token attends to, itself included; 0: all positions up to its own."""
     kv_bytes: int
-    """Bytes of the keys and values of one token."""
     flops_per_pair: int
     attended: Callable[[int], int] | None = None
     """With sparse decode: maps a context length to the tokens' worth of KV that one decode reads; else None."""
@@ -51,7 +47,6 @@ class ModelWork:
     """Figures of a model from which `of` computes the work of a step."""
 
     kinds: Mapping[LayerKind, int]
-    """Number of layers of each kind."""
     weights_bytes: int
     """Bytes of the weights that every step reads, without the output head and the experts."""
     head_bytes: int = 0
@@ -94,7 +89,6 @@ class ModelWork:
         )
 
     def weights_read(self, num_tokens: int, num_samples: int) -> int:
-        """Return the bytes of weights that a step reads."""
         read = self.weights_bytes + (self.head_bytes if num_samples else 0)
         return read + round(self.expert_bytes * (1 - (1 - self.expert_share) ** num_tokens))
 

@@ -41,8 +41,7 @@ class Codec(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
-    def vocabulary(self) -> Mapping[str, int]:
-        """Return the ids by token text, added tokens included."""
+    def vocabulary(self) -> Mapping[str, int]: ...
 
     def special_ids(self) -> frozenset[int]:
         """Return the ids of the tokens that `decode` skips with `skip_special_tokens`."""
@@ -130,7 +129,6 @@ class Tokenizer:
         return not self._writes(_PROBE) and self._writes([{"type": "text", "text": _PROBE}])
 
     def _writes(self, content: Any) -> bool:
-        """Whether the template includes the probe text if a turn's content is `content`."""
         turns = [{"role": "user", "content": content}]
         try:
             variables = {"messages": turns, "tools": None, "documents": None}
@@ -155,12 +153,10 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """Special tokens by role, such as `eos_token`."""
         return self._special
 
     @cached_property
     def vocabulary(self) -> Mapping[str, int]:
-        """Ids by token, spelled as in the vocabulary."""
         return self._codec.vocabulary()
 
     @cached_property
@@ -170,7 +166,6 @@ class Tokenizer:
 
     @cached_property
     def special_texts(self) -> Mapping[str, int]:
-        """Ids of the special tokens by their spelling in the vocabulary."""
         special = self.special_token_ids
         return {text: token_id for text, token_id in self.vocabulary.items() if token_id in special}
 
@@ -346,7 +341,6 @@ class Detokenizer:
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> int | None:
-    """Return the offset of the earliest stop string in `text`."""
     places = [place for place in (text.find(string) for string in stop) if place >= 0]
     return min(places, default=None)
 
@@ -366,8 +360,6 @@ def _overlap(text: str, string: str) -> int:
 
 # Codecs: a `tokenizers` file, or a Python class of transformers.
 class FastCodec:
-    """Codec on a `tokenizers.Tokenizer`."""
-
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         """Wrap `backend`, with its padding and truncation disabled."""
         backend.no_padding()

@@ -51,7 +51,6 @@ class Expression:
         _check_condition(self._root, self.text, 0)
         names = dict.fromkeys(node.id for node in _nodes(self._root) if isinstance(node, ast.Name))
         self.figures: tuple[SecondFigure, ...] = tuple(SECOND_FIGURES[name] for name in names if name not in _FUNCTIONS)
-        """Figures that the expression names, without duplicates."""
         if not self.figures:
             raise BadInput(f"{self.text!r} names no figure; accepted: {', '.join(SECOND_FIGURES)}")
         self._measured, self.rises = _what_is_measured(self._root)
@@ -187,7 +186,6 @@ def _check_call(node: ast.Call, text: str, depth: int) -> None:
 
 
 def _literal(node: ast.expr) -> float:
-    """Return the value of a numeric literal, or 0 if `node` is none."""
     return float(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else 0.0
 
 

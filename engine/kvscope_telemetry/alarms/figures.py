@@ -48,8 +48,6 @@ an engine slow, not stuck.
 
 @dataclass(frozen=True, slots=True)
 class SecondFigure:
-    """A figure of one second that rules can name."""
-
     name: str
     """Name in expressions, with its unit, such as `ttft_p99_ms`."""
     words: str

@@ -25,13 +25,10 @@ MAX_RULES: Final = 100
 _LINE: Final = re.compile(r"(?:(?P<name>[^:]*):)?(?P<expression>.*?)(?:\s+for\s+(?P<number>[\d.]+)\s*(?P<unit>s|min))?")
 _FIGURE: Final = re.compile(r"[a-z]\w*")
 _PLAIN: Final = re.compile(r"[a-z]\w* *[<>]=? *(?P<number>\d+(\.\d+)?)")
-"""An expression that compares a single figure with a number."""
 _UNITS: Final = {"s": 1.0, "min": 60.0}
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Condition under which an alarm fires."""
-
     name: str
     """Name of the alarm, unique among the rules."""
     expression: str

@@ -136,6 +136,5 @@ def _known(value: float) -> float | None:
 
 
 def _time_text(time_ns: int) -> str:
-    """Format a time as RFC 3339 in UTC, with milliseconds."""
     moment = datetime.fromtimestamp(time_ns // 1_000_000 / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

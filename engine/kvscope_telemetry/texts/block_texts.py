@@ -35,7 +35,6 @@ class AskedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     finish_reason: str = ""
     """Reason as in `Finished.finish_reason`."""
     index: int = 0
-    """Index among the completions of the prompt."""
     priority: int = 0
     cache_salt: str = ""
 

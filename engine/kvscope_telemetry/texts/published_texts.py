@@ -61,12 +61,10 @@ class PublishedTexts:
             return self._collector.due(self._ledger, self._epoch, MAX_ASKED)
 
     def add_contents(self, contents: Iterable[BlockContent]) -> None:
-        """Add the engine's reply for the blocks requested."""
         with self._lock:
             self._collector.add_contents(contents)
 
     def write(self) -> None:
-        """Write the texts whose blocks have not changed since they were requested."""
         with self._lock:
             texts = self._collector.confirmed(self._ledger, self._epoch)
         self._write(texts)

@@ -73,7 +73,6 @@ class LlamaCpp:
             step += 1
 
     def forget(self) -> None:
-        """Clear the KV cache of all sequences."""
         self._api.llama_memory_clear(self._memory, True)
 
     def copy(self, sequence: int, to: int) -> None:

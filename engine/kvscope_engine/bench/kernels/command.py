@@ -139,7 +139,6 @@ def _threads() -> int:
 
 
 def _driver() -> str | None:
-    """Return the version of the NVIDIA driver, or None if there is none."""
     try:
         pynvml: Any = importlib.import_module("pynvml")
         pynvml.nvmlInit()

@@ -49,7 +49,6 @@ class Contest:
     num_bytes: int
     """Minimum bytes to read and write."""
     flops: int = 0
-    """FLOPs per call; 0 if negligible."""
     contenders: dict[str, CallCycle]
     """Contenders by name; `OURS` must be first."""
     absent: dict[str, str] = field(default_factory=dict)
@@ -72,8 +71,6 @@ class ContenderResult:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result of one contest."""
-
     rows: list[ContenderResult]
     absent: Mapping[str, str]
     read_gb_per_s: float
@@ -114,7 +111,6 @@ def measured(
 
 
 def first_line(error: Exception) -> str:
-    """Return a short description of an error."""
     text = str(error) or type(error).__name__
     return text if isinstance(error, Absent) else f"{type(error).__name__}: {text.splitlines()[0]:.120}"
 

@@ -128,7 +128,6 @@ PEERS: Final[dict[str, Peer]] = {
 
 
 def peer_versions() -> dict[str, str]:
-    """Return the versions of the installed libraries, by package name."""
     found = {}
     for name in ("flashinfer-python", "flash-attn"):
         try:

@@ -13,7 +13,6 @@ OURS: Final = "kvscope"
 
 
 def text(report: dict[str, Any]) -> str:
-    """Return the complete report: heading, table, and absent contenders."""
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report), ""]
     lines.append(table(HEADER, [cells(row) for row in report["rows"]], words=(0, 1, 2)))
     lines += ["", *absences(report["absent"])]
@@ -23,7 +22,6 @@ def text(report: dict[str, Any]) -> str:
 
 
 def headline(report: dict[str, Any]) -> str:
-    """Return the description of the machine, and the rate of a plain read."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     threads = f"{report['threads']} thread" + "s" * (report["threads"] != 1)
     where = report["device"] if report["on"] == "cuda" else f"CPU, {threads}"
@@ -36,7 +34,6 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """Return the cells of a row in the order of `HEADER`."""
     flops = "" if row["tflop_per_s"] is None else f"{row['tflop_per_s']:.3g}"
     return [
         row["kernel"],

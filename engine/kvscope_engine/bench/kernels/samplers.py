@@ -39,7 +39,6 @@ def _replayed_s(graph: torch.cuda.CUDAGraph, contender: CallCycle) -> float:
 
 
 def _host_seconds(contender: CallCycle, device: str, cycles: int) -> float:
-    """Return the seconds per call over whole cycles."""
     wait_for(device)
     start = time.perf_counter()
     for _ in range(cycles):

@@ -50,8 +50,6 @@ CASES: Final = tuple(_cases())
 
 @dataclass(frozen=True, slots=True)
 class TileSearchResult:
-    """Result of the search for one case."""
-
     key: str
     given: DotTiles
     best: DotTiles
@@ -63,7 +61,6 @@ class TileSearchResult:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the gain is large enough to keep the best tiles in the table."""
         return self.best_us < _WORTH * self.given_us
 
     def entry(self) -> dict[str, Any]:
@@ -73,7 +70,6 @@ class TileSearchResult:
 
 
 def kernel_of(work: AttentionWorkload) -> str:
-    """Return the kernel that a workload measures."""
     return DECODE if work.query_lens is None else PREFILL
 
 
@@ -99,7 +95,6 @@ def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
 
 
 def candidates(kernel: str, given: DotTiles, group: int, capability: int) -> Iterator[DotTiles]:
-    """Yield candidate tiles, `given` first."""
     yield given
     rows = (given.tile_m,) if kernel == DECODE else (64, 128, 256)
     warps = (2, 4, 8) if kernel == DECODE else (4, 8, 16)

@@ -74,7 +74,6 @@ def _left(elapsed: float, done: float, of: int) -> str:
 
 
 def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: bool = True) -> str:
-    """Return the results as a table with a summary."""
     rows = [
         [
             found.key,

@@ -60,7 +60,6 @@ class NewestStep:
         self.num_decodes, self.is_measured, self._step = 0, False, 0
 
     def begin(self, engine: Engine) -> None:
-        """Reset before a step."""
         self.num_decodes, self.is_measured = 0, False
         self._step = engine.step_count + 1
 

@@ -23,8 +23,6 @@ BLOCK_SIZE: Final = 16
 
 
 class AttentionMethod(Protocol):
-    """An attention method for one layer."""
-
     def hold(self, keys: Tensor, values: Tensor) -> None:
         """Store what the method needs of keys and values, (B, T, Hkv, D) each."""
 
@@ -32,8 +30,7 @@ class AttentionMethod(Protocol):
         """Attend: (B, H, D) -> (B, H, D), with scores scaled by 1/sqrt(D)."""
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the stored data."""
+    def held_bytes(self) -> int: ...
 
 
 class Contiguous:

@@ -32,13 +32,10 @@ CHUNK_TOKENS: Final = 256
 
 
 class SparseRow(TypedDict):
-    """Result of one fraction."""
-
     fraction: float
     num_attended_blocks: int
     perplexity: float
     perplexity_change: float
-    """Relative change against full attention."""
     perplexity_error: float | None
     """Standard error of `perplexity_change`, from its variation over the tokens; None for a single token."""
     divergence: float
@@ -77,14 +74,11 @@ def sparse_quality(
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """Predictions and step time of one fraction."""
-
     log_probs: torch.Tensor
     """Log-probabilities, (n, vocabulary) float32, on the host."""
     surprises: torch.Tensor
     """Negative log-probability of the token that follows, (n,) float64."""
     step_s: float
-    """Median step time in seconds."""
 
 
 def _row(fraction: float, num_attended_blocks: int, answers: _Answers, full: _Answers) -> SparseRow:
@@ -110,7 +104,6 @@ class _Reading:
         self._tables = torch.arange(storage.num_blocks, dtype=torch.int32, device=ids.device)[None]
 
     def fill(self, start: int, end: int) -> None:
-        """Prefill the tokens from `start` to `end` - 1."""
         prefill = PrefillBatch(
             block_tables=(self._tables,),
             seq_lens=self._ints(end),
@@ -123,7 +116,6 @@ class _Reading:
         self._forward.fill(self._ids[start:end], slots, context)
 
     def decode(self, start: int, choice: PageChoice) -> _Answers:
-        """Decode the tokens from `start` on, one by one."""
         predictions, took = [], []
         for place in range(start, len(self._ids) - 1):
             slots = torch.tensor([place], device=self._ids.device)

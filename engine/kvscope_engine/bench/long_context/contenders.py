@@ -50,7 +50,6 @@ class OurLongContexts:
         )
 
     def fill(self, prompt: Sequence[int]) -> None:
-        """Submit all requests, and step until each has generated a token."""
         sampling = SamplingParams(temperature=0.0, max_tokens=self._batch.length - len(prompt), ignore_eos=True)
         for index in range(self._batch.num_requests):
             self._engine.submit(Submit(request_id=str(index), prompt_token_ids=tuple(prompt), sampling=sampling))
@@ -59,7 +58,6 @@ class OurLongContexts:
             heard |= {message.request_id for message in self._engine.step() if isinstance(message, Tokens)}
 
     def decode(self, num_tokens: int) -> None:
-        """Step until `num_tokens` tokens per request have been generated."""
         left = self._batch.num_requests * num_tokens
         while left > 0:
             left -= sum(len(m.token_ids) for m in self._engine.step() if isinstance(m, Tokens))

@@ -23,7 +23,6 @@ class LongBatch:
 
     @property
     def name(self) -> str:
-        """Label in tables."""
         return f"{self.num_requests} at {self.context_tokens:,}"
 
     @property
@@ -40,8 +39,7 @@ class LongContender(Protocol):
     def fill(self, prompt: Sequence[int]) -> None:
         """Start all requests with `prompt`, and generate the first token of each."""
 
-    def decode(self, num_tokens: int) -> None:
-        """Generate `num_tokens` more tokens per request."""
+    def decode(self, num_tokens: int) -> None: ...
 
 
 def long_rates(

@@ -30,7 +30,6 @@ WARM_STEPS: Final = 4
 HOSTS: Final = ("eager", "transformers")
 """Kinds of rows in which the host launches each kernel, so that they measure the host on most machines."""
 TAIL: Final = 99
-"""Percentile of step times in the report."""
 
 
 def decode_steps(
@@ -155,7 +154,6 @@ def _engine(
     batches: list[int],
     tell: Callable[[str], None],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the figures of the engine's start, and its rows."""
     import torch
 
     frames: list[Frame] = []

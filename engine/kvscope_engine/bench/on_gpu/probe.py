@@ -30,7 +30,6 @@ class Probe:
         self._num_submitted = 0
 
     def ids(self, count: int) -> list[int]:
-        """Return `count` random token ids."""
         return self._random.choices(range(FIRST_ID, self.engine.hello.model.vocab_size), k=count)
 
     def first_token_s(self, ids: list[int], num_computed: int | None = None) -> float:

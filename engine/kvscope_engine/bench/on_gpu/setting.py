@@ -29,8 +29,6 @@ GIB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Model, device and memory of the measurements."""
-
     model: str
     device: str
     kv_cache_dtype: str
