@@ -62,6 +62,7 @@ def main() -> int:
 
 
 def check(wheel: Path) -> bool:
+    """Check one wheel and print the results. Returns whether everything was correct."""
     engine, version = wheel.name.split("-")[:2]
     with tempfile.TemporaryDirectory(prefix="kvscope-publishers-") as name, Metrics(engine) as metrics:
         folder = Path(name)
@@ -177,6 +178,7 @@ def theirs(module: Any, engine: str, event: KvEvent) -> Any:
 
 
 def known(kind: Any, **fields: object) -> dict[str, object]:
+    """Return the fields that this version of the external struct has."""
     return {name: value for name, value in fields.items() if name in kind.__struct_fields__}
 
 
@@ -192,6 +194,7 @@ def _their_hash(engine: str, block_hash: int) -> int | bytes:
 
 
 def load(folder: Path, engine: str) -> Any:
+    """Import the KV event module of the wheel, with stubs for the engine's modules that it imports."""
     from pydantic import BaseModel  # SGLang's configuration needs it
 
     assert BaseModel is not None
@@ -215,6 +218,7 @@ def load(folder: Path, engine: str) -> Any:
 
 
 def stand_in(name: str, **members: object) -> None:
+    """Register a stub module with `members`, and its parent packages."""
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
         path = ".".join(parts[:end])

@@ -83,6 +83,7 @@ ENGINE: Final = (
 WINDOW: Final = (1440, 900)
 SCREEN: Final = {"name": "screen", "x": 0, "y": 0, "width": 1920, "height": 1080, "dpr": 1, "logicalDpi": 96}
 LOADED_S: Final = 40.0
+"""Seconds under load before the picture of the window is taken."""
 WAIT_S: Final = 600.0
 
 
@@ -342,6 +343,7 @@ def a_desktop(folder: Path, theme: str) -> Iterator[Desktop]:
 
 
 def settle(seconds: float) -> None:
+    """Process Qt events for some seconds."""
     from PySide6.QtCore import QCoreApplication
 
     end_s = time.monotonic() + seconds

@@ -128,6 +128,7 @@ def waiting(source: LiveSource) -> int:
 
 
 def plan() -> Iterator[tuple[float, Command]]:
+    """Yield the commands in order, each with the seconds to wait before it."""
     chats = [json.loads(line)["prompt"] for line in _text("prompts.jsonl").splitlines()][:30]
     paragraphs = [text for text in _text(LONG).split("\n\n") if len(text) > 200]
     for number in range(200):

@@ -37,6 +37,7 @@ class BenchWorkload:
 
     @property
     def arrivals(self) -> tuple[int, ...]:
+        """Step before which each request arrives."""
         return tuple(index * self.steps_between for index in range(self.num_requests))
 
     @property

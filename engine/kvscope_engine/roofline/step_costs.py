@@ -35,6 +35,7 @@ class LayerKind(NamedTuple):
     window: int
     """Number of positions that a token attends to, itself included; 0: all positions up to its own."""
     kv_bytes: int
+    """Bytes of the keys and values of one token."""
     flops_per_pair: int
     attended: Callable[[int], int] | None = None
     """With sparse decode: maps a context length to the tokens' worth of KV that one decode reads; else None."""

@@ -41,7 +41,8 @@ class Codec(Protocol):
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
-    def vocabulary(self) -> Mapping[str, int]: ...
+    def vocabulary(self) -> Mapping[str, int]:
+        """Return the ids by token text, added tokens included."""
 
     def special_ids(self) -> frozenset[int]:
         """Return the ids of the tokens that `decode` skips with `skip_special_tokens`."""

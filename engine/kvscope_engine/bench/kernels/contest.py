@@ -49,6 +49,7 @@ class Contest:
     num_bytes: int
     """Minimum bytes to read and write."""
     flops: int = 0
+    """FLOPs per call; 0 if negligible."""
     contenders: dict[str, CallCycle]
     """Contenders by name; `OURS` must be first."""
     absent: dict[str, str] = field(default_factory=dict)

@@ -27,6 +27,7 @@ class Measurement(TypedDict):
     kv_bytes: int
     workspace_bytes: int
     kv_bytes_per_token: float
+    """`kv_bytes` divided by batch size times length."""
     workspace_bytes_per_token: float
     error: float
     """Root mean square difference from the output of full attention, relative to the root mean square of that

@@ -36,6 +36,7 @@ class SparseRow(TypedDict):
     num_attended_blocks: int
     perplexity: float
     perplexity_change: float
+    """Relative change against full attention."""
     perplexity_error: float | None
     """Standard error of `perplexity_change`, from its variation over the tokens; None for a single token."""
     divergence: float
@@ -79,6 +80,7 @@ class _Answers:
     surprises: torch.Tensor
     """Negative log-probability of the token that follows, (n,) float64."""
     step_s: float
+    """Median step time in seconds."""
 
 
 def _row(fraction: float, num_attended_blocks: int, answers: _Answers, full: _Answers) -> SparseRow:

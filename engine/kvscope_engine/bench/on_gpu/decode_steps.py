@@ -30,6 +30,7 @@ WARM_STEPS: Final = 4
 HOSTS: Final = ("eager", "transformers")
 """Kinds of rows in which the host launches each kernel, so that they measure the host on most machines."""
 TAIL: Final = 99
+"""Percentile of step times in the report."""
 
 
 def decode_steps(
