@@ -3,9 +3,10 @@
     pip download --no-deps --dest wheels vllm==0.33.0 vllm==0.23.0 sglang==0.5.23
     python scripts/check_external_publishers.py wheels
 
-Of each wheel only the module of KV events is run, in a process of its own, with stand-ins for the heavy modules that it
-imports. The publisher is watched while it publishes, joined late, and started anew with another life. Its own decoder
-then reads what our publisher sends. Skips, and says so, where there are no wheels. 1 when anything differs.
+Only the KV event module of each wheel is run, in its own process, with stubs for the heavy modules that it imports. The
+mirror is compared in three situations: attached before the publisher starts, attached late, and after a restart of the
+publisher with different events. The module's decoder then reads what our publisher sends. Without wheels, the check is
+skipped with a message. Exits with 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ Held = dict[tuple[int, Tier], int]
 
 
 def main() -> int:
-    """Check every wheel in the folder."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("wheels", type=Path, help="folder with wheels of vLLM and SGLang, or an unpacked module")
     parser.add_argument("--publish", nargs=3, metavar=("ENGINE", "ENDPOINT", "SEED"), help=argparse.SUPPRESS)
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def check(wheel: Path) -> bool:
-    """One wheel; whether all was right."""
+    """Check one wheel and print the results. Returns whether everything was correct."""
     engine, version = wheel.name.split("-")[:2]
     with tempfile.TemporaryDirectory(prefix="kvscope-publishers-") as name, Metrics(engine) as metrics:
         folder = Path(name)
@@ -87,7 +87,7 @@ def check(wheel: Path) -> bool:
 
 
 def compare(source: ExternalSource, media: tuple[str, ...], seed: int, what: str) -> str:
-    """Wait until the mirror is what was published; say how it came out."""
+    """Wait until the mirror equals what was published, or `WAIT_S` seconds. Returns a description of the result."""
     wanted: Held = {}
     for events in history(media, seed):
         follow(wanted, events)
@@ -101,7 +101,7 @@ def compare(source: ExternalSource, media: tuple[str, ...], seed: int, what: str
 
 
 def held(source: ExternalSource) -> Held:
-    """Parents by hash and tier, as the mirror has them."""
+    """Return the cached blocks of the mirror as {(hash, tier): parent}."""
     ledger = source.mirror.ledger
     rows = np.flatnonzero(ledger.state == BlockState.CACHED)
     columns = (ledger.hash[rows].tolist(), ledger.tier[rows].tolist(), ledger.parent[rows].tolist())
@@ -109,7 +109,7 @@ def held(source: ExternalSource) -> Held:
 
 
 def follow(wanted: Held, events: Iterable[KvEvent]) -> None:
-    """What should be there after `events`."""
+    """Update the expected blocks in place with `events`."""
     for event in events:
         if isinstance(event, AllBlocksCleared):
             wanted.clear()
@@ -125,7 +125,9 @@ def follow(wanted: Held, events: Iterable[KvEvent]) -> None:
 
 
 def history(media: tuple[str, ...], seed: int) -> Iterator[list[KvEvent]]:
-    """What the publisher publishes, batch by batch: the same in both processes."""
+    """Yield the batches that the publisher publishes. The sequence depends only on the arguments, so both processes
+    generate the same one.
+    """
     chance = random.Random(seed)
     hashes = [chance.getrandbits(64) | 1 for _ in range(500)]
     for number in range(BATCHES):
@@ -145,7 +147,7 @@ def history(media: tuple[str, ...], seed: int) -> Iterator[list[KvEvent]]:
 
 
 def publish(folder: Path, engine: str, endpoint: str, seed: int) -> None:
-    """Publish a life, say so, and stay until nobody writes to us any more."""
+    """Publish all batches, print `published`, and keep running until stdin is closed."""
     module = load(folder, engine)
     options: dict[str, Any] = {"endpoint": endpoint, "replay_endpoint": f"{endpoint}-replay", "topic": "kv"}
     publisher = module.ZmqEventPublisher(0, **options)
@@ -157,7 +159,9 @@ def publish(folder: Path, engine: str, endpoint: str, seed: int) -> None:
 
 
 def theirs(module: Any, engine: str, event: KvEvent) -> Any:
-    """Our event as one of theirs; SGLang's hashes are signed, vLLM's are digests now and then."""
+    """Convert our event to one of the external module. SGLang's hashes are signed; some hashes of vLLM are 32-byte
+    digests.
+    """
     if isinstance(event, AllBlocksCleared):
         return module.AllBlocksCleared()
     hashes = [_their_hash(engine, each) for each in event.block_hashes]
@@ -174,12 +178,12 @@ def theirs(module: Any, engine: str, event: KvEvent) -> Any:
 
 
 def known(kind: Any, **fields: object) -> dict[str, object]:
-    """Those that this version of theirs has."""
+    """Return the fields that this version of the external struct has."""
     return {name: value for name, value in fields.items() if name in kind.__struct_fields__}
 
 
 def media_of(module: Any, engine: str) -> tuple[str, ...]:
-    """Of versions that tell none there is a GPU's alone."""
+    """Return the media of events; ("GPU",) for versions whose events have no medium."""
     return MEDIA[engine] if known(module.BlockRemoved, medium="") else ("GPU",)
 
 
@@ -190,8 +194,8 @@ def _their_hash(engine: str, block_hash: int) -> int | bytes:
 
 
 def load(folder: Path, engine: str) -> Any:
-    """Their module of KV events, with stand-ins for what it imports of their own."""
-    from pydantic import BaseModel  # of SGLang's configuration
+    """Import the KV event module of the wheel, with stubs for the engine's modules that it imports."""
+    from pydantic import BaseModel  # SGLang's configuration needs it
 
     assert BaseModel is not None
     if engine == "vllm":
@@ -214,7 +218,7 @@ def load(folder: Path, engine: str) -> Any:
 
 
 def stand_in(name: str, **members: object) -> None:
-    """A module that has nothing but `members`, and the packages above it."""
+    """Register a stub module with `members`, and its parent packages."""
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
         path = ".".join(parts[:end])
@@ -225,7 +229,9 @@ def stand_in(name: str, **members: object) -> None:
 
 
 def decoded_by(module: Any) -> str:
-    """Whether their own decoder reads what our publisher sends, in their version's layout."""
+    """Check that the external decoder reads our publisher's encoding in its version's layout. Returns a description of
+    the result.
+    """
     is_array = bool(module.BlockStored.__struct_config__.array_like)
     ours = [BlockStored((1, 2), None, (5, 6), 1, medium="GPU"), BlockRemoved((1,), "CPU"), AllBlocksCleared()]
     batch = msgspec.msgpack.Decoder(module.KVEventBatch).decode(encode_batch(EventBatch(1.5, ours, 0), arrays=is_array))
@@ -238,7 +244,7 @@ def decoded_by(module: Any) -> str:
 
 
 class Publisher:
-    """Their publisher as a process that has published all when this is entered."""
+    """Runs the external publisher in another process. Entering the context waits until it has published everything."""
 
     def __init__(self, folder: Path, engine: str, endpoint: str, seed: int) -> None:
         command = [sys.executable, __file__, str(folder), "--publish", engine, endpoint, str(seed)]
@@ -254,7 +260,7 @@ class Publisher:
 
 
 class Metrics:
-    """An HTTP server with a page of metrics that says just enough."""
+    """HTTP server with the minimum metrics page that identifies the engine."""
 
     def __init__(self, engine: str) -> None:
         page = {

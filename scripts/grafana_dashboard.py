@@ -1,6 +1,6 @@
-"""Writes the Grafana dashboard: its output is `resources/kvscope_resources/grafana/kvscope.json`.
+"""Generates the Grafana dashboard; the output is stored as `resources/kvscope_resources/grafana/kvscope.json`.
 
-The panels are those of vLLM's "KV Cache" board under the same metrics, and after them what only kvscope tells.
+The first panels match vLLM's "KV Cache" dashboard, with the same metrics; the rest show metrics that only kvscope has.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ WIDTH = 24
 
 
 def main() -> None:
-    """To standard output."""
     json.dump(dashboard(), sys.stdout, indent=1)
     print()
 
 
 def dashboard() -> dict[str, Any]:
-    """As Grafana imports it."""
     return {
         "__inputs": [
             {
@@ -62,7 +60,6 @@ def dashboard() -> dict[str, Any]:
 
 
 def variables() -> list[dict[str, Any]]:
-    """What is chosen above the panels."""
     source = {
         "name": "datasource",
         "label": "Data source",
@@ -84,7 +81,7 @@ def variables() -> list[dict[str, Any]]:
 
 
 def labels_of(name: str, label: str, query: str) -> dict[str, Any]:
-    """All of them until somebody chooses."""
+    """Return a dashboard variable for a label, with all values selected by default."""
     return {
         "name": name,
         "label": label,
@@ -105,7 +102,7 @@ def labels_of(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def placed() -> list[Panel]:
-    """From left to right, row by row, each with its number."""
+    """Return all panels with their ids and positions, filled row by row from left to right."""
     x = y = row_height = 0
     panels = []
     for number, panel in enumerate(all_panels(), 1):
@@ -118,12 +115,10 @@ def placed() -> list[Panel]:
 
 
 def all_panels() -> list[Panel]:
-    """In the order in which they are read."""
     return [*overview(), *prefixes(), *blocks(), *pressure(), *latencies(), *health()]
 
 
 def overview() -> list[Panel]:
-    """The head of vLLM's board."""
     usage = f"vllm:kv_cache_usage_perc{OF_MODEL}"
     return [
         stat("Max KV cache usage", f"max({usage})", "percentunit", orange=0.9, red=0.98),
@@ -143,7 +138,6 @@ def overview() -> list[Panel]:
 
 
 def prefixes() -> list[Panel]:
-    """The prefix cache."""
     return [
         row("Prefix cache"),
         curves("Prefix cache hit rate", "percentunit", (hit_rate(), "hit rate"), top=1),
@@ -157,7 +151,7 @@ def prefixes() -> list[Panel]:
 
 
 def blocks() -> list[Panel]:
-    """What vLLM has no metric for."""
+    """Return the panels of block states, for which vLLM has no metrics."""
     shared = total("kvscope_num_shared_blocks", tier="hbm")
     return [
         row("Blocks and fragmentation"),
@@ -195,7 +189,6 @@ def blocks() -> list[Panel]:
 
 
 def pressure() -> list[Panel]:
-    """What happens when blocks are short."""
     names = ("evicted", "copied", "swapped_out", "swapped_in", "offloaded", "lost")
     moves = [(f"sum({rate(f'kvscope_{name}_blocks_total')})", name.replace("_", " ")) for name in names]
     return [
@@ -208,7 +201,6 @@ def pressure() -> list[Panel]:
 
 
 def latencies() -> list[Panel]:
-    """Load and how long it takes."""
     tokens = ("prompt", "generation")
     seconds = (
         ("Time to first token", "time_to_first_token_seconds"),
@@ -236,7 +228,6 @@ def latencies() -> list[Panel]:
 
 
 def health() -> list[Panel]:
-    """Whether what is shown can be believed."""
     lost = f"sum(rate(kvscope_reader_frames_lost_total{OF_INSTANCE}[$__rate_interval]))"
     return [
         row("Engine and reader"),
@@ -251,43 +242,37 @@ def health() -> list[Panel]:
 
 
 def hit_rate() -> str:
-    """Of the range of a rate."""
     return f"sum({rate('vllm:prefix_cache_hits_total')}) / sum({rate('vllm:prefix_cache_queries_total')})"
 
 
 def rate(name: str) -> str:
-    """Of a counter, a second."""
     return f"rate({name}{OF_MODEL}[$__rate_interval])"
 
 
 def increase(name: str) -> str:
-    """Of a counter, over all that is shown."""
     return f"increase({name}{OF_MODEL}[$__range])"
 
 
 def total(name: str, *, tier: str) -> str:
-    """Of a gauge, over engines."""
+    """Return the query for the sum of a gauge over all engines, for one tier."""
     return f"sum({name}{with_label('tier', '=', tier)})"
 
 
 def with_label(name: str, operator: str, value: str) -> str:
-    """The filter of a model with one more."""
     return OF_MODEL.replace("}", f',{name}{operator}"{value}"}}')
 
 
 def quantiles(name: str) -> list[tuple[str, str]]:
-    """Of a histogram."""
     buckets = f"sum by (le) ({rate(f'{name}_bucket')})"
     return [(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}") for share in (0.5, 0.95, 0.99)]
 
 
 def row(title: str) -> Panel:
-    """A heading."""
     return {"type": "row", "title": title, "collapsed": False, "panels": [], "size": (WIDTH, 1)}
 
 
 def stat(title: str, query: str, unit: str, *, orange: float | None = None, red: float | None = None) -> Panel:
-    """One large number; it changes colour from those values on."""
+    """Return a panel with one large number that turns orange or red from these values on."""
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     steps += [
         {"color": name, "value": value} for name, value in (("orange", orange), ("red", red)) if value is not None
@@ -309,7 +294,6 @@ def stat(title: str, query: str, unit: str, *, orange: float | None = None, red:
 def curves(
     title: str, unit: str, *queries: tuple[str, str], is_stacked: bool = False, top: float | None = None
 ) -> Panel:
-    """Over time, from 0 and up to `top`."""
     custom = {
         "drawStyle": "line",
         "fillOpacity": 40 if is_stacked else 8,
@@ -330,7 +314,6 @@ def curves(
 
 
 def targets(*queries: tuple[str, str]) -> list[dict[str, Any]]:
-    """Each query with the name of what it draws."""
     return [
         {"refId": chr(ord("A") + place), "datasource": DATASOURCE, "expr": expr, "legendFormat": legend, "range": True}
         for place, (expr, legend) in enumerate(queries)

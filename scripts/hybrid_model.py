@@ -1,9 +1,10 @@
-"""Makes a hybrid of the default model: its attention layers, word for word, and Mamba 2 layers among them.
+"""Creates a hybrid variant of the default model: its attention layers unchanged, with Mamba 2 layers between them.
 
     python scripts/hybrid_model.py FOLDER
 
-The Mamba layers have random weights and pass on what they get, so that the answers are those of the default model while
-their states are kept, copied and evicted like any. For recordings and trials: there is no small hybrid that is free.
+The Mamba layers have random weights and zero output projections, so that they pass their input on: the answers are
+those of the default model, while recurrent states are kept, copied and evicted as in a real hybrid. For recordings and
+experiments, because there is no small hybrid model that is free.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ from kvscope_engine.model.loader.download.default_model import default_gguf
 from kvscope_engine.model.loader.gguf.gguf_cache import converted_gguf
 
 EVERY: Final = 3
-"""A Mamba layer follows so many of attention."""
+"""Number of attention layers before each Mamba layer."""
 
 
 def main() -> int:
-    """Make it."""
     parser = argparse.ArgumentParser(description="Make a hybrid of the default model.")
     parser.add_argument("out", type=Path, metavar="FOLDER")
     make(parser.parse_args().out)
@@ -35,7 +35,6 @@ def main() -> int:
 
 
 def make(out: Path) -> None:
-    """Into the folder `out`."""
     source = converted_gguf(default_gguf(_quiet), torch.bfloat16, _quiet)
     old = json.loads((source / "config.json").read_text())
     types, place_of = _layers(old["num_hidden_layers"])
@@ -54,12 +53,11 @@ def make(out: Path) -> None:
             shutil.copy(file, out / file.name)
 
 
-def _quiet(_: object) -> None:
-    """Nobody waits for a bar."""
+def _quiet(_: object) -> None: ...
 
 
 def _layers(count: int) -> tuple[list[str], list[int]]:
-    """The kinds of all layers, and where each of the default model's is among them."""
+    """Return the types of all layers, and the index of each layer of the default model among them."""
     types: list[str] = []
     place_of = []
     for number in range(count):
@@ -103,7 +101,6 @@ def _config(old: dict[str, Any], types: list[str]) -> GraniteMoeHybridConfig:
 
 
 def _copy(name: str, tensor: torch.Tensor, target: dict[str, torch.Tensor], place_of: list[int]) -> None:
-    """A tensor of the default model to where it is in the hybrid."""
     if not name.startswith("model.layers."):
         if name in target:
             target[name].copy_(tensor)

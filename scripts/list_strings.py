@@ -1,9 +1,9 @@
-"""Prints every string that a person may read, file by file: windows, commands, errors, events, reports.
+"""Prints every user-visible string, file by file: windows, commands, errors, events, reports.
 
-    python scripts/list_strings.py [FOLDER …]
+    python scripts/list_strings.py [FOLDER ...]
 
-Read it as a whole before a release: one word a thing, plain English (CONTRIBUTING.md). Docstrings, keys, formats and
-names are left out; in an f-string each value is shown as {…}.
+Read the whole list before a release, for consistent terms and plain English (CONTRIBUTING.md). Docstrings, keys,
+formats and names are left out; values in f-strings are shown as an ellipsis in braces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ _SKIPPED_CALLS = {"field", "compile", "getLogger", "cast", "TypeVar", "getattr",
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and text of each string that may be read."""
     skipped = _not_for_people(tree)
     for node in ast.walk(tree):
         if node in skipped:
@@ -40,7 +39,9 @@ def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _not_for_people(tree: ast.AST) -> set[ast.AST]:
-    """Docstrings, annotations, parts of f-strings, what assertions say, and arguments of calls that are about code."""
+    """Return the nodes of strings that users do not see: docstrings, annotations, constant parts of f-strings (printed
+    as a whole), assertion messages, and arguments of calls in `_SKIPPED_CALLS`.
+    """
     found: set[ast.AST] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -65,7 +66,6 @@ def _not_for_people(tree: ast.AST) -> set[ast.AST]:
 
 
 def main() -> None:
-    """Prints them."""
     for folder in sys.argv[1:] or FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             lines = dict.fromkeys(sorted(strings(ast.parse(path.read_text("utf-8")))))

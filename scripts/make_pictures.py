@@ -1,10 +1,11 @@
-"""Makes the pictures in docs/ anew, from the sample recording, three simulations, and a real engine under load.
+"""Regenerates the pictures in docs/ from the sample recording, three simulations, and a real engine under load.
 
-    python scripts/make_pictures.py            # all of them
-    python scripts/make_pictures.py compare    # those of that name alone
+    python scripts/make_pictures.py            # all pictures
+    python scripts/make_pictures.py compare    # only the picture of that name
 
-Needs no display: windows are drawn on Qt's offscreen platform, with settings of their own. The engine of `window` and
-`debugger` is started, loaded and stopped; nothing else of the machine is in the pictures but what it measures.
+Needs no display: windows are rendered on Qt's offscreen platform, with separate settings. The engine of `window` and
+`debugger` is started, loaded and stopped by the script. Apart from the engine's measurements, the pictures show nothing
+of the machine.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ IN_WINDOW: Final = {
     "heatmap": (28.0, (960, 420)),
     "prefixes": (20.0, (1120, 394)),
 }
-"""Views of the sample with their buttons: at which second, and how large."""
+"""Views of the sample recording with their toolbars: (time in seconds, size in pixels)."""
 EXPORTED: Final = {
     "tiers.png": ("--view", "page-map", "--at", "24", "--size", "900x440"),
     "what-if.png": ("--view", "what-if", "--at", "24", "--size", "960x450"),
     "page-map.webp": ("--to", "video", "--view", "page-map", "--speed", "4", "--fps", "8", "--size", "760x400"),
 }
-"""What `kvscope export sample` is told for each."""
+"""Arguments of `kvscope export sample` for each picture."""
 PREFIX, OTHER, MORE = 0, 1, 2
 EVICTED: Final = (
     (0, 512, 16, (PREFIX,)),
@@ -52,7 +53,9 @@ EVICTED: Final = (
     (7200, 864, 12, (OTHER, MORE)),
     (12400, 608, 14, (PREFIX,)),
 )
-"""Requests of the moving picture: arrival in ms, tokens of prompt and answer, texts that the prompt begins with."""
+"""Requests of the animation: (arrival in ms, prompt tokens, output tokens, ids of the texts at the start of the
+prompt).
+"""
 CAPTIONS: Final = (
     ("A request fills blocks with its prompt, then answers.", "It is done. What it computed stays in the cache."),
     (
@@ -62,7 +65,7 @@ CAPTIONS: Final = (
     ("A large request needs room: the cached prefix is evicted, block by block.", "Only its first blocks are left."),
     ("The prefix is wanted again: what is left is found, the rest is computed anew.", "Done."),
 )
-"""While each of them runs, and after it."""
+"""Captions (during, after) of each request in `EVICTED`."""
 EVICTION: Final = (
     *("--num-gpu-blocks-override", "60", "--max-num-batched-tokens", "32", "--max-model-len", "1024"),
     *("--step-overhead-ms", "80"),
@@ -80,12 +83,11 @@ ENGINE: Final = (
 WINDOW: Final = (1440, 900)
 SCREEN: Final = {"name": "screen", "x": 0, "y": 0, "width": 1920, "height": 1080, "dpr": 1, "logicalDpi": 96}
 LOADED_S: Final = 40.0
-"""So long is the engine under load before its picture is taken."""
+"""Seconds under load before the picture of the window is taken."""
 WAIT_S: Final = 600.0
 
 
 def main() -> int:
-    """Make those that were asked for."""
     parser = argparse.ArgumentParser(description="Make the pictures in docs/.")
     parser.add_argument("names", nargs="*", help="without the suffix (default: all)")
     wanted = set(parser.parse_args().names)
@@ -121,7 +123,6 @@ def _exported(name: str) -> Callable[[Path], None]:
 
 
 def views(folder: Path) -> None:
-    """Views of the sample, each in a window of its own."""
     with a_desktop(folder, "dark") as desktop:
         from kvscope_telemetry.recordings.reader import Recording
         from kvscope_telemetry.recordings.sample import sample_recording
@@ -147,7 +148,7 @@ def views(folder: Path) -> None:
 
 
 def eviction(folder: Path) -> None:
-    """A moving picture of the page map: a prefix is cached, found, evicted and wanted again."""
+    """Make an animation of the page map in which a prefix is cached, hit, evicted and requested again."""
     from PIL import Image
     from PySide6.QtCore import QSize
 
@@ -188,7 +189,7 @@ def eviction(folder: Path) -> None:
 
 
 def _captions(requests: Path) -> Iterator[tuple[float, str]]:
-    """What is said of the requests in a table, from which second on."""
+    """Yield (start in seconds, caption) for the requests in an exported table."""
     with requests.open(encoding="utf-8", newline="") as file:
         for number, (row, (during, after)) in enumerate(zip(csv.DictReader(file), CAPTIONS, strict=True), 1):
             arrival_s = float(row["arrival_s"])
@@ -197,7 +198,6 @@ def _captions(requests: Path) -> Iterator[tuple[float, str]]:
 
 
 def _captioned(image: QImage, words: str, theme: Theme) -> QImage:
-    """With a line below it."""
     from PySide6.QtCore import QRect, Qt
     from PySide6.QtGui import QColor, QImage, QPainter
 
@@ -217,7 +217,6 @@ def _captioned(image: QImage, words: str, theme: Theme) -> QImage:
 
 
 def compare(folder: Path) -> None:
-    """The same requests on the same memory, paged and contiguous."""
     a, b = simulated(folder)
     with a_desktop(folder, "dark") as desktop:
         from kvscope_telemetry.recordings.reader import Recording
@@ -233,7 +232,7 @@ def compare(folder: Path) -> None:
 
 
 def recordings(folder: Path) -> None:
-    """The recordings of a folder: two simulations and a copy of the sample."""
+    """Make the picture of the recordings window for a folder with two simulations and a copy of the sample."""
     from importlib import resources
 
     simulated(folder)
@@ -245,14 +244,14 @@ def recordings(folder: Path) -> None:
 
         desktop.themes.settings.change(recording_folder=str(folder))
         shown = show_recordings(desktop.open_recording(Recording.open(sample)))
-        shown.folder.setText("/home/ada/recordings")  # and not that of a temporary folder
+        shown.folder.setText("/home/ada/recordings")  # instead of the temporary folder's path
         shown.resize(1240, 420)
         settle(6.0)
         keep(shown, "recordings.png")
 
 
 def live(folder: Path) -> None:
-    """A window while the load generator runs, then one on the same engine, paused, in the light theme."""
+    """Make pictures of a window under load, and of the same window with the engine paused, in the light theme."""
     socket = folder / "engine"
     socket.mkdir()
     words = [_program("kvscope-engine"), "serve", "--endpoint", f"ipc://{socket}/telemetry", *ENGINE]
@@ -266,7 +265,7 @@ def live(folder: Path) -> None:
             settle(LOADED_S)
             _ask(window, "Why is the sky blue? One sentence.")
             settle(6.0)
-            window.alarm_strip.hide()  # it lies on the page map
+            window.alarm_strip.hide()  # it covers the page map
             keep(window, "window.png")
             desktop.themes.choose("light")
             window.actions_by_name["pause_engine"].trigger()
@@ -285,7 +284,7 @@ def live(folder: Path) -> None:
 
 
 def prepare(window: MainWindow) -> None:
-    """As large as its picture, all its views there, the console open."""
+    """Wait for all views of a window, give it the size of its picture, and open the console."""
     until(lambda: set(window.docks) <= set(window.views) and window.session.mirror.num_blocks > 0)
     window.resize(*WINDOW)
     window.focus_view("requests")
@@ -314,7 +313,7 @@ def _ask(window: MainWindow, prompt: str) -> None:
 
 
 def simulated(folder: Path) -> tuple[Path, Path]:
-    """Recordings of 120 requests on 600 blocks: paged, and contiguous."""
+    """Return recordings of simulations with 120 requests on 600 blocks: (paged, contiguous)."""
     paths = folder / "paged.mcap", folder / "contiguous.mcap"
     for path in paths:
         if not path.exists():
@@ -325,7 +324,7 @@ def simulated(folder: Path) -> tuple[Path, Path]:
 
 @contextmanager
 def a_desktop(folder: Path, theme: str) -> Iterator[Desktop]:
-    """A desktop of its own settings; it is closed in the end."""
+    """Yield a desktop with separate settings, and close it at the end."""
     from PySide6.QtCore import QCoreApplication, QSettings
 
     from kvscope_app.application import make_application
@@ -344,7 +343,7 @@ def a_desktop(folder: Path, theme: str) -> Iterator[Desktop]:
 
 
 def settle(seconds: float) -> None:
-    """Let everything go on for so long."""
+    """Process Qt events for some seconds."""
     from PySide6.QtCore import QCoreApplication
 
     end_s = time.monotonic() + seconds
@@ -354,7 +353,7 @@ def settle(seconds: float) -> None:
 
 
 def until(is_so: Callable[[], object]) -> None:
-    """Let everything go on until it is so."""
+    """Process Qt events until `is_so()`. Raises TimeoutError after `WAIT_S` seconds."""
     end_s = time.monotonic() + WAIT_S
     while not is_so():
         if time.monotonic() > end_s:
@@ -363,7 +362,6 @@ def until(is_so: Callable[[], object]) -> None:
 
 
 def keep(widget: QWidget, name: str) -> None:
-    """What it shows now, as the picture of that name."""
     widget.grab().save(str(DOCS / name))
     print(DOCS / name)
 

@@ -1,17 +1,18 @@
-"""Makes the sample recording: the real engine on a pool that is too small for what it is asked.
+"""Creates the sample recording: a real engine with a pool that is too small for its load.
 
     python scripts/make_sample_recording.py resources/kvscope_resources/sample.mcap
 
-Starts `kvscope-engine serve --record` with the default model, 64 blocks, a little host memory and disk, and asks it,
-for half a minute: short chats, long documents with several questions about each (their prefix is shared), several
-completions of one prompt (their blocks are copied when they part), one that is aborted, one that can never fit; tokens
-are drafted from the text so far. The pool runs full: requests are preempted and swapped, prefixes are evicted, moved to
-disk and loaded again. What comes before the first step is left out. Prints what is in it.
+Starts `kvscope-engine serve --record` with the default model, 64 blocks, a little host memory and disk, and sends
+requests for half a minute: short chats; long documents with several questions each (shared prefixes); several
+completions of one prompt (their blocks are copied on write); one request that is aborted; one that can never fit.
+Speculative tokens come from n-grams of the text. The pool runs full: requests are preempted and swapped, and prefixes
+are evicted, offloaded to disk and loaded again. The time before the first step is removed. Prints a summary of the
+recording.
 
     python scripts/make_sample_recording.py --hybrid resources/kvscope_resources/sample-hybrid.mcap
 
-does the same with a hybrid of the default model (`hybrid_model.py`): states of recurrent layers are kept for prefixes,
-copied to requests that begin alike, and evicted.
+does the same with a hybrid variant of the default model (`hybrid_model.py`): states of recurrent layers are kept for
+prefixes, copied to requests with the same beginning, and evicted.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ QUESTIONS = (
 
 
 def main() -> int:
-    """Make it; 1 when the engine was under no pressure."""
+    """Create the recording. Returns the exit code: 1 if it lacks an event that it should show, or is too large."""
     parser = argparse.ArgumentParser(description="Make the sample recording.")
     parser.add_argument("out", type=Path, metavar="FILE.mcap")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long new requests come (default: 30)")
@@ -81,7 +82,6 @@ def main() -> int:
 
 
 def record(out: Path, folder: Path, seconds: float, options: Sequence[str]) -> None:
-    """Start the engine, load it, stop it."""
     program = Path(sys.executable).with_name("kvscope-engine")
     words = [str(program), "serve", "--endpoint", f"ipc://{folder}", "--record", str(out), "--record-text", *options]
     engine = subprocess.Popen(words, cwd=folder, start_new_session=True)
@@ -96,16 +96,18 @@ def record(out: Path, folder: Path, seconds: float, options: Sequence[str]) -> N
 
 
 def cut(whole: Path, out: Path) -> None:
-    """Begin a second before the first step: a newcomer sees no empty window. Then write it once more: a live recording
-    has many small chunks, so that a crash loses little, and a seventh more bytes."""
+    """Save the recording from one second before the first step, so that a new user does not see an empty window."""
     recording, part = Recording.open(whole), whole.with_name("part.mcap")
     steps = (at_s for at_s, message in recording.messages() if isinstance(message, Frame) and message.batch.number)
     save(recording, part, max(next(steps, 0.0) - 1.0, 0.0))
+    # Saved again: a live recording has many small chunks, so that a crash loses little, and is a seventh larger.
     save(Recording.open(part), out)
 
 
 def load(source: LiveSource, seconds: float) -> None:
-    """Send a command after another, a slow machine fewer of them; then let what runs end, within reason."""
+    """Send the commands of `plan` for `seconds` seconds (a slow machine gets fewer), and then wait up to 25 s for
+    running requests to finish.
+    """
     began_s = time.monotonic()
     for pause_s, command in plan():
         time.sleep(pause_s)
@@ -121,13 +123,12 @@ def load(source: LiveSource, seconds: float) -> None:
 
 
 def waiting(source: LiveSource) -> int:
-    """Requests that wait now."""
     source.update_mirror()
     return source.mirror.counters.num_waiting
 
 
 def plan() -> Iterator[tuple[float, Command]]:
-    """Commands in order, each with the seconds before it."""
+    """Yield the commands in order, each with the seconds to wait before it."""
     chats = [json.loads(line)["prompt"] for line in _text("prompts.jsonl").splitlines()][:30]
     paragraphs = [text for text in _text(LONG).split("\n\n") if len(text) > 200]
     for number in range(200):
@@ -175,7 +176,7 @@ HYBRID_WANTED = (
 
 
 def tell(path: Path, wanted: Sequence[str]) -> int:
-    """What is in it, as a line; whether it shows what it is there for."""
+    """Print a summary of the recording. Returns 1 if a wanted event is missing or the file has 1 MB or more, else 0."""
     recording = Recording.open(path)
     found = digest(recording, read_overview(recording), span_of(recording))
     counts = {name: found.totals[name] for name in wanted}

@@ -1,1 +1,1 @@
-"""Icons and other data. Data alone: nothing here runs."""
+"""Icons and other data files. The package contains no code."""

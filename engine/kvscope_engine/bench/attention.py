@@ -38,7 +38,6 @@ Tell = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
     parser.add_argument("--model", metavar="M", default="default", help="model to measure (default: `default`)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="device to run on")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="data type of weights and activations")
@@ -71,7 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 0 when all ran."""
     lengths = _lengths(args.lengths)
     for name, least in (("batch", 1), ("layers", 1), ("repeats", 1), ("scored", 0), ("page_heat", 0)):
         if getattr(args, name) < least:
@@ -157,8 +155,9 @@ def _read(path: str) -> str:
 
 
 def _sparse_quality(loaded: LoadedModel, ids: list[int], num_scored: int, tell: Tell) -> list[SparseRow] | None:
-    """With its parts joined, as the engine runs it; nothing else is asked of the model afterwards. None: no layer of it
-    may choose among its blocks."""
+    """Measure sparse decode with fused layers, as the engine runs it; the model must not be used afterwards, because
+    fusing changes it. Returns None if no layer supports a selection of blocks.
+    """
     from kvscope_engine.bench.laboratory.sparse_quality import sparse_quality
     from kvscope_engine.model.runner.sparse_layers import may_choose
     from kvscope_engine.model.verification.hook_check import check_hook

@@ -26,7 +26,6 @@ PARTS = ("1", "8", "32", "staggered", "4096", "telemetry")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds")
     parser.add_argument(
         "--dtype",
@@ -58,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 0 when all ran."""
     import torch
 
     torch.set_num_threads(1)
@@ -98,13 +96,12 @@ def _workloads(ids: list[int], wanted: Sequence[str]) -> list[BenchWorkload]:
 
 
 def _text_ids(ours: Any) -> list[int]:
-    """Ids of a real text: the story that comes with kvscope."""
     ids: list[int] = ours.engine.tokenizer.encode(sample_text())
     return ids
 
 
 def _peers(module: Any, wanted: Sequence[str]) -> tuple[list[Contender], dict[str, str]]:
-    """Those that can run here, and why others cannot."""
+    """Return the contenders that can run here, and the reason for each one that cannot, by name."""
     from kvscope_engine.bench.contenders import llama_cpp
     from kvscope_engine.bench.contenders.transformers_continuous import TransformersContinuous
     from kvscope_engine.bench.contenders.transformers_generate import TransformersGenerate
@@ -142,7 +139,7 @@ def _summary(found: Rounds) -> dict[str, Any]:
 
 
 def _telemetry(ours: Any, args: argparse.Namespace) -> dict[str, float]:
-    """8 equal prompts with frames published to an attached subscriber, against frames thrown away."""
+    """Compare 8 equal prompts with frames published to an attached subscriber, and with frames discarded."""
     from kvscope_engine.bench.telemetry_tax import telemetry_ratio
 
     return telemetry_ratio(ours, equal(8, _text_ids(ours)), max(5, args.repeats), teller(args.json))

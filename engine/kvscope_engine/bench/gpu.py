@@ -25,7 +25,6 @@ from kvscope_telemetry.errors import BadInput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
     measured = parser.add_mutually_exclusive_group()
     measured.add_argument("--model", metavar="M", help="as for `serve`")
     measured.add_argument(
@@ -85,7 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 0 when all ran."""
     import torch
 
     _check(args)
@@ -110,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with setting_of(args, longest) as setting:
             for options in others.values():
-                setting.engine_config(**options)  # what does not go together is refused before anything is measured
+                setting.engine_config(**options)  # refuses conflicting options before anything is measured
             tell("reads memory")
             report["read_gb_per_s"] = read_gb_per_s(args.device)
             if _has_steps(args):
@@ -122,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
                 report["requests"] = requests(setting, others, args.requests, args.limit, tell)
             if args.telemetry:
                 report["telemetry"] = telemetry(args, setting, args.batch or [64], tell)
-    except BaseException:  # interrupted, or an engine that does not start: what others took is told all the same
+    except BaseException:  # interrupted, or an engine failed to start: print what was measured before
         if report.get("steps") and not args.json:
             print(_text(report))
         raise
@@ -131,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kinds(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Engines whose steps are measured in any case, by what their rows are called."""
+    """Return the options of the engines that are always measured, by the name of their rows."""
     kinds: dict[str, dict[str, Any]] = {"graphs": {}}
     if args.turns:
         kinds["turns"] = {"async_scheduling": False}
@@ -156,7 +154,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _has_steps(args: argparse.Namespace) -> bool:
-    """Whether the steps' table is asked for: by its own options, or as nothing else is."""
+    """Whether to measure decode steps: an option asks for it, or no other measurement is selected."""
     return args.transformers or args.turns or not (args.ttft or args.requests is not None or args.telemetry)
 
 

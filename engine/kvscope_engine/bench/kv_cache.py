@@ -34,7 +34,6 @@ Tell = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser, dtype: str = "float32") -> None:
-    """The options of a benchmark that reads the text; `dtype` is the default."""
     parser.add_argument("--model", metavar="M", default="default", help="model to measure (default: `default`)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="device to run on")
     parser.add_argument("--dtype", choices=DTYPES, default=dtype, help="data type of weights and activations")
@@ -44,7 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser, dtype: str = "float32") -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 0 when all ran."""
     check_tokens(args.tokens)
     config = EngineConfig(model=args.model, device=args.device, dtype=args.dtype, enable_prefix_caching=False)
     tell = progress_teller(args)
@@ -57,13 +55,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_tokens(tokens: int | None) -> None:
-    """Raises BadInput for fewer than have a perplexity."""
+    """Raise BadInput for fewer than two tokens, which have no perplexity."""
     if tokens is not None and tokens < 2:
         raise BadInput(f"--tokens {tokens} is not accepted: at least 2")
 
 
 def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> dict[str, float | int]:
-    """Answers that are equal to their ends, and the share of tokens before each answer's first difference."""
+    """Return the number of answers that are equal to the end, and the share of tokens before each answer's first
+    difference.
+    """
     equal = [_num_equal(one, other) for one, other in zip(expected, found, strict=True)]
     pairs = zip(equal, expected, found, strict=True)
     return {
@@ -74,7 +74,6 @@ def agreement(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]])
 
 
 def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens before the first difference."""
     differences = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differences, min(len(one), len(other)))
 
@@ -102,7 +101,9 @@ def _perplexities(config: EngineConfig, max_tokens: int | None, tell: Tell) -> d
 
 
 def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
-    """Tokens of the text, as many as the model reads. Raises BadInput for a model without a tokenizer."""
+    """Return the token ids of the sample text, at most `max_tokens` and the model's context length. Raises BadInput for
+    a model without a tokenizer.
+    """
     if loaded.tokenizer is None:
         raise BadInput(f"model {loaded.info.name!r} has no tokenizer: it cannot read text")
     text = sample_text()
@@ -110,7 +111,7 @@ def text_ids(loaded: LoadedModel, max_tokens: int | None) -> list[int]:
 
 
 def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
-    """Of all layers, keys and values, scales included."""
+    """Return the bytes per token of keys and values in all layers, scales included."""
     from kvscope_engine.model.kv_cache.kv_storage import block_bytes, storage_dtype
     from kvscope_engine.model.verification.hook_check import check_hook
 
@@ -118,7 +119,7 @@ def _bytes_per_token(loaded: LoadedModel, name: str) -> int:
 
 
 def _answers(config: EngineConfig, kv_cache_dtype: str, tell: Tell) -> list[tuple[int, ...]]:
-    """Greedy answers of the engine itself, all prompts together."""
+    """Return greedy answers from the engine, with all prompts in one batch."""
     from kvscope_engine.engine import Engine
 
     tell(f"{kv_cache_dtype}: answers {NUM_PROMPTS} prompts")
@@ -128,7 +129,6 @@ def _answers(config: EngineConfig, kv_cache_dtype: str, tell: Tell) -> list[tupl
 
 
 def _prompts() -> list[str | Submit]:
-    """The first of the console's sample prompts."""
     lines = files("kvscope_resources").joinpath("prompts.jsonl").read_text("utf-8").splitlines()
     return [msgspec.json.decode(line)["prompt"] for line in lines[:NUM_PROMPTS]]
 
@@ -138,7 +138,9 @@ def _counter(tell: Tell, name: str, num_tokens: int) -> Callable[[int], None]:
 
 
 def progress_teller(args: argparse.Namespace) -> Tell:
-    """Writes a line over the last one, for a person at a terminal."""
+    """Return a function that prints progress on one line of the terminal; it does nothing with --json or without a
+    terminal.
+    """
     if args.json or not sys.stderr.isatty():
         return lambda line: None
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""Measure contenders side by side: interleaved rounds, medians, wall and CPU seconds."""
+"""Compares contenders in interleaved rounds: rates by wall clock and by CPU time, medians, and ratios within a
+round.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ Sample = TypeVar("Sample")
 
 
 class Contender(Protocol):
-    """Something that runs a workload to its end."""
+    """An engine or library that can run a workload to completion."""
 
     name: str
 
@@ -26,7 +28,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens generated a second: by the process's CPU time and by the clock on the wall."""
+    """Tokens generated per second, by the process's CPU time and by wall clock."""
 
     per_cpu_second: float
     per_second: float
@@ -37,7 +39,7 @@ def in_turns(
     rounds: int,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[Sample]]:
-    """Return each contender's sample of each round; one contender after the other within a round."""
+    """Return the samples of each contender, one per round. Within a round, contenders run one after the other."""
     found: dict[str, list[Sample]] = {name: [] for name in samplers}
     for number in range(rounds):
         for name, sample in samplers.items():
@@ -52,7 +54,9 @@ def rates(
     repeats: int,
     tell: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
-    """Each contender's rate in each round; one after the other within a round, after a warm-up each."""
+    """Return the rate of each contender in each round, measured after one warm-up run each. Within a round, contenders
+    run one after the other.
+    """
     for contender in contenders:
         tell(f"{workload.name}: {contender.name} warms up")
         contender.run(shortened(workload))
@@ -63,7 +67,6 @@ def rates(
 
 
 def median_rate(rounds: Sequence[Rate]) -> Rate:
-    """The median of each number."""
     return Rate(
         statistics.median(rate.per_cpu_second for rate in rounds),
         statistics.median(rate.per_second for rate in rounds),
@@ -71,13 +74,13 @@ def median_rate(rounds: Sequence[Rate]) -> Rate:
 
 
 def median_ratio(ours: Sequence[Rate], theirs: Sequence[Rate]) -> float:
-    """Median over the rounds of our tokens a CPU-second over theirs in the same round."""
+    """Return the median over the rounds of the ratio of our tokens per CPU-second to theirs in the same round."""
     pairs = zip(ours, theirs, strict=True)
     return statistics.median(a.per_cpu_second / b.per_cpu_second for a, b in pairs)
 
 
 def timed(run: Callable[[], None], num_tokens: int) -> Rate:
-    """The rate of a run that generates so many tokens."""
+    """Run `run`, which generates `num_tokens` tokens, and return the rate."""
     wall, cpu = time.perf_counter(), time.process_time()
     run()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -85,17 +88,19 @@ def timed(run: Callable[[], None], num_tokens: int) -> Rate:
 
 
 def shortened(workload: BenchWorkload) -> BenchWorkload:
-    """To warm up with: the same prompts, four tokens after each at most."""
+    """Return a warm-up workload with the same prompts and at most four output tokens each."""
     return replace(workload, output_tokens=tuple(min(4, n) for n in workload.output_tokens))
 
 
 def teller(is_quiet: bool) -> Callable[[str], None]:
-    """Tells what is being measured, on a terminal alone, each line in the place of the last."""
+    """Return a function that prints progress on one line of the terminal; it does nothing if `is_quiet` or without a
+    terminal.
+    """
     if is_quiet or not sys.stderr.isatty():
         return lambda line: None
     return lambda line: print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
 def telling_of(name: str, tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells the same of one of several."""
+    """Return a function that reports progress with `name` as a prefix."""
     return lambda line: tell(f"{name}: {line}")

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 MIB: Final = 1 << 20
 SLAB_MIB: Final = (100, 1100, 9 * 1024, 33 * 1024)
-"""What a person asks for, as MemAscend did: little above a power of two."""
+"""Sizes of host memory to request, slightly above powers of two, as in MemAscend."""
 MAX_MEASURED_MIB: Final = 2048
-"""torch is made to pin no more than this."""
+"""Largest size, in MiB, for which torch's pinned allocator is really measured."""
 NUM_LAYERS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 30, 3, 64, 16
-"""The default model's blocks: 360 KiB in bfloat16."""
+"""Shape of the default model's blocks: 360 KiB in bfloat16."""
 CHECKSUMS: Final[dict[str, Callable[[bytes], object]]] = {
     "crc32": zlib.crc32,
     "blake2b": lambda data: hashlib.blake2b(data, digest_size=8).digest(),
@@ -38,7 +38,6 @@ CHECKSUMS: Final[dict[str, Callable[[bytes], object]]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds (default: 5)")
     parser.add_argument("--mib", type=int, default=64, metavar="N", help="MiB of blocks to move (default: 64)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device of the pool")
@@ -48,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; 0 when all ran."""
     if args.repeats < 1 or args.mib < 1:
         raise BadInput(f"--repeats {args.repeats} --mib {args.mib} is not accepted: at least 1 each")
     report: dict[str, Any] = {
@@ -120,7 +118,9 @@ def _storage(args: argparse.Namespace) -> KVStorage:
 
 
 def _round(mover: Any, storage: KVStorage) -> dict[str, float]:
-    """GB/s of every block, each way; places in an order as use leaves it."""
+    """Return the GB/s of moving all blocks in each direction. The lower tier's slots are in a non-contiguous order, as
+    after some use.
+    """
     ids = list(range(storage.num_blocks))
     places = ids[::2] + ids[1::2]
     nothing = [None] * len(ids)

@@ -1,7 +1,7 @@
-"""Perplexity of a text read through the paged cache: what a cache's format costs the model.
+"""Perplexity of a text read through the paged KV cache, to measure what a cache format costs in quality.
 
-Owns the walk over the text and the sum. Each chunk is written to blocks and attended there, as the engine does it, so
-what the model sees of the text before a token is what its blocks hold.
+Owns the chunked pass over the text and the sum. Each chunk is written to blocks and attends to them as in the engine,
+so that the model sees earlier tokens only as its blocks store them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ BLOCK_SIZE = 16
 def perplexity(
     loaded: LoadedModel, token_ids: Sequence[int], kv_cache_dtype: str, tell: Callable[[int], None] = lambda done: None
 ) -> float:
-    """exp of the mean of -log p(token | all before it), over every token but the first; `tell` hears tokens done."""
+    """Return exp(mean of -log p(token | all before it)) over every token but the first. `tell` receives the number of
+    tokens done.
+    """
     storage = storage_for_model(loaded, -(-len(token_ids) // BLOCK_SIZE), BLOCK_SIZE, kv_cache_dtype)
     forward, ids = Forward(loaded.module), torch.tensor(token_ids, device=loaded.device)
     total = 0.0
@@ -41,7 +43,7 @@ def perplexity(
 
 
 def _chunk_logits(forward: Forward, storage: KVStorage, ids: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """(end - start, vocabulary) of tokens start..end - 1; the blocks are in a row, so a position is a slot."""
+    """Return logits of shape (end - start, vocabulary). Blocks are contiguous, so a token's position is its slot."""
     positions = torch.arange(start, end, device=ids.device)
     prefill = PrefillBatch(
         block_tables=(torch.arange(storage.num_blocks, dtype=torch.int32, device=ids.device)[None],),

@@ -1,4 +1,4 @@
-"""Shapes of models that are measured and planned with random weights, as their `config.json` says them."""
+"""Model configurations, in the form of `config.json`, for measurements and plans with random weights."""
 
 from __future__ import annotations
 
@@ -69,4 +69,4 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "tie_word_embeddings": False,
     },
 }
-"""SmolLM2-135M's, Llama-3.2-1B's (whose positions are not scaled here), Llama-3-8B's and Qwen3-30B-A3B's."""
+"""Configurations by name: SmolLM2-135M, Llama-3.2-1B (without its RoPE scaling), Llama-3-8B and Qwen3-30B-A3B."""

@@ -1,4 +1,4 @@
-"""The cost of being watched: the same work with telemetry published to an attached subscriber, and without."""
+"""Cost of telemetry: the same work with telemetry published to an attached subscriber, and without."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ while True:
 
 @contextmanager
 def watched() -> Iterator[Callable[[TelemetryMessage], None]]:
-    """A publisher on a private endpoint with one subscriber in another process."""
+    """Yield the publish function of a private endpoint, with one subscriber attached in another process."""
     with tempfile.TemporaryDirectory(prefix="kvscope-bench-") as folder:
         endpoint = f"ipc://{folder}/engine/telemetry"
         sockets = ServerSockets(endpoint, on_command=_ignore, heartbeat=_no_heartbeat)
@@ -43,7 +43,7 @@ def watched() -> Iterator[Callable[[TelemetryMessage], None]]:
 
 
 class _Switched:
-    """The engine with its publishing switched on or off for the run."""
+    """Contender that runs the engine with publishing switched on or off."""
 
     def __init__(self, name: str, ours: Any, publish: Callable[[TelemetryMessage], None] | None) -> None:
         self.name = name
@@ -57,19 +57,21 @@ class _Switched:
 
 
 def telemetry_ratio(ours: Any, workload: BenchWorkload, repeats: int, tell: Callable[[str], None]) -> dict[str, float]:
-    """Tokens a CPU-second (the publisher's thread counted in) with telemetry over those without; medians."""
+    """Return the ratio of tokens per CPU-second with telemetry to those without: median, lowest and highest. The
+    publisher's thread counts as CPU time.
+    """
     ratios: list[float] = []
     with watched() as publish:
         contenders: list[Contender] = [_Switched("on", ours, publish), _Switched("off", ours, None)]
         for _ in range(repeats):
             found = rates(contenders, workload, 1, tell)
             ratios.append(found["on"][0].per_cpu_second / found["off"][0].per_cpu_second)
-            contenders.reverse()  # who goes first has the colder caches, or the warmer processor
+            contenders.reverse()  # the first to run may have colder caches or a higher clock
     return {"ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
 
 
 def _ignore(client: bytes, command: object) -> None:
-    """The watcher asks for a snapshot; this benchmark has none to give."""
+    """Ignore commands: the subscriber asks for a snapshot, and this benchmark has none."""
 
 
 def _no_heartbeat() -> Heartbeat | None:

@@ -1,4 +1,4 @@
-"""What the benchmarks run: prompts as token ids and how many tokens to generate after each."""
+"""Benchmark workloads: prompts as token ids, and the number of tokens to generate after each."""
 
 from __future__ import annotations
 
@@ -15,48 +15,46 @@ SAMPLINGS: Final[dict[str, dict[str, Any]]] = {
     "greedy": {"temperature": 0.0},
     "top-p": {"temperature": 0.6, "top_p": 0.9, "top_k": 0},
 }
-"""Of requests: top-p as Llama's makers ask for it."""
+"""Sampling parameters by name. top-p has the values recommended for Llama."""
 
 
 def sample_text() -> str:
-    """The story that comes with kvscope, about 2,500 tokens long."""
+    """Return the story that comes with kvscope, about 2,500 tokens long."""
     return files("kvscope_resources").joinpath("the-verdict.txt").read_text("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchWorkload:
-    """Requests that all arrive at once, or one after the other."""
-
     name: str
     prompts: tuple[tuple[int, ...], ...]
     output_tokens: tuple[int, ...]
     steps_between: int = 0
-    """Steps after which the next one arrives. Who cannot let requests join is given all at once."""
+    """Number of steps between arrivals. Contenders that cannot add requests later get all of them at the start."""
 
     @property
     def num_requests(self) -> int:
-        """Requests in it."""
         return len(self.prompts)
 
     @property
     def arrivals(self) -> tuple[int, ...]:
-        """The step before which each request arrives."""
+        """Step before which each request arrives."""
         return tuple(index * self.steps_between for index in range(self.num_requests))
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that are asked for, so what a run is worth."""
         return sum(self.output_tokens)
 
 
 def equal(num_requests: int, text_ids: list[int]) -> BenchWorkload:
-    """`num_requests` prompts of 64 tokens, 64 tokens each to generate; the prompts differ."""
+    """Return `num_requests` different prompts of 64 tokens, with 64 tokens to generate each."""
     prompts = tuple(_cut(text_ids, index * 37, EQUAL_PROMPT_TOKENS) for index in range(num_requests))
     return BenchWorkload(f"{num_requests} equal", prompts, (EQUAL_OUTPUT_TOKENS,) * num_requests)
 
 
 def mixed(num_requests: int, text_ids: list[int]) -> BenchWorkload:
-    """Prompts of 16 to 400 tokens, 8 to 256 tokens to generate, both uniform, the same in each run."""
+    """Return prompts of 16 to 400 tokens with 8 to 256 tokens to generate, both uniformly distributed and identical in
+    each run.
+    """
     rng = random.Random(MIXED_SEED)
     lengths = [rng.randint(16, 400) for _ in range(num_requests)]
     prompts = tuple(_cut(text_ids, rng.randrange(len(text_ids)), length) for length in lengths)
@@ -65,11 +63,13 @@ def mixed(num_requests: int, text_ids: list[int]) -> BenchWorkload:
 
 
 def staggered(num_requests: int, text_ids: list[int]) -> BenchWorkload:
-    """The same as `mixed`, but one joins every few steps, so that most steps both fill and decode."""
+    """Return the requests of `mixed`, arriving `STEPS_BETWEEN` steps apart, so that most steps both prefill and
+    decode.
+    """
     workload = mixed(num_requests, text_ids)
     return replace(workload, name=f"{num_requests} staggered", steps_between=STEPS_BETWEEN)
 
 
 def _cut(text_ids: list[int], start: int, length: int) -> tuple[int, ...]:
-    """`length` ids from `start`, going round at the end."""
+    """Return `length` ids from `start`, continuing at the beginning after the end."""
     return tuple(text_ids[(start + offset) % len(text_ids)] for offset in range(length))

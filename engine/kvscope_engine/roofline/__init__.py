@@ -1,1 +1,1 @@
-"""The least that a step has to move and compute, and the most that the device can do."""
+"""Roofline model: the minimum memory traffic and FLOPs of a step, and the device's measured limits."""

@@ -1,4 +1,6 @@
-"""How the default model's weights would be held on this machine's CPU: found without loading it. Owns that forecast."""
+"""Predicts, without loading the default model, in which format its weights will be held in memory on this machine's
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ NO_FILE: Final = "as in its file, which is not downloaded yet"
 
 
 def default_weights() -> tuple[str, bool]:
-    """In words, and whether they are of few bits. Compiles the CPU's products, if nobody did before."""
+    """Return a description of the format, and whether the weights are held as integers of few bits. Compiles the CPU
+    kernels if that has not been done yet.
+    """
     if library() is None:
         return NO_COMPILER, False
     file = gguf_file(parse_model_name("default"))

@@ -1,7 +1,7 @@
-"""What the device can do at most: bytes a second out of its memory, and FLOPs a second, measured once and kept.
+"""Measured limits of a device: memory read bandwidth (bytes/s) and matrix product throughput (FLOP/s).
 
-A tenth of a second the first time, nothing after it: figures are kept for a day by device, threads, type and torch's
-version. They are for pictures; whatever goes wrong makes them unknown, and nothing fails.
+A measurement takes about 0.1 s and is cached on disk for a day, by device, number of threads, dtype and torch version.
+The figures are only displayed, so that any failure makes them unknown (0) and is not reported.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ from kvscope_telemetry.errors import KvscopeError
 
 _FILE: Final = "device_limits.json"
 _KEPT_S: Final = 24 * 3600.0
-"""Whatever else ran while it was measured is over by then."""
+"""Seconds for which a measurement is reused. It expires because other load may have distorted it."""
 _BUDGET_S: Final = 0.04
-"""Of each of the two, once all is warm."""
+"""Time budget in seconds of each of the two measurements, after warm-up."""
 _LEAST_RUNS, _MOST_RUNS = 8, 20
-"""Others that compute on the same cores spoil some."""
+"""Minimum and maximum number of runs. The fastest counts, because other processes on the same cores slow some of them
+down.
+"""
 _CPU_BYTES: Final = 64 << 20
-"""More than caches hold."""
+"""Size of the array read on a CPU: larger than its caches."""
 _GPU_BYTES: Final = 256 << 20
 _CPU_SIDE, _GPU_SIDE = 512, 4096
 
 
 class DeviceLimits(NamedTuple):
-    """0: unknown."""
+    """Limits of a device; 0 means unknown."""
 
     read_bytes_per_s: int = 0
     flops_per_s: int = 0
 
 
 def device_limits(device: torch.device, name: str, dtype: torch.dtype) -> DeviceLimits:
-    """Of `device`, called `name`, for products in `dtype`; measured where nobody has today."""
+    """Return the limits of `device` for products in `dtype`, measured unless the cache has figures of the last 24
+    hours. `name` is the device's model name.
+    """
     threads = torch.get_num_threads() if device.type == "cpu" else 0
     return _limits(str(device), f"{name}|{threads}|{dtype}|{torch.__version__}")
 
@@ -53,7 +57,7 @@ def _limits(device: str, key: str) -> DeviceLimits:
     dtype: torch.dtype = getattr(torch, key.split("|")[2].removeprefix("torch."))
     try:
         found = measure(torch.device(device), dtype)
-    except Exception:  # no start fails for a picture
+    except Exception:  # figures for display must not prevent a start
         return DeviceLimits()
     _keep(key, found)
     return found
@@ -61,9 +65,10 @@ def _limits(device: str, key: str) -> DeviceLimits:
 
 @torch.inference_mode()
 def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
-    """Both, now. Raises what torch raises where there is no memory for it.
+    """Measure both limits now. Raises what torch raises if memory is short.
 
-    A CPU without instructions for `dtype` is slower at it than at float32, and no limit to operations that widen it.
+    On a CPU, products are measured in float32 too, and the faster counts: a CPU without instructions for `dtype` is
+    slower in it, but operations that widen to float32 are not limited by that.
     """
     is_gpu = device.type == "cuda"
     large = torch.ones((_GPU_BYTES if is_gpu else _CPU_BYTES) // 4, dtype=torch.float32, device=device)
@@ -78,13 +83,13 @@ def measure(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
 
 
 def measured_product_s(device: torch.device, side: int, dtype: torch.dtype) -> float:
-    """Of two square matrices."""
+    """Return the seconds of the product of two square matrices with `side` rows."""
     left, right = (torch.ones((side, side), dtype=dtype, device=device) for _ in range(2))
     return _best_s(device, lambda: left @ right)
 
 
 def _best_s(device: torch.device, run: Callable[[], object]) -> float:
-    """Of several runs the quickest, once it is warm."""
+    """Return the time of the fastest of several runs after a warm-up, in seconds."""
     run()
     times: list[float] = []
     while len(times) < _LEAST_RUNS or (sum(times) < _BUDGET_S and len(times) < _MOST_RUNS):

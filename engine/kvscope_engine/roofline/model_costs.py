@@ -1,4 +1,4 @@
-"""The figures of a loaded model from which the work of its steps is computed."""
+"""Derives the `ModelWork` of a loaded model: the sizes and FLOPs from which the work of each step is computed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from kvscope_engine.model.loaded_model import LoadedModel
 
 _TAKEN: Final = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k", "moe_top_k")
-"""Names that configurations give the number of experts that a token takes."""
+"""Names in model configurations for the number of experts per token."""
 
 
 def model_work(loaded: LoadedModel, kv_dtype: torch.dtype, choice: PageChoice | None = None) -> ModelWork:
-    """Of `loaded`, whose blocks are stored in `kv_dtype`; its decodes choose among them where there is a `choice`."""
+    """Return the work figures of `loaded` with a KV cache in `kv_dtype`. With `choice`, decodes attend to a selection
+    of blocks (sparse decode).
+    """
     config: Any = loaded.hf_config.get_text_config(decoder=True)
     info, calls = loaded.info, check_hook(loaded.module)
     parts = {part.name: part.num_bytes for part in weights_by_part(loaded.module) if part.name != LORA}
@@ -59,14 +61,16 @@ def _kind(index: int, call: LayerCall, kv_dtype: torch.dtype, choice: PageChoice
     return LayerKind(
         window=call.options.sliding_window or 0,
         is_chunked=call.options.is_chunked,
-        kv_bytes=block_bytes([replace(call.shape, shares_with=None)], 1, kv_dtype),  # read by each that shares it
+        kv_bytes=block_bytes(
+            [replace(call.shape, shares_with=None)], 1, kv_dtype
+        ),  # each layer that shares a cache reads it
         flops_per_pair=2 * call.num_query_heads * call.shape.multiplied,
         attended=choice.num_tokens_read if choice is not None and may_choose(index, call) else None,
     )
 
 
 def _numbers(call: LayerCall, config: Any, hidden: int) -> int:
-    """What the linear layers of one layer take and give for a token."""
+    """Return the number of elements that the linear layers of one layer read and write per token."""
     width = call.shape.parts[0].shape[-1] if call.shape.parts else call.shape.head_dim
     queries, keys = call.num_query_heads * width, call.shape.num_kv_heads * call.shape.head_dim
     between = getattr(config, "intermediate_size", None)
@@ -74,7 +78,7 @@ def _numbers(call: LayerCall, config: Any, hidden: int) -> int:
 
 
 def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
-    """Bytes of all experts, and the share of them that one token takes."""
+    """Return the bytes of all experts, and the share of the experts that one token uses. (0, 1.0) for a dense model."""
     num, taken = (_whole_number(config, names) for names in (EXPERT_COUNTS, _TAKEN))
     if not num or not taken or "Experts" not in parts:
         return 0, 1.0
@@ -82,6 +86,6 @@ def _experts(config: Any, parts: dict[str, int]) -> tuple[int, float]:
 
 
 def _whole_number(config: Any, names: tuple[str, ...]) -> int:
-    """What the first of the names that is there says; 0: none is, or it says no number."""
+    """Return the value of the first of `names` that is set in `config`; 0 if there is none or it is not an integer."""
     value = next((value for name in names if (value := getattr(config, name, None))), 0)
     return value if isinstance(value, int) else 0

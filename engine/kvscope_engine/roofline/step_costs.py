@@ -1,20 +1,20 @@
-"""What the forward pass of a step has to move and to compute at least, reckoned from the model's shape.
+"""Minimum memory traffic and FLOPs of a step's forward pass, computed from the model's shape.
 
-For a step of T tokens, S of which are sampled from, over sequences that begin at a and compute n tokens each:
+For a step of T tokens, S of which are sampled from, over sequences that begin at position a and compute n tokens each:
 
-- weights: all bytes as they lie in memory (packed ones too) once, without the table of embeddings where the head has
-  weights of its own, without the head where S = 0, and of E experts of which each token takes k the share
-  1 - (1 - k/E)^T that is expected to be touched;
-- KV read: a + n tokens of each sequence in each layer, n - 1 + window at most; written: n; of a decode that chooses
-  among blocks, the tokens of those that it attends to, and the bounds of all;
-- others: what each linear layer takes and gives, (4 hidden + 2 query + 2 KV + 3 intermediate) numbers a token and
-  layer, and S rows of float32 logits, written and read;
-- FLOPs: 2 a weight and token in linear layers (the 2N of Kaplan et al., arXiv 2001.08361, section 2.1), 2 a weight of
-  the head and sampled row, and 4 a query head's number and attended pair of positions: queries with keys, and the
-  weighted sum of values. Pairs are n a + n (n + 1) / 2, no more than the window for each of the n.
+- Weights: all bytes as stored (quantized or not), once. The embedding table is excluded if the output head has weights
+  of its own, and the head if S = 0. With E experts and k used per token, the expected share 1 - (1 - k/E)^T of the
+  experts is read.
+- KV read: a + n tokens per sequence and layer, at most n - 1 + window. A sparse decode reads the tokens of the selected
+  blocks, and the bounds of all blocks. KV written: n tokens.
+- Other bytes: inputs and outputs of the linear layers, (4 hidden + 2 query + 2 KV + 3 intermediate) elements per token
+  and layer, and S rows of float32 logits, written and read.
+- FLOPs: 2 per weight and token in linear layers (the 2N of Kaplan et al., arXiv 2001.08361, section 2.1), 2 per weight
+  of the head and sampled row, and 4 per element of a query head and attended pair of positions (query-key products, and
+  the weighted sum of values). There are n a + n (n + 1) / 2 pairs, at most the window for each of the n tokens.
 
-The roofline that this is for is that of Williams, Waterman and Patterson (CACM 52-4, 2009). What is read again, because
-a cache was too small, is the implementation's and not counted. Reads plans, no tensors.
+The roofline model is that of Williams, Waterman and Patterson (CACM 52-4, 2009). Repeated reads because of small caches
+depend on the implementation and are not counted. Uses plans, no tensors.
 """
 
 from __future__ import annotations
@@ -30,46 +30,47 @@ _LOGIT_BYTES = 2 * 4
 
 
 class LayerKind(NamedTuple):
-    """Attention of one layer."""
+    """Attention of one layer, as far as it determines the work."""
 
     window: int
-    """Positions that a token sees, itself included; 0: all before it."""
+    """Number of positions that a token attends to, itself included; 0: all positions up to its own."""
     kv_bytes: int
-    """Of one token's keys and values."""
+    """Bytes of the keys and values of one token."""
     flops_per_pair: int
     attended: Callable[[int], int] | None = None
-    """Where decodes choose among blocks: the tokens' worth of KV that one reads of so many."""
+    """With sparse decode: maps a context length to the tokens' worth of KV that one decode reads; else None."""
     is_chunked: bool = False
-    """The text is cut into windows, and a token sees none before its own."""
+    """Whether attention is chunked: tokens attend only within their own chunk of `window` positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
-    """What the work of a step is reckoned from, and `of`, which does it."""
+    """Figures of a model from which `of` computes the work of a step."""
 
     kinds: Mapping[LayerKind, int]
-    """How many layers there are of each."""
     weights_bytes: int
-    """That every step reads; the next two come on top of it."""
+    """Bytes of the weights that every step reads, without the output head and the experts."""
     head_bytes: int = 0
     expert_bytes: int = 0
     expert_share: float = 1.0
-    """Of the experts, what one token takes."""
+    """Share of the experts that one token uses."""
     linear_flops: int = 0
-    """A token, without attention and head."""
+    """FLOPs per token of all linear layers, without attention and output head."""
     head_flops: int = 0
-    """A sampled row."""
+    """FLOPs of the output head per sampled row."""
     token_bytes: int = 0
-    """Activations of a token, in all layers."""
+    """Bytes of activations per token, over all layers."""
     vocab_size: int = 0
     streamed_bytes: int = 0
-    """Of the weights, what comes from host memory each time."""
+    """Bytes of weights that each step transfers from host memory."""
 
     def of(self, plan: StepPlan) -> Work:
-        """The work of a step; how it ran is not in it."""
+        """Return the work of a step, without its timings."""
         if not plan.scheduled:
             return Work()
-        _, starts, nums, samples, drafts = zip(*plan.scheduled, strict=True)  # in C: there may be hundreds
+        _, starts, nums, samples, drafts = zip(
+            *plan.scheduled, strict=True
+        )  # zip runs in C: there may be hundreds of sequences
         num_tokens, num_samples = sum(nums), sum(samples) + sum(map(len, drafts))
         decodes, chunks = starts[: plan.num_single_token], plan.scheduled[plan.num_single_token :]
         kv_read = kv_written = attention = 0
@@ -89,13 +90,14 @@ class ModelWork:
         )
 
     def weights_read(self, num_tokens: int, num_samples: int) -> int:
-        """Bytes of weights that a step reads."""
         read = self.weights_bytes + (self.head_bytes if num_samples else 0)
         return read + round(self.expert_bytes * (1 - (1 - self.expert_share) ** num_tokens))
 
 
 def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKind) -> tuple[int, int]:
-    """Positions that are read, and pairs of positions: `decodes` are the positions of those that decode."""
+    """Return the positions read, and the pairs of positions attended, by one layer. `decodes` are the positions of
+    single-token sequences.
+    """
     window, attended = kind.window, kind.attended
     read = sum([attended(start + 1) for start in decodes]) if attended is not None else _seen(decodes, kind)
     pairs = read
@@ -111,13 +113,13 @@ def _attended(decodes: Sequence[int], chunks: Sequence[Scheduled], kind: LayerKi
             pairs += _pairs_in_chunks(end, window) - _pairs_in_chunks(start, window)
             continue
         read += min(end, window + num - 1)
-        growing = min(max(window - start, 0), num)  # tokens that see all before them
+        growing = min(max(window - start, 0), num)  # tokens whose window covers all positions before them
         pairs += growing * start + growing * (growing + 1) // 2 + (num - growing) * window
     return read, pairs
 
 
 def _pairs_in_chunks(num_tokens: int, chunk: int) -> int:
-    """Of a text's first tokens."""
+    """Return the attended pairs within chunks of the first `num_tokens` tokens of a sequence."""
     whole, rest = divmod(num_tokens, chunk)
     return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
 

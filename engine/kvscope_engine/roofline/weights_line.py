@@ -1,4 +1,4 @@
-"""The line that tells a person how a model's weights are held, and how much of them a step reads. Owns its words."""
+"""Builds the status line that describes how a model's weights are held, and how many bytes of them a step reads."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ _GB: Final = 1_000_000_000
 
 
 def weights_line(loaded: LoadedModel, fused: Fused, work: ModelWork | None) -> str:
-    """As `weights: the file's own 4 bits (Q4_1), 98 MB read a step`: of one token, on each rank."""
+    """Return a line such as `weights: the file's own 4 bits (Q4_1), 98 MB read a step`, for a step of one token, per
+    rank.
+    """
     held = _held(loaded, fused)
     return f"weights: {held}" if work is None else f"weights: {held}, {size(work.weights_read(1, 1))} read a step"
 
 
 def own_bits(bits: int, name: str) -> str:
-    """Of weights that lie as in their file, which calls them so."""
+    """Describe weights that are kept in the format of their file; `name` is the file's name for the format."""
     return f"the file's own {bits} bits{f' ({name})' if name else ''}"
 
 
 def size(num_bytes: int) -> str:
-    """In the units of memory's makers."""
+    """Format a size in decimal MB or GB."""
     if num_bytes >= _GB:
         return f"{num_bytes / _GB:.1f} GB"
     return f"{num_bytes / 1e6:.{0 if num_bytes >= 10_000_000 else 1}f} MB"

@@ -1,9 +1,9 @@
-"""Renders chat templates, with an end to the time that one conversation may take.
+"""Renders chat templates with a time limit.
 
-A template is the model's own program and its input is a client's: loops over all turns at each turn, over a large
-`range`, or macros that call themselves take minutes. Nothing in jinja interrupts them, so a trace function watches the
-lines that the compiled template executes and the functions that it calls. The limit is the thread's own time: a busy
-machine refuses nobody.
+A template is a program that comes with the model, and its input comes from a client: nested loops over all turns, loops
+over a large `range`, or recursive macros can take minutes. Jinja has no means to interrupt them, so a trace function
+checks each line that the compiled template executes and each function that it calls. The limit is CPU time of the
+thread, so that load on the machine never causes a refusal.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from kvscope_telemetry.errors import BadInput
 
 MAX_TEMPLATE_S: Final = 2.0
 _FILE: Final = "<template>"
-"""File name that jinja gives to the code of a template."""
+"""File name that Jinja assigns to the compiled code of a template."""
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:
-    """Return what `template` writes. Raises BadInput after `MAX_TEMPLATE_S`, and whatever the template raises."""
+    """Render `template`. Raises BadInput after `MAX_TEMPLATE_S` seconds of CPU time, and any exception that the
+    template raises.
+    """
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     compiled: Any = _compile_jinja_template(template)

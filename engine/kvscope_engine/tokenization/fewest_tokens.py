@@ -1,4 +1,6 @@
-"""How many tokens a text has at least, by its bytes: what is too long for a model is refused before it is read."""
+"""Lower bound of the number of tokens in a text, computed from its bytes, so that prompts that are too long are refused
+before they are tokenized.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,24 @@ import numpy as np
 import tokenizers
 
 SPACE: Final = "\u2581"
-"""What SentencePiece writes for a space."""
+"""Character that SentencePiece writes for a space."""
 PIECE_BYTES: Final = 1 << 18
 KEEPING: Final = frozenset(("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"))
-"""Kinds of pre-tokenizers that cut a text and drop nothing of it, unless their `behavior` says so."""
+"""Types of pre-tokenizers that split a text without dropping any of it, unless their `behavior` is "Removed"."""
 
 
 class FewestTokens:
-    """Of one tokenizer.
+    """Computes a lower bound of the number of tokens in a text, for one tokenizer.
 
-    Each byte of a text is in exactly one of its tokens. With `longest(b)` the length in bytes of the longest token
-    that holds byte b somewhere, a token of n bytes holds only bytes with longest(b) >= n. So its bytes add up to at
-    most 1 when each counts 1 / longest(b), and
+    Each byte of a text is in exactly one of its tokens. Let `longest(b)` be the length in bytes of the longest token
+    that contains byte b. A token of n bytes contains only bytes with longest(b) >= n. If each byte counts 1 /
+    longest(b), the bytes of one token add up to at most 1, and therefore
 
         tokens >= sum over the text's bytes b of 1 / longest(b)
 
-    Never too high, and a histogram is all that it takes. It holds for tokenizers that leave a text's bytes as they
-    are, or change them in ways that are followed here (NFC, spaces written as U+2581); of others nothing is claimed.
-    Bytes that the vocabulary cannot write count nothing, nor do spaces where a special token may swallow those
-    beside it.
+    The bound is never too high, and needs only a histogram of the bytes. It holds for tokenizers that keep a text's
+    bytes, or change them in ways that are handled here (NFC, spaces written as U+2581); for others the bound is 0.
+    Bytes without a token of their own count 0, and so do spaces if a special token may strip those next to it.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, *, is_byte_level: bool, has_any_character: bool) -> None:
@@ -50,7 +51,7 @@ class FewestTokens:
         self._shares = _shares(backend, is_byte_level=is_byte_level) if is_followed else np.zeros(256)
 
     def __call__(self, text: str, enough: int) -> int:
-        """A number that `text` has at least; `enough`, or more, ends the counting."""
+        """Return a lower bound of the number of tokens in `text`. Counting stops once the bound exceeds `enough`."""
         if self._composes and not text.isascii() and not unicodedata.is_normalized("NFC", text):
             text = unicodedata.normalize("NFC", text)
         if self._writes_spaces:
@@ -63,11 +64,11 @@ class FewestTokens:
             total += float(np.bincount(data[start : start + PIECE_BYTES], minlength=256) @ self._shares)
             if total > enough + 1:
                 break
-        return math.ceil(total * (1 - 1e-9))  # less than any rounding of sums is off
+        return math.ceil(total * (1 - 1e-9))  # the margin exceeds the rounding error of the sums
 
 
 def _shares(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """For each byte 1 / longest(byte); 0 for those that have no token of their own."""
+    """Return 1 / longest(byte) for each byte, shape (256,) float64; 0 for bytes without a token of their own."""
     longest = np.zeros(256, np.int64)
     has_own = np.zeros(256, bool)
     for token in _token_bytes(backend, is_byte_level=is_byte_level):
@@ -93,7 +94,9 @@ def _token_bytes(backend: tokenizers.Tokenizer, *, is_byte_level: bool) -> Itera
 
 
 def _letters() -> dict[str, bytes]:
-    """GPT-2's letter for each byte: its own where that can be seen, else one from 256 on."""
+    """Return the byte for each character of GPT-2's byte-level alphabet: printable bytes map to themselves, the others
+    to characters from 256 on.
+    """
     own = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in own]
     return {chr(byte): bytes([byte]) for byte in own} | {
@@ -102,7 +105,7 @@ def _letters() -> dict[str, bytes]:
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer as data, sequences taken apart."""
+    """Return a normalizer or pre-tokenizer as data, with sequences flattened."""
     return [] if component is None else list(_flat(json.loads(component.__getstate__())))
 
 

@@ -1,8 +1,8 @@
-"""Text to token ids, for text as it is and for conversations through the model's chat template; and token ids to text,
-at once, or one at a time as an answer streams.
+"""Tokenizer: encodes text and conversations (with the model's chat template), and decodes token ids, in full or
+streaming.
 
-Gives the ids that transformers' tokenizer of the same files gives. Owns the text of an answer that is not yet told:
-stop strings end it wherever tokens are cut. Knows no model.
+Token ids are identical to those of transformers' tokenizer from the same files. Owns the text of a streaming answer
+that is held back, and stop strings, which are found regardless of token boundaries. Independent of the model.
 """
 
 from __future__ import annotations
@@ -22,40 +22,42 @@ from kvscope_telemetry.messages.commands import MAX_PROMPT_CHARACTERS, ChatMessa
 
 REPLACEMENT: Final = "�"
 WINDOW: Final = 16
-"""Tokens decoded again for each new one; the first few give the rest their context (leading spaces)."""
+"""Number of tokens decoded again for each new one; the first of them are context for the rest (leading spaces)."""
 MAX_WINDOW: Final = 256
-"""Tokens of broken bytes in a row after which nobody waits for the character to become whole."""
+"""Number of consecutive tokens without a complete character after which the text is flushed with replacement
+characters.
+"""
 
 _PROBE: Final = "kvscope"
-"""A text that no template writes by itself."""
+"""Text that no chat template contains, to test what a template writes."""
 
 Decode = Callable[[Sequence[int]], str]
 
 
 class Codec(Protocol):
-    """What encodes and decodes."""
+    """Interface of the tokenizer implementations."""
 
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Ids of `text`."""
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        """Text of `ids`."""
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str: ...
 
     def vocabulary(self) -> Mapping[str, int]:
-        """Ids by token, those added later too."""
+        """Return the ids by token text, added tokens included."""
 
     def special_ids(self) -> frozenset[int]:
-        """Tokens that `decode` can skip."""
+        """Return the ids of the tokens that `decode` skips with `skip_special_tokens`."""
 
     def is_byte_level(self) -> bool:
-        """Whether tokens are written in GPT-2's letters for bytes."""
+        """Whether the vocabulary is in GPT-2's byte-level alphabet."""
 
     def fewest_tokens(self, text: str, enough: int) -> int:
-        """A number of tokens that `text` has at least, in little time; `enough`, or more, ends the counting."""
+        """Return a lower bound of the number of tokens in `text`, quickly. Counting may stop once the bound reaches
+        `enough`.
+        """
 
 
 class Tokenizer:
-    """A model's tokenizer. Read only; threads may share it."""
+    """A model's tokenizer. Immutable, and therefore thread-safe."""
 
     def __init__(
         self,
@@ -63,13 +65,17 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         chat_template: str | None = None,
     ) -> None:
-        """`special_tokens` are by role, `eos_token` and so on: a chat template may ask for them."""
+        """Create a tokenizer. `special_tokens` maps roles such as `eos_token` to token texts; chat templates may use
+        them.
+        """
         self._codec = codec
         self._special = dict(special_tokens)
         self.chat_template = chat_template
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Special tokens written out in it count as such, as in transformers."""
+        """Return the token ids of `text`. Special tokens that are spelled out in it are encoded as such, as in
+        transformers. Raises BadInput for invalid Unicode.
+        """
         return self._codec.encode(valid_text(text), add_special_tokens)
 
     def chat(
@@ -79,10 +85,10 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, ready for the answer.
+        """Return the token ids of a conversation, ready for the answer.
 
-        Raises BadInput when the model has no chat template, when the template refuses the conversation, or when
-        it takes longer than `chat_template.MAX_TEMPLATE_S`.
+        Raises BadInput if the model has no chat template, if the template refuses the conversation, or if it takes
+        longer than `chat_template.MAX_TEMPLATE_S`.
         """
         text = self.chat_text(messages, add_generation_prompt=add_generation_prompt, tools=tools)
         return self.encode(text, add_special_tokens=False)
@@ -94,7 +100,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
     ) -> str:
-        """The conversation as the model's template writes it. `tools` are functions as OpenAI describes them."""
+        """Return the conversation as formatted by the model's template. `tools` are function definitions in OpenAI's
+        format. Raises BadInput like `chat`.
+        """
         if self.chat_template is None:
             raise BadInput("this model has no chat template: only raw prompts are accepted")
         if not messages:
@@ -107,12 +115,14 @@ class Tokenizer:
                 "add_generation_prompt": add_generation_prompt,
             }
             return chat_template.render(self.chat_template, self._special | variables)
-        except Exception as error:  # the template is the model's own program: anything may come out of it
+        except Exception as error:  # a template is a program: it may raise anything
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
 
     def as_read(self, turns: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-        """Turns with their texts as the template reads them: some, of models that see, read lists of parts alone."""
+        """Convert turns to the content format that the template reads: templates of some vision models accept only
+        lists of parts.
+        """
         return map(_in_parts, turns) if self._reads_parts_alone else turns
 
     @cached_property
@@ -120,72 +130,66 @@ class Tokenizer:
         return not self._writes(_PROBE) and self._writes([{"type": "text", "text": _PROBE}])
 
     def _writes(self, content: Any) -> bool:
-        """Whether the template has the probe's text in what it makes of `content`."""
         turns = [{"role": "user", "content": content}]
         try:
             variables = {"messages": turns, "tools": None, "documents": None}
             return _PROBE in chat_template.render(self.chat_template or "", self._special | variables)
-        except Exception:  # the template is the model's own program: what it makes of this, it says of real turns, too
+        except Exception:  # a template that fails here fails for real turns, too
             return False
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of `ids`, with special tokens written out unless skipped."""
+        """Return the text of `ids`. Special tokens are written out unless skipped."""
         return self._codec.decode(ids, skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token on its own; replacement characters where it is a part of a character."""
+        """Return the text of a single token; replacement characters if it is a part of a character."""
         return self._codec.decode([token_id], False)
 
     def detokenizer(self, stop: Sequence[str] = (), context: Sequence[int] = ()) -> Detokenizer:
-        """For the text of one answer as it streams: special tokens are skipped, `stop` strings end it.
+        """Return a detokenizer for one streaming answer, which skips special tokens and ends at `stop` strings.
 
-        `context` are the tokens that the text goes on from: with them its first word keeps the space before it.
+        `context` are the tokens before the answer: with them, its first word keeps its leading space.
         """
         return Detokenizer(partial(self._codec.decode, skip_special_tokens=True), stop, context)
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """By role, as a chat template asks for them."""
         return self._special
 
     @cached_property
     def vocabulary(self) -> Mapping[str, int]:
-        """Ids by token as the vocabulary writes it."""
         return self._codec.vocabulary()
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that an answer's text does not show."""
+        """Ids of the tokens that are not shown in an answer's text."""
         return self._codec.special_ids()
 
     @cached_property
     def special_texts(self) -> Mapping[str, int]:
-        """The same by how the vocabulary writes them."""
         special = self.special_token_ids
         return {text: token_id for text, token_id in self.vocabulary.items() if token_id in special}
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether tokens are written in GPT-2's letters for bytes."""
+        """Whether the vocabulary is in GPT-2's byte-level alphabet."""
         return self._codec.is_byte_level()
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens. The model's embedding may have more rows than this."""
+        """Number of tokens in the vocabulary. The model's embedding may have more rows."""
         return len(self.vocabulary)
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the token that begins a text, where there is one."""
         return self._special_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the token that ends a text, where there is one."""
         return self._special_id("eos_token")
 
     def refuse_too_long(self, text: str, max_len: int) -> None:
-        """Raise BadInput for a prompt that has `max_len` tokens or more whatever they are, before they are made."""
+        """Raise BadInput, without tokenizing, if a prompt is certain to have `max_len` tokens or more."""
         if len(text) > MAX_PROMPT_CHARACTERS:
             raise BadInput(f"the prompt has {len(text)} characters: at most {MAX_PROMPT_CHARACTERS} are accepted")
         fewest = self._codec.fewest_tokens(text, max_len)
@@ -209,11 +213,12 @@ def _turn(message: ChatMessage | Mapping[str, str]) -> dict[str, Any]:
     return {key: valid_text(value) for key, value in message.items()}
 
 
-# One turn of a conversation as chat templates read it: a plain dictionary, with what the turn does not have left out.
-#
-# Owns the form of tool calls: that of OpenAI, with arguments as an object, which is what templates write out as JSON.
+# Conversion of a turn for chat templates: a dictionary without absent fields. Tool calls are in OpenAI's format, except
+# that arguments are an object, because templates serialize them to JSON themselves.
 def as_template_reads(message: ChatMessage) -> dict[str, Any]:
-    """Raises BadInput for text that is no text, and for arguments of a call that are no JSON object."""
+    """Convert a message to a dictionary for chat templates. Raises BadInput for invalid Unicode and for tool call
+    arguments that are not a JSON object.
+    """
     turn: dict[str, Any] = {"role": message.role, "content": valid_text(message.content)}
     if message.tool_calls:
         turn["tool_calls"] = [_call(call) for call in message.tool_calls]
@@ -224,7 +229,7 @@ def as_template_reads(message: ChatMessage) -> dict[str, Any]:
 
 
 def valid_text(text: str) -> str:
-    """Raises BadInput for half a surrogate pair: it has no bytes, so no tokens."""
+    """Return `text`. Raises BadInput if it contains a lone surrogate, which cannot be encoded in UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -241,12 +246,13 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": valid_text(call.name), "arguments": arguments}}
 
 
-# Token ids to text, one at a time, as an answer streams.
+# Streaming decoders.
 class IncrementalDecoder:
-    """What each token adds to the text of those before it: first of all to that of `context`, whose own is not told.
+    """Decodes tokens one at a time, returning the text that each adds after `context`, whose own text is not
+    returned.
 
-    The pieces joined are the text of all tokens decoded at once, less that of the context. A character whose bytes
-    are spread over tokens comes with the last of them.
+    The concatenated pieces equal the text of all tokens decoded together, without that of the context. A character
+    whose bytes are spread over several tokens is returned with the last of them.
     """
 
     def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
@@ -254,12 +260,14 @@ class IncrementalDecoder:
         self._ids: list[int] = list(context[-WINDOW // 2 :])
         text = decode(self._ids) if self._ids else ""
         self._told = len(text.rstrip(REPLACEMENT))
-        """Characters of the window's text that were handed out."""
+        """Number of characters of the window's text that have been returned."""
         self._cut = len(self._ids) if self._told == len(text) else 0
-        """Where the window can be cut: its tokens from there on start at a whole character. 0: nowhere."""
+        """Index in the window from which its tokens start at a whole character, so that the tokens before it can be
+        dropped; 0 if there is none.
+        """
 
     def add_token(self, token_id: int) -> str:
-        """The text that `token_id` completes."""
+        """Add a token and return the text that it completes, possibly empty."""
         self._ids.append(token_id)
         text = self._decode(self._ids)
         if not text.endswith(REPLACEMENT):
@@ -269,13 +277,15 @@ class IncrementalDecoder:
         return self.flush() if len(self._ids) >= MAX_WINDOW else ""
 
     def flush(self) -> str:
-        """What is left at the end, with replacement characters for bytes that never became one."""
+        """Return the remaining text at the end of the answer, with replacement characters for incomplete characters."""
         piece = self._decode(self._ids)[self._told :] if self._ids else ""
         self._ids, self._told, self._cut = [], 0, 0
         return piece
 
     def _slide(self) -> None:
-        """At the end of a whole character: note it as the next cut, or drop what is before the last one."""
+        """Move the window at the end of a whole character: mark it as the next cut, or drop the tokens before the last
+        cut.
+        """
         if not self._cut:
             if len(self._ids) >= WINDOW // 2:
                 self._cut = len(self._ids)
@@ -289,9 +299,9 @@ class IncrementalDecoder:
 
 
 class Detokenizer:
-    """The text of one answer as it streams, up to the first of its stop strings.
+    """Streams the text of one answer up to the first of its stop strings.
 
-    Text that may be the beginning of a stop string is held back until the next tokens tell.
+    Text that may be the beginning of a stop string is held back until later tokens decide.
     """
 
     def __init__(self, decode: Decode, stop: Sequence[str] = (), context: Sequence[int] = ()) -> None:
@@ -299,16 +309,18 @@ class Detokenizer:
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False
-        """Whether a stop string came. Then the text ends before it, and nothing follows."""
+        """Whether a stop string was found. The text ends before it, and further tokens return no text."""
 
     def add_token(self, token_id: int, *, may_stop: bool = True) -> str:
-        """The text that can be told now. Without `may_stop` (below `min_tokens`) no stop string counts."""
+        """Add a token and return the text that can be shown now. With `may_stop=False` (below `min_tokens`), stop
+        strings are ignored.
+        """
         if self.stopped:
             return ""
         return self._take(self._decoder.add_token(token_id), may_stop)
 
     def flush(self) -> str:
-        """The rest, at the end of an answer; nothing after a stop string."""
+        """Return the remaining text at the end of the answer; empty after a stop string."""
         if self.stopped:
             return ""
         piece = self._take(self._decoder.flush(), may_stop=True)
@@ -330,44 +342,41 @@ class Detokenizer:
 
 
 def _first_stop(text: str, stop: Sequence[str]) -> int | None:
-    """Where the earliest stop string begins."""
     places = [place for place in (text.find(string) for string in stop) if place >= 0]
     return min(places, default=None)
 
 
 def _held_length(text: str, stop: Sequence[str]) -> int:
-    """Length of the longest end of `text` that is the beginning of a stop string."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of a stop string."""
     return max(_overlap(text, string) for string in stop)
 
 
 def _overlap(text: str, string: str) -> int:
-    """Length of the longest end of `text` that `string` begins with, `string` itself not counted."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `string`."""
     place = text.find(string[0], max(0, len(text) - len(string) + 1))
     while place >= 0 and not string.startswith(text[place:]):
         place = text.find(string[0], place + 1)
     return len(text) - place if place >= 0 else 0
 
 
-# The two ways a tokenizer comes: as a `tokenizers` file, or as one of transformers' classes in Python.
+# Codecs: a `tokenizers` file, or a Python class of transformers.
 class FastCodec:
-    """A `tokenizers.Tokenizer`."""
-
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """Padding and truncation that the file asks for are switched off."""
+        """Wrap `backend`, with its padding and truncation disabled."""
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
 
     @classmethod
     def from_file(cls, path: Path) -> FastCodec:
-        """The tokenizer in `path`. Raises BadInput when it is none."""
+        """Load the tokenizer in `path`. Raises BadInput if it is invalid."""
         try:
             return cls(tokenizers.Tokenizer.from_file(str(path)))
         except Exception as error:  # tokenizers raises bare Exception
             raise BadInput(f"{path} is not a tokenizer: {error!s:.200}") from error
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Of a batch, because `encode` itself holds the interpreter until it is through: a long text, the whole engine.
+        # `encode` holds the GIL while it runs, so a long text would block the whole engine; the batch call releases it.
         return list(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -384,7 +393,7 @@ class FastCodec:
         return "ByteLevel" in str(self._backend.decoder)
 
     def has_any_character(self) -> bool:
-        """Whether every character has tokens of its own, so that none becomes unknown."""
+        """Whether every character can be encoded without the unknown token (byte-level or byte fallback)."""
         parts = f"{self._backend.pre_tokenizer} {self._backend.decoder}"
         return "ByteLevel" in parts or "ByteFallback" in parts
 
@@ -398,7 +407,7 @@ class FastCodec:
 
 
 class PythonCodec:
-    """One of transformers' tokenizers that has no `tokenizers` form."""
+    """Codec on a Python tokenizer of transformers that has no `tokenizers` form."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -423,4 +432,4 @@ class PythonCodec:
         return "Ġ" in self._tokenizer.get_vocab()
 
     def fewest_tokens(self, text: str, enough: int) -> int:
-        return 0  # what it does with a text is its own code
+        return 0  # nothing is known about how a Python tokenizer changes a text

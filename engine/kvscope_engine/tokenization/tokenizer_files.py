@@ -1,4 +1,4 @@
-"""Reading a model's tokenizer from its folder, and writing it so that the next start reads it fast."""
+"""Loads a model's tokenizer from its folder, and saves it in a form that loads fast at the next start."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvscope_telemetry.errors import BadInput
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 EXTRAS_FILE: Final = "kvscope_tokenizer.json"
-"""Beside a `tokenizer.json` that is exact: special tokens by role, and the chat template."""
+"""File with the special tokens by role and the chat template, next to a complete `tokenizer.json`."""
 PROCESSOR_TEMPLATE_FILE: Final = "chat_template.json"
-"""Of older models that see: the template is that of all their inputs."""
+"""File in which older vision models keep the chat template for all their inputs."""
 _ANY_OF: Final = (TOKENIZER_FILE, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer in `folder`, None when it holds none. Raises BadInput when it cannot be read."""
+    """Load the tokenizer in `folder`, or return None if there is none. Raises BadInput if it cannot be read."""
     if (folder / EXTRAS_FILE).is_file():
         extras = json.loads((folder / EXTRAS_FILE).read_bytes())
         codec = FastCodec.from_file(folder / TOKENIZER_FILE)
@@ -30,7 +30,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
 
     try:
         source = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a external file: transformers raises nearly anything
+    except Exception as error:  # transformers raises nearly any exception for an invalid file
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise BadInput(f"the tokenizer in {str(folder)!r} cannot be read: {line:.200}") from error
     if source.chat_template is None and (folder / PROCESSOR_TEMPLATE_FILE).is_file():
@@ -39,7 +39,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def from_transformers(source: Any) -> Tokenizer:
-    """Ours, for one of transformers' tokenizers."""
+    """Convert a tokenizer of transformers. If it has several chat templates, the one named "default" is used."""
     codec = FastCodec(source.backend_tokenizer) if source.is_fast else PythonCodec(source)
     template = source.chat_template
     if isinstance(template, dict):
@@ -48,7 +48,9 @@ def from_transformers(source: Any) -> Tokenizer:
 
 
 def save_tokenizer(source: Any, folder: Path) -> None:
-    """Write transformers' tokenizer into `folder`, so that `load_tokenizer` needs no transformers for it."""
+    """Save a transformers tokenizer to `folder`, so that `load_tokenizer` can read it without importing transformers. A
+    tokenizer without a fast form is saved as it is.
+    """
     source.save_pretrained(folder)
     if not source.is_fast:
         return

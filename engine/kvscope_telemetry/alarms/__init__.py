@@ -1,1 +1,3 @@
-"""Alarms: rules on the summaries of a session, the same live and for a recording. Knows no files and no Qt."""
+"""Alarms: rules evaluated on the per-second summaries of a session, identically live and for recordings. Imports no Qt
+and reads no files.
+"""

@@ -1,7 +1,9 @@
-"""Rings alarms: reads the seconds of an overview in order, by rules that do not change meanwhile.
+"""Evaluates alarm rules over the seconds of a session overview, in order.
 
-Owns which rule holds since when. One trouble is one alarm: it rings once its expression has held for its seconds, and
-is over once it clearly has not for some more. Knows no clock: live and offline are the same.
+Owns the state of each rule: since when its condition holds, and the alarm that it fired. An alarm fires once the rule's
+expression has held for `Rule.seconds`, and is resolved once the expression has clearly not held for `CALM_S`, so that a
+value that fluctuates around a threshold gives one alarm. The rules do not change during the life of an engine. Reads no
+clock: the result is the same live and offline.
 """
 
 from __future__ import annotations
@@ -21,38 +23,43 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 CALM_S: Final = 10.0
-"""How long it must not hold until it is over."""
+"""Seconds for which the condition must clearly not hold until an alarm is resolved."""
 SLACK: Final = 0.05
-"""How far from its thresholds it must be by then: what goes up and down around one is one trouble."""
+"""Relative distance from its thresholds that a value must keep to count as clearly not holding: fluctuation around a
+threshold is one alarm.
+"""
 _LARGEST_GAP_NS: Final = 2 * SECOND_NS
-"""Of seconds that were not told nothing is known: what held before need not have held meanwhile."""
+"""Largest gap between seconds over which a condition counts as held without interruption. Missing seconds are
+unknown.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """One alarm, from when its rule rang. Times are the overview's: ns since 1970."""
+    """An alarm that fired, possibly resolved since. Times are the overview's: nanoseconds since 1970."""
 
     rule: Rule
     epoch: int
     begin_ns: int
-    """When it began."""
+    """Start of the first second in which the condition held."""
     rang_ns: int
-    """When it had lasted long enough."""
+    """End of the second with which the condition had held for `Rule.seconds`: the time at which the alarm fired."""
     worst: float
-    """What is held against the first threshold, at its worst so far."""
+    """Worst value so far of the side of the first comparison that names a figure (`Expression.value`)."""
     value: float = math.nan
-    """The same as it is now."""
+    """Latest value, defined like `worst`."""
     until_ns: int = 0
-    """When it was over; 0 while it goes on."""
+    """Time at which the alarm was resolved; 0 while it is active."""
 
     @property
     def name(self) -> str:
-        """The name of its rule."""
         return self.rule.name
 
 
 class AlarmEngine:
-    """Judges the seconds of an overview that are given to `read`; rules that are off or invalid cost nothing."""
+    """Evaluates the rules on the seconds passed to `read`. Rules that are off or invalid are ignored and cost
+    nothing.
+    """
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = [rule for rule in rules if rule.is_on and not complaint(rule)]
@@ -62,17 +69,21 @@ class AlarmEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no rule is on."""
+        """Whether there is no valid rule that is on."""
         return not self._rules
 
     @property
     def standing(self) -> list[Alarm]:
-        """The alarms that have not ended."""
+        """Active alarms: those that fired and are not resolved."""
         return [watch.alarm for watch in self._watches if watch.alarm is not None]
 
     def read(self, overview: SessionOverview, first: int, last: int) -> list[Alarm]:
-        """Read the seconds at the places from `first` until before `last`, which follow those of the last call; returns
-        alarms that rang in them and alarms that ended in them (with `until_ns`).
+        """Evaluate the rules on rows `first` to `last` - 1 of the overview, which must follow those of the previous
+        call.
+
+        Returns the alarms that fired and those that were resolved (with `until_ns`) in these seconds, in the order of
+        time. A new engine start (epoch) resolves all active alarms; a gap of more than two seconds resets the time for
+        which conditions have held.
         """
         changed: list[Alarm] = []
         rows = slice(first, last)
@@ -89,7 +100,7 @@ class AlarmEngine:
         return changed
 
     def _turn_to(self, time_ns: int, epoch: int) -> list[Alarm]:
-        """What the next second ends by being of another engine start."""
+        """Return the alarms that are resolved because the next second belongs to another engine start."""
         ended: list[Alarm] = []
         if epoch != self._epoch:
             ended = [replace(alarm, until_ns=self._last_ns) for alarm in self.standing]
@@ -103,7 +114,7 @@ class AlarmEngine:
 
 
 class _Watch:
-    """One rule in one engine start."""
+    """State of one rule during one engine start."""
 
     def __init__(self, rule: Rule) -> None:
         self.alarm: Alarm | None = None
@@ -113,8 +124,11 @@ class _Watch:
         self._worst = math.nan
 
     def columns(self, overview: SessionOverview, rows: slice) -> list[tuple[float, float, float]]:
-        """Of each second whether it holds, whether it does with slack, and its value; the last two are read where
-        there is a trouble."""
+        """Return for each second (whether the condition holds, whether it holds with slack, its value).
+
+        The last two are evaluated only where needed: while an alarm is active or if the condition holds in one of the
+        seconds.
+        """
         expression = self._expression
         holds = expression.holds(overview, rows)
         if self.alarm is None and not (holds == 1).any():
@@ -123,11 +137,11 @@ class _Watch:
         return list(zip(*(part.tolist() for part in parts), strict=True))
 
     def lose_track(self) -> None:
-        """Seconds are missing."""
+        """Forget since when the condition has held or not held, because seconds are missing."""
         self._since_ns = self._calm_since_ns = None
 
     def feed(self, time_ns: int, epoch: int, second: tuple[float, float, float], *, is_stopped: bool) -> Alarm | None:
-        """The next second; the alarm, where it rang or was over by it."""
+        """Evaluate the next second. Returns the alarm if it fired or was resolved with this second, else None."""
         holds, nearly_holds, value = second
         if math.isnan(holds):
             if is_stopped:
@@ -165,7 +179,7 @@ class _Watch:
 
 
 def alarm_text(alarm: Alarm) -> str:
-    """Describe the alarm's worst value: `up to 97.0 %`."""
+    """Describe the alarm's worst value, such as `up to 97.0 %`; empty if no value is known."""
     if not math.isfinite(alarm.worst):
         return ""
     expression = expression_of(alarm.rule.expression)
@@ -173,8 +187,10 @@ def alarm_text(alarm: Alarm) -> str:
 
 
 def bookmark_of(alarm: Alarm) -> Bookmark:
-    """Return the alarm's bookmark. The same alarm has the same bookmark wherever it rings; a later revision says how it
-    ended.
+    """Return the alarm's bookmark.
+
+    The id is derived from rule, epoch and start, so the same alarm gets the same bookmark live and offline. The
+    bookmark of a resolved alarm has revision 1 and replaces that of the active alarm (revision 0).
     """
     return Bookmark(
         bookmark_id=f"{alarm.name}-{alarm.epoch:x}-{alarm.begin_ns:x}",

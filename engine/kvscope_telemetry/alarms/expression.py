@@ -1,8 +1,8 @@
-"""An expression over figures of a second, as a person writes it: `free_blocks < 0.05 * num_blocks and running > 8`.
+"""Alarm expressions over the figures of a second, such as `free_blocks < 0.05 * num_blocks and running > 8`.
 
-Owns what is accepted (figures, numbers, comparisons, and, or, not, + - * /, min, max, abs, mean, sum, and nothing else:
-what is written is read by Python's `ast` and never run) and what it comes to. Where a figure is not known, so is what
-depends on it, and `and`, `or`, `not` go by that: a condition is 1, 0, or NaN.
+Owns the grammar (figures, numbers, comparisons, and, or, not, + - * /, min, max, abs, mean, sum, and nothing else), its
+validation and its evaluation. An expression is parsed with Python's `ast` and never executed. Logic is three-valued: a
+condition is 1, 0, or NaN (unknown) where it depends on a figure that is not known.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _GRAMMAR: Final = f"figures, numbers, comparisons, and, or, not, + - * / and {',
 
 
 class Expression:
-    """A condition over figures of a second. Raises BadInput for an invalid one, naming the wrong word and what is
-    accepted.
+    """A parsed and validated condition over figures of a second. Raises BadInput for an invalid expression; the message
+    names the wrong token and what is accepted.
     """
 
     def __init__(self, text: str) -> None:
@@ -51,16 +51,20 @@ class Expression:
         _check_condition(self._root, self.text, 0)
         names = dict.fromkeys(node.id for node in _nodes(self._root) if isinstance(node, ast.Name))
         self.figures: tuple[SecondFigure, ...] = tuple(SECOND_FIGURES[name] for name in names if name not in _FUNCTIONS)
-        """That it names, each once."""
         if not self.figures:
             raise BadInput(f"{self.text!r} names no figure; accepted: {', '.join(SECOND_FIGURES)}")
         self._measured, self.rises = _what_is_measured(self._root)
         self._bounded = any(figure.read_low is not None for figure in self.figures)
 
     def holds(self, overview: SessionOverview, rows: slice, slack: float = 0.0) -> FloatArray:
-        """Of each of these seconds, shape (n,): 1 where it holds, 0 where not, NaN where that is not known. With
-        `slack` thresholds are so much easier to pass: 0.05 is 5 %. A latency that is told as a range makes it known
-        where both ends of the range agree."""
+        """Evaluate the condition for the seconds `rows`.
+
+        With `slack`, thresholds are easier to pass by that share of their absolute value (0.05: 5 %); within `not` they
+        are harder to pass. If a latency percentile is known only as a histogram bucket, the condition is evaluated for
+        both edges of the bucket and is unknown where the results differ.
+
+        Returns: shape (n,): 1 where the condition holds, 0 where it does not, NaN where this is unknown.
+        """
         at = _At(overview, rows, slack)
         high = _condition(self._root, at)
         if not self._bounded:
@@ -68,14 +72,16 @@ class Expression:
         return np.where(high == _condition(self._root, replace(at, is_low=True)), high, np.nan)
 
     def value(self, overview: SessionOverview, rows: slice) -> FloatArray:
-        """The value that the first comparison holds against its threshold, shape (n,); NaN where it is not known."""
+        """Return the value that the first comparison holds against its threshold, shape (n,); NaN where it is unknown.
+        Where the upper edge of a histogram bucket is infinite, the lower edge is returned.
+        """
         at = _At(overview, rows)
         value = _number(self._measured, at)
         return np.where(np.isinf(value), _number(self._measured, replace(at, is_low=True)), value)
 
     @property
     def unit(self) -> str:
-        """The unit of `value`; empty where the value is made of several figures."""
+        """Unit of `value`; empty if the value combines several figures or contains arithmetic."""
         names = {node.id for node in _nodes(self._measured) if isinstance(node, ast.Name)} - set(_FUNCTIONS)
         is_plain = not any(isinstance(node, ast.BinOp) for node in _nodes(self._measured))
         return SECOND_FIGURES[names.pop()].unit if is_plain and len(names) == 1 else ""
@@ -83,11 +89,11 @@ class Expression:
 
 @lru_cache(maxsize=256)
 def expression_of(text: str) -> Expression:
-    """As `Expression`, read once: every window judges by the same rules."""
+    """Return the parsed expression of `text`, cached because all windows evaluate the same rules. Raises BadInput."""
     return Expression(text)
 
 
-# What is accepted
+# Grammar and validation
 
 
 def _parsed(text: str) -> ast.expr:
@@ -97,7 +103,7 @@ def _parsed(text: str) -> ast.expr:
         raise BadInput(f"an expression of {len(text)} characters is not accepted: at most {MAX_LENGTH}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of numbers that run into words
+            warnings.simplefilter("error")  # ast warns of a number directly followed by a word, such as `1if`
             return ast.parse(text, mode="eval").body
     except SyntaxError as error:
         word = _word_at(text, error.offset or len(text) + 1)
@@ -111,7 +117,7 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _word_at(text: str, offset: int) -> str:
-    """The word, or the signs, that begin at or lie around a place, which is counted from 1."""
+    """Return the word or operator that begins at or surrounds the 1-based `offset`."""
     for found in re.finditer(r"[\w.]+|[^\w\s]+", text):
         if found.end() >= offset:
             return found.group()
@@ -180,7 +186,6 @@ def _check_call(node: ast.Call, text: str, depth: int) -> None:
 
 
 def _literal(node: ast.expr) -> float:
-    """A number that stands there; 0 for what is none."""
     return float(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else 0.0
 
 
@@ -217,7 +222,7 @@ def _nodes(root: ast.expr) -> Iterator[ast.AST]:
 
 
 def _what_is_measured(root: ast.expr) -> tuple[ast.expr, bool]:
-    """Of the first comparison with a figure, the side with it, and whether it is worse the greater it is."""
+    """Return the side of the first comparison that names a figure, and whether larger values of it are worse."""
     comparisons = [node for node in _nodes(root) if isinstance(node, ast.Compare)]
     first = min(comparisons, key=lambda node: (not _has_figure(node), node.lineno, node.col_offset))
     rises = isinstance(first.ops[0], ast.Gt | ast.GtE | ast.Eq | ast.NotEq)
@@ -228,22 +233,22 @@ def _has_figure(root: ast.expr) -> bool:
     return any(isinstance(node, ast.Name) and node.id in SECOND_FIGURES for node in _nodes(root))
 
 
-# What it comes to
+# Evaluation
 
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """Where and how it is read."""
+    """Rows of the overview on which an expression is evaluated, and the mode of evaluation."""
 
     overview: SessionOverview
     rows: slice
     slack: float = 0.0
     is_low: bool = False
-    """Of latencies that are told as a range, the lower end."""
+    """Whether to use the lower edge of the histogram bucket for latencies that are known only as a range."""
 
     @property
     def stopped(self) -> npt.NDArray[np.bool_]:
-        """Seconds in which the engine stood still, shape (n,)."""
+        """Whether the engine was paused or suspended for a part of each second, shape (n,)."""
         begins = self.overview.time_ns[self.rows]
         running: npt.NDArray[np.int64] = self.overview.stops.running_between(begins, begins + SECOND_NS)
         return running < SECOND_NS
@@ -314,13 +319,16 @@ def _number(node: ast.expr, at: _At) -> FloatArray:
 def _figure(figure: SecondFigure, at: _At) -> FloatArray:
     read = figure.read_low if at.is_low and figure.read_low is not None else figure.read
     values = read(at.overview, at.rows)
-    has_stops = len(at.overview.stops) > 0  # mostly not, and looking for them takes longer than all else
+    has_stops = len(at.overview.stops) > 0  # rare, and `stopped` takes longer than all the rest
     return np.where(at.stopped, np.nan, values) if has_stops and not figure.outlives_stops else values
 
 
 def _over_time(name: str, node: ast.expr, seconds: float, at: _At) -> FloatArray:
-    """Of the last `seconds` seconds of the same engine start, those of which it is known. A mean is not known before
-    there were so many; both are not known of a second in which the engine stood still."""
+    """Return the mean or sum of `node` over the last `seconds` seconds, shape (n,).
+
+    Only seconds of the same engine start in which the value is known count. A mean is NaN until the engine start is
+    `seconds` old. Both are NaN in a second in which the engine was paused and the value is unknown.
+    """
     times, epochs = at.overview.time_ns, at.overview.epoch[: at.rows.stop]
     starts = np.concatenate(([0], np.flatnonzero(epochs[1:] != epochs[:-1]) + 1))
     begins_ns = times[at.rows] - round(seconds * 1e9) + SECOND_NS

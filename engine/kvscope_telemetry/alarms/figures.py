@@ -1,7 +1,8 @@
-"""The figures of one second that alarms are made of: their names, what they count, and where they are read.
+"""Figures of one second that alarm expressions can name: their names, units, and how to read them from an overview.
 
-A figure is read off an overview for many seconds at once, by the definition of views and exports. NaN: not known.
-What `summaries.figures` has of a range is taken from there; add another here, and every rule can name it.
+A figure is read for many seconds at once, with the same definition as in views and exports; NaN means unknown. Figures
+that `summaries.figures` defines for a range of time are taken from there. A figure added here can be used in every
+rule.
 """
 
 from __future__ import annotations
@@ -33,31 +34,35 @@ from kvscope_telemetry.summaries.unknown import unknown_fields
 
 FloatArray = npt.NDArray[np.float64]
 Read = Callable[[SessionOverview, slice], FloatArray]
-"""The values of these seconds, shape (n,)."""
+"""Reads the values of the given rows of an overview, shape (n,)."""
 _TOLD_BY_USAGE: Final = {"active_blocks"}
-"""What follows from the share in use, which an engine tells that does not tell its free blocks."""
+"""Columns that can be derived from KV usage alone, and are therefore available from engines that report usage but not
+the number of free blocks.
+"""
 _USUAL_FOR_NS: Final = 600 * SECOND_NS
 _TIMES_USUAL: Final = 4.0
-"""A step may take so many times as long as those before it: a busy neighbour makes an engine slow, not stuck."""
+"""Factor over the longest recent step up to which the engine does not count as stalled: other load on the machine makes
+an engine slow, not stuck.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SecondFigure:
-    """One figure of a second that rules can name."""
-
     name: str
-    """As an expression has it, with its unit."""
+    """Name in expressions, with its unit, such as `ttft_p99_ms`."""
     words: str
     unit: str
-    """"share" (0 to 1), "blocks", "ms", "/s", …"""
+    """Unit: "share" (0 to 1), "blocks", "ms", "/s", ..."""
     group: str
     columns: tuple[str, ...]
-    """Of the overview, all of which must be known."""
+    """Overview columns that an engine must report for the figure to be known."""
     read: Read
     read_low: Read | None = None
-    """Where a server tells a histogram, the value is at least this and at most what `read` gives."""
+    """Reads the lower bound of a value that is known only as a histogram bucket; `read` gives the upper bound. None if
+    values are exact.
+    """
     outlives_stops: bool = False
-    """Whether it means something while the engine is paused."""
+    """Whether the figure has a meaning while the engine is paused; otherwise it is unknown then."""
 
     def is_available(self, capabilities: Capabilities) -> bool:
         """Whether an engine with these capabilities reports the figure."""
@@ -65,21 +70,27 @@ class SecondFigure:
 
 
 def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
-    """Seconds until free blocks run out, as forecast from the seconds that are over at `time_ns`; None without one."""
+    """Return the seconds until free and cached blocks run out, forecast from the seconds that ended by `time_ns`.
+
+    Returns None if there is no forecast: no second that ended within the last 5 s, a pause within the window, or no
+    clear fall.
+    """
     last = overview.place_at(time_ns + 1 - SECOND_NS) + 1
     if not last or time_ns - int(overview.time_ns[last - 1]) > 5_000_000_000:
         return None
     first = max(0, last - WINDOW_S)
     first += int(np.count_nonzero(overview.epoch[first:last] != overview.epoch[last - 1]))
     if overview.stops.stopped_ns(int(overview.time_ns[first]), time_ns):
-        return None  # what fell before need not fall afterwards
+        return None  # the trend before a pause says nothing about the time after it
     active, cached, free = (overview.column(f"{name}_blocks")[first:last] for name in ("active", "cached", "free"))
     pool = float(active[-1] + cached[-1] + free[-1])
     return seconds_left((overview.time_ns[first:last] - overview.time_ns[first]) / 1e9, cached + free, pool)
 
 
 def _run_out_s(overview: SessionOverview, rows: slice) -> FloatArray:
-    """Infinite where blocks are not going, and once they are gone."""
+    """Return the seconds until free and cached blocks run out; infinite where no fall is forecast and where none are
+    left.
+    """
     room = overview.column("cached_blocks")[rows] + overview.column("free_blocks")[rows]
     left = [forecast_at(overview, time_ns) for time_ns in (overview.time_ns[rows] + SECOND_NS - 1).tolist()]
     found = np.array([np.inf if each is None else each for each in left], np.float64)
@@ -87,7 +98,7 @@ def _run_out_s(overview: SessionOverview, rows: slice) -> FloatArray:
 
 
 def _stalled_s(overview: SessionOverview, rows: slice) -> FloatArray:
-    """0 while steps merely take what they lately took, or a few times that."""
+    """Return the stalled time in seconds; 0 while it is at most `_TIMES_USUAL` times the longest recent step."""
     stalled = overview.column("stalled_s")
     values = stalled[rows].copy()
     for place in np.flatnonzero(values > 0).tolist():
@@ -98,7 +109,9 @@ def _stalled_s(overview: SessionOverview, rows: slice) -> FloatArray:
 
 
 def _usual_step_s(overview: SessionOverview, at: int) -> float:
-    """The longest step that ended in the ten minutes before the end of the second at `at`."""
+    """Return the longest step, in seconds, of the ten minutes before the end of the second at row `at`, within its
+    engine start.
+    """
     first = int(np.searchsorted(overview.time_ns, int(overview.time_ns[at]) - _USUAL_FOR_NS))
     first += int(np.count_nonzero(overview.epoch[first : at + 1] != overview.epoch[at]))
     num_steps, run_ns = (overview.column(name)[first : at + 1] for name in ("num_steps", "run_ns"))
@@ -114,14 +127,16 @@ def _column(name: str, scale: float, overview: SessionOverview, rows: slice) -> 
 
 
 def _percentile_low(column: str, overview: SessionOverview, rows: slice) -> FloatArray:
-    """Just above the lower edge of its bucket; the value itself where it is known."""
+    """Return a percentile in ms: just above the lower edge of its bucket, or the exact value where it is known."""
     above = overview.column(f"{column}_above_s")[rows]
     exact = overview.column(f"{column}_s")[rows]
     return np.where(np.isnan(above), exact, np.nextafter(above, np.inf)) * 1e3
 
 
 def _percentile(column: str, overview: SessionOverview, rows: slice) -> FloatArray:
-    """The upper edge of its bucket, infinite in the last one; the value itself where it is known."""
+    """Return a percentile in ms: the upper edge of its bucket (infinite for the last bucket), or the exact value where
+    it is known.
+    """
     above, value = overview.column(f"{column}_above_s")[rows], overview.column(f"{column}_s")[rows]
     return np.where(np.isnan(value) & ~np.isnan(above), np.inf, value) * 1e3
 
@@ -144,7 +159,7 @@ def _plain(
 
 
 def _of_figures(group: str) -> Iterator[SecondFigure]:
-    """What figures of a range say of a second: how many a second, or which share."""
+    """Yield per-second figures for those of `summaries.figures` in this group: a share, or a rate per second."""
     for figure in FIGURES:
         if figure.places.alarms == group and figure.share is not None:
             names, read = figure.share.names(), partial(_share, figure.share)

@@ -1,7 +1,6 @@
-"""Forecasts when the blocks that nobody holds run out at the present rate: a robust slope over some seconds, and no
-guess from noise.
+"""Forecast of when free and cached blocks run out: a robust slope over the last seconds, and no forecast from noise.
 
-Cached blocks count as free: they are evicted when a request needs them. Knows numbers alone.
+Cached blocks count as free because they are evicted when a request needs them. Works on plain arrays only.
 """
 
 from __future__ import annotations
@@ -13,24 +12,30 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 WINDOW_S: Final = 15
-"""So many seconds are looked at, at most."""
+"""Maximum number of most recent samples (one per second) that the slope is fitted to."""
 LEAST_S: Final = 8
 LONGEST_S: Final = 600.0
-"""What is further away is no forecast."""
+"""Longest forecast in seconds; None is returned beyond it."""
 _LEAST_SHARE: Final = 0.02
-"""Of the pool: less of a fall in the window is nothing."""
+"""Minimum fall within the window, as a share of the pool; smaller changes are ignored."""
 _CLEARER_THAN_NOISE: Final = 3.0
 _LEAST_OF_A_HALF: Final = 0.3
-"""Of the slope of all: what fell once, or no longer falls, is not going."""
+"""Minimum slope of each half of the window, as a share of the slope of the whole window. Excludes a single drop and a
+fall that has ended.
+"""
 _LARGEST_GAP_S: Final = 2.5
 
 
 def seconds_left(time_s: FloatArray, room: FloatArray, num_blocks: float) -> float | None:
-    """Until `room`, the blocks nobody holds at the times `time_s` (ascending, shape (n,) each), of a pool of
-    `num_blocks`, is 0; None where it does not fall, or not clearly.
+    """Return the seconds until no block is available, or None if the number does not fall, or not clearly.
 
-    The slope is the median of those between all pairs of seconds (Theil 1950, Sen 1968): a request that ends or begins
-    is a jump and no slope.
+    The slope is the median of the slopes between all pairs of samples (Theil 1950, Sen 1968), so that a request that
+    starts or finishes is an outlier and does not change the trend.
+
+    Args:
+        time_s: Ascending times of the samples in seconds, shape (n,).
+        room: Free and cached blocks at these times, shape (n,).
+        num_blocks: Total number of blocks in the pool.
     """
     time_s, room = time_s[-WINDOW_S:], room[-WINDOW_S:]
     if time_s.size < LEAST_S or np.diff(time_s).max() > _LARGEST_GAP_S or not np.isfinite(room).all():

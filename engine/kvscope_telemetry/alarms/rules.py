@@ -1,7 +1,7 @@
-"""Rules of alarms: a name, an expression, and how long it must hold. The predefined rules are of the same kind.
+"""Alarm rules: a name, an expression, and for how long it must hold.
 
-Owns the rules there are at first, what is accepted of one, and how it is written in a line. How a second is judged is
-`alarm_engine`'s; what an expression is, `expression`'s.
+Owns the default rules (of the same kind as users' rules), the validation of rules, and their one-line text format.
+Evaluation is in `alarm_engine`, the expression language in `expression`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,15 @@ MAX_RULES: Final = 100
 _LINE: Final = re.compile(r"(?:(?P<name>[^:]*):)?(?P<expression>.*?)(?:\s+for\s+(?P<number>[\d.]+)\s*(?P<unit>s|min))?")
 _FIGURE: Final = re.compile(r"[a-z]\w*")
 _PLAIN: Final = re.compile(r"[a-z]\w* *[<>]=? *(?P<number>\d+(\.\d+)?)")
-"""One figure and its limit."""
 _UNITS: Final = {"s": 1.0, "min": 60.0}
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Says when one alarm rings."""
-
     name: str
-    """What the alarm is called: no two rules have the same."""
+    """Name of the alarm, unique among the rules."""
     expression: str
     seconds: float = 0.0
-    """How long it must hold; 0: it rings with the first second."""
+    """Seconds for which the expression must hold before the alarm fires; 0: it fires with the first second."""
     is_on: bool = True
 
 
@@ -52,7 +49,9 @@ DEFAULT_RULES: Final = (
 
 
 def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Return the rules. Raises BadInput for rules that are invalid, each or together."""
+    """Return the rules as a tuple. Raises BadInput if a rule is invalid, two have the same name, or there are more than
+    `MAX_RULES`.
+    """
     found: dict[str, Rule] = {}
     for rule in rules:
         why_not = complaint(rule)
@@ -67,7 +66,7 @@ def checked(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def complaint(rule: Rule) -> str:
-    """Say in one line what is wrong with a rule; empty for a valid one."""
+    """Return why a rule is invalid, in one line; empty for a valid rule."""
     if not rule.name.strip():
         return "a name is needed"
     if rule.name == NOTE or len(rule.name) > MAX_NAME:
@@ -82,7 +81,9 @@ def complaint(rule: Rule) -> str:
 
 
 def parse_rule(text: str) -> Rule:
-    """Parse `[NAME:] EXPRESSION [for N s]`; without a name the rule is named by its expression. Raises BadInput."""
+    """Parse `[NAME:] EXPRESSION [for N s]` (`min` is accepted too). Without a name, the expression is the name. Raises
+    BadInput.
+    """
     found = _LINE.fullmatch(" ".join(text.split()))
     assert found is not None, "each part of a line may be missing"
     expression = found["expression"].strip()
@@ -96,13 +97,15 @@ def parse_rule(text: str) -> Rule:
 
 
 def rule_text(rule: Rule) -> str:
-    """Format a rule: `KV usage high: kv_usage > 0.95 for 5 s`."""
+    """Format a rule as `parse_rule` reads it: `KV usage high: kv_usage > 0.95 for 5 s`."""
     name = "" if rule.name == rule.expression else f"{rule.name}: "
     return f"{name}{rule.expression}" + (f" for {rule.seconds:g} s" if rule.seconds else "")
 
 
 def rule_words(rule: Rule) -> str:
-    """Say what a valid rule asks for: `longest wait of a request for its first step > 10 s`."""
+    """Describe the condition of a valid rule with the figures' labels: `longest wait of a request for its first step >
+    10 s`.
+    """
     expression = expression_of(rule.expression)
     words = _FIGURE.sub(_words_of, expression.text)
     plain = _PLAIN.fullmatch(expression.text)
@@ -118,6 +121,6 @@ def _words_of(name: re.Match[str]) -> str:
 
 
 def unreported_figures(rule: Rule, capabilities: Capabilities) -> tuple[str, ...]:
-    """Return the figures of a valid rule that an engine with these capabilities does not report."""
+    """Return the names of the figures in a valid rule that an engine with these capabilities does not report."""
     told = expression_of(rule.expression).figures
     return tuple(figure.name for figure in told if not figure.is_available(capabilities))

@@ -1,7 +1,6 @@
-"""A webhook: each alarm that rings or is over is posted to a URL as JSON, by a thread of its own.
+"""Webhook: posts each alarm that fires or is resolved to a URL as JSON, on its own thread.
 
-Owns the payload (`docs/alarms.md`), the queue before the thread, and what is done when nobody answers: who posts never
-waits.
+Owns the payload (`docs/alarms.md`), the bounded queue before the thread, and retries. Callers never block.
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ from kvscope_telemetry.errors import BadInput
 
 TIMEOUT_S: Final = 5.0
 RETRY_AFTER_S: Final = (1.0, 4.0)
-"""Twice more, so long after each failure."""
+"""Delays in seconds before each of the two retries of a failed post."""
 MAX_QUEUED: Final = 100
 
 
 def checked_url(url: str) -> str:
-    """`url` without spaces around it. Raises BadInput for what is none of http or https."""
+    """Return `url` without surrounding spaces. Raises BadInput unless it is an http or https URL without
+    credentials.
+    """
     url = url.strip()
     try:
         parts = urlsplit(url)
@@ -64,12 +65,12 @@ def payload(alarm: Alarm, engine: str, instance: str) -> dict[str, Any]:
 
 
 class Webhook:
-    """Posts to `url`. Raises BadInput for one that will not do."""
+    """Posts JSON documents to `url` from a background thread. Raises BadInput for an invalid URL."""
 
     def __init__(self, url: str) -> None:
         self.url = checked_url(url)
         self.failure = ""
-        """Why the last post was given up, for a person; empty while all is well."""
+        """Message why the last post failed or was dropped; empty after a success."""
         self._posts: queue.Queue[bytes | None] = queue.Queue(MAX_QUEUED + 1)
         self._closing = threading.Event()
         self._opener = urllib.request.build_opener(_NoRedirects)
@@ -77,7 +78,9 @@ class Webhook:
         self._thread.start()
 
     def post(self, document: Mapping[str, Any]) -> bool:
-        """Queue a post; never blocks. Returns False, and drops it, when too many wait."""
+        """Queue a post; never blocks. Returns False and drops it if `MAX_QUEUED` posts wait or the webhook is
+        closed.
+        """
         if self._posts.qsize() >= MAX_QUEUED or self._closing.is_set():
             self.failure = f"{self._where}: {MAX_QUEUED} alarms wait to be posted; more are dropped"
             return False
@@ -85,7 +88,7 @@ class Webhook:
         return True
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Post what waits, each once, then end; waits no longer than `timeout_s`. Idempotent."""
+        """Stop the thread after the queued posts, each tried once. Waits at most `timeout_s`. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             self._posts.put_nowait(None)
@@ -93,7 +96,7 @@ class Webhook:
 
     @property
     def _where(self) -> str:
-        """The rest of a URL may be a secret."""
+        # Only the host: the path or query of a webhook URL may be a secret.
         return f"webhook at {urlsplit(self.url).netloc}"
 
     def _run(self) -> None:
@@ -106,7 +109,7 @@ class Webhook:
             self.failure = f"{self._where}: {failure}" if failure else ""
 
     def _try(self, data: bytes) -> str:
-        """Why it could not be posted; empty when it was."""
+        """Post once. Returns why it failed, or an empty string."""
         headers = {"Content-Type": "application/json", "User-Agent": "kvscope"}
         request = urllib.request.Request(self.url, data, headers, method="POST")
         try:
@@ -122,7 +125,7 @@ class Webhook:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would become a GET, elsewhere."""
+    """Refuses redirects: urllib would turn a redirected POST into a GET to another address."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -133,6 +136,5 @@ def _known(value: float) -> float | None:
 
 
 def _time_text(time_ns: int) -> str:
-    """RFC 3339, in milliseconds."""
     moment = datetime.fromtimestamp(time_ns // 1_000_000 / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

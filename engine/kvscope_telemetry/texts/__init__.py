@@ -1,1 +1,3 @@
-"""Texts of blocks in recordings: which are asked for, how they are written and found again. Knows no file."""
+"""Texts of KV blocks in recordings: which blocks to request, how texts are encoded, and how they are found. Does no
+file I/O.
+"""

@@ -1,6 +1,7 @@
-"""The texts of blocks in a recording. They are written only where somebody asked for it, because prompts are private.
+"""Texts of KV blocks in a recording, which are recorded only on request because prompts are private.
 
-Owns what is written of a block, as JSON with a schema, and how what was written is found again. Knows no file.
+Owns the JSON schema of a recorded text, and the index that finds the text of a block in a given state. Does no file
+I/O.
 """
 
 from __future__ import annotations
@@ -17,54 +18,55 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 MAX_TEXT_BYTES: Final = 1 << 20
-"""Of one block as JSON."""
+"""Maximum size of one encoded text in bytes."""
 MAX_KEPT_BYTES: Final = 96 << 20
-"""Of texts in memory, about; of longer recordings the newest are kept."""
+"""Approximate limit of the texts held in memory, in bytes. Beyond it, the oldest texts of each block are dropped."""
 _OVERHEAD_BYTES: Final = 400
 
 
 class AskedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """How a request was asked for: with its tokens enough to run it again."""
+    """Parameters of a recorded request: together with its tokens enough to run it again."""
 
     request_id: str
     num_prompt_tokens: int
-    """Of its `token_ids`; the others are what it said."""
+    """Number of leading entries of the text's `token_ids` that are the prompt; the rest are output tokens."""
     sampling: SamplingParams
-    """With all that the model and the engine put in where nothing was said; of one completion."""
+    """Sampling parameters of this completion, with the defaults of the model and the engine filled in."""
     finish_reason: str = ""
-    """As in `Finished`."""
+    """Reason as in `Finished.finish_reason`."""
     index: int = 0
-    """Which of the completions of its prompt it is."""
     priority: int = 0
     cache_salt: str = ""
 
 
 class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The tokens of a block, as they were once it held so many. A block is another with each owner and hash."""
+    """The tokens that a block held at one time, or all tokens of a finished request. A block is identified by its
+    index, owner and hash: reuse for another request is a different block.
+    """
 
     time_ns: int = 0
-    """By the recording's clock: nanoseconds since 1970, up to some seconds after it was so."""
+    """Time in nanoseconds since 1970, by the recording's clock; may be some seconds late."""
     epoch: int
     block: int
-    """Row of the ledger, lower tiers included."""
+    """Row of the ledger; lower tiers are included. -1 for the text of a request."""
     owner: int
-    """Request that wrote it, by its number."""
+    """Number of the request that wrote the block."""
     hash: str = ""
-    """Of the ledger, 16 hexadecimal digits; empty: it had none yet."""
+    """Block hash as 16 hexadecimal digits; empty if the block had no hash yet."""
     number: int = 0
-    """Request whose tokens they are."""
+    """Number of the request whose tokens these are."""
     start: int = 0
-    """Place of the first of them in the request."""
+    """Position of the first token in the request."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
     notes: tuple[tuple[str, str], ...] = ()
-    """What else was told of it: names and values."""
+    """Further (name, value) pairs that the engine reported for the block."""
     request: AskedRequest | None = None
-    """Given where it is no block's but a request's that ended, all its tokens in one; `block` is -1 then."""
+    """Set if this is the text of a finished request (all its tokens) instead of a block's."""
 
     @property
     def content(self) -> BlockContent:
-        """As an engine answers."""
+        """The text in the form of an engine's reply to `GetBlockText`."""
         return BlockContent(
             block=self.block,
             number=self.number,
@@ -77,7 +79,7 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which state of a block is meant."""
+    """State of a block whose text is looked up."""
 
     epoch: int
     block: int
@@ -91,12 +93,11 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 def encode_text(text: RecordedText) -> bytes:
-    """As JSON."""
     return _encoder.encode(text)
 
 
 def decode_text(data: bytes) -> RecordedText:
-    """Raises ProtocolError for what is none."""
+    """Decode a recorded text. Raises ProtocolError if it is too large or invalid."""
     if len(data) > MAX_TEXT_BYTES:
         raise ProtocolError(f"the text of a block of {len(data)} bytes: at most {MAX_TEXT_BYTES} are accepted")
     try:
@@ -106,12 +107,14 @@ def decode_text(data: bytes) -> RecordedText:
 
 
 def hash_text(block_hash: int) -> str:
-    """A ledger's hash as it is written."""
+    """Format a ledger hash as 16 hexadecimal digits; empty for 0 (no hash)."""
     return f"{block_hash:016x}" if block_hash else ""
 
 
 class TextIndex:
-    """Texts in the order of time, found by block and what it was then."""
+    """Index of recorded texts, which must be added in the order of time. Finds a text by block and state, or by
+    hash.
+    """
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._by_block: defaultdict[int, list[RecordedText]] = defaultdict(list)
@@ -120,7 +123,9 @@ class TextIndex:
         self._num_bytes = 0
 
     def extend(self, texts: Iterable[RecordedText]) -> int:
-        """Add more; the time of the newest, -1 where there was none."""
+        """Add block texts; texts of requests are skipped. Returns the latest time among those added, or -1 if there was
+        none.
+        """
         newest_ns = -1
         for text in texts:
             if text.request is not None:
@@ -135,9 +140,11 @@ class TextIndex:
         return newest_ns
 
     def find(self, asked: Asked, at_ns: int) -> BlockContent | None:
-        """What the block held: of one that was filling, as it was soon after `at_ns`, which may be some tokens more.
+        """Return what the block held at `at_ns`, or None if it is not known.
 
-        A hash names a text wherever it was: a block that moved to another tier holds what it held before.
+        A block with a hash is found by the hash alone, because moving to another tier does not change its content. For
+        a block that was still being filled, the result is the nearest text with at least `asked.filled` tokens,
+        preferably at or after `at_ns`, and may have a few tokens more; without one, the latest text before `at_ns`.
         """
         if asked.hash:
             same = self._by_hash.get((asked.epoch, hash_text(asked.hash)))
@@ -154,7 +161,9 @@ class TextIndex:
         return before[-1].content if before else None
 
     def containing(self, words: str, limit: int) -> list[RecordedText]:
-        """The first `limit` texts with `words` in them, whatever their case, each once, in the order of time."""
+        """Return the earliest `limit` texts that contain `words` (case-insensitive), without duplicates, in the order
+        of time.
+        """
         needle = words.casefold()
         found: dict[tuple[int, str, int], RecordedText] = {}
         for text in (text for texts in self._by_block.values() for text in texts):
@@ -166,7 +175,7 @@ class TextIndex:
         return sorted(once, key=lambda text: text.time_ns)[:limit]
 
     def _thin_out(self) -> None:
-        """The older half of each block's goes."""
+        """Drop the older half of each block's texts."""
         for texts in self._by_block.values():
             gone = texts[: (len(texts) + 1) // 2]
             del texts[: len(gone)]

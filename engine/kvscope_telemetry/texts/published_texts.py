@@ -1,6 +1,7 @@
-"""The texts of blocks for an engine that records itself: asked for a few blocks at a time, between steps.
+"""Records block texts in an engine that writes its own recording: requests a few blocks at a time, between steps.
 
-Owns the rows as they were published and what is asked. The publishing thread follows, the engine's asks.
+Owns a copy of the ledger as published, and the pending requests. Thread-safe: the publishing thread calls `follow`, the
+engine's thread calls the rest.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from kvscope_telemetry.texts.text_collector import TextCollector
 
 ASK_EVERY_S: Final = 0.1
 MAX_ASKED: Final = 64
-"""Blocks at a time: a step waits a few milliseconds for them at most."""
+"""Maximum number of blocks per request, so that a step is delayed by a few milliseconds at most."""
 
 
 class PublishedTexts:
-    """What is sure is given to `write`."""
+    """Collects the texts of published blocks, and passes those that are confirmed to `write`."""
 
     def __init__(self, write: Callable[[Iterable[RecordedText]], object]) -> None:
         self._write = write
@@ -35,7 +36,7 @@ class PublishedTexts:
         self._next_s = 0.0
 
     def follow(self, message: Frame | Snapshot) -> None:
-        """It is published."""
+        """Apply a published message to the ledger copy, and mark the changed rows."""
         rows = message.blocks
         ids = np.frombuffer(rows.ids, "<u4") if isinstance(message, Frame) else None
         where = slice(None) if ids is None else ids
@@ -48,7 +49,9 @@ class PublishedTexts:
             self._collector.changed(ids)
 
     def due(self) -> tuple[int, ...]:
-        """Blocks to ask for now; what was answered is written."""
+        """Write the confirmed texts and return the blocks to request now. Returns nothing if the last call was less
+        than `ASK_EVERY_S` ago.
+        """
         now_s = time.monotonic()
         if now_s < self._next_s:
             return ()
@@ -58,12 +61,10 @@ class PublishedTexts:
             return self._collector.due(self._ledger, self._epoch, MAX_ASKED)
 
     def add_contents(self, contents: Iterable[BlockContent]) -> None:
-        """What those blocks hold."""
         with self._lock:
             self._collector.add_contents(contents)
 
     def write(self) -> None:
-        """Write what was answered and is still so."""
         with self._lock:
             texts = self._collector.confirmed(self._ledger, self._epoch)
         self._write(texts)

@@ -1,7 +1,8 @@
-"""Decides which blocks' texts have to be asked for so that a recording has them, and which answers can be trusted.
+"""Decides which block texts must be requested for a recording, and which replies can be trusted.
 
-Owns what was written of each block, and what is asked. An answer is of the moment it was given: it is believed once
-the block is seen to be the same afterwards. Knows neither who answers nor who writes. Used by one thread at a time.
+Owns what has been recorded of each block, and the pending requests. A reply describes the moment at which it was made:
+it is accepted only once the ledger shows that the block has not changed since the request. Independent of who replies
+and who writes. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.texts.block_texts import RecordedText, hash_text
 
 PARTIAL_EVERY: Final = 4
-"""Blocks that are not full are asked for in every so many turns: soon there is more in them."""
+"""Blocks that are not full are requested only in every n-th turn, because they will soon hold more tokens."""
 _HOLDING: Final = np.array([BlockState.ACTIVE, BlockState.CACHED], np.uint8)
 
 IdArray = npt.NDArray[np.uint32]
 
 
 class TextCollector:
-    """Tell it with `changed` which rows changed; ask for what `due` gives, give the answers to `add_contents`, and
-    write what is `confirmed`."""
+    """Usage: report changed ledger rows with `changed`, request the blocks that `due` returns, pass the replies to
+    `add_contents`, and write what `confirmed` returns.
+    """
 
     def __init__(self) -> None:
         self.num_confirmed = 0
-        """Texts since a file began."""
+        """Number of texts confirmed since the current file began."""
         self._epoch: int | None = None
         self._dirty: list[IdArray] = []
         self._is_all_dirty = True
         self._turn = 0
-        self._owner = np.empty(0, np.int64)  # as it was written, -2 never
+        self._owner = np.empty(0, np.int64)  # owner of the recorded text; -2: not recorded
         self._filled = np.empty(0, np.int64)
         self._hash = np.empty(0, np.uint64)
         self._asked: dict[int, tuple[int, int]] = {}  # block -> owner and hash when it was asked for
@@ -42,11 +44,11 @@ class TextCollector:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something that was asked for was not answered."""
+        """Whether a request has not been answered yet."""
         return bool(self._asked)
 
     def changed(self, ids: IdArray | None) -> None:
-        """These rows of the ledger changed; None: perhaps all did."""
+        """Mark rows of the ledger as changed; None marks all rows."""
         if ids is None:
             self._is_all_dirty = True
             self._dirty.clear()
@@ -54,25 +56,29 @@ class TextCollector:
             self._dirty.append(ids)
 
     def forget_written(self) -> None:
-        """A file begins that has nothing yet: all is due again."""
+        """Forget what has been recorded, because a new file begins: all texts are due again."""
         self.num_confirmed = 0
         self._owner.fill(-2)
         self.changed(None)
 
     def forget_asked(self) -> None:
-        """It will not be answered."""
+        """Drop the pending requests, because no reply is expected; their blocks become due again."""
         blocks = np.array(list(self._asked), np.uint32)
         self._asked.clear()
         self.changed(blocks)
 
     def due(self, ledger: Ledger, epoch: int, max_blocks: int) -> tuple[int, ...]:
-        """Blocks to ask for now, at most so many; they count as asked."""
+        """Return at most `max_blocks` blocks to request now, and mark them as requested. Returns none while requests
+        are pending.
+        """
         self._follow(ledger, epoch)
         if self._asked:
             return ()
         self._turn += 1
         ids = self._take_dirty(ledger.num_blocks)
-        ids = ids[~np.isin(ledger.tier[ids], STATE_TIERS) | (ledger.hash[ids] != 0)]  # others have no text of their own
+        ids = ids[
+            ~np.isin(ledger.tier[ids], STATE_TIERS) | (ledger.hash[ids] != 0)
+        ]  # a state without a hash has no text
         ids = ids[np.isin(ledger.state[ids], _HOLDING) & (ledger.filled[ids] > 0) & ~self._is_written(ledger, ids)]
         is_full = ledger.hash[ids] != 0
         wanted = ids if self._turn % PARTIAL_EVERY == 0 else ids[is_full]
@@ -83,11 +89,13 @@ class TextCollector:
         return tuple(asked)
 
     def add_contents(self, contents: Iterable[BlockContent]) -> None:
-        """What was answered."""
+        """Add replies; those for blocks that were not requested are ignored."""
         self._answers += [content for content in contents if content.block in self._asked]
 
     def confirmed(self, ledger: Ledger, epoch: int) -> list[RecordedText]:
-        """Of the answers, those whose block is now as it was when it was asked for."""
+        """Return and clear the replies whose block still has the owner, and the hash if any, that it had when it was
+        requested.
+        """
         self._follow(ledger, epoch)
         answers, self._answers = self._answers, []
         texts = [text for content in answers if (text := self._believed(ledger, epoch, content)) is not None]
@@ -108,7 +116,7 @@ class TextCollector:
         if not content.token_ids:
             self._filled[block] = ledger.filled[block]
             return None
-        is_state = ledger.tier[block] in STATE_TIERS  # of the block before it
+        is_state = ledger.tier[block] in STATE_TIERS  # the reply has the tokens of the block before the state
         is_whole = is_state or len(content.token_ids) == int(ledger.filled[block])
         if is_state:
             self._filled[block] = ledger.filled[block]

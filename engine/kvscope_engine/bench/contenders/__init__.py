@@ -1,1 +1,1 @@
-"""What `bench decode` compares: our engine and its peers, behind one small interface."""
+"""Contenders of the benchmarks: our engine and its peers, behind one small interface."""

@@ -1,6 +1,6 @@
-"""llama.cpp as a contender, through llama-cpp-python's low-level batch interface, when it is installed.
+"""llama.cpp as a contender, through the low-level batch interface of llama-cpp-python, if installed.
 
-All sequences live in one context; finished ones leave the batch, as they do in its own server.
+All sequences are in one context; finished sequences leave the batch, as in llama.cpp's server.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ BATCH_TOKENS = 512
 
 
 def is_installed() -> bool:
-    """Whether llama-cpp-python can be imported."""
     return importlib.util.find_spec("llama_cpp") is not None
 
 
 class LlamaCpp:
-    """The GGUF file as it is (its own quantization), one thread, greedy."""
+    """Runs the GGUF file in its own quantization, on one thread, with greedy sampling."""
 
     name = "llama.cpp"
 
     def __init__(self, gguf: Path, num_sequences: int, context_tokens: int, *, is_unified: bool = True) -> None:
-        """`context_tokens` of all sequences together; not `is_unified`: each has its share of them to itself."""
+        """Load the model. `context_tokens` is the total of all sequences; unless `is_unified`, it is split evenly among
+        them.
+        """
         self._api: Any = importlib.import_module("llama_cpp")
         api = self._api
         self._log = api.llama_log_callback(lambda level, text, data: None)
@@ -48,8 +49,9 @@ class LlamaCpp:
         self._batch = api.llama_batch_init(BATCH_TOKENS, 0, 1)
 
     def run(self, workload: BenchWorkload) -> None:
-        """Each batch holds the next token of all living sequences, then as much as there is room for of the prompts
-        that have arrived."""
+        """Run the workload. Each batch holds the next token of all running sequences, and as many tokens of prompts
+        that have arrived as fit.
+        """
         self.forget()
         waiting = deque(
             (arrival, token, position, sequence, position == len(prompt) - 1)
@@ -71,15 +73,16 @@ class LlamaCpp:
             step += 1
 
     def forget(self) -> None:
-        """Empty all sequences."""
         self._api.llama_memory_clear(self._memory, True)
 
     def copy(self, sequence: int, to: int) -> None:
-        """All of a sequence into another, which is empty."""
+        """Copy the KV cache of `sequence` to `to`, which must be empty."""
         self._api.llama_memory_seq_cp(self._memory, sequence, to, -1, -1)
 
     def decode(self, entries: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Run (token, position, sequence, wants logits); the most likely next token of those that want."""
+        """Decode entries of (token, position, sequence, wants logits). Returns the greedy next token of each entry that
+        wants logits, in order.
+        """
         batch = self._batch
         batch.n_tokens = len(entries)
         for row, (token, position, sequence, wanted) in enumerate(entries):

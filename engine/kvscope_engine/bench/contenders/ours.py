@@ -1,4 +1,4 @@
-"""Our engine as a contender. Prefix caching is off: each run computes all that it asks for."""
+"""Our engine as a contender. Prefix caching is off, so that each run computes everything it asks for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 
 def on_one_thread(model: str, dtype: str, quantization: str = "auto") -> EngineConfig:
-    """For workloads of up to 64 requests of 1,024 tokens, on one thread of a CPU."""
+    """Return a configuration for up to 64 requests of 1,024 tokens, on one CPU thread."""
     return EngineConfig(
         model=model,
         dtype=dtype,
@@ -29,7 +29,7 @@ def on_one_thread(model: str, dtype: str, quantization: str = "auto") -> EngineC
 
 
 class OurEngine:
-    """Runs a workload on the step loop and keeps where each step's time went."""
+    """Runs workloads on the engine's step loop, and adds up the time spent in each part of a step."""
 
     name = "kvscope"
 
@@ -40,11 +40,11 @@ class OurEngine:
         self.engine = Engine(config, publish=self._take)
 
     def publish_to(self, publish: Callable[[TelemetryMessage], None] | None) -> None:
-        """Where frames go from now on, besides the books kept here."""
+        """Also publish frames from now on to `publish`; None stops it."""
         self._publish = publish
 
     def run(self, workload: BenchWorkload) -> None:
-        """Submit each when it arrives, step until all are done."""
+        """Submit each request when it arrives, and step until all have finished."""
         self._forward_ns = self._step_ns = 0
         arrivals = deque(enumerate(zip(workload.arrivals, workload.prompts, workload.output_tokens, strict=True)))
         left, step = workload.num_requests, 0
@@ -58,7 +58,7 @@ class OurEngine:
 
     @property
     def overhead_share(self) -> float:
-        """Share of the last run's step time that was not the model's forward pass."""
+        """Share of the last run's step time outside the model's forward pass."""
         return 1.0 - self._forward_ns / self._step_ns
 
     def _take(self, message: TelemetryMessage) -> None:

@@ -1,6 +1,7 @@
-"""Continuous batching of transformers as a contender: what `generate_batch` runs, each request with an end of its own.
+"""Continuous batching of transformers (`generate_batch`) as a contender; each request has its own output length.
 
-A thread of its own steps over a paged cache; who joins when is its own affair, so requests are given all at once.
+transformers steps over a paged cache in its own thread and schedules requests itself, so all requests are submitted
+together.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ _POLL_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """New tokens of each request, and the seconds from the first that was given to the last that was done."""
+    """New tokens of each request, and the seconds from the first submission to the last completion."""
 
     tokens: list[list[int]]
     seconds: float
     is_whole: bool
-    """Not where the time was up before all were done."""
+    """Whether all requests finished within the time limit."""
 
     @property
     def num_tokens(self) -> int:
-        """Of all requests."""
         return sum(len(each) for each in self.tokens)
 
 
 class TransformersContinuous:
-    """A model of transformers, greedy.
+    """Runs a transformers model with continuous batching and greedy sampling.
 
-    `batching`: what to give its `ContinuousBatchingConfig`, where {} is its own defaults: pages, tokens of a batch and
-    as many blocks as the memory has room for. Without it small pages and batches, and blocks for all requests.
+    `batching` holds arguments of `ContinuousBatchingConfig`; {} means transformers' defaults for page size, batch
+    tokens and number of blocks (as many as fit the memory). None means small pages and batches, and enough blocks for
+    all requests.
     """
 
     name = "transformers, continuous"
@@ -48,17 +49,18 @@ class TransformersContinuous:
         self._batching = batching
 
     def run(self, workload: BenchWorkload) -> None:
-        """As many tokens of each as are asked for."""
         self.generate(workload)
 
     def generate(self, workload: BenchWorkload) -> list[list[int]]:
-        """Each request's new tokens. Raises RuntimeError where transformers gives up."""
+        """Return the new tokens of each request. Raises RuntimeError if transformers fails."""
         with self.session(workload) as session:
             return session.generate(workload).tokens
 
     @contextmanager
     def session(self, workload: BenchWorkload) -> Iterator[BatchingSession]:
-        """Warm, with its cache made for requests like those of `workload`; what still runs at the end is stopped."""
+        """Yield a warmed-up session whose cache is sized for requests like those of `workload`. Requests still running
+        at the end are stopped.
+        """
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
         from transformers.generation.continuous_batching.utils import WorkloadHints
@@ -81,7 +83,7 @@ class TransformersContinuous:
 
 
 class BatchingSession:
-    """Runs workloads one after the other, until it is stopped."""
+    """Runs workloads one after the other until stopped."""
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
@@ -92,12 +94,12 @@ class BatchingSession:
             "max_batch_tokens": config.max_batch_tokens,
             "num_blocks": config.num_blocks,
         }
-        """What transformers made of what it was given."""
+        """Settings that transformers chose from the given configuration."""
 
     def generate(self, workload: BenchWorkload, limit_s: float = math.inf) -> Generated:
-        """What `workload` asks for, or as much of it as there is after `limit_s`: then the session is over.
+        """Run `workload`, or as much of it as is done after `limit_s`, in which case the session is stopped.
 
-        Raises RuntimeError where transformers gives up.
+        Raises RuntimeError if transformers fails.
         """
         begin = time.perf_counter()
         ids = [f"{workload.name}, {index}" for index in range(workload.num_requests)]
@@ -111,7 +113,7 @@ class BatchingSession:
         return Generated([found.get(request_id, []) for request_id in ids], seconds, is_whole)
 
     def stop(self) -> None:
-        """After the step that is running. Idempotent."""
+        """Stop after the current step. Idempotent."""
         if not self._is_stopped:
             self._is_stopped = True
             self._manager.stop(hard_stop=True)
@@ -129,7 +131,9 @@ class BatchingSession:
         return found
 
     def _unfinished(self) -> dict[str, list[int]]:
-        """Stopping fails what is left, with the tokens that it has so far."""
+        """Return the tokens so far of unfinished requests: after a stop, they are reported as failed with their
+        tokens.
+        """
         found: dict[str, list[int]] = {}
         while (result := self._manager.get_result(timeout=0.0)) is not None:
             found[result.request_id] = list(result.generated_tokens)

@@ -1,4 +1,4 @@
-"""`model.generate` of transformers as a contender: a left-padded batch that runs until its longest is done."""
+"""`model.generate` of transformers as a contender: a left-padded batch that runs until its longest sequence is done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAD_ID = 0
 
 
 class TransformersGenerate:
-    """A model of transformers with its own attention (sdpa), greedy."""
+    """Runs a transformers model with its own attention (SDPA) and greedy sampling."""
 
     name = "transformers"
 
@@ -20,7 +20,7 @@ class TransformersGenerate:
         self._module = module
 
     def run(self, workload: BenchWorkload) -> None:
-        """One padded batch, all sequences as long as the longest that is asked for."""
+        """Run one padded batch; every sequence generates as many tokens as the longest output requested."""
         width = max(len(prompt) for prompt in workload.prompts)
         ids = torch.full((workload.num_requests, width), PAD_ID)
         mask = torch.zeros_like(ids)
@@ -40,7 +40,7 @@ class TransformersGenerate:
 
 
 def plain_default_model(dtype: torch.dtype) -> Any:
-    """The default model's weights, as our loader has them, in an untouched transformers model with sdpa."""
+    """Load the default model from our GGUF file into an unmodified transformers model with SDPA."""
     from transformers import AutoModelForCausalLM
 
     from kvscope_engine.model.loader.download.default_model import default_gguf

@@ -1,4 +1,4 @@
-"""Makes one call of each operation on a pool or on random rows, to be timed. Knows no timer."""
+"""Builds one call of each operation, on a block pool or on random tensors, to be timed. Does no timing."""
 
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -22,18 +22,22 @@ _CYCLE_BYTES: Final = 512 << 20  # several times any L2
 
 
 def pools_of(work: AttentionWorkload, device: str) -> list[Pool]:
-    """At least two, and enough that reading them all leaves nothing of the first in L2."""
+    """Return pools with the same workload: on a GPU at least two, and enough that reading all of them evicts the first
+    from L2; on a CPU one.
+    """
     count = 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // work.kv_bytes))
     return [make_pool(work, device) for _ in range(count)]
 
 
 def copies_of(num_bytes: int, device: str) -> int:
-    """Of a weight: as many as leave nothing of the first in L2 once all are read."""
+    """Return the number of copies of a weight of `num_bytes` bytes: on a GPU at least two, and enough that reading all
+    of them evicts the first from L2; on a CPU one.
+    """
     return 1 if device == "cpu" else max(2, -(-_CYCLE_BYTES // num_bytes))
 
 
 def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedProduct]:
-    """Products with random weights (outputs, inputs) of fewer bits, by their names."""
+    """Return quantized products with random weights of `shape` (outputs, inputs), by name: int4, int8 and fp8."""
     outputs, inputs = shape
     made: dict[str, GroupedProduct] = {}
     for bits, group in ((4, 32), (8, 64)):
@@ -46,27 +50,29 @@ def weight_products(shape: tuple[int, int], device: str) -> dict[str, GroupedPro
 
 
 def decode_call(ops: Ops, pool: Pool) -> Call:
-    """Writes and returns the pool's `out`."""
-    plans = DecodePlans()  # cut at the first call, as by the first layer of a step
+    """Return a call of decode attention, which writes and returns the pool's `out`."""
+    plans = DecodePlans()  # filled by the first call, as by the first layer of a step
     return partial(ops.decode, pool.attention_args(pool.out), plans)
 
 
 def prefill_call(ops: Ops, pool: Pool) -> Call:
-    """Writes and returns the pool's `out`."""
-    plans = DecodePlans()  # as in decode, where runs are cut
+    """Return a call of prefill attention, which writes and returns the pool's `out`."""
+    plans = DecodePlans()  # as in decode, if runs are split
     runs = QueryRuns(pool.query_start, pool.max_query_len, plans=plans)
     return partial(ops.prefill, pool.attention_args(pool.out), runs)
 
 
 def write_call(ops: Ops, pool: Pool) -> Call:
-    """Random keys and values, to the last slots."""
+    """Return a call that writes random keys and values to the last slots of the pool."""
     key, value = (torch.randn_like(pool.query[:, : pool.storage.shape[2]]) for _ in range(2))
     caches = pool.k_cache, pool.v_cache, pool.last_slots(), pool.k_scale, pool.v_scale
     return partial(ops.kv_write, key, value, *caches)
 
 
 def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, tuple[Call, int]]:
-    """Calls by name, with the bytes that each has to read and write."""
+    """Return calls of the operations between a layer's products for `count` tokens, by name, with the bytes that each
+    has to read and write.
+    """
     x, delta = torch.randn(count, 4096, device=device), torch.randn(count, 4096, device=device, dtype=dtype)
     weight, eps = torch.ones(4096, device=device), torch.tensor(1e-5, device=device)
     both = torch.randn(count, 2 * 14336, device=device, dtype=dtype)
@@ -75,7 +81,9 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
     rotation = Rotation(32, None, turn)
     storage = torch.empty(-(-count // 16), 2, 8, 16, 128, device=device, dtype=dtype)
     caches = storage[:, 0].transpose(1, 2), storage[:, 1].transpose(1, 2), torch.arange(count, device=device)
-    if ops.kv_write is kv_write_torch and device != "cpu":  # it looks for padding on the host, which no graph can
+    if (
+        ops.kv_write is kv_write_torch and device != "cpu"
+    ):  # it checks for padding on the host, which a CUDA graph cannot capture
         rotate = partial(_rotate_scatter, heads, rotation, *caches)
     else:
         rotate = partial(ops.rotate_write, heads, rotation, *caches)
@@ -90,7 +98,7 @@ def layer_calls(ops: Ops, device: str, count: int, dtype: torch.dtype = torch.bf
 
 
 class ExpertsWorkload(NamedTuple):
-    """Tokens of a layer of experts; those of Qwen3-30B-A3B unless told otherwise."""
+    """Shape of a mixture-of-experts layer and its number of tokens. The defaults are those of Qwen3-30B-A3B."""
 
     num_tokens: int
     num_experts: int = 128
@@ -100,7 +108,7 @@ class ExpertsWorkload(NamedTuple):
 
 
 def expert_layer(device: str, work: ExpertsWorkload) -> tuple[tuple[Any, ...], int]:
-    """Return arguments of `mix_experts`, and the bytes of the weights of the experts that are active."""
+    """Return the arguments of `mix_experts`, and the bytes of the weights of the active experts."""
     num_tokens, num_experts, top_k, hidden, size = work
     up, down = (torch.randn(num_experts, *shape, device=device) / 32 for shape in ((2 * size, hidden), (hidden, size)))
     up, down = up.bfloat16(), down.bfloat16()
@@ -114,7 +122,7 @@ def expert_layer(device: str, work: ExpertsWorkload) -> tuple[tuple[Any, ...], i
 def _rotate_scatter(
     heads: torch.Tensor, rotation: Rotation, k_cache: torch.Tensor, v_cache: torch.Tensor, slots: torch.Tensor
 ) -> torch.Tensor:
-    """`rotate_write` in torch's operations, without padding."""
+    """Perform `rotate_write` with torch operations, without support for padding."""
     query, key, value = rotate_torch(heads, rotation)
     where = (slots // 16, slots % 16)
     k_cache.index_put_(where, key)

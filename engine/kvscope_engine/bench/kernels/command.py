@@ -1,4 +1,6 @@
-"""The options of `bench kernels`, and the run: measuring, or tuning. Prints; knows no kernel."""
+"""Command line of `bench kernels`: options, and the run (measurement or tuning). Prints the result; independent of
+particular kernels.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,6 @@ KERNELS: Final = ("decode", "prefill", "write", "layer", "experts", "products", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this benchmark."""
     parser.add_argument("--device", choices=DEVICES, default="auto", help="device to run on")
     parser.add_argument(
         "--dtype", choices=DTYPES, default="auto", help="data type of queries and of caches that are not 8-bit"
@@ -52,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure or tune, and print; 0 when all ran, 1 when somebody left the device unusable."""
+    """Measure or tune, and print the result. Returns the exit code: 1 if a contender left the device unusable,
+    else 0.
+    """
     if args.rounds < 1:
         raise BadInput(f"--rounds {args.rounds} is not accepted: 1 or more")
     if args.table is not None and not args.tune:
@@ -92,7 +95,7 @@ def _measure(device: str, dtype: torch.dtype, args: argparse.Namespace) -> dict[
             for contest in MAKERS[name](ops_for(device), device, dtype):
                 tell(f"{contest.kernel}, {contest.case}")
                 _add(contest, device, args.rounds, rows, absent, reads)
-    except BrokenDevice as error:  # what was measured before is as good as ever
+    except BrokenDevice as error:  # earlier measurements remain valid
         stopped = str(error)
     facts = machine()
     facts["versions"] |= peer_versions()
@@ -136,17 +139,18 @@ def _threads() -> int:
 
 
 def _driver() -> str | None:
-    """NVIDIA's, None where there is none."""
     try:
         pynvml: Any = importlib.import_module("pynvml")
         pynvml.nvmlInit()
         return str(pynvml.nvmlSystemGetDriverVersion())
-    except Exception:  # not installed, no driver, a driver that does not answer: NVML has an error for each
+    except Exception:  # NVML raises a different error for each cause: not installed, no driver, no response
         return None
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what is measured, now: every table and JSON object says it. Asks NVML for GPUs."""
+    """Return the date, devices, cores, load average and library versions, for the heading of each report. Queries NVML
+    for GPUs.
+    """
     gpus = [gpu.name for gpu in Gpus().sample() if gpu.name]
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

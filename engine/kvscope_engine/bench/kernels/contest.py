@@ -1,4 +1,6 @@
-"""One operation in one case, by several contenders: checked against each other, timed in the same rounds."""
+"""Runs a contest: one operation in one case by several contenders, whose results are compared, and which are timed in
+the same rounds.
+"""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,49 +16,47 @@ OURS: Final = "kvscope"
 REFERENCE: Final = "torch reference"
 READ: Final = "read"
 _TOLERANCE: Final = 0.05
-"""Of the largest number: far above what types round, far below what another answer would be."""
+"""Tolerance relative to the largest value: far above rounding differences, far below a different result."""
 
 Sampler = Callable[[], float]
-"""Times all calls of a contender once; seconds of one."""
+"""Runs all calls of a contender once and returns the seconds per call."""
 
 
 class Absent(Exception):
-    """Why a contender does not take part, in a few words."""
+    """Raised if a contender cannot take part; the message is the reason in a few words."""
 
 
 class BrokenDevice(Exception):
-    """After whose work the device takes no more of this process, in a line."""
+    """Raised if a contender left the device unusable for this process; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallCycle:
-    """One contender: a cycle of the same call on other memory, so that no call finds its data in a cache."""
+    """One contender: a cycle of the same call on different memory, so that no call finds its data in a cache."""
 
     calls: Sequence[Call]
-    """Each returns what it computed, or None where it is not compared."""
+    """Calls of the cycle. Each returns its result, or None if the result is not to be compared."""
     in_graph: bool = True
-    """Whether a CUDA graph can hold it: what looks at lengths on the host cannot be."""
+    """Whether a CUDA graph can capture the calls; calls that read lengths on the host cannot be captured."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Contest:
-    """One operation in one case."""
+    """One operation in one case, with its contenders."""
 
     kernel: str
     case: str
     num_bytes: int
-    """That have to be read and written once."""
+    """Minimum bytes to read and write."""
     flops: int = 0
-    """0: none to speak of."""
+    """FLOPs per call; 0 if negligible."""
     contenders: dict[str, CallCycle]
-    """`OURS` first."""
+    """Contenders by name; `OURS` must be first."""
     absent: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContenderResult:
-    """One contender's result."""
-
     kernel: str
     case: str
     contender: str
@@ -64,16 +64,14 @@ class ContenderResult:
     num_bytes: int
     gb_per_s: float
     share_of_read: float
-    """Of the bytes a second that a plain read moved in the same rounds."""
+    """`gb_per_s` divided by the rate of a plain read in the same rounds."""
     tflop_per_s: float | None
     ours_over_it: float
-    """Above 1: ours is faster."""
+    """Time divided by our time; above 1, ours is faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one contest."""
-
     rows: list[ContenderResult]
     absent: Mapping[str, str]
     read_gb_per_s: float
@@ -86,11 +84,17 @@ def measured(
     rounds: int,
     settle: Callable[[], object] = lambda: None,
 ) -> Result:
-    """Time all that do the same as ours; `reading` is how a read is timed and the bytes that it takes; `settle` waits
-    for the device, and raises what went wrong there.
+    """Time all contenders that compute the same result as ours.
 
-    Raises what ours raises, and BrokenDevice where somebody left the device unusable. Others that fail, or compute
-    something else, are absent with the reason.
+    Contenders that fail, or compute a different result, are listed as absent with the reason.
+
+    Args:
+        reading: How a plain read is timed, and the number of bytes that it reads.
+        settle: Waits for the device, and raises errors of earlier work.
+
+    Raises:
+        BrokenDevice: A contender left the device unusable.
+        Exception: Any exception that our own operation raises.
     """
     samplers: dict[str, Sampler] = {}
     absent = dict(contest.absent)
@@ -98,7 +102,7 @@ def measured(
         try:
             samplers[name] = make_sampler(contender)
             settle()
-        except Exception as error:  # other people's libraries: whatever they raise is why they are absent
+        except Exception as error:  # third-party libraries raise any exception; it is the reason for absence
             absent[name] = _survived(contest, name, error, settle)
     samples = in_turns({**samplers, READ: reading[0]}, rounds)
     times = {name: statistics.median(found) for name, found in samples.items()}
@@ -108,13 +112,14 @@ def measured(
 
 
 def first_line(error: Exception) -> str:
-    """An error in a few words."""
     text = str(error) or type(error).__name__
     return text if isinstance(error, Absent) else f"{type(error).__name__}: {text.splitlines()[0]:.120}"
 
 
 def _survived(contest: Contest, name: str, error: Exception, settle: Callable[[], object]) -> str:
-    """Why somebody failed, if the device outlived it. Raises what ours raised, and BrokenDevice."""
+    """Return why a contender failed, if the device still works. Raises the error itself for our own operation, and
+    BrokenDevice for a broken device.
+    """
     try:
         settle()
     except Exception:
@@ -127,7 +132,7 @@ def _survived(contest: Contest, name: str, error: Exception, settle: Callable[[]
 def _agreeing(
     contest: Contest, absent: dict[str, str], settle: Callable[[], object]
 ) -> Iterator[tuple[str, CallCycle]]:
-    """Those whose result is ours, one by one; why others are not goes to `absent`."""
+    """Yield the contenders whose result agrees with ours; add the reason for each other one to `absent`."""
     expected: torch.Tensor | None = None
     for name, contender in contest.contenders.items():
         try:

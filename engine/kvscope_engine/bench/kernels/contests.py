@@ -1,4 +1,4 @@
-"""Which operations are measured in which cases, on a CPU and on a GPU. Knows no timer."""
+"""Operations and cases that `bench kernels` measures on a CPU and on a GPU. Does no timing."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -84,7 +84,7 @@ TURNS: Final = (
     AttentionWorkload(name="8 x 5 after 8k", seq_lens=(8192,) * 8, query_lens=(5,) * 8),
     AttentionWorkload(name="16 after 32k + 7 after 1k", seq_lens=(32768,) + (1024,) * 7, query_lens=(16,) * 8),
 )
-"""Short turns, and drafts to be verified, behind long contexts."""
+"""Short runs of new tokens after long contexts: chat turns, and speculative tokens to verify."""
 EXPERTS: Final = tuple(ExpertsWorkload(num_tokens) for num_tokens in (1, 4, 16, 64, 256, 8192))
 CPU_EXPERTS: Final = (ExpertsWorkload(1, 16, 4, 768, 256), ExpertsWorkload(16, 16, 4, 768, 256))
 CPU_DECODE: Final = (
@@ -111,7 +111,7 @@ Make = Callable[[Ops, str, torch.dtype], Iterator[Contest]]
 def decode(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """One new token for each request."""
+    """Decode attention: one new token per request."""
     chosen = works or (CPU_DECODE if device == "cpu" else (*DECODE, *QUANTIZED, SKEWED))
     for work in (replace(each, dtype=dtype) for each in chosen):
         moved = work.kv_bytes + 2 * len(work.seq_lens) * work.num_heads * work.head_dim * dtype.itemsize
@@ -122,7 +122,7 @@ def decode(
 def prefill(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Runs of new tokens: whole prompts, chunks of them, short turns."""
+    """Prefill attention: whole prompts, chunks of prompts, and short turns."""
     chosen = works or (CPU_PREFILL if device == "cpu" else (*PREFILL, *TURNS))
     for work in (replace(each, dtype=dtype) for each in chosen):
         moved = work.kv_bytes + 2 * work.num_queries * work.num_heads * work.head_dim * dtype.itemsize
@@ -134,7 +134,7 @@ def prefill(
 def write(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Keys and values into their blocks, rounded to 8 bits where the cache is of these."""
+    """Writes of keys and values to their blocks, quantized if the cache has 8 bits."""
     for work in (replace(each, dtype=dtype) for each in works or (CPU_WRITE if device == "cpu" else WRITE)):
         pools = _pools(work, device)
         plain = replace(work, kv_dtype=None)
@@ -148,7 +148,9 @@ def write(
 
 
 def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | None = None) -> Iterator[Contest]:
-    """What stands between the products of a layer of 4,096."""
+    """Operations between the matrix products of a layer with 4,096 hidden elements: normalization, rotary embedding
+    with KV write, gated activation.
+    """
     for count in counts or ((1, 16) if device == "cpu" else (1, 64, 8192)):
         ours, plain = (layer_calls(each, device, count, dtype) for each in (ops, torch_ops()))
         for name, (call, moved) in ours.items():
@@ -165,7 +167,7 @@ def layer(ops: Ops, device: str, dtype: torch.dtype, counts: Sequence[int] | Non
 def experts(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[ExpertsWorkload] | None = None
 ) -> Iterator[Contest]:
-    """A layer's mixture of experts; its bytes are the weights of those that are active."""
+    """Mixture-of-experts layer. The bytes are the weights of the active experts."""
     for work in works or (CPU_EXPERTS if device == "cpu" else EXPERTS):
         arguments, num_bytes = expert_layer(device, work)
         contenders = {
@@ -184,13 +186,13 @@ def products(
     counts: Sequence[int] | None = None,
     shape: tuple[int, int] | None = None,
 ) -> Iterator[Contest]:
-    """Products with weights of 4 bits, 8 bits and FP8, beside torch's with weights that are not quantized."""
+    """Products with int4, int8 and fp8 weights, compared with torch's unquantized products."""
     outputs, inputs = shape or ((1536, 576) if device == "cpu" else (4096, 14336))
     plain = torch.randn(outputs, inputs, device=device).to(dtype)
     others = [plain, *(plain.clone() for _ in range(1, copies_of(plain.nbytes, device)))]
     for name, made in weight_products((outputs, inputs), device).items():
         if name == "fp8" and device == "cpu":
-            continue  # no CPU serves it
+            continue  # fp8 products are not supported on a CPU
         num_bytes = sum(tensor.nbytes for tensor in made.tensors)
         copies = [made, *(deepcopy(made) for _ in range(1, copies_of(num_bytes, device)))]
         for count in counts or ((1, 32) if device == "cpu" else (1, 4, 16, 64, 2048)):
@@ -204,7 +206,7 @@ def products(
 
 
 def copies(ops: Ops, device: str, dtype: torch.dtype, num_blocks: int | None = None) -> Iterator[Contest]:
-    """Whole blocks inside the pool, 32 layers of them in one call."""
+    """Block copies within the pool, for 32 layers in one call."""
     count = num_blocks or (8 if device == "cpu" else 256)
     storage = [torch.randn(2 * count, 2, 8, 16, 128, device=device).to(dtype) for _ in range(32)]
     rows = row_tensors(storage)
@@ -219,7 +221,7 @@ def copies(ops: Ops, device: str, dtype: torch.dtype, num_blocks: int | None = N
 
 
 def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
-    """A mask of the tokens that may come, for each of 8 requests."""
+    """Token masks of structured output, for 8 requests."""
     logits = torch.randn(8, vocabulary, device=device)
     allowed = torch.randint(-(2**31), 2**31 - 1, (8, -(-vocabulary // 32)), device=device).to(torch.int32)
     rows = torch.arange(8, device=device)
@@ -228,13 +230,13 @@ def forms(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
         OURS: CallCycle([partial(ops.allow_tokens, *arguments)] * _repeats(device, len(logits))),
         REFERENCE: CallCycle([partial(torch_ops().allow_tokens, *arguments)], in_graph=False),
     }
-    moved = logits.nbytes // 2 + allowed.nbytes  # half of the logits are refused, and only written
+    moved = logits.nbytes // 2 + allowed.nbytes  # half of the logits are masked: written without being read
     contest = Contest(kernel="allow tokens", case="8 requests", num_bytes=moved, contenders=contenders)
     yield _without_twins(contest, ops, "allow_tokens")
 
 
 def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -> Iterator[Contest]:
-    """A token by top-p for each request, of logits far and near."""
+    """Top-p sampling of one token per request, from flat and from peaked logits."""
     for count, spread in ((1, 4.0), (64, 4.0), (64, 1.0)):
         logits = spread * torch.randn(count, vocabulary, device=device)
         options = torch.tensor([[1.0, 0.0, 0.9, 0.0]] * count, dtype=torch.float64, device=device)
@@ -252,7 +254,7 @@ def draws(ops: Ops, device: str, dtype: torch.dtype, vocabulary: int = 128256) -
 def heat(
     ops: Ops, device: str, dtype: torch.dtype, works: Sequence[AttentionWorkload] | None = None
 ) -> Iterator[Contest]:
-    """Decode that tells beside its result which share of attention fell on each block."""
+    """Decode attention that also returns the share of attention on each block (page heat)."""
     for work in (replace(each, dtype=dtype) for each in works or (CPU_DECODE[2:3] if device == "cpu" else DECODE[3:4])):
         pools = _pools(work, device)
         contenders = {
@@ -300,13 +302,13 @@ def _attention(
     for name, peer in PEERS.items():
         try:
             contest.contenders[name] = CallCycle([peer(work, pool) for pool in pools])
-        except Exception as error:  # other people's libraries: whatever they raise is why they are absent
+        except Exception as error:  # third-party libraries raise any exception; it is the reason for absence
             contest.absent[name] = first_line(error)
     return contest
 
 
 def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
-    """Where ours is the reference, it is not timed twice."""
+    """Remove the reference from the contest if our implementation is the reference on this device."""
     if getattr(ops, field) is getattr(torch_ops(), field):
         del contest.contenders[REFERENCE]
         contest.absent[REFERENCE] = "is ours on this device"
@@ -314,7 +316,9 @@ def _without_twins(contest: Contest, ops: Ops, field: str) -> Contest:
 
 
 def _pools(work: AttentionWorkload, device: str) -> list[Pool]:
-    """On a CPU too more than its caches hold, but for what is small anyway."""
+    """Return the pools of a contest; on a CPU, several for small workloads, so that together they exceed its caches (at
+    most 16).
+    """
     if device != "cpu":
         return pools_of(work, device)
     count = max(1, min(16, _CPU_CYCLE_BYTES // max(1, work.kv_bytes)))
@@ -327,12 +331,16 @@ def _shares_call(ops: Ops, pool: Pool) -> Call:
 
 
 def _repeats(device: str, count: int) -> int:
-    """In a graph, as in a step, one such kernel follows another: alone, the graph's own launch is what is timed."""
+    """Return how often a CUDA graph repeats a small kernel, because with a single call the launch of the graph itself
+    would be measured.
+    """
     return 1 if device == "cpu" else max(1, min(32, 4096 // count))
 
 
 def _silent(call: Call) -> Call:
-    """Return `call` without its result, which is compared for attention only: others return pairs or rounded rows."""
+    """Return `call` without its result. Results are compared for attention only; other operations return pairs or
+    rounded rows.
+    """
 
     def run() -> None:
         call()

@@ -1,7 +1,7 @@
-"""Other people's attention on the same queries, keys and values. Each raises `Absent`, or what it likes.
+"""Attention of other libraries on the same queries, keys and values. Each raises `Absent`, or any other exception.
 
-Those without pages get the keys and values of each request in a row, which costs them nothing here: the copy is made
-beforehand. Results come back in our shapes.
+Libraries without paged attention get contiguous keys and values per request; the copy is made in advance and is not
+timed. Results have our shapes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kvscope_kernels.third_party_attention.preferred import shape_of
 
 Peer = Callable[[AttentionWorkload, Pool], Call]
 _SHAPES: Final = 64
-_WORKSPACE_BYTES: Final = 256 << 20  # what FlashInfer's documentation asks for
+_WORKSPACE_BYTES: Final = 256 << 20  # recommended by FlashInfer's documentation
 
 
 def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
-    """torch's own, on keys and values in a row."""
+    """Return a call of torch's SDPA on contiguous keys and values."""
     keys, values = (each.transpose(1, 2) for each in in_a_row(work, pool))
-    if work.query_lens is None:  # the heads of one KV head are rows of one product: nothing is read twice
+    if work.query_lens is None:  # query heads of one KV head are rows of one product: nothing is read twice
         rows = pool.query.view(len(work.seq_lens), work.num_kv_heads, -1, work.head_dim)
         return lambda: scaled_dot_product_attention(rows, keys, values, scale=pool.scale).view_as(pool.query)
     query = _whole_prompts(work, pool).transpose(1, 2)
@@ -41,7 +41,9 @@ def sdpa(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
-    """torch's, which is compiled for the case; on a CPU that takes longer than all the rest."""
+    """Return a call of torch's flex_attention, compiled for the case; GPU only, because compilation on a CPU takes
+    longer than all the rest.
+    """
     if pool.query.device.type != "cuda":
         raise Absent("compiled for a GPU only")
     from torch.nn.attention import flex_attention as flex
@@ -59,7 +61,9 @@ def flex_attention(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
-    """FlashAttention-2, on keys and values in a row: its pages hold 256 tokens or more."""
+    """Return a call of FlashAttention-2 on contiguous keys and values; its pages would have to hold at least 256
+    tokens.
+    """
     library = _library("flash_attn")
     keys, values = in_a_row(work, pool)
     if work.query_lens is None:
@@ -72,7 +76,9 @@ def flash_attn(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
-    """FlashAttention of the version that takes our pages as they lie, as `--attention-backend` would take it."""
+    """Return a call of the FlashAttention version that accepts our block layout, like `--attention-backend`. Prefill
+    only.
+    """
     if work.query_lens is None:
         raise Absent("taken for prefill only")
     if work.kv_dtype is not None:
@@ -91,7 +97,7 @@ def flash_attn_paged(work: AttentionWorkload, pool: Pool) -> Call:
 
 
 def flashinfer(work: AttentionWorkload, pool: Pool) -> Call:
-    """FlashInfer, on our own pages as they lie; planned beforehand, as an engine does once a step."""
+    """Return a call of FlashInfer on our block pool. Planning happens in advance, as an engine does once per step."""
     library = _library("flashinfer")
     if work.kv_dtype is not None:
         raise Absent("has no scale for each token")
@@ -122,7 +128,6 @@ PEERS: Final[dict[str, Peer]] = {
 
 
 def peer_versions() -> dict[str, str]:
-    """Of the libraries that are installed."""
     found = {}
     for name in ("flashinfer-python", "flash-attn"):
         try:
@@ -133,7 +138,7 @@ def peer_versions() -> dict[str, str]:
 
 
 def in_a_row(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
-    """Keys and values (requests, tokens, num_kv_heads, head_dim), copied out of their blocks."""
+    """Return keys and values of shape (requests, tokens, num_kv_heads, head_dim), copied out of their blocks."""
     if len(set(work.seq_lens)) > 1:
         raise Absent("requests of one length only")
     if work.kv_dtype is not None:
@@ -146,7 +151,7 @@ def in_a_row(work: AttentionWorkload, pool: Pool) -> tuple[Tensor, Tensor]:
 
 
 def _whole_prompts(work: AttentionWorkload, pool: Pool) -> Tensor:
-    """Queries (requests, tokens, num_heads, head_dim)."""
+    """Return queries of shape (requests, tokens, num_heads, head_dim). Raises Absent unless all prompts are whole."""
     if work.query_lens != work.seq_lens:
         raise Absent("whole prompts only")
     return pool.query.view(len(work.seq_lens), -1, work.num_heads, work.head_dim)
@@ -162,7 +167,7 @@ def _library(name: str) -> Any:
 
 @cache
 def _workspace(device: torch.device) -> Tensor:
-    """One for all: it is of use while a call runs, and calls run one after the other."""
+    """Return the workspace of `device`, shared by all calls because they run one after the other."""
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
 
@@ -171,7 +176,7 @@ def _compiled_flex() -> Any:
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention as attend
 
-    config.recompile_limit = max(config.recompile_limit, _SHAPES)  # beyond, it runs without being compiled
+    config.recompile_limit = max(config.recompile_limit, _SHAPES)  # beyond the limit, flex_attention runs uncompiled
     return torch.compile(attend, dynamic=False)
 
 

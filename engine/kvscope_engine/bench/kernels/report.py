@@ -1,4 +1,4 @@
-"""The result of `bench kernels` as a table for a terminal. Knows its JSON alone."""
+"""Formats the result of `bench kernels` as a table for a terminal. Depends only on its JSON form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ OURS: Final = "kvscope"
 
 
 def text(report: dict[str, Any]) -> str:
-    """Where, when, what; the table; who is not in it."""
     lines = ["\r\033[K" if sys.stderr.isatty() else "", headline(report), ""]
     lines.append(table(HEADER, [cells(row) for row in report["rows"]], words=(0, 1, 2)))
     lines += ["", *absences(report["absent"])]
@@ -23,7 +22,6 @@ def text(report: dict[str, Any]) -> str:
 
 
 def headline(report: dict[str, Any]) -> str:
-    """The machine and what a read takes there."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     threads = f"{report['threads']} thread" + "s" * (report["threads"] != 1)
     where = report["device"] if report["on"] == "cuda" else f"CPU, {threads}"
@@ -36,7 +34,6 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """One row in the order of the header."""
     flops = "" if row["tflop_per_s"] is None else f"{row['tflop_per_s']:.3g}"
     return [
         row["kernel"],
@@ -52,7 +49,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def absences(absent: list[dict[str, str]]) -> Iterator[str]:
-    """A line for each that is absent and why, with the cases that it is absent from."""
+    """Yield one line per absent contender and reason, with the cases affected."""
     cases: dict[tuple[str, str], list[str]] = {}
     for each in absent:
         cases.setdefault((each["contender"], each["why"]), []).append(f"{each['kernel']} {each['case']}")

@@ -1,4 +1,6 @@
-"""Trying tiles on the device: those that compute what they should are timed; the fastest wins if it is worth it."""
+"""Searches tile sizes for attention kernels: candidates with a correct result are timed, and the fastest is kept if the
+gain is worth it.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,12 +19,16 @@ from kvscope_kernels.launch import DotTiles, compute_capability, decode_tiles, n
 from kvscope_kernels.tuning.tile_table import DECODE, PREFILL, as_entry, forcing, table_key
 
 _WORTH: Final = 0.97
-"""Of the time of the tiles that are reckoned: what is gained must be more than timing's own noise."""
+"""Tiles are kept if their time is below this share of the time of the default tiles, so that the gain exceeds timing
+noise.
+"""
 _ROUNDS: Final = 5
 _THREE_PROGRAMS: Final = 168
-"""Registers a thread of which three programs of four warps fit a multiprocessor; 64 x 32 does without a spill."""
+"""Register limit per thread at which three programs of four warps fit on a multiprocessor; 64 x 32 tiles compile
+without spills.
+"""
 _FINALISTS: Final = 3
-"""Of the tiles that were fastest at first, beside those that are reckoned: measured again, in turns."""
+"""Number of the fastest candidates that are measured again in turns, in addition to the default tiles."""
 _TOLERANCE: Final = 0.02
 
 
@@ -33,7 +39,7 @@ def _cases() -> Iterator[AttentionWorkload]:
         ("8/4/256", {"num_heads": 8, "num_kv_heads": 4, "head_dim": 256}),
         ("64/8/64", {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64}),
     )
-    for (name, heads), kv_dtype in product(shapes, (None, torch.int8)):  # tables know 8 bits of one kind
+    for (name, heads), kv_dtype in product(shapes, (None, torch.int8)):  # tables do not distinguish int8 and fp8
         yield AttentionWorkload(name=name, seq_lens=(4096,) * 32, kv_dtype=kv_dtype, **heads)
         yield AttentionWorkload(name=name, seq_lens=(2048,) * 4, query_lens=(2048,) * 4, kv_dtype=kv_dtype, **heads)
         yield AttentionWorkload(name=name, seq_lens=(32768,), query_lens=(64,), kv_dtype=kv_dtype, **heads)
@@ -44,8 +50,6 @@ CASES: Final = tuple(_cases())
 
 @dataclass(frozen=True, slots=True)
 class TileSearchResult:
-    """What came of one case."""
-
     key: str
     given: DotTiles
     best: DotTiles
@@ -53,31 +57,29 @@ class TileSearchResult:
     best_us: float
     num_tried: int
     num_refused: int
-    """Did not compile, did not fit, or computed something else."""
+    """Number of candidates that did not compile, did not fit, or computed a wrong result."""
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the best goes into the table."""
         return self.best_us < _WORTH * self.given_us
 
     def entry(self) -> dict[str, Any]:
-        """As the table has it, with the times that it was chosen for."""
+        """Return the table entry, with the times that led to the choice."""
         times = {"us": round(self.best_us, 2), "reckoned_us": round(self.given_us, 2)}
         return as_entry(self.best) | times
 
 
 def kernel_of(work: AttentionWorkload) -> str:
-    """Which kernel a workload is for."""
     return DECODE if work.query_lens is None else PREFILL
 
 
 def is_cut(work: AttentionWorkload) -> bool:
-    """Whether it is of a short turn, whose keys are split among programs."""
+    """Whether the workload is a short run of tokens after a context, whose keys are split among programs."""
     return work.query_lens is not None and max(work.query_lens) < min(work.seq_lens)
 
 
 def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
-    """What launches take without a table."""
+    """Return the default tiles, which launches use without a table."""
     group, is_quantized = work.num_heads // work.num_kv_heads, work.kv_dtype is not None
     shape = work.head_dim, work.head_dim, group, work.dtype.itemsize
     if work.query_lens is None:
@@ -93,7 +95,6 @@ def reckoned(work: AttentionWorkload, device: torch.device) -> DotTiles:
 
 
 def candidates(kernel: str, given: DotTiles, group: int, capability: int) -> Iterator[DotTiles]:
-    """Tiles worth a try, `given` first."""
     yield given
     rows = (given.tile_m,) if kernel == DECODE else (64, 128, 256)
     warps = (2, 4, 8) if kernel == DECODE else (4, 8, 16)
@@ -116,8 +117,9 @@ def search(
     make_sampler: Callable[[CallCycle], Sampler],
     tell: Callable[[int, int], None],
 ) -> TileSearchResult:
-    """Try every candidate on the pools; `tell` is told how many of how many. Raises what the tiles that are reckoned
-    raise."""
+    """Try every candidate on the pools. `tell` receives (number tried, total). Raises any exception of the default
+    tiles; failing candidates are skipped.
+    """
     kernel, group = kernel_of(work), work.num_heads // work.num_kv_heads
     given = reckoned(work, pools[0].query.device)
     make = decode_call if work.query_lens is None else prefill_call
@@ -136,7 +138,7 @@ def search(
                 expected = found if expected is None else expected
                 samplers[tiles] = partial(_sample, kernel, tiles, make_sampler(CallCycle(calls)))
             times[tiles] = min(samplers[tiles](), samplers[tiles]())
-        except Exception:  # the compiler's, the assembler's and the driver's refusals are of many types
+        except Exception:  # compiler, assembler and driver raise many types of errors
             if tiles == given:
                 raise
     finalists = list(dict.fromkeys((given, *sorted(times, key=times.__getitem__)[:_FINALISTS])))
@@ -157,7 +159,9 @@ def _result(call: Call) -> torch.Tensor:
 
 
 def _sample(kernel: str, tiles: DotTiles, sampler: Sampler) -> float:
-    """By the host's clock the call chooses its tiles anew; a graph has them in it."""
+    """Run a sampler with `tiles` forced. With the host's clock, each call selects its tiles again, whereas a graph
+    contains them.
+    """
     with forcing(kernel, tiles):
         return sampler()
 

@@ -1,4 +1,6 @@
-"""`bench kernels --tune`: a search for each shape, what came of it, and the table that it is kept in."""
+"""Command `bench kernels --tune`: searches tiles for each shape, prints the results, and writes the table that engines
+read.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ HEADER = ("shape", "reckoned us", "best us", "gain", "tile", "warps", "stages", 
 
 
 _TELLING: Final = 0.2
-"""Of a shape: from then on what is left is reckoned."""
+"""Share of the first shape after which the remaining time is estimated."""
 
 
 def tune(
     device: str, args: argparse.Namespace, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> int:
-    """Search on this GPU, print, and write the table, after each shape; 0 when all ran."""
+    """Run the search on this GPU, write the table after each shape, and print the results. Returns the exit code."""
     if device != "cuda":
         raise BadInput("--tune needs a CUDA device: the tiles are those of the GPU's kernels")
     import torch
@@ -59,7 +61,7 @@ def tune(
             ),
         )
         results.append(found)
-        try:  # after each, so that what was found stays when a person stops it
+        try:  # after each shape, so that an interrupted search keeps its results
             write_table(path, name, {found.key: found.entry() if found.is_worth_it else None})
         except OSError as error:
             raise BadInput(f"the table {str(path)!r} cannot be written: {error.strerror}") from None
@@ -70,12 +72,11 @@ def tune(
 
 
 def _left(elapsed: float, done: float, of: int) -> str:
-    """How long it will take yet, in words, once a part of the first shape shows it."""
+    """Describe the remaining time; empty until `_TELLING` of the first shape is done."""
     return f", about {max(1, round(elapsed / done * (of - done) / 60))} min left" if done >= _TELLING else ""
 
 
 def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: bool = True) -> str:
-    """The table of a search for people."""
     rows = [
         [
             found.key,
@@ -104,7 +105,7 @@ def text(report: dict[str, Any], results: list[TileSearchResult], *, is_own: boo
 
 
 def own_name() -> str:
-    """Where engines look for a table, as a person finds it."""
+    """Return the path at which engines look for the table."""
     from kvscope_kernels.tuning.tile_table import own_table
 
     return str(own_table())

@@ -1,1 +1,1 @@
-"""Ways to attend to a long context, side by side on the keys and values of a real model. Not used in service."""
+"""Comparison of attention methods for long contexts on the keys and values of a real model. Not used by the server."""

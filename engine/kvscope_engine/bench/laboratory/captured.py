@@ -1,6 +1,6 @@
-"""Keys, values and queries of a real model that reads a text; and the same model with its attention replaced.
+"""Captures keys, values and queries of a model that reads a text, and runs the model with its attention replaced.
 
-Owns the contexts that go through the model in place of the engine's own. Knows no method by name.
+Owns the attention contexts that replace the engine's. Independent of particular attention methods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ CHUNK_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class LayerSample:
-    """Of one layer: the text's keys and values (T, Hkv, D), and the queries of its last tokens, (B, H, D)."""
+    """Sample of one layer: the text's keys and values, (T, Hkv, D) each, and the queries of its last tokens, (B,
+    H, D).
+    """
 
     query: Tensor
     keys: Tensor
@@ -35,7 +37,9 @@ class LayerSample:
 
 
 class DenseContext(AttentionContext):
-    """Keeps every layer's keys and values in a row, and attends causally; single tokens by `method` if given."""
+    """Attention context that stores the keys and values of each layer contiguously, and attends causally. Single tokens
+    attend with `method` if it is given.
+    """
 
     def __init__(self, method: Callable[[], AttentionMethod] | None = None) -> None:
         self.scratch: dict[int, tuple[Tensor, ...]] = {}
@@ -44,7 +48,9 @@ class DenseContext(AttentionContext):
         self.queries: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """(T, H, D) each -> (T, H, D)."""
+        """Append keys and values, and attend: (T, H, D) each -> (T, H, D). Raises BadInput for windows, soft caps and
+        sinks.
+        """
         if options.sliding_window or options.softcap or options.sinks is not None:
             raise BadInput("the laboratory takes models with plain attention: no window, soft cap or sinks")
         if options.latents is not None:
@@ -59,14 +65,16 @@ class DenseContext(AttentionContext):
         return _causal(query, key, value, options.scale)
 
     def restored(self, length: int, method: Callable[[], AttentionMethod] | None) -> DenseContext:
-        """As it was after `length` tokens, to go on another way."""
+        """Return a context in the state after `length` tokens, to continue with another method."""
         other = DenseContext(method)
         other.held = {layer: (k[:length], v[:length]) for layer, (k, v) in self.held.items()}
         return other
 
 
 def read(loaded: LoadedModel, ids: Sequence[int], tell: Callable[[int], None]) -> DenseContext:
-    """The model reads a text in chunks."""
+    """Run the model over a text in chunks, and return the context with all keys and values. `tell` receives the number
+    of tokens done.
+    """
     context, forward = DenseContext(), Forward(loaded.module)
     tokens = torch.tensor(ids, device=loaded.device)
     with torch.inference_mode():
@@ -79,9 +87,9 @@ def read(loaded: LoadedModel, ids: Sequence[int], tell: Callable[[int], None]) -
 
 
 def samples(context: DenseContext, length: int, batch: int, num_layers: int) -> list[LayerSample]:
-    """Evenly spaced layers, as they are after `length` tokens of what was read.
+    """Return samples of evenly spaced layers, with the keys and values of the first `length` tokens.
 
-    Queries are those of the last tokens read, whatever `length`: of text that goes on.
+    The queries are always those of the last tokens read, whatever `length`, as if the text continued.
     """
     layers = sorted(context.held)
     picked = {layers[index * (len(layers) - 1) // max(1, num_layers - 1)] for index in range(num_layers)}
@@ -99,7 +107,9 @@ def perplexity_after(
     num_scored: int,
     method: Callable[[], AttentionMethod],
 ) -> float:
-    """Of the last tokens of a text, read one by one by `method` after all before them was read as it is."""
+    """Return the perplexity of the last `num_scored` tokens of a text, decoded one by one with `method` after full
+    attention for all tokens before them.
+    """
     start = len(ids) - num_scored
     other, forward = context.restored(start, method), Forward(loaded.module)
     tokens, total = torch.tensor(ids, device=loaded.device), 0.0

@@ -1,4 +1,6 @@
-"""What measuring where attention falls (`--page-heat`) costs decode: measured steps beside those between them."""
+"""Cost of measuring the distribution of attention (`--page-heat`) during decode: measured steps compared with the steps
+between them.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,15 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
 
 _EVERY: Final = 2
-"""So that each measured step has neighbours to compare with."""
+"""Interval of measured steps: every second step, so that each has an unmeasured neighbor to compare with."""
 _ROOM: Final = 2
 
 
 def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, every: int) -> dict[str, Any]:
-    """`batch` requests of the text `ids` decode `num_steps` tokens; medians of whole steps, frames encoded too.
+    """Decode `num_steps` tokens for `batch` requests with the prompt `ids`, and return median step times, frame
+    encoding included.
 
-    `cost_share`: of decode's time, were one step in `every` measured.
+    `cost_share` in the result is the share of decode time that measuring one step in `every` costs.
     """
     blocks = batch * (-(-(len(ids) + num_steps) // config.block_size) + _ROOM)
     config = replace(config, page_heat=_EVERY, num_gpu_blocks_override=blocks, enable_prefix_caching=False)
@@ -51,18 +54,17 @@ def heat_cost(config: EngineConfig, ids: list[int], batch: int, num_steps: int, 
 
 
 class NewestStep:
-    """What the newest frame says of its step."""
+    """Content of the latest frame: the number of decodes, and whether attention was measured in its step."""
 
     def __init__(self) -> None:
         self.num_decodes, self.is_measured, self._step = 0, False, 0
 
     def begin(self, engine: Engine) -> None:
-        """A step begins."""
         self.num_decodes, self.is_measured = 0, False
         self._step = engine.step_count + 1
 
     def take(self, message: TelemetryMessage) -> None:
-        """As a publisher would: encoded."""
+        """Receive a message, and encode it as a publisher does, so that encoding is included in the time."""
         encode(message)
         if isinstance(message, Frame) and not message.batch.num_prefill_tokens:
             self.num_decodes = message.batch.num_decode_tokens

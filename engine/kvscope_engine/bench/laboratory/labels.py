@@ -1,4 +1,4 @@
-"""The laboratory's figures in words: the same in the table and in the report. Knows no torch."""
+"""Text for the laboratory's results, shared by the table and the HTML report. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ HEADER: Final = ("method", "tokens", "time", "KV a token", "workspace a token", 
 
 
 def cells(row: Measurement) -> list[str]:
-    """A line of the table."""
     change = row["perplexity_change"]
     return [
         row["method"],
@@ -26,7 +25,6 @@ def cells(row: Measurement) -> list[str]:
 
 
 def headline(report: dict[str, Any]) -> str:
-    """What was measured, and where."""
     return (
         f"{report['model']}, {report['dtype']}, {report['device']}; {report['batch']} requests at once,"
         f" means of {report['num_layers']} layers; perplexity of {report['num_scored_tokens']} tokens"
@@ -34,7 +32,6 @@ def headline(report: dict[str, Any]) -> str:
 
 
 def heat_words(heat: dict[str, Any]) -> str:
-    """What measuring costs."""
     return (
         f"page heat at {heat['num_context_tokens']:,} tokens: a measured step takes {heat['measured_step_ms']:.1f} ms,"
         f" others {heat['other_step_ms']:.1f} ms; one in {heat['every']} costs"
@@ -43,7 +40,6 @@ def heat_words(heat: dict[str, Any]) -> str:
 
 
 def sparse_words(row: SparseRow) -> str:
-    """What a fraction of the blocks does to the engine's own decode."""
     error = row["perplexity_error"]
     change = f"{100 * row['perplexity_change']:+.2f} %" + (f" ± {100 * error:.2f}" if error is not None else "")
     return (

@@ -1,4 +1,4 @@
-"""What a method costs and what it loses, on samples of a model's layers."""
+"""Measures the time, memory and error of attention methods on samples of a model's layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvscope_engine.bench.laboratory.methods import FULL, METHODS, AttentionMeth
 
 
 class Measurement(TypedDict):
-    """One method at one length; times and bytes of one layer."""
+    """Result of one method at one length. Times and bytes are per layer."""
 
     method: str
     length: int
@@ -27,17 +27,19 @@ class Measurement(TypedDict):
     kv_bytes: int
     workspace_bytes: int
     kv_bytes_per_token: float
-    """Over batch times length."""
+    """`kv_bytes` divided by batch size times length."""
     workspace_bytes_per_token: float
     error: float
-    """Of the output against full attention: the root mean square, as a share of the output's own."""
+    """Root mean square difference from the output of full attention, relative to the root mean square of that
+    output.
+    """
     perplexity: float | None
     perplexity_change: float | None
 
 
 @torch.inference_mode()
 def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str], None]) -> list[Measurement]:
-    """All methods, in turns, so that what a neighbour does to the machine falls on all of them."""
+    """Measure all methods in turns, so that other load on the machine affects all of them equally."""
     batch, length = len(samples[0].query), len(samples[0].keys)
     held = {name: [_held(make, sample) for sample in samples] for name, make in METHODS.items()}
     expected = [method.attend(sample.query) for method, sample in zip(held[FULL], samples, strict=True)]
@@ -69,7 +71,7 @@ def measured(samples: Sequence[LayerSample], repeats: int, tell: Callable[[str],
 
 
 def _held(make: Callable[[], AttentionMethod], sample: LayerSample) -> AttentionMethod:
-    """A copy of the text's keys and values for each request of the batch."""
+    """Return a method that holds a copy of the text's keys and values for each request of the batch."""
     method, batch = make(), len(sample.query)
     method.hold(*(each[None].repeat(batch, 1, 1, 1) for each in (sample.keys, sample.values)))
     return method
@@ -95,9 +97,9 @@ def _error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def workspace_bytes(run: Callable[[], object]) -> int:
-    """The most bytes that operations hold at once beside what was there before, on any device.
+    """Return the peak bytes of tensors that `run` creates, its result included, on any device.
 
-    Of tensors that `run` makes, its result among them; what one operation holds inside itself is not seen.
+    Memory that an operation uses internally is not counted.
     """
     storages = _Storages()
     with storages:
@@ -115,7 +117,7 @@ class _Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in self._known:
-                self._note(leaf.untyped_storage(), 0)  # it was there before
+                self._note(leaf.untyped_storage(), 0)  # existed before the run
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata not in self._known:

@@ -1,7 +1,8 @@
-"""The methods: each holds the keys and values of one layer in its own way, and attends one query a request to them.
+"""Attention methods under comparison: each stores the keys and values of one layer in its own way, and attends to
+them.
 
-Shapes: keys and values (B, T, Hkv, D), queries (B, H, D), results like queries. Owns what each keeps and what each
-reads; knows no model. All but Linformer's projection read real keys: none was trained for.
+Shapes: keys and values (B, T, Hkv, D); one query per request, (B, H, D); results have the shape of the queries. Methods
+are independent of the model. Except for the low-rank projection, all read the model's real keys without training.
 """
 
 from __future__ import annotations
@@ -22,21 +23,18 @@ BLOCK_SIZE: Final = 16
 
 
 class AttentionMethod(Protocol):
-    """One way to attend."""
-
     def hold(self, keys: Tensor, values: Tensor) -> None:
-        """Keep what is needed of these."""
+        """Store what the method needs of keys and values, (B, T, Hkv, D) each."""
 
     def attend(self, query: Tensor) -> Tensor:
-        """(B, H, D) -> (B, H, D), scaled by the root of D."""
+        """Attend: (B, H, D) -> (B, H, D), with scores scaled by 1/sqrt(D)."""
 
     @property
-    def held_bytes(self) -> int:
-        """Of what is kept."""
+    def held_bytes(self) -> int: ...
 
 
 class Contiguous:
-    """Each request's keys and values in a row: torch's own attention."""
+    """Full attention on contiguous keys and values, with torch's SDPA."""
 
     def hold(self, keys: Tensor, values: Tensor) -> None:
         self._keys, self._values = (each.transpose(1, 2).contiguous() for each in (keys, values))
@@ -50,7 +48,9 @@ class Contiguous:
 
 
 class Paged:
-    """Blocks of 16 slots in a pool, attended by the engine's own operation; in order, or shuffled as after hours."""
+    """Full attention on a pool of 16-slot blocks with the engine's own operation. Blocks are in order, or shuffled as
+    after hours of use.
+    """
 
     def __init__(self, *, is_shuffled: bool) -> None:
         self._is_shuffled = is_shuffled
@@ -69,7 +69,7 @@ class Paged:
         for part, tensor in enumerate((keys, values)):
             whole = torch.nn.functional.pad(tensor, padding)
             pool[places.to(keys.device), part] = whole.reshape(num_blocks, BLOCK_SIZE, num_heads, dim)
-        if keys.device.type == "cuda":  # as the engine lays blocks out there
+        if keys.device.type == "cuda":  # the engine's block layout on a GPU
             pool = pool.transpose(2, 3).contiguous().transpose(2, 3)
         self._pool = pool
 
@@ -84,7 +84,9 @@ class Paged:
 
 
 class Window:
-    """The newest tokens alone (Longformer, Mistral); with `num_first` the first ones too (StreamingLLM)."""
+    """Attention to the most recent tokens only (Longformer, Mistral); with `num_first`, also to the first tokens
+    (StreamingLLM).
+    """
 
     def __init__(self, fraction: float, num_first: int = 0) -> None:
         self._fraction, self._num_first = fraction, num_first
@@ -106,7 +108,7 @@ class Window:
 
 
 def dense(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """(B, H, D) over (B, Hkv, T, D): the heads of a group are the rows of one product."""
+    """Attend with SDPA: (B, H, D) over (B, Hkv, T, D). The query heads of a KV head are the rows of one product."""
     batch, num_heads, dim = query.shape
     rows = query.view(batch, keys.shape[1], num_heads // keys.shape[1], dim)
     return scaled_dot_product_attention(rows, keys, values).reshape(batch, num_heads, dim)
@@ -129,8 +131,8 @@ METHODS: Final[dict[str, Callable[[], AttentionMethod]]] = {
     "LSH buckets": HashBuckets,
     "low rank 1/4": lambda: LowRank(0.25),
 }
-"""By the name in the table."""
+"""Methods by their name in the table."""
 UNTRAINED: Final = frozenset({"low rank 1/4"})
-"""Those that cannot stand in for attention before they were trained: no perplexity is asked of them."""
+"""Methods that cannot replace attention without training; their perplexity is not measured."""
 EXACT: Final = frozenset({FULL, "paged, in order", "paged, shuffled", "sparse 1"})
-"""Those that read every token."""
+"""Methods that attend to every token."""

@@ -1,4 +1,4 @@
-"""The laboratory's report: one HTML file with a plot a figure and the whole table. Needs no script."""
+"""HTML report of the laboratory: one file without scripts, with one plot per figure and the complete table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINE: Final = 20
 
 
 class BarPlot(NamedTuple):
-    """One plot: a bar a method and length."""
+    """Definition of a bar plot, with one bar per method."""
 
     title: str
     value: Callable[[Measurement], float | None]
@@ -38,7 +38,6 @@ _FIGURES: Final = (
 
 
 def html(report: dict[str, Any]) -> str:
-    """The whole file."""
     rows: list[Measurement] = report["rows"]
     body = [f"<h1>Ways to attend</h1>\n<p>{clean(headline(report))}</p>"]
     for length in sorted({row["length"] for row in rows}):
@@ -57,7 +56,7 @@ def html(report: dict[str, Any]) -> str:
 
 
 def bars(figure: BarPlot, rows: Sequence[Measurement]) -> str:
-    """A bar for each row that has the figure; nothing where none has."""
+    """Return an SVG with a bar for each row that has the figure; empty if none has."""
     values = [
         (row["method"], value) for row in rows if (value := figure.value(row)) is not None and math.isfinite(value)
     ]

@@ -1,7 +1,7 @@
-"""Only the blocks on which most of the attention falls, as far as bounds of their keys tell (Quest, arXiv 2406.10774),
-in one level or in two, ranked as the engine's `--sparse-decode` ranks them.
+"""Sparse attention: reads only the blocks estimated to receive most of the attention (Quest, arXiv 2406.10774).
 
-Kept beside the keys: for each block, head and dimension the smallest and the largest key.
+Blocks are ranked in one level or in two, like `--sparse-decode` of the engine. Stored in addition to the keys: the
+smallest and the largest key of each block, head and dimension.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from kvscope_kernels.attention_scores.block_scores import NEAR
 
 BLOCK_SIZE: Final = 16
 MIN_BLOCKS: Final = 3
-"""The first, the newest, and one that is chosen."""
+"""Minimum number of blocks: the first, the newest, and one that is selected."""
 GROUP_BLOCKS: Final = 8
 GROUP_SLACK: Final = 2
-"""In two levels, so many times the wanted blocks are looked at."""
+"""In two levels, the number of candidate blocks as a multiple of the blocks wanted."""
 
 
 class Sparse:
-    """The top fraction of blocks for each request and KV head; the first and the newest are always among them."""
+    """Selects the top fraction of blocks per request and KV head. The first and the newest block are always
+    included.
+    """
 
     def __init__(self, fraction: float) -> None:
         self._fraction = fraction
@@ -40,7 +42,7 @@ class Sparse:
         return self._read(rows, self._choose(rows)).reshape(query.shape)
 
     def _choose(self, rows: Tensor) -> Tensor:
-        """(B, Hkv, k) blocks: one choice for the heads that share keys."""
+        """Return the selected blocks, (B, Hkv, k): one selection for the query heads that share keys."""
         shares = _shares(rows, self._low, self._high)
         shares[..., 0] = shares[..., -1] = math.inf
         return shares.topk(self._num_wanted, -1).indices
@@ -64,7 +66,7 @@ class Sparse:
 
 
 class Hierarchical(Sparse):
-    """Groups of 8 blocks first, then the blocks of the groups that were kept."""
+    """Selects groups of 8 blocks first, then blocks within the selected groups."""
 
     def hold(self, keys: Tensor, values: Tensor) -> None:
         super().hold(keys, values)
@@ -78,7 +80,7 @@ class Hierarchical(Sparse):
         num_blocks = self._low.shape[2]
         groups = _shares(rows, self._group_low, self._group_high)
         groups[..., 0] = groups[..., -1] = math.inf
-        wanted = 2 + -(-self._num_wanted * GROUP_SLACK // GROUP_BLOCKS)  # beside the first and the newest
+        wanted = 2 + -(-self._num_wanted * GROUP_SLACK // GROUP_BLOCKS)  # in addition to the first and the newest
         kept = groups.topk(min(wanted, groups.shape[-1]), -1).indices
         blocks = (kept[..., None] * GROUP_BLOCKS + torch.arange(GROUP_BLOCKS, device=kept.device)).flatten(2)
         inside = blocks.clamp(max=num_blocks - 1)
@@ -94,9 +96,11 @@ class Hierarchical(Sparse):
         return super().held_bytes + groups
 
 
-# Other rankings of the same blocks: what they lose says what a ranking is worth.
+# Other rankings of the same blocks, to show how much the ranking matters.
 class LargestBound(Sparse):
-    """Quest's own: by the largest score that a key of the block could have with any of the heads that share it."""
+    """Ranking of Quest: the upper bound of the scores that a key of the block can have with any of the heads that share
+    it.
+    """
 
     def _choose(self, rows: Tensor) -> Tensor:
         up, down = rows.clamp(min=0), rows.clamp(max=0)
@@ -106,7 +110,7 @@ class LargestBound(Sparse):
 
 
 class Oracle(Sparse):
-    """The best that there can be: by the attention that does fall on each block; it reads every key to know."""
+    """Ideal ranking by the actual attention on each block; it reads every key to compute it."""
 
     def _choose(self, rows: Tensor) -> Tensor:
         keys = self._blocks[0].flatten(2, 3)[:, :, : self._length]  # (B, Hkv, T, D)
@@ -118,7 +122,9 @@ class Oracle(Sparse):
 
 
 def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
-    """(B, T, Hkv, D) -> (B, Hkv, n, 16, D); what is missing of the last block is zero, or its last token again."""
+    """Reshape (B, T, Hkv, D) to (B, Hkv, n, 16, D). The last block is padded with zeros, or with its last token if
+    `pad_last`.
+    """
     missing = -tensor.shape[1] % BLOCK_SIZE
     if missing and pad_last:
         tensor = torch.cat((tensor, tensor[:, -1:].expand(-1, missing, -1, -1)), 1)
@@ -129,7 +135,9 @@ def _in_blocks(tensor: Tensor, *, pad_last: bool = False) -> Tensor:
 
 
 def _shares(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """(B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n): `block_scores`, and not their logarithm."""
+    """Estimate each block's share of attention: (B, Hkv, group, D) and (B, Hkv, n, D) -> (B, Hkv, n). Same as the
+    engine's `block_scores`, but not as a logarithm.
+    """
     up, down, far = rows.clamp(min=0), rows.clamp(max=0), 1.0 - NEAR
     estimates = (NEAR * up + far * down) @ high.mT + (far * up + NEAR * down) @ low.mT
     shares: Tensor = (estimates.float() * rows.shape[-1] ** -0.5).softmax(-1).sum(2)
@@ -137,12 +145,12 @@ def _shares(rows: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _picked(blocks: Tensor, chosen: Tensor) -> Tensor:
-    """(B, Hkv, n, 16, D) and (B, Hkv, k) -> (B, Hkv, k * 16, D)."""
+    """Gather blocks: (B, Hkv, n, 16, D) and (B, Hkv, k) -> (B, Hkv, k * 16, D)."""
     batch, heads = torch.meshgrid(*map(torch.arange, blocks.shape[:2]), indexing="ij")
     at = batch[..., None].to(chosen.device), heads[..., None].to(chosen.device), chosen
     return blocks[at].flatten(2, 3)
 
 
 def _gathered(table: Tensor, chosen: Tensor) -> Tensor:
-    """(B, Hkv, n, D) and (B, Hkv, k) -> (B, Hkv, k, D)."""
+    """Gather rows: (B, Hkv, n, D) and (B, Hkv, k) -> (B, Hkv, k, D)."""
     return table.gather(2, chosen[..., None].expand(-1, -1, -1, table.shape[3]))

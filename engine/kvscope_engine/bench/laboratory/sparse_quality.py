@@ -1,7 +1,7 @@
-"""What `--sparse-decode` does to a model: perplexity and time of its decode steps at several fractions.
+"""Effect of `--sparse-decode` on a model: perplexity and time of decode steps at several fractions of the blocks.
 
-The engine's own blocks, bounds and operations, one request. All but the last tokens of a text are read as a prompt is;
-these are then decoded one by one, once with each fraction, over the same blocks.
+Uses the engine's blocks, bounds and operations, with one request. All but the last tokens of a text are prefilled; the
+last ones are decoded one by one, once per fraction, over the same blocks.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ CHUNK_TOKENS: Final = 256
 
 
 class SparseRow(TypedDict):
-    """Of one fraction."""
-
     fraction: float
     num_attended_blocks: int
     perplexity: float
     perplexity_change: float
-    """Against full attention, as a share."""
+    """Relative change against full attention."""
     perplexity_error: float | None
-    """The standard error of that change, by how much it differs from token to token; None of a single token."""
+    """Standard error of `perplexity_change`, from its variation over the tokens; None for a single token."""
     divergence: float
-    """Of its predictions from those of full attention: mean Kullback-Leibler divergence, nats a token. It tells two
-    ways to choose apart where the text's own tokens are too few to."""
+    """Mean Kullback-Leibler divergence from the predictions of full attention, in nats per token. It distinguishes two
+    selections even if the text is too short for a difference in perplexity.
+    """
     step_ms: float
 
 
@@ -54,7 +53,7 @@ def sparse_quality(
     tell: Callable[[str], None],
     fractions: Sequence[float] = FRACTIONS,
 ) -> list[SparseRow]:
-    """The first of `fractions` is what the others are compared with."""
+    """Measure each fraction. The first of `fractions` is the baseline of the others."""
     storage = storage_for_model(loaded, -(-len(token_ids) // BLOCK_SIZE), BLOCK_SIZE, sparse_decode=1.0)
     reading = _Reading(loaded, storage, torch.tensor(token_ids, device=loaded.device))
     start = len(token_ids) - num_scored
@@ -76,14 +75,12 @@ def sparse_quality(
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What the steps of one fraction predict."""
-
     log_probs: torch.Tensor
-    """(n, vocabulary) float32 log-probabilities, on the host."""
+    """Log-probabilities, (n, vocabulary) float32, on the host."""
     surprises: torch.Tensor
-    """(n,) float64: minus the log-probability of the token that follows."""
+    """Negative log-probability of the token that follows, (n,) float64."""
     step_s: float
-    """The median."""
+    """Median step time in seconds."""
 
 
 def _row(fraction: float, num_attended_blocks: int, answers: _Answers, full: _Answers) -> SparseRow:
@@ -101,7 +98,7 @@ def _row(fraction: float, num_attended_blocks: int, answers: _Answers, full: _An
 
 
 class _Reading:
-    """A text and its blocks, which are in a row: a position is a slot."""
+    """A text and its contiguous blocks, so that a token's position is its slot."""
 
     def __init__(self, loaded: LoadedModel, storage: KVStorage, ids: torch.Tensor) -> None:
         self.ops: Ops = ops_for(loaded.device.type)
@@ -109,7 +106,6 @@ class _Reading:
         self._tables = torch.arange(storage.num_blocks, dtype=torch.int32, device=ids.device)[None]
 
     def fill(self, start: int, end: int) -> None:
-        """A piece of the prompt."""
         prefill = PrefillBatch(
             block_tables=(self._tables,),
             seq_lens=self._ints(end),
@@ -122,7 +118,6 @@ class _Reading:
         self._forward.fill(self._ids[start:end], slots, context)
 
     def decode(self, start: int, choice: PageChoice) -> _Answers:
-        """The tokens behind `start`, one by one."""
         predictions, took = [], []
         for place in range(start, len(self._ids) - 1):
             slots = torch.tensor([place], device=self._ids.device)

@@ -1,5 +1,5 @@
-"""Two methods that need a model trained with them, on a model that was not: their loss shows what the
-training is for.
+"""Two attention methods that require a model trained with them, run on one that was not, to show what the training is
+needed for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ NUM_NEWEST: Final = 16
 
 
 class HashBuckets:
-    """Tokens whose keys fall into the query's bucket in one of 4 rounds of hashing by random rotations (Reformer, arXiv
-    2001.04451), and the newest 16; as many buckets as leave each about an eighth of the tokens in all."""
+    """Attends to tokens whose keys share the query's bucket in one of 4 rounds of LSH by random rotations (Reformer,
+    arXiv 2001.04451), and to the newest 16. There are 32 buckets per round, so that about an eighth of the tokens is
+    read.
+    """
 
     def hold(self, keys: Tensor, values: Tensor) -> None:
         self._keys, self._values = (each.transpose(1, 2).contiguous() for each in (keys, values))
@@ -34,7 +36,9 @@ class HashBuckets:
         return scaled_dot_product_attention(rows, self._keys, self._values, attn_mask=seen).reshape(query.shape)
 
     def _hash(self, vectors: Tensor) -> Tensor:
-        """The direction, of both ends of each axis, that a vector is nearest to: (rounds, B, Hkv, n)."""
+        """Return each vector's bucket, (rounds, B, Hkv, n): the nearest of the directions along both signs of each
+        axis.
+        """
         sides = torch.einsum("bhnd,rdk->rbhnk", vectors, self._rotations)
         return torch.cat((sides, -sides), -1).argmax(-1)
 
@@ -44,8 +48,9 @@ class HashBuckets:
 
 
 class LowRank:
-    """Keys and values projected along the tokens to a fraction of their number (Linformer, arXiv 2006.04768), by random
-    numbers where a model would have learned ones."""
+    """Projects keys and values along the tokens to a fraction of their number (Linformer, arXiv 2006.04768), with a
+    random matrix where a trained model has a learned one.
+    """
 
     def __init__(self, fraction: float) -> None:
         self._fraction = fraction

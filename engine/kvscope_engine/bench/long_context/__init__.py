@@ -1,1 +1,3 @@
-"""Decoding behind long contexts: contenders are filled once, and then measured by turns."""
+"""Decoding after long contexts: each contender fills its context once, and rounds of decoding are then measured in
+turns.
+"""

@@ -1,4 +1,6 @@
-"""Our engine, transformers and llama.cpp behind long contexts. Each fills by its shortest way, so that this ends."""
+"""Our engine, transformers and llama.cpp decoding after long contexts. Each fills its contexts in the fastest way it
+has, to keep the benchmark short.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ BLOCK_SIZE = 16
 
 
 def long_contenders(batch: LongBatch, dtype: str, module: Any) -> list[LongContender]:
-    """All that can take part; `module` is the model in transformers."""
+    """Return all contenders that are available; `module` is the transformers model."""
     found: list[LongContender] = [OurLongContexts(batch, dtype), TransformersLongContexts(batch, module)]
     if is_installed():
         found.append(LlamaCppLongContexts(batch, default_gguf(lambda progress: None)))
@@ -28,7 +30,7 @@ def long_contenders(batch: LongBatch, dtype: str, module: Any) -> list[LongConte
 
 
 class OurLongContexts:
-    """Prefix caching is off: each request's context is computed and kept."""
+    """Our engine without prefix caching: the context of each request is computed and stored separately."""
 
     name = "kvscope"
 
@@ -48,7 +50,6 @@ class OurLongContexts:
         )
 
     def fill(self, prompt: Sequence[int]) -> None:
-        """Submit, and step until all have said something."""
         sampling = SamplingParams(temperature=0.0, max_tokens=self._batch.length - len(prompt), ignore_eos=True)
         for index in range(self._batch.num_requests):
             self._engine.submit(Submit(request_id=str(index), prompt_token_ids=tuple(prompt), sampling=sampling))
@@ -57,14 +58,13 @@ class OurLongContexts:
             heard |= {message.request_id for message in self._engine.step() if isinstance(message, Tokens)}
 
     def decode(self, num_tokens: int) -> None:
-        """Step until as many were said."""
         left = self._batch.num_requests * num_tokens
         while left > 0:
             left -= sum(len(m.token_ids) for m in self._engine.step() if isinstance(m, Tokens))
 
 
 class TransformersLongContexts:
-    """The model called with its own cache, greedy, as `generate` calls it; one row is filled and then repeated."""
+    """Calls the model with its own cache, greedily, as `generate` does. One row is prefilled and then repeated."""
 
     name = "transformers"
 
@@ -74,7 +74,6 @@ class TransformersLongContexts:
 
     @torch.inference_mode()
     def fill(self, prompt: Sequence[int]) -> None:
-        """One prefill."""
         output = self._module(input_ids=torch.tensor([list(prompt)]), use_cache=True, logits_to_keep=1)
         self._cache = output.past_key_values
         self._cache.batch_repeat_interleave(self._batch.num_requests)
@@ -82,14 +81,13 @@ class TransformersLongContexts:
 
     @torch.inference_mode()
     def decode(self, num_tokens: int) -> None:
-        """One call a token."""
         for _ in range(num_tokens):
             output = self._module(input_ids=self._ids, past_key_values=self._cache, use_cache=True)
             self._ids = output.logits[:, -1].argmax(-1, keepdim=True)
 
 
 class LlamaCppLongContexts:
-    """A context whose sequences do not share their memory; one is filled and copied into the others."""
+    """llama.cpp with separate memory per sequence. One sequence is prefilled and copied to the others."""
 
     name = "llama.cpp"
 
@@ -98,7 +96,7 @@ class LlamaCppLongContexts:
         self._model = LlamaCpp(gguf, batch.num_requests, batch.num_requests * batch.length, is_unified=False)
 
     def fill(self, prompt: Sequence[int]) -> None:
-        """The first sequence in full batches."""
+        """Prefill the first sequence in full batches, and copy it to the others."""
         last = len(prompt) - 1
         entries = [(token, position, 0, position == last) for position, token in enumerate(prompt)]
         said: list[int] = []
@@ -109,7 +107,6 @@ class LlamaCppLongContexts:
         self._tokens, self._position = said * self._batch.num_requests, len(prompt)
 
     def decode(self, num_tokens: int) -> None:
-        """All sequences in a batch."""
         for _ in range(num_tokens):
             entries = [(token, self._position, sequence, True) for sequence, token in enumerate(self._tokens)]
             self._tokens = self._model.decode(entries)

@@ -1,4 +1,4 @@
-"""Contenders that hold a batch of long contexts and go on with all of them, a few tokens at a time."""
+"""Rounds of decoding for a batch of requests that each have a long context in the cache."""
 
 from __future__ import annotations
 
@@ -14,34 +14,32 @@ MOST_ROUNDS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class LongBatch:
-    """Requests with as long a context each, which go on together."""
+    """Shape of a batch of requests with equally long contexts that decode together."""
 
     num_requests: int = 8
     context_tokens: int = 4096
     round_tokens: int = 16
-    """Of each request, in a round."""
+    """Tokens generated per request in one round."""
 
     @property
     def name(self) -> str:
-        """As tables have it."""
         return f"{self.num_requests} at {self.context_tokens:,}"
 
     @property
     def length(self) -> int:
-        """Tokens of a request when all rounds are over, with room to spare."""
+        """Maximum tokens of a request after all rounds, with a margin."""
         return self.context_tokens + self.round_tokens * (MOST_ROUNDS + 2)
 
 
 class LongContender(Protocol):
-    """Something that decodes behind contexts of its own memory each: none of them shares keys and values."""
+    """A contender that decodes after long contexts. Each request has its own copy of the keys and values."""
 
     name: str
 
     def fill(self, prompt: Sequence[int]) -> None:
-        """All requests with this prompt, and a first token after each."""
+        """Start all requests with `prompt`, and generate the first token of each."""
 
-    def decode(self, num_tokens: int) -> None:
-        """So many more tokens of each."""
+    def decode(self, num_tokens: int) -> None: ...
 
 
 def long_rates(
@@ -51,7 +49,9 @@ def long_rates(
     repeats: int,
     tell: Callable[[str], None],
 ) -> dict[str, list[Rate]]:
-    """Each contender's rate in each round, one after the other within a round; filling is not measured."""
+    """Return the decode rate of each contender in each round. Filling is not measured. Within a round, contenders run
+    one after the other.
+    """
     prompt = [text_ids[place % len(text_ids)] for place in range(batch.context_tokens)]
     for contender in contenders:
         tell(f"{batch.name}: {contender.name} fills")

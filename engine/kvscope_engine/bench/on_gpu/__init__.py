@@ -1,1 +1,1 @@
-"""The measurements of `bench gpu`, and the setting that they share."""
+"""Measurements of `bench gpu`, and the setting that they share."""

@@ -1,4 +1,4 @@
-"""What a GPU's memory can do as a plain read measures it, and the clocks it runs at."""
+"""Measures the memory read rate of a GPU, and reads its clocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ROUNDS: Final = 9
 
 
 def read_gb_per_s(device: str) -> float | None:
-    """Bytes a nanosecond that a plain read of the memory reaches now; None on a CPU."""
+    """Measure the rate of a plain read of the device memory in GB/s; None on a CPU."""
     if device == "cpu":
         return None
     from kvscope_engine.bench.kernels.samplers import reading_on
@@ -29,7 +29,7 @@ class GpuClocks:
         self._gpus = Gpus()
 
     def now(self) -> dict[str, Any]:
-        """MHz of the multiprocessors and of the memory, and what holds them back."""
+        """Return the SM and memory clocks in MHz, and the reasons for throttling; empty if unknown."""
         if not self._uuid:
             return {}
         for gpu in self._gpus.sample():

@@ -1,7 +1,8 @@
-"""Steps that decode a whole batch: with CUDA graphs, without, with other options, and by transformers' `generate`.
+"""Decode steps of a whole batch: with CUDA graphs, without, with other engine options, and by transformers'
+`generate`.
 
-Each is held against the time that reading what it has to read once takes (the weights, and the batch's keys and
-values), at the speed of a plain read measured in the same run and at the data sheet's.
+Each is compared with the time that reading the required bytes once takes (weights, and the batch's keys and values), at
+the speed of a plain read measured in the same run, and at the data sheet's bandwidth.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 WARM_STEPS: Final = 4
 HOSTS: Final = ("eager", "transformers")
-"""Each of their kernels is launched by the host, which is what these measure on most machines."""
+"""Kinds of rows in which the host launches each kernel, so that they measure the host on most machines."""
 TAIL: Final = 99
-"""Percent of the steps that take no longer."""
+"""Percentile of step times in the report."""
 
 
 def decode_steps(
@@ -40,7 +41,7 @@ def decode_steps(
     tell: Callable[[str], None],
     report: dict[str, Any],
 ) -> None:
-    """Into `report`: what the start of each engine took, and a row for each of its batches and samplings."""
+    """Add to `report` the start of each engine, and a row for each of its batches and samplings."""
     report |= {"engines": {}, "steps": []}
     for kind, options in engines.items():
         tell(f"{kind}: starts")
@@ -53,7 +54,6 @@ def decode_steps(
 
 
 def decode_steps_text(report: dict[str, Any]) -> str:
-    """Tables of it."""
     read, sheet = report["read_gb_per_s"], report["data_sheet_gb_per_s"]
     lines = []
     if read is not None:
@@ -93,19 +93,23 @@ HEADER: Final = (
 
 
 def samplings(args: argparse.Namespace, batch: int, batches: list[int]) -> list[str]:
-    """Of a batch: those asked for; else greedy, and top-p too for the largest."""
+    """Return the samplings to measure for a batch: those requested, else greedy, and also top-p for the largest
+    batch.
+    """
     if args.sampling:
         return list(dict.fromkeys(args.sampling))
     return list(SAMPLINGS) if batch == max(batches) else ["greedy"]
 
 
 def room(args: argparse.Namespace, batches: list[int], num_steps: int, tokens_a_step: int = 1) -> int:
-    """`max_model_len` for so many steps of the largest batch: who is filled first decodes while others are filled."""
+    """Return the `max_model_len` needed for `num_steps` steps of the largest batch. Requests that are prefilled first
+    decode while the others are prefilled.
+    """
     return int(args.context + tokens_a_step * (num_steps + 64 + max(batches) * args.context // 1024))
 
 
 def tokens_a_step(options: Mapping[str, Any]) -> int:
-    """Of one request at most: guesses may hold."""
+    """Return the maximum tokens per step of one request, speculative tokens included."""
     speculative = options.get("speculative_config")
     return 1 if speculative is None else 1 + int(speculative.num_speculative_tokens)
 
@@ -114,7 +118,9 @@ def tokens_a_step(options: Mapping[str, Any]) -> int:
 def decoding(
     engine: Engine, batch: int, args: argparse.Namespace, max_model_len: int, sampled: str = "greedy"
 ) -> Iterator[float]:
-    """A batch of different prompts of --context tokens, all of which decode; the seconds that filling them took."""
+    """Run a batch of different prompts of --context tokens until all requests decode. Yields the seconds of the
+    prefill.
+    """
     room_left = max_model_len - args.context
     sampling = SamplingParams(max_tokens=room_left, ignore_eos=True, **SAMPLINGS[sampled])
     ids = [f"{batch}-{index}" for index in range(batch)]
@@ -136,7 +142,7 @@ def decoding(
 
 
 def step_ms(engine: Engine) -> float:
-    """Milliseconds that one step takes, by the wall's clock."""
+    """Run one step and return its wall-clock time in milliseconds."""
     begin = time.perf_counter()
     engine.step()
     return (time.perf_counter() - begin) * 1e3
@@ -149,7 +155,6 @@ def _engine(
     batches: list[int],
     tell: Callable[[str], None],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What its start took, and its rows."""
     import torch
 
     frames: list[Frame] = []
@@ -185,8 +190,9 @@ def _engine(
 
 
 def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, float]:
-    """Of so many steps: requests that had a token (of a whole batch, unless it is more than the KV memory holds),
-    milliseconds, tokens, and what each had to read (medians)."""
+    """Measure `num_steps` steps. Returns the median number of requests that got a token (below the batch size if the KV
+    cache is too small), times in ms, tokens per second, and the median bytes that a step had to read.
+    """
     frames.clear()
     beside_ns, overlapped = engine.overlaps.beside_ns, engine.overlaps.overlapped
     taken_ms: list[float] = []
@@ -222,7 +228,9 @@ def _measured(engine: Engine, frames: list[Frame], num_steps: int) -> dict[str, 
 def _transformers(
     args: argparse.Namespace, setting: Setting, batches: list[int], tell: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Milliseconds a decoded token of each batch: a long run less a short one, so that the prompt falls out."""
+    """Return the milliseconds per decoded token of each batch, as the difference of a long and a short run, which
+    cancels the prompt.
+    """
     import torch
 
     tell("transformers: starts")
@@ -275,10 +283,10 @@ def _row(report: dict[str, Any], step: dict[str, Any]) -> list[str]:
 
 
 def _is_cut(step: dict[str, Any]) -> bool:
-    """Whether fewer requests ran at once than its batch has."""
+    """Whether fewer requests than the batch size ran concurrently."""
     return bool(step.get("requests", step["batch"]) < step["batch"])
 
 
 def _share(step: dict[str, Any], gb_per_s: float | None) -> str:
-    """Of the step, the time that reading once takes at this speed."""
+    """Return the share of the step time that a single read at `gb_per_s` takes; empty if the speed is unknown."""
     return "" if gb_per_s is None else f"{step['read_once_bytes'] / gb_per_s / 1e6 / step['step_ms']:.0%}"

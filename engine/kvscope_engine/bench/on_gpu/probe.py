@@ -1,4 +1,6 @@
-"""Engine that a benchmark drives step by step: prompts that no cache knows, and the engine's own counters."""
+"""Engine that a benchmark drives step by step, with random prompts that are not in any cache, and the engine's own
+counters.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 FIRST_ID: Final = 3
-"""Ids below are special tokens of most models."""
+"""First usable token id; smaller ids are special tokens in most models."""
 
 
 class Probe:
-    """Engine whose prompt tokens are counted; closed with the context."""
+    """Engine whose computed prompt tokens are counted. Use as a context manager, which closes the engine."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._num_computed = 0
@@ -28,14 +30,13 @@ class Probe:
         self._num_submitted = 0
 
     def ids(self, count: int) -> list[int]:
-        """Return `count` random token ids."""
         return self._random.choices(range(FIRST_ID, self.engine.hello.model.vocab_size), k=count)
 
     def first_token_s(self, ids: list[int], num_computed: int | None = None) -> float:
         """Return the seconds from the submission of a prompt to its first token, after which the request ends.
 
-        Raises KvscopeError where the request fails, or the engine computed another number of prompt tokens than
-        `num_computed`: a benchmark that measured something else than it says is worse than none.
+        Raises KvscopeError if the request fails, or if the engine did not compute exactly `num_computed` prompt tokens,
+        because the measurement would not be of what it claims.
         """
         before, start_s = self._num_computed, time.perf_counter()
         self._num_submitted += 1

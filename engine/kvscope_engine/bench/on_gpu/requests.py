@@ -1,8 +1,8 @@
-"""Requests of mixed lengths that come at once, by our engine and by transformers' continuous batching.
+"""Concurrent requests of mixed lengths, by our engine and by transformers' continuous batching.
 
-One after the other, each with the device to itself, and each after other prompts of the same lengths; ours also after
-batches of each size that has a CUDA graph, so that none is captured while it counts. On a GPU
-transformers chooses its pages, blocks and batches; where that fails it is given ones that fit the workload.
+They run one after the other, each with the device to itself, and after a warm-up with different prompts of the same
+lengths. Ours also warms up each batch size that has a CUDA graph, so that no graph is captured during the measurement.
+On a GPU, transformers chooses its pages, blocks and batches; if that fails, it gets values that fit the workload.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MAX_NUM_SEQS: Final = 256
 NUM_RANDOM_IDS: Final = 4096
 SMALLER_BATCH_TOKENS: Final = 2048
 PAGE_SIZE: Final = 256
-"""Of transformers where nothing else is said."""
+"""Default page size of transformers."""
 WARM_TOKENS: Final = 8
-"""More steps of one batch than its graph needs until it is captured."""
+"""Output tokens per warm-up request: more steps than it takes until a batch's graph is captured."""
 LATENCIES: Final = {
     "ttft_p50_ms": "first token p50, ms",
     "ttft_p99_ms": "p99",
@@ -41,7 +41,7 @@ LATENCIES: Final = {
 
 
 class _TooSlow(Exception):
-    """Nothing to count within the limit; another try would take as long."""
+    """Raised if there is nothing to measure within the time limit; another attempt would take as long."""
 
 
 def requests(
@@ -51,8 +51,9 @@ def requests(
     limit_s: float,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """One after the other: ours, ours with each other of `engines`, and transformers, which is stopped after `limit_s`
-    and counted up to there; if it fails, the reason."""
+    """Measure our engine, our engine with the options of each of `engines`, and transformers, one after the other.
+    transformers is stopped after `limit_s` and its tokens so far count; if it fails, the report has the reason.
+    """
     workload, ours = _ours(setting, {}, count, tell)
     empty()
     others = {}
@@ -77,7 +78,7 @@ def requests(
 
 
 def requests_text(report: dict[str, Any]) -> str:
-    """A table of it, and below it what transformers was or why it is not there."""
+    """Return the results as a table, followed by transformers' settings or the reason for its absence."""
     rows = [_row("kvscope", report["kvscope"], "")]
     rows += [_row(f"kvscope, {kind}", rated, "") for kind, rated in report["with"].items()]
     if "transformers" in report:
@@ -128,7 +129,9 @@ def _ours(
 
 
 def _latencies(frames: list[Frame]) -> dict[str, float]:
-    """Milliseconds, as `LATENCIES` has them. Without a second token there is nothing between."""
+    """Return percentiles in ms under the keys of `LATENCIES`. Inter-token latencies are missing if no request has a
+    second token.
+    """
     first, between = (
         np.frombuffer(b"".join(getattr(frame, name) for frame in frames), "<u8") / 1e6
         for name in ("first_token_ns", "inter_token_ns")
@@ -139,7 +142,7 @@ def _latencies(frames: list[Frame]) -> dict[str, float]:
 
 
 def _ids(ours: OurEngine) -> list[int]:
-    """A real text's, or random ones where the model's weights are."""
+    """Return the token ids of a real text, or random ids if the model has random weights and no tokenizer."""
     tokenizer = ours.engine.tokenizer
     if tokenizer is not None:
         return list(tokenizer.encode(sample_text()))
@@ -148,7 +151,7 @@ def _ids(ours: OurEngine) -> list[int]:
 
 
 def _warm_up(workload: BenchWorkload) -> BenchWorkload:
-    """Other prompts, so that no prefix cache has them when it counts."""
+    """Return a warm-up workload with reversed prompts, so that no prefix cache contains the measured ones."""
     backwards = tuple(prompt[::-1] for prompt in workload.prompts)
     return replace(shortened(workload), name="warm-up", prompts=backwards)
 
@@ -156,7 +159,7 @@ def _warm_up(workload: BenchWorkload) -> BenchWorkload:
 def _theirs(
     setting: Setting, workload: BenchWorkload, limit_s: float, tell: Callable[[str], None]
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """What they did, if they did, and how each try before it failed."""
+    """Return transformers' results, or None, and the reasons why attempts failed."""
     tries: list[dict[str, int] | None] = [None]
     if setting.device == "cuda":
         tries = [{}, {"max_batch_tokens": SMALLER_BATCH_TOKENS, "num_blocks": _num_blocks(workload)}]

@@ -1,4 +1,4 @@
-"""The model, the engine's options and the memory that all measurements of `bench gpu` share."""
+"""Model, engine options and memory limit shared by all measurements of `bench gpu`."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from kvscope_telemetry.options import options_of
 
 DEFAULT_SHAPE: Final = "8b"
 SET_HERE: Final = ("model", "device", "max_num_seqs", "max_model_len", "enable_prefix_caching", "block_size")
-"""Options of the engine that the benchmark itself sets."""
+"""Engine options that the benchmark sets itself and --with must not change."""
 BLOCK_SIZE: Final = 16
 GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is measured, and with how much memory."""
-
     model: str
     device: str
     kv_cache_dtype: str
     share: float
-    """Of the memory that is there, which may be more than the GPU that is meant has."""
+    """`gpu_memory_utilization` relative to this GPU's memory, which may be larger than that of the GPU simulated by
+    --memory.
+    """
 
     def engine_config(self, **options: Any) -> EngineConfig:
-        """bfloat16 and no prefix caching, but where `options` say otherwise: each run computes all that it asks for."""
+        """Return an engine configuration with bfloat16 and without prefix caching (each run computes everything),
+        unless `options` say otherwise.
+        """
         own: dict[str, Any] = {
             "model": self.model,
             "device": self.device,
@@ -51,7 +53,7 @@ class Setting:
         return EngineConfig(**own | options)
 
     def transformers_module(self) -> Any:
-        """The same model of transformers, with its own choice of attention."""
+        """Return the same model in transformers, with its default attention implementation."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -69,8 +71,9 @@ class Setting:
 
 @contextmanager
 def setting_of(args: argparse.Namespace, longest: int) -> Iterator[Setting]:
-    """As the options say; without a model random weights of a shape, which are as good at any of `longest` positions
-    as at those that its makers have trained."""
+    """Yield the setting that the options select. Without --model, the model has random weights, and at least `longest`
+    positions, because position limits mean nothing without training.
+    """
     share = _share(args)
     if args.model:
         yield Setting(args.model, args.device, args.kv_cache_dtype, share)
@@ -84,7 +87,7 @@ def setting_of(args: argparse.Namespace, longest: int) -> Iterator[Setting]:
 
 
 def engine_options(text: str) -> dict[str, Any]:
-    """What flags without their dashes set, such as `quantization=int4 page-heat=16`. Raises BadInput."""
+    """Parse engine options without dashes, such as `quantization=int4 page-heat=16`. Raises BadInput."""
     parser = CommandParser(prog="kvscope-engine serve", add_help=False)
     add_engine_options(parser)
     words = text.split()
@@ -99,7 +102,7 @@ def engine_options(text: str) -> dict[str, Any]:
 
 
 def empty() -> None:
-    """Give back what no longer has an owner, so that the next finds the GPU free."""
+    """Free unreferenced memory, so that the next measurement finds the GPU memory free."""
     import torch
 
     gc.collect()

@@ -1,7 +1,7 @@
-"""Decode steps while a subscriber in another process is sent each frame, and while frames are thrown away.
+"""Decode steps with frames sent to a subscriber in another process, and with frames discarded.
 
-Both on one engine and one running batch, a few steps of the one and then of the other, in the order with, without,
-without, with: so the context, which grows, is as long for both. A step is timed on the wall's clock.
+Both run on one engine and one running batch, a few steps each in the order with, without, without, with, so that the
+growing context has the same mean length for both. Steps are timed by wall clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Publish = Callable[[TelemetryMessage], None]
 def telemetry(
     args: argparse.Namespace, setting: Setting, batches: list[int], tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """For each batch the median steps, their ratio, and that of each pair."""
+    """Return the median step times of each batch, their ratio, and the ratio of each pair."""
     max_model_len = room(args, batches, PAIRS * len(_order(args.steps)))
     tell("kvscope starts")
     ours = OurEngine(setting.engine_config(max_num_seqs=max(batches), max_model_len=max_model_len))
@@ -42,7 +42,6 @@ def telemetry(
 
 
 def telemetry_text(report: dict[str, Any]) -> str:
-    """A table of it."""
     rows = [
         [
             batch,
@@ -58,7 +57,7 @@ def telemetry_text(report: dict[str, Any]) -> str:
 
 
 def _order(num_steps: int) -> list[bool]:
-    """Whether each step is with telemetry; at least `num_steps` are, and as many are not."""
+    """Return for each step whether telemetry is on: at least `num_steps` steps with it, and the same number without."""
     in_a_row = min(IN_A_ROW, -(-num_steps // 2))
     turn = [is_on for is_on in (True, False, False, True) for _ in range(in_a_row)]
     return turn * -(-num_steps // (2 * in_a_row))

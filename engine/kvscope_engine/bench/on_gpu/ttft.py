@@ -1,7 +1,8 @@
-"""The time to the first token of one request: so many new tokens behind so many that are cached.
+"""Time to first token of one request, for several numbers of new tokens after several numbers of cached tokens.
 
-The cached ones were computed once before, by a request whose blocks the prefix cache kept; each measurement has a
-suffix of its own, and that nothing else was computed is checked. Kernels are compiled, and what is captured is, before.
+The cached tokens are computed once by an earlier request whose blocks are in the prefix cache. Each measurement has a
+different suffix, and the engine's counters verify that only the suffix is computed. Warm-up runs compile kernels and
+capture graphs first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kvscope_engine.text_table import table
 CACHED: Final = (0, 4096, 32768)
 NEW: Final = (16, 256, 2000)
 LONGEST: Final = CACHED[-1] + NEW[-1] + BLOCK_SIZE
-"""Tokens of a request that all of them need room for."""
+"""`max_model_len` needed for all measurements."""
 WARM_UPS: Final = 2
 REPEATS: Final = 5
 
@@ -25,7 +26,7 @@ REPEATS: Final = 5
 def ttft(
     setting: Setting, engines: Mapping[str, dict[str, Any]], read_gb_per_s: float | None, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Each engine's cells, and which lengths the model or the cache has no room for."""
+    """Measure each engine. Returns the rows, and the lengths that do not fit the model or the cache."""
     rows: list[dict[str, Any]] = []
     left_out: list[str] = []
     for kind, options in engines.items():
@@ -52,7 +53,6 @@ def ttft(
 
 
 def ttft_text(report: dict[str, Any]) -> str:
-    """A table of it."""
     rows = [
         [
             row["kind"],
@@ -74,7 +74,7 @@ def ttft_text(report: dict[str, Any]) -> str:
 
 
 def _behind(probe: Probe, cached: int, lengths: list[int], tell: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Of each number of new tokens behind `cached` ones, which are computed here."""
+    """Cache a prefix of `cached` tokens, and measure each number of new tokens after it."""
     if not lengths:
         return []
     tell(f"first token: {cached:,} tokens are cached")
