@@ -10,6 +10,7 @@ from tests.engine import fuzz_forms
 
 
 @pytest.mark.storm
+@pytest.mark.timeout(1_500)
 def test_forms_are_answered_or_refused_and_a_stop_ends_all() -> None:
     pytest.importorskip("xgrammar")
     options = ["--num-gpu-blocks-override", "512", "--max-num-seqs", "16", "--device", "cpu"]

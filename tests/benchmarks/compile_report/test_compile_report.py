@@ -45,6 +45,7 @@ def test_what_is_nearest_to_the_limits_fits_every_gpu(capabilities: tuple[str, .
 
 
 @pytest.mark.storm
+@pytest.mark.timeout(1_500)
 @pytest.mark.parametrize("capability", [each for each in ALL if each not in AS_80])
 def test_no_spills(capability: str) -> None:
     lines = report("core", capability)[capability]
