@@ -8,8 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from PySide6.QtCore import QObject, QPoint, QTimer
-from PySide6.QtWidgets import QAbstractButton, QComboBox, QLabel, QListWidget, QPushButton, QTableView, QWidget
+from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, Qt, QTimer
+from PySide6.QtGui import QMouseEvent
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QApplication,
+    QComboBox,
+    QLabel,
+    QListWidget,
+    QMainWindow,
+    QPushButton,
+    QTableView,
+    QWidget,
+)
 
 Kind = TypeVar("Kind", bound=QWidget)
 
@@ -115,6 +126,18 @@ def drag(widget: QWidget, begin: QPoint, end: QPoint, qtbot: object, which: obje
     qtbot.mousePress(widget, which, pos=begin)
     qtbot.mouseMove(widget, end)
     qtbot.mouseRelease(widget, which, pos=end)
+
+
+def move_dock_edge(window: QMainWindow, name: str, width: int) -> None:
+    """Make a dock `width` pixels wide while a mouse button is pressed, as a user does who drags its edge."""
+
+    def mouse(kind: QEvent.Type) -> None:
+        at, left = QPointF(1, 1), Qt.MouseButton.LeftButton
+        QApplication.sendEvent(window, QMouseEvent(kind, at, at, left, left, Qt.KeyboardModifier.NoModifier))
+
+    mouse(QEvent.Type.MouseButtonPress)
+    window.resizeDocks([window.docks[name]], [width], Qt.Orientation.Horizontal)
+    mouse(QEvent.Type.MouseButtonRelease)
 
 
 def is_at_rest(part: QObject) -> bool:

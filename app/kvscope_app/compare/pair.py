@@ -117,7 +117,7 @@ class Pair(QObject):
 
     @property
     def range_ns(self) -> tuple[int, int]:
-        """From the earlier start to the later end of the two runs."""
+        """Time range that covers both runs, on A's clock."""
         (a_first, a_last), (b_first, b_last) = (side.range_ns for side in self.sides)
         return min(a_first, b_first), max(a_last, b_last)
 

@@ -42,7 +42,7 @@ class Debugger(QObject):
 
     @property
     def paused_by(self) -> str:
-        """Label of the client that paused the engine: "you", a name, or "somebody". Empty if it is not paused."""
+        """Label of the client that paused the engine, "somebody" if the engine does not name it; "" if not paused."""
         if self.session.status.state is not SourceState.PAUSED:
             return ""
         return "you" if self.is_ours else self.session.status.reason.removeprefix("by ") or "somebody"

@@ -27,7 +27,7 @@ class OwnApi:
     def __init__(self, endpoint: str, *, ca_file: Path | None = None) -> None:
         self._endpoint, self._ca = endpoint, ca_file
         self._lock = threading.Lock()
-        self._told: tuple[str, bool] = ("", False)
+        self._announced: tuple[str, bool] = ("", False)
         self._prompter: Prompter | None = None
         self._refused: list[Reply] = []
 
@@ -36,14 +36,14 @@ class OwnApi:
         """LoRA adapters, as `Prompter.adapters`; None before the server has answered."""
         return None if self._prompter is None else self._prompter.adapters
 
-    def ask(self, command: Submit | GetStatus, told: str, *, is_same_machine: bool) -> None:
-        """Send a prompt or a status query to the API at `told`, the address in the engine's hello.
+    def ask(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
+        """Send a prompt or a status query to the API that the engine's hello announced.
 
         Replies are returned by `take_replies`. Raises BadInput for a prompt that is too large.
         """
         with self._lock:
             try:
-                prompter = self._prompter_of(told, is_same_machine)
+                prompter = self._prompter_of(announced, is_same_machine)
             except BadInput as error:
                 if isinstance(command, Submit):
                     self._refused.append(refuse(command, str(error)))
@@ -70,25 +70,25 @@ class OwnApi:
             if self._prompter is not None:
                 self._prompter.close()
 
-    def _prompter_of(self, told: str, is_same_machine: bool) -> Prompter:
+    def _prompter_of(self, announced: str, is_same_machine: bool) -> Prompter:
         """Return the prompter of an address, replacing that of the engine's previous address."""
-        if self._prompter is None or self._told != (told, is_same_machine):
-            address = seen_from_here(told, self._endpoint, is_same_machine=is_same_machine)
+        if self._prompter is None or self._announced != (announced, is_same_machine):
+            address = seen_from_here(announced, self._endpoint, is_same_machine=is_same_machine)
             ca = "" if self._ca is None else str(self._ca.expanduser())
             if self._prompter is not None:
                 self._prompter.close()
             self._prompter = Prompter(replace(address, ca=ca))
-            self._told = (told, is_same_machine)
+            self._announced = (announced, is_same_machine)
         return self._prompter
 
 
-def seen_from_here(told: str, endpoint: str, *, is_same_machine: bool) -> ExternalAddress:
-    """Return the address of the API at `told` as reachable by a client attached at `endpoint`.
+def seen_from_here(announced: str, endpoint: str, *, is_same_machine: bool) -> ExternalAddress:
+    """Return the address of the API at the `announced` address as reachable by a client attached at `endpoint`.
 
-    Other options in `told`, such as a local file, are ignored, because they are not trusted. Raises BadInput with a
-    message for users if the API cannot be reached.
+    Other options in `announced`, such as a local file, are ignored, because they are not trusted. Raises BadInput with
+    a message for users if the API cannot be reached.
     """
-    said = ExternalAddress.parse(told)
+    said = ExternalAddress.parse(announced)
     address = ExternalAddress(said.engine, said.host, said.port, said.path, said.tls, rank=said.rank, is_announced=True)
     name = said.engine.name
     prompts = f"prompts go to {name}'s own API at {said.authority}"

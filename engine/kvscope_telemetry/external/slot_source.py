@@ -124,13 +124,13 @@ class Total:
         self._seen += number
         self.value = max(self.value, self._seen + self._missed)
 
-    def correct(self, told: int | None, num_unfinished: int = 0) -> None:
-        """Adjust the total to the server's counter `told`, which leaves out `num_unfinished` of the sampled ones."""
-        if told is None:
+    def correct(self, counter: int | None, num_unfinished: int = 0) -> None:
+        """Adjust the total to the server's `counter`, which does not count `num_unfinished` sampled tokens yet."""
+        if counter is None:
             return
         if self._base is None:
-            self._base = self._seen - told - num_unfinished
-        self._missed = self._base + told + num_unfinished - self._seen
+            self._base = self._seen - counter - num_unfinished
+        self._missed = self._base + counter + num_unfinished - self._seen
         self.add(0)
 
 
@@ -194,8 +194,8 @@ class SlotState:
         self._output.correct(reading.generation_tokens, unfinished)
         self._prompt.correct(reading.prompt_tokens)
         self._cached.correct(reading.cached_tokens)
-        for total, told in zip(self._speculation, (reading.draft_tokens, reading.accepted_tokens), strict=True):
-            total.correct(told)
+        for total, counter in zip(self._speculation, (reading.draft_tokens, reading.accepted_tokens), strict=True):
+            total.correct(counter)
         self.state.totals["num_waiting"] = reading.num_waiting or 0
         self._tell_totals()
 

@@ -17,7 +17,7 @@ class FleetRow:
     state: SourceState = SourceState.CONNECTING
     reason: str = ""
     engine: str = ""
-    """As `Capabilities.engine`; empty before the engine has reported it."""
+    """Name of the engine's software (`Capabilities.engine`); "" before the engine has reported it."""
     version: str = ""
     model: str = ""
     usage: float | None = None

@@ -85,7 +85,7 @@ class KVEventLine:
         return messages
 
     def look(self, now_s: float) -> None:
-        """Process events of the connection, and reconnect where ZeroMQ has given up."""
+        """Process the socket's monitor events, and reconnect if ZeroMQ has stopped retrying."""
         while self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
             self._take(zmq.Event(message["event"]), int(message["value"]), now_s)

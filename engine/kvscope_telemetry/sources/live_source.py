@@ -37,9 +37,10 @@ class PromptApi(Protocol):
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
         """LoRA adapters that prompts may use, from the API's latest status; None: not received yet."""
 
-    def ask(self, command: Submit | GetStatus, told: str, *, is_same_machine: bool) -> None:
-        """Send a prompt or a status request to the API at `told`, an address from the engine's hello. Raises BadInput
-        for a prompt that is too large.
+    def ask(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
+        """Send a prompt or a status request to the API that the engine's hello announced.
+
+        Raises BadInput for a prompt that is too large.
         """
 
     def abort(self, abort: Abort) -> bool:

@@ -48,11 +48,11 @@ class KnownRequest:
     """Block ids, one list per KV group."""
     unchanged: list[int] = field(default_factory=list)
     """Number of leading entries of each table that are unchanged since the last frame."""
-    told: list[int] = field(default_factory=list)  # length of each table in the last frame
+    published: list[int] = field(default_factory=list)  # blocks per table as of the last frame
 
     def __post_init__(self) -> None:
         self.tables = [[] for _ in range(self.num_groups)]
-        self.unchanged, self.told = [0] * self.num_groups, [0] * self.num_groups
+        self.unchanged, self.published = [0] * self.num_groups, [0] * self.num_groups
 
     @property
     def number(self) -> int:
@@ -239,7 +239,7 @@ class CacheState:
                 (request.number, group): start
                 for request in requests
                 for group, start in enumerate(request.unchanged)
-                if start < max(len(request.tables[group]), request.told[group])
+                if start < max(len(request.tables[group]), request.published[group])
             },
             batch=pack_batch(
                 list(ran),
@@ -253,7 +253,7 @@ class CacheState:
         )
         for request in requests:
             request.unchanged = list(map(len, request.tables))
-            request.told = list(request.unchanged)
+            request.published = list(request.unchanged)
         self._new, self._touched, self._events = [], {}, []
         self._moves = {name: [] for name in self._moves}
         return frame

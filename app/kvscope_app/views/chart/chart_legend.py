@@ -106,7 +106,7 @@ class ChartLegend(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         right = self.width() - 6.0
         with_labels = self._width(with_labels=True) <= self.width() - 12
-        # Two colours can be told apart by convention; with more, names matter more than current values.
+        # Without space for both: up to two curves show their values, more curves their names.
         with_values = with_labels or len(self._entries) <= _TOLD_APART
         for entry in reversed(self._entries):
             right = self._paint_entry(painter, entry, right, with_labels or not with_values, with_values) - scaled(_GAP)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from PySide6.QtCore import QEvent, QObject, QSettings, QSize, Qt, QTimer
+from PySide6.QtCore import QEvent, QObject, QSettings, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 
 from kvscope_app.setting_names import lengths_name
@@ -25,6 +25,9 @@ _ACROSS, _DOWN = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
 
 class KeptLengths(QObject):
     """Dock lengths of one window, recorded from the first `settled` of `watch` on."""
+
+    edge_moved = Signal()
+    """Emitted after the user moved the edge of a dock."""
 
     def __init__(self, window: WindowBody, watch: LayoutWatch) -> None:
         super().__init__(window)
@@ -80,7 +83,10 @@ class KeptLengths(QObject):
 
     def _take_moved(self) -> None:
         """Record the lengths that changed while the mouse button was pressed, because the user moved an edge."""
-        self._wanted |= {name: length for name, length in self._now().items() if length != self._pressed.get(name)}
+        moved = {name: length for name, length in self._now().items() if length != self._pressed.get(name)}
+        self._wanted |= moved
+        if moved:
+            self.edge_moved.emit()
 
     def _now(self) -> dict[str, int]:
         """Return the lengths of docks at the sides and below the map, including those behind tabs."""

@@ -38,8 +38,6 @@ class ZoomedSizes(QObject):
         self._wanted: _Sizes | None = None
         self._left: _Sizes | None = None
         """Sizes after the last zoom change."""
-        self._pressed: _Sizes | None = None
-        """Sizes when a mouse button was pressed."""
         self._was_moved = False
         """Whether the user moved an edge since the last zoom change."""
         self._is_resizing = False
@@ -52,11 +50,11 @@ class ZoomedSizes(QObject):
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QResizeEvent):
             self._was_moved |= not self._is_resizing and not self._is_forced(event.oldSize(), event.size())
-        elif event.type() is QEvent.Type.MouseButtonPress:  # the window itself receives mouse events on dock edges
-            self._pressed = self._now()
-        elif event.type() is QEvent.Type.MouseButtonRelease:
-            self._was_moved |= self._pressed is not None and self._pressed != self._now()
         return False
+
+    def note_moved_edge(self) -> None:
+        """Keep the present sizes, because the user moved the edge of a dock."""
+        self._was_moved = True
 
     def _is_forced(self, before: QSize, now: QSize) -> bool:
         """Whether the window was only enlarged to the minimum size of its contents."""
@@ -72,7 +70,7 @@ class ZoomedSizes(QObject):
         is_settled = not self._later.isActive()
         if self._wanted is None or self._was_moved or (is_settled and now != self._left):
             self._wanted = now
-        self._was_moved = False
+        self._was_moved, self._left = False, None
         self._looks_left = _NUM_LOOKS
         self._later.start()
 
@@ -82,7 +80,7 @@ class ZoomedSizes(QObject):
         if wanted is None or self._was_moved or not self._window.isVisible():
             return
         self._looks_left -= 1
-        if self._left is None or self._now() != self._left or self._looks_left == _NUM_LOOKS - 1:
+        if self._now() != self._left:
             self._give_back(wanted)
         if self._looks_left:
             self._later.start()
@@ -93,15 +91,13 @@ class ZoomedSizes(QObject):
         try:
             if not window.isMaximized() and not window.isFullScreen():
                 window.resize(wanted.window)
-            docked = {self._docks[each]: size for each, size in wanted.docks.items() if self._is_docked(each)}
+            docks = ((self._docks[name], size) for name, size in wanted.docks.items())
+            docked = {dock: size for dock, size in docks if not dock.isFloating()}
             window.resizeDocks(list(docked), [size.width() for size in docked.values()], Qt.Orientation.Horizontal)
             window.resizeDocks(list(docked), [size.height() for size in docked.values()], Qt.Orientation.Vertical)
             self._left = self._now()
         finally:
             self._is_resizing = False
-
-    def _is_docked(self, name: str) -> bool:
-        return not self._docks[name].isFloating()
 
     def _now(self) -> _Sizes:
         layout = self._window.layout()

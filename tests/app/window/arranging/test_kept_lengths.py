@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import QEvent, QPointF, Qt
-from PySide6.QtGui import QMouseEvent
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
+from tests.app import window_driver as driver
 
 LARGE, SMALL = (1560, 960), (900, 600)
 SIDES = ("console", "throughput")
@@ -55,14 +55,7 @@ def test_an_edge_that_a_person_moves_stays_where_it_is(open_window, qtbot):
     before = widths(window)
     resize(window, qtbot, (1100, 700))
 
-    def mouse(kind):
-        nowhere = QPointF(1, 1)
-        left = Qt.MouseButton.LeftButton
-        QApplication.sendEvent(window, QMouseEvent(kind, nowhere, nowhere, left, left, Qt.KeyboardModifier.NoModifier))
-
-    mouse(QEvent.Type.MouseButtonPress)
-    window.resizeDocks([window.docks["console"]], [240], Qt.Orientation.Horizontal)
-    mouse(QEvent.Type.MouseButtonRelease)
+    driver.move_dock_edge(window, "console", 240)
     qtbot.wait(10)
     assert window.docks["console"].width() == 240
     resize(window, qtbot, SMALL)

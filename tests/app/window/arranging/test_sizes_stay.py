@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from PySide6.QtWidgets import QApplication
+from tests.app import window_driver as driver
 
 
 @pytest.fixture
@@ -39,6 +40,16 @@ def test_an_edge_that_was_moved_meanwhile_stays_where_it_is(window, qtbot):
     window.actions_by_name["smaller"].trigger()
     qtbot.wait(80)
     assert window.size().toTuple() == (1400, 820)
+
+
+def test_dock_edge_that_the_user_drags_between_two_zoom_steps_stays_where_it_is(window, qtbot):
+    window.actions_by_name["larger"].trigger()
+    qtbot.wait(80)
+    driver.move_dock_edge(window, "console", 420)
+    qtbot.wait(20)
+    window.actions_by_name["smaller"].trigger()
+    qtbot.wait(500)
+    assert window.docks["console"].width() == 420
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (880, 620)])

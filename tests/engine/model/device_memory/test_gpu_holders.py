@@ -43,7 +43,8 @@ def test_who_they_are_is_known_without_torch() -> None:
     """`doctor` tells of a GPU's memory where torch is broken, too."""
     names = ("gpu_holders", "memory_plan", "paging")
     lines = "; ".join(f"import kvscope_engine.model.device_memory.{name}" for name in names)
-    subprocess.run([sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {lines}"], check=True, timeout=120)
+    code = f"import sys; sys.modules['torch'] = None; {lines}"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 
 def test_of_many_the_largest_are_named() -> None:
