@@ -105,11 +105,13 @@ def _counters(overview: SessionOverview, span: Span) -> Iterator[bytes]:
 def _peaks(
     overview: SessionOverview, rows: slice, span: Span, levels: FloatArray, column: str
 ) -> Iterator[tuple[int, float]]:
-    """Yield time and value of the peak within each second, if it exceeds the levels at both ends of the second."""
+    """Yield time and value of the peak within each second, if it exceeds the level at the second's start or end."""
     after_name, name = _PEAKS[column]
     peaks = overview.column(name)[rows] if name else 100 * peak_usage_of(overview, rows)
     after_ns = overview.column(after_name)[rows]
-    for place in np.flatnonzero((peaks > levels) & (after_ns > 0)).tolist():
+    before = np.concatenate([[-np.inf], levels[:-1]])
+    falls, rises = (peaks > levels) & (after_ns > 0), (peaks >= levels) & (peaks > before) & (after_ns >= 0)
+    for place in np.flatnonzero(falls | rises).tolist():
         time_ns = int(overview.time_ns[rows][place]) + int(after_ns[place])
         if span.from_ns <= time_ns <= span.until_ns:
             yield time_ns, float(peaks[place])
