@@ -28,13 +28,13 @@ from benchmarks.command_line import run_benchmark
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger
 from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.chunks import MAGIC
 from kvscope_telemetry.recordings.frame_batch import pack_frames
 from kvscope_telemetry.recordings.layout import CHUNK_BYTES
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.sockets.server_sockets import PUBLISH_HIGH_WATER
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.transport.server_sockets import PUBLISH_HIGH_WATER
 
 _MIB: Final = 1 << 20
 _SIZE: Final = (1200, 800)

@@ -15,18 +15,18 @@ from collections import deque
 from typing import Final
 
 from benchmarks.command_line import run_benchmark
-from kvscope_telemetry.external.readings import EngineReading
-from kvscope_telemetry.external.server_facts import ServerFacts
-from kvscope_telemetry.external.translator import RankTranslator
-from kvscope_telemetry.external.vllm import VLLM
+from kvscope_telemetry.collectors.readings import EngineReading
+from kvscope_telemetry.collectors.server_facts import ServerFacts
+from kvscope_telemetry.collectors.translator import RankTranslator
+from kvscope_telemetry.collectors.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
 from kvscope_telemetry.kv_events.encoding import encode_batch
 from kvscope_telemetry.kv_events.stream_items import Received
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
 
 BLOCKS: Final = 100_000
 TOKENS: Final = 16

@@ -14,8 +14,8 @@ from tests.simulated_engine.engine import SimulatedEngine
 
 from benchmarks.command_line import run_benchmark
 from benchmarks.desktop_harness import WINDOW_SIZE, open_desktop, print_result
-from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
+from kvscope_app.ui.theme import DARK
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.messages.request_state import RequestState

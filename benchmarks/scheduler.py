@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from benchmarks.command_line import run_benchmark
 from kvscope_engine.policy.allocation.allocators import make_allocation
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.request import Request

@@ -26,7 +26,7 @@ from benchmarks.desktop_harness import (
     run_while,
 )
 from kvscope_app.desktop import Desktop
-from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_app.window.main_window import MainWindow
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.recordings.reader import Recording

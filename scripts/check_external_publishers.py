@@ -30,8 +30,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from kvscope_telemetry.external.address import ExternalAddress
-from kvscope_telemetry.external.source import ExternalSource
+from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.source import ExternalSource
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.encoding import encode_batch
 from kvscope_telemetry.ledger import BlockState, Tier

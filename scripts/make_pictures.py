@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from PySide6.QtWidgets import QWidget
 
     from kvscope_app.desktop import Desktop
-    from kvscope_app.look.theme import Theme
+    from kvscope_app.ui.theme import Theme
     from kvscope_app.window.main_window import MainWindow
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs" / "pictures"
@@ -152,9 +152,9 @@ def eviction(folder: Path) -> None:
     from PIL import Image
     from PySide6.QtCore import QSize
 
-    from kvscope_app.look.theme import DARK
-    from kvscope_app.pictures.picture import PictureLook, png_of
-    from kvscope_app.pictures.stage import Stage, offscreen_application
+    from kvscope_app.media_export.picture import PictureLook, png_of
+    from kvscope_app.media_export.stage import Stage, offscreen_application
+    from kvscope_app.ui.theme import DARK
     from kvscope_telemetry.recordings.reader import Recording
 
     keys = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -201,7 +201,7 @@ def _captioned(image: QImage, words: str, theme: Theme) -> QImage:
     from PySide6.QtCore import QRect, Qt
     from PySide6.QtGui import QColor, QImage, QPainter
 
-    from kvscope_app.look.fonts import sans
+    from kvscope_app.ui.fonts import sans
 
     whole = QImage(image.width(), image.height() + CAPTION_HEIGHT, QImage.Format.Format_RGB32)
     whole.fill(QColor(theme.panel))

@@ -66,9 +66,9 @@ def test_paths_that_are_named_exist(name: str, present: set[str]) -> None:
 
 
 MAKERS = {
-    "Frame": {"engine/kvscope_telemetry/state/frame_builder.py"},
+    "Frame": {"engine/kvscope_telemetry/producer/frame_builder.py"},
     "Snapshot": {
-        "engine/kvscope_telemetry/state/frame_builder.py",
+        "engine/kvscope_telemetry/producer/frame_builder.py",
         "engine/kvscope_telemetry/messages/wire.py",  # decodes it
         "engine/kvscope_telemetry/recordings/keyframes.py",  # of a mirror
     },

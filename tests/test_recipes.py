@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipes ("To add a …") are true: what is made up here by changing the files of a recipe alone shows up
+"""CONTRIBUTING's recipes are true: what is made up here by changing the files of a recipe alone shows up
 in every place where things of its kind stand.
 
 The tree is not copied: a fresh Python takes the changed files from a folder, and all others from where they are.
@@ -117,11 +117,11 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
         """
         from PySide6.QtCore import QSettings
         from PySide6.QtWidgets import QApplication
-        from kvscope_app.look.theme import DARK
-        from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theme import DARK
+        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
         from kvscope_app.session.session import Session
         from kvscope_app.settings.settings_keeper import read_settings
-        from kvscope_app.window.arranging.arrangement import layout_of, show_layout
+        from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
         from kvscope_app.window.main_window import MainWindow
         from kvscope_telemetry.messages.capabilities import Capabilities
         from tests.app.conftest import FakeEngine, poll_all
@@ -217,8 +217,8 @@ def test_an_event_kind(recipe: Recipe) -> None:
         from msgspec.structs import replace
         from PySide6.QtCore import QSettings
         from PySide6.QtWidgets import QApplication
-        from kvscope_app.look.theme import DARK
-        from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theme import DARK
+        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
         from kvscope_app.session.session import Session
         from kvscope_app.views.timeline.lane_layout import LANES, LaneLayout
         from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
@@ -323,11 +323,11 @@ def test_a_view(recipe: Recipe) -> None:
         from PySide6.QtCore import QSettings, Qt
         from kvscope_app.commands.export import add_export_parser
         from kvscope_telemetry.recordings.sample import sample_recording
-        from kvscope_app.look.theme import DARK
-        from kvscope_app.look.theming.theme_keeper import ThemeKeeper
-        from kvscope_app.pictures.stage import offscreen_application
+        from kvscope_app.ui.theme import DARK
+        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.media_export.stage import offscreen_application
         from kvscope_app.session.session import Session
-        from kvscope_app.window.arranging.arrangement import layout_of, show_layout
+        from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
         from kvscope_app.window.main_window import MainWindow
         from tests.app.conftest import FakeEngine, poll_all
 
@@ -377,9 +377,9 @@ def test_a_predefined_alarm(recipe: Recipe) -> None:
     recipe.check(
         """
         from PySide6.QtWidgets import QApplication
-        from kvscope_app.look.theme import DARK
-        from kvscope_app.marks.alarm_sheet import AlarmSheet
-        from kvscope_app.marks.alarm_watch import AlarmWatch
+        from kvscope_app.ui.theme import DARK
+        from kvscope_app.alarms.alarm_sheet import AlarmSheet
+        from kvscope_app.alarms.alarm_watch import AlarmWatch
         from kvscope_app.session.session import Session
         from kvscope_app.settings.settings_keeper import SettingsKeeper
         from kvscope_telemetry.alarms.alarm_engine import AlarmEngine, alarm_text
@@ -524,7 +524,7 @@ def test_an_export_kind(recipe: Recipe) -> None:
         from PySide6.QtWidgets import QApplication
         from kvscope_app.commands.export import add_export_parser
         from kvscope_telemetry.recordings.sample import sample_recording
-        from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
         from kvscope_app.recording.export_dialog import ExportDialog
         from kvscope_app.session.session import Session
         from kvscope_app.window.main_window import MainWindow

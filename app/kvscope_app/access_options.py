@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address, each_rank, read_api_key
+from kvscope_telemetry.collectors.engines import each_engine
+from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.external.engines import each_engine
-from kvscope_telemetry.keys.api_keys import read_api_keys
 
 
 def addresses_of(args: argparse.Namespace, texts: Sequence[str], option: str) -> tuple[Address, ...]:

@@ -11,8 +11,8 @@ from PySide6.QtCore import QSettings
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.command_line import PROGRAM
-from kvscope_app.look.fonts import apply_fonts, has_fonts
-from kvscope_app.look.icons import app_icon
+from kvscope_app.ui.fonts import apply_fonts, has_fonts
+from kvscope_app.ui.icons import app_icon
 
 _SWITCH_S: Final = 0.001
 """Longest time that another Python thread runs while the GUI thread waits.

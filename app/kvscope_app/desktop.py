@@ -21,21 +21,21 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.application import make_application
 from kvscope_app.command_line import PROGRAM, Options
+from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
+from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_app.linked_times import LinkedTimes
-from kvscope_app.look.theming.apply_theme import forget_rules
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
-from kvscope_app.own_engine.engine_keeper import EngineKeeper
-from kvscope_app.own_engine.engine_process import EngineProcess
 from kvscope_app.recent_recordings.recent_files import add_recent
 from kvscope_app.recording.left_rings import LeftRings
 from kvscope_app.session.group import SessionGroup
-from kvscope_app.session.kept.rings import make_ring
+from kvscope_app.session.recording.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import Openers, SessionWindow
 from kvscope_app.setting_names import window_group
 from kvscope_app.settings.layout_value import WindowLayout, read_layout
+from kvscope_app.ui.theming.apply_theme import forget_rules
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.window import layout
-from kvscope_app.window.arranging.arrangement import KNOWN
+from kvscope_app.window.dock_layouts.arrangement import KNOWN
 from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
 from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_app.window.override_errors import call_with_exception_objects
@@ -113,7 +113,7 @@ class Desktop(QObject):
         """Start recording the history of a live session."""
         session = self.sessions.of_source(source)
         if session is not None:
-            from kvscope_app.session.kept.kept_timeline import KeptTimeline
+            from kvscope_app.session.recording.kept_timeline import KeptTimeline
 
             session.keep(KeptTimeline(make_ring(self._settings), source.set_sink))
 

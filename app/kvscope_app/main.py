@@ -79,7 +79,7 @@ def run(options: Options) -> int:
     openings = _begin_to_open(options.recordings)
     engine = None
     if not options.attach and not options.recordings and options.fleet is None:
-        from kvscope_app.own_engine.engine_process import EngineProcess
+        from kvscope_app.engine_launcher.engine_process import EngineProcess
 
         engine = EngineProcess(options.engine, options.keep_engine)
         engine.start()

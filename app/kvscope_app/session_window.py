@@ -15,9 +15,9 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow
 
 from kvscope_app.actions.action_registry import Actions
 from kvscope_app.actions.undo_stack import UndoStack
-from kvscope_app.look.banner import Banner
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.session.session import Session
+from kvscope_app.ui.banner import Banner
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map.page_map_view import PageMapView
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from kvscope_engine.policy.blocks.cache_log import CacheLog
+from kvscope_engine.policy.kv_cache.cache_log import CacheLog
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.kv_events.publisher import KvEventPublisher
 

@@ -59,11 +59,11 @@ from kvscope_engine.model.verification.fuse import Fused
 from kvscope_engine.model.verification.hook_check import check_hook
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.policy.allocation.allocators import fitting_model_len, make_allocation, make_pool
-from kvscope_engine.policy.blocks.block_pool import BlockPool
-from kvscope_engine.policy.blocks.cache_log import CacheLog
-from kvscope_engine.policy.drafting.drafter import Drafter
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.cache_log import CacheLog
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.spec_decode.drafter import Drafter
 from kvscope_engine.policy.state_pool import StatePool, most_told
 from kvscope_engine.roofline.device_limits import device_limits
 from kvscope_engine.roofline.model_costs import model_work
@@ -86,7 +86,7 @@ from kvscope_telemetry.messages.telemetry import (
     RankMemory,
     Work,
 )
-from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.transport.host_id import host_id
 
 PUT_AWAY_S = 5.0
 """Maximum seconds that closing an engine spends writing cached blocks to a KV file that outlives it."""

@@ -30,9 +30,9 @@ from kvscope_engine.model.executor.leader import Leader
 from kvscope_engine.model.kv_cache.kv_offload.tier_stats import TierStats
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.adapter import Adapter
-from kvscope_engine.policy.blocks.block_contents import block_content
-from kvscope_engine.policy.blocks.cache_log import CacheLog
-from kvscope_engine.policy.blocks.measured_attention import store_attention, store_skips
+from kvscope_engine.policy.kv_cache.block_contents import block_content
+from kvscope_engine.policy.kv_cache.cache_log import CacheLog
+from kvscope_engine.policy.kv_cache.measured_attention import store_attention, store_skips
 from kvscope_engine.policy.plan import StepPlan, StepResult, keep_emitted
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.eased_limits import EasedLimits
@@ -43,6 +43,7 @@ from kvscope_engine.stops import EngineStops
 from kvscope_engine.structured_output.forms import always, matcher_for, prepared
 from kvscope_engine.submission import child_requests
 from kvscope_engine.tokenization.tokenizer import Tokenizer
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
 from kvscope_telemetry.messages.commands import (
@@ -63,7 +64,6 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
     Timings,
 )
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 ProgressCallback = Callable[[Progress], None]
 Publish = Callable[[TelemetryMessage], None]

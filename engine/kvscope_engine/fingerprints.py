@@ -15,10 +15,10 @@ import torch
 from kvscope_engine.model.kv_cache.kv_storage import KVStorage
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
+from kvscope_telemetry.block_texts.block_texts import AskedRequest, RecordedText
 from kvscope_telemetry.ledger import pack_u4, pack_u8
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Fingerprints, TelemetryMessage
-from kvscope_telemetry.texts.block_texts import AskedRequest, RecordedText
 
 DIGEST_BYTES: Final = 8
 _NOTHING: Final = bytes(DIGEST_BYTES)

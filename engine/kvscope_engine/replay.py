@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from kvscope_telemetry.block_texts.block_texts import AskedRequest, RecordedText
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Fingerprints, Hello, TelemetryMessage
 from kvscope_telemetry.recordings.layout import MESSAGES
 from kvscope_telemetry.recordings.reader import FOREVER_NS, Recording
-from kvscope_telemetry.texts.block_texts import AskedRequest, RecordedText
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Final
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.changes import RequestChanges
@@ -30,7 +30,7 @@ from kvscope_telemetry.messages.telemetry import (
     Timings,
     Work,
 )
-from kvscope_telemetry.state.frame_builder import FrameBuilder, pack_batch
+from kvscope_telemetry.producer.frame_builder import FrameBuilder, pack_batch
 
 _TOTALS: Final = tuple(total.name for total in fields(Totals))
 """Names of the counters that `Totals` and `Counters` share."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from kvscope_inside.publisher import Publisher
     from kvscope_inside.transformers.watch import watch
-    from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
+    from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
 
 __all__ = ["CacheState", "KnownRequest", "Publisher", "watch"]
 
 _PLACES: Final = {
-    "CacheState": "kvscope_telemetry.state.cache_state",
-    "KnownRequest": "kvscope_telemetry.state.cache_state",
+    "CacheState": "kvscope_telemetry.producer.cache_state",
+    "KnownRequest": "kvscope_telemetry.producer.cache_state",
     "Publisher": "kvscope_inside.publisher",
     "watch": "kvscope_inside.transformers.watch",
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.keys.key_ring import KeyRing
+    from kvscope_telemetry.credentials.key_ring import KeyRing
 
 ENDPOINT: Final = "KVSCOPE_INSIDE"
 """Variable with the endpoint for telemetry: ipc:///PATH, or tcp://HOST:PORT (keys are needed outside loopback)."""
@@ -80,7 +80,7 @@ def keys_for(endpoint: str, warn: Callable[[str], None]) -> KeyRing | None:
     """Return the keys of clients that may connect; None if only local clients can."""
     if not endpoint.startswith("tcp") or endpoint.startswith(_LOOPBACK):
         return None
-    from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
+    from kvscope_telemetry.credentials.key_ring import KeyRing, default_keys_folder
 
     return KeyRing(default_keys_folder(), warn=warn)
 

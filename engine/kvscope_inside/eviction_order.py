@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 MIDDLE: Final = 1 << 31
 """First number in use. Blocks are queued at both ends, so numbering starts in the middle of the range."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 Rows = npt.NDArray[np.int64]
 _NO_ROWS: Final[Rows] = np.empty(0, np.int64)

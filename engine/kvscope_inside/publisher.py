@@ -22,8 +22,8 @@ from typing import Final, Protocol, Self
 
 from msgspec.structs import replace
 
+from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.devices.device_watch import DeviceWatch
-from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import (
     Abort,
     BlockContent,
@@ -41,9 +41,9 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, MemoryBreakdown, TelemetryMessage
+from kvscope_telemetry.producer.cache_state import CacheState
 from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
-from kvscope_telemetry.sockets.server_sockets import ServerSockets
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 Answer = Callable[[Reply], None]
 """Callback for the result of a command. Called once, on any thread."""

@@ -29,7 +29,7 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.event_kinds import aborted_text, emptied_text, finished_text, with_cause
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Timings
-from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
+from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
 
 
 class HostNote(Protocol):

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kvscope_telemetry.addresses import open_source as connect
+    from kvscope_telemetry.mirror.mirror import Mirror
     from kvscope_telemetry.recordings.reader import Recording
     from kvscope_telemetry.recordings.writer import RecordingWriter
     from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
     from kvscope_telemetry.sources.live_source import LiveSource
-    from kvscope_telemetry.state.mirror import Mirror
 
 __all__ = [
     "LiveSource",

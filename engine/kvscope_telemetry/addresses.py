@@ -2,7 +2,7 @@
 
     ipc:///DIR/telemetry, tcp://HOST:PORT       kvscope's own engine
     ssh://[USER@]HOST[:PORT][/ENDPOINT]         the same on another machine, through OpenSSH
-    vllm://HOST:PORT and others' SCHEME://...    other engines (`external/engines.py`), by the port of their HTTP server
+    vllm://HOST:PORT and others' SCHEME://...    other engines (`collectors/engines.py`), by the port of their HTTP
 
 Sources of other engines are imported when one is opened. Secrets appear in no repr and in no name.
 """
@@ -15,20 +15,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
+from kvscope_telemetry.collectors.engines import each_engine, find_engine
+from kvscope_telemetry.credentials.private_files import MAX_BYTES
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.external.engines import each_engine, find_engine
-from kvscope_telemetry.keys.private_files import MAX_BYTES
-from kvscope_telemetry.sockets.connections import key_for
-from kvscope_telemetry.sockets.endpoints import require_curve
-from kvscope_telemetry.sockets.ssh_tunnel import FORM, SCHEME, require_ssh
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import Source, Update
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.sources.sink import Sink
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.transport.connections import key_for
+from kvscope_telemetry.transport.endpoints import require_curve
+from kvscope_telemetry.transport.ssh_tunnel import FORM, SCHEME, require_ssh
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.external.address import ExternalAddress
-    from kvscope_telemetry.external.own_api import OwnApi
+    from kvscope_telemetry.collectors.address import ExternalAddress
+    from kvscope_telemetry.collectors.own_api import OwnApi
 
 OWN_SCHEMES: Final = ("ipc", "tcp", "ssh")
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
@@ -115,15 +115,15 @@ class Address:
         if not self.is_external:
             return LiveSource(self.text, key=self.key, sink=sink, make_api=self._own_api)
         if self._tells_slots:
-            from kvscope_telemetry.external.slot_source import SlotSource
+            from kvscope_telemetry.collectors.slot_source import SlotSource
 
             return SlotSource(external_address(self), sink=sink)
-        from kvscope_telemetry.external.source import ExternalSource
+        from kvscope_telemetry.collectors.source import ExternalSource
 
         return ExternalSource(external_address(self), sink=sink)
 
     def _own_api(self) -> OwnApi:
-        from kvscope_telemetry.external.own_api import OwnApi
+        from kvscope_telemetry.collectors.own_api import OwnApi
 
         return OwnApi(self.text, ca_file=self.ca_file)
 
@@ -189,7 +189,7 @@ def each_rank(text: str) -> list[str]:
     """
     if not Address(text).is_external or "ranks=" not in text:
         return [text]
-    from kvscope_telemetry.external.address import each_rank
+    from kvscope_telemetry.collectors.address import each_rank
 
     return each_rank(text)
 
@@ -211,7 +211,7 @@ def read_api_key(path: Path | None) -> str:
 
 def external_address(address: Address) -> ExternalAddress:
     """Convert `address` to the form that external sources use. Raises BadInput."""
-    from kvscope_telemetry.external.address import ExternalAddress
+    from kvscope_telemetry.collectors.address import ExternalAddress
 
     return ExternalAddress.parse(
         address.text,

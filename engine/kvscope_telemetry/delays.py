@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.goals import time_text
 from kvscope_telemetry.latencies import Moments
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.messages.telemetry import Event
+from kvscope_telemetry.slo import time_text
 
 IntArray = npt.NDArray[np.int64]
 _STARTS: Final = ("admitted", "resumed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kvscope_telemetry.keys.private_files import make_private_folder
-from kvscope_telemetry.sockets.bind_address import shared_folder
+from kvscope_telemetry.credentials.private_files import make_private_folder
+from kvscope_telemetry.transport.bind_address import shared_folder
 
 
 def ensure_home() -> None:

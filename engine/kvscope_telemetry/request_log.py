@@ -26,8 +26,8 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
+from kvscope_telemetry.mirror.coalesce import join_request_rows
 from kvscope_telemetry.running_time import RunningTime
-from kvscope_telemetry.state.coalesce import join_request_rows
 
 FloatArray = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]

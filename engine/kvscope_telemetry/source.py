@@ -29,7 +29,7 @@ from kvscope_telemetry.messages.telemetry import (
     RequestRows,
     Snapshot,
 )
-from kvscope_telemetry.state.whole_blocks import WholeBlocks
+from kvscope_telemetry.mirror.whole_blocks import WholeBlocks
 
 
 class SourceState(StrEnum):

@@ -392,7 +392,7 @@ def settings(tmp_path):
 @pytest.fixture
 def themes(qapp, settings):
     """The dark theme, applied."""
-    from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+    from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 
     keeper = ThemeKeeper(qapp, settings, "dark")
     yield keeper

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.inside.conftest import hello_of
-from tests.telemetry.external.prompting.conftest import to_the_end, wait_for
+from tests.telemetry.collectors.prompting.conftest import to_the_end, wait_for
 
 from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_inside import CacheState, Publisher
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, Address
+from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.http_client import HttpClient, NoAnswer
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.external.address import ExternalAddress
-from kvscope_telemetry.external.http_client import HttpClient, NoAnswer
 from kvscope_telemetry.messages.commands import GetStatus, Submit
-from kvscope_telemetry.state.sync import FIRST_TAG
+from kvscope_telemetry.mirror.sync import FIRST_TAG
 
 KEY = "sk-users-secret"
 

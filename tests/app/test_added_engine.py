@@ -7,17 +7,17 @@ import argparse
 import pytest
 from PySide6.QtWidgets import QAbstractButton, QPushButton, QWidget
 from tests.app import window_driver as driver
-from tests.telemetry.external.conftest import FakeServer
-from tests.telemetry.external.made_up_engine import MADE_UP, METRICS
+from tests.telemetry.collectors.conftest import FakeServer
+from tests.telemetry.collectors.made_up_engine import MADE_UP, METRICS
 
 from kvscope_app.access_options import add_access_options
 from kvscope_app.fleet.fleet_columns import COLUMNS, ENGINE, RUNNING, USAGE
 from kvscope_app.views.capability_messages import why_no_commands
-from kvscope_app.window.sheets.attach_sheet import AttachSheet
-from kvscope_telemetry.external import engines
+from kvscope_app.window.dialogs.attach_sheet import AttachSheet
+from kvscope_telemetry.collectors import engines
 from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.external_member import ExternalMember
-from kvscope_telemetry.sockets.connections import read_connections
+from kvscope_telemetry.transport.connections import read_connections
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.simulated_engine.command import COMMAND
 from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options, parse
 from kvscope_app.desktop import Desktop, run_desktop
-from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_app.recording import left_rings
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.recordings.reader import Recording

@@ -11,7 +11,7 @@ from tests.simulated_engine.command import COMMAND
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
-from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_telemetry.recordings.reader import Recording
 
 WAIT_MS = 120_000

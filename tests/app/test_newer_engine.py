@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.app.window_driver import poll_until, status
 
-from kvscope_app.look.theme import DARK
+from kvscope_app.ui.theme import DARK
 from kvscope_app.views.console.answer import ChatAnswer
 from kvscope_app.views.console.conversation import Conversation, Message
 from kvscope_app.views.page_map.block_facts import block_facts

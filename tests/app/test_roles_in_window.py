@@ -15,7 +15,7 @@ from kvscope_app.load_generator.settings import LoadSettings
 from kvscope_app.views.console import chat as chat_module
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.store import ConversationStore
-from kvscope_telemetry.keys.key_ring import KeyRing
+from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import Abort, Control, Done, Failed, GetBlockText, Tokens
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.source import SourceState, SourceStatus

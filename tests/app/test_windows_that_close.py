@@ -20,7 +20,7 @@ from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
-from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_app.views.docks import DOCKS
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter

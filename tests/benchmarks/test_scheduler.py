@@ -9,7 +9,7 @@ import pytest
 from benchmarks import scheduler
 from benchmarks.command_line import run_benchmark
 from benchmarks.scheduler import SteadyLoad, pool_operations_per_s
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 
 
 def test_as_many_run_as_were_asked_for() -> None:

@@ -38,7 +38,7 @@ from kvscope_telemetry.messages.commands import (
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.wire import decode_reply, encode
-from kvscope_telemetry.sockets.endpoints import endpoints
+from kvscope_telemetry.transport.endpoints import endpoints
 
 PROMPT = tuple(range(3, 43))
 ENDLESS = 30_000

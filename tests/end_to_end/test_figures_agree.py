@@ -42,13 +42,13 @@ from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Contro
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
 from kvscope_telemetry.metrics.page import MetricsPage
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.sockets.server_sockets import ServerSockets
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.session_overview import SessionOverview
+from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 WAIT_S = 120.0
 S = 1e9

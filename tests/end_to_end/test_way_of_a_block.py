@@ -16,32 +16,32 @@ from pytestqt.qtbot import QtBot
 from tests.app.conftest import qapp_args  # noqa: F401
 from tests.ways import Trace, check_way
 
-from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
+from kvscope_app.ui.theme import DARK
 from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_engine.policy.allocation.allocators import make_allocation
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry import LiveSource, SourceState
 from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Heartbeat, Hello, ModelInfo
-from kvscope_telemetry.sockets.server_sockets import ServerSockets
+from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 WAY: Final = (
-    "engine/kvscope_engine/policy/blocks/block_pool.py",
+    "engine/kvscope_engine/policy/kv_cache/block_pool.py",
     "engine/kvscope_telemetry/ledger.py",
-    "engine/kvscope_telemetry/state/frame_builder.py",
-    "engine/kvscope_telemetry/sockets/server_sockets.py",
+    "engine/kvscope_telemetry/producer/frame_builder.py",
+    "engine/kvscope_telemetry/transport/server_sockets.py",
     "engine/kvscope_telemetry/messages/wire.py",
-    "engine/kvscope_telemetry/sockets/client_sockets.py",
+    "engine/kvscope_telemetry/transport/client_sockets.py",
     "engine/kvscope_telemetry/sources/live_source.py",
     "engine/kvscope_telemetry/sources/live_reader.py",
-    "engine/kvscope_telemetry/state/sync.py",
-    "engine/kvscope_telemetry/state/coalesce.py",
+    "engine/kvscope_telemetry/mirror/sync.py",
+    "engine/kvscope_telemetry/mirror/coalesce.py",
     "app/kvscope_app/session/session.py",
     "app/kvscope_app/session/source_timeline.py",
-    "engine/kvscope_telemetry/state/mirror.py",
+    "engine/kvscope_telemetry/mirror/mirror.py",
     "app/kvscope_app/views/page_map/page_map_view.py",
     "app/kvscope_app/views/page_map/drawing/scene.py",
     "app/kvscope_app/views/page_map/drawing/cells.py",
@@ -59,37 +59,37 @@ BESIDE: Final = {
     "app/kvscope_app/views/page_map/drawing/block_numbers.py": "what is written beside the cells",
     "app/kvscope_app/views/page_map/drawing/flash_kinds.py": "what lights up for a moment",
     "app/kvscope_app/views/page_map/drawing/flashes.py": "what lights up for a moment",
-    "engine/kvscope_engine/policy/blocks/eviction_order.py": "which rows changed, and which is evicted next",
-    "engine/kvscope_engine/policy/blocks/free_list.py": "which block is handed out next",
-    "engine/kvscope_engine/policy/blocks/move_log.py": "blocks that changed places",
+    "engine/kvscope_engine/policy/kv_cache/eviction_order.py": "which rows changed, and which is evicted next",
+    "engine/kvscope_engine/policy/kv_cache/free_list.py": "which block is handed out next",
+    "engine/kvscope_engine/policy/kv_cache/move_log.py": "blocks that changed places",
     "engine/kvscope_engine/policy/ranked_queue.py": "requests that run and wait are counted",
     "engine/kvscope_engine/policy/scheduling/changes.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/scheduling/held_forks.py": "requests that wait are counted",
     "engine/kvscope_engine/policy/scheduling/scheduler.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/waiting_queue.py": "requests that run and wait are counted",
     "engine/kvscope_engine/step_recorder.py": "requests and counters of the same frame",
-    "engine/kvscope_telemetry/keys/": "who may ask",
+    "engine/kvscope_telemetry/credentials/": "who may ask",
     "engine/kvscope_telemetry/messages/message_size.py": "what waits is bounded by its size",
     "engine/kvscope_telemetry/messages/roles.py": "who may ask",
     "engine/kvscope_telemetry/messages/telemetry.py": "figures of the same frame",
     "engine/kvscope_telemetry/messages/unknown.py": "words of a later version",
     "engine/kvscope_telemetry/messages/validity.py": "what comes is checked",
     "engine/kvscope_telemetry/running_time.py": "when the engine stood still",
-    "engine/kvscope_telemetry/sockets/absence.py": "why nobody would answer",
-    "engine/kvscope_telemetry/sockets/authenticator.py": "who may ask",
-    "engine/kvscope_telemetry/sockets/connection_watch.py": "what a connection may send is bounded",
-    "engine/kvscope_telemetry/sockets/reply_sender.py": "answers",
-    "engine/kvscope_telemetry/sockets/socket_watch.py": "sockets that wait to be read",
-    "engine/kvscope_telemetry/sockets/wakeup.py": "the other thread is woken",
+    "engine/kvscope_telemetry/transport/absence.py": "why nobody would answer",
+    "engine/kvscope_telemetry/transport/authenticator.py": "who may ask",
+    "engine/kvscope_telemetry/transport/connection_watch.py": "what a connection may send is bounded",
+    "engine/kvscope_telemetry/transport/reply_sender.py": "answers",
+    "engine/kvscope_telemetry/transport/socket_watch.py": "sockets that wait to be read",
+    "engine/kvscope_telemetry/transport/wakeup.py": "the other thread is woken",
     "engine/kvscope_telemetry/source.py": "whether an update is more than a sign of life",
     "engine/kvscope_telemetry/sources/liveness.py": "signs of life",
     "engine/kvscope_telemetry/sources/reply_queue.py": "answers wait to be taken",
     "engine/kvscope_telemetry/sources/sink.py": "recordings",
-    "engine/kvscope_telemetry/state/continuity.py": "which frame comes next",
-    "engine/kvscope_telemetry/state/engine_clock.py": "whether the frame's time is the engine's",
-    "engine/kvscope_telemetry/state/extras.py": "what comes beside frames",
-    "engine/kvscope_telemetry/state/request_mirror.py": "requests of the same frame",
-    "engine/kvscope_telemetry/state/whole_blocks.py": "rows are checked and counted",
+    "engine/kvscope_telemetry/mirror/continuity.py": "which frame comes next",
+    "engine/kvscope_telemetry/mirror/engine_clock.py": "whether the frame's time is the engine's",
+    "engine/kvscope_telemetry/mirror/extras.py": "what comes beside frames",
+    "engine/kvscope_telemetry/mirror/request_mirror.py": "requests of the same frame",
+    "engine/kvscope_telemetry/mirror/whole_blocks.py": "rows are checked and counted",
 }
 EPOCH: Final = 9
 NUM_BLOCKS: Final = 64

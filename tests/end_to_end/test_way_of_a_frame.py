@@ -17,10 +17,10 @@ from tests.simulated_engine.engine import SimulatedEngine
 from tests.ways import Trace, check_way
 
 from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.mirror import Mirror
 
 WAY: Final = (
     "engine/kvscope_telemetry/messages/telemetry.py",
@@ -30,18 +30,18 @@ WAY: Final = (
     "engine/kvscope_telemetry/recordings/frame_batch.py",
     "engine/kvscope_telemetry/recordings/columns.py",
     "engine/kvscope_telemetry/recordings/keyframes.py",
-    "engine/kvscope_telemetry/state/follower.py",
-    "engine/kvscope_telemetry/state/continuity.py",
+    "engine/kvscope_telemetry/mirror/follower.py",
+    "engine/kvscope_telemetry/mirror/continuity.py",
     "engine/kvscope_telemetry/playback/playback_source.py",
     "engine/kvscope_telemetry/playback/playback_reader.py",
     "engine/kvscope_telemetry/recordings/reader.py",
     "engine/kvscope_telemetry/recordings/chunk_decoder.py",
     "engine/kvscope_telemetry/recordings/chunks.py",
-    "engine/kvscope_telemetry/state/coalesce.py",
+    "engine/kvscope_telemetry/mirror/coalesce.py",
     "engine/kvscope_telemetry/source.py",
-    "engine/kvscope_telemetry/state/mirror.py",
-    "engine/kvscope_telemetry/state/whole_blocks.py",
-    "engine/kvscope_telemetry/state/request_mirror.py",
+    "engine/kvscope_telemetry/mirror/mirror.py",
+    "engine/kvscope_telemetry/mirror/whole_blocks.py",
+    "engine/kvscope_telemetry/mirror/request_mirror.py",
     "engine/kvscope_telemetry/ledger.py",
 )
 BESIDE: Final = {
@@ -51,7 +51,7 @@ BESIDE: Final = {
     "engine/kvscope_telemetry/messages/wire.py": "asks for both checks",
     "engine/kvscope_telemetry/recordings/regular_file.py": "opens a file that somebody names, whatever is in it",
     "engine/kvscope_telemetry/running_time.py": "what an engine stood still for, in the figures of a second",
-    "engine/kvscope_telemetry/state/pool_use.py": "used and wasted slots, in the figures of a second",
+    "engine/kvscope_telemetry/mirror/pool_use.py": "used and wasted slots, in the figures of a second",
     "engine/kvscope_telemetry/summaries/": "figures of each second, and events",
 }
 STEP_NS: Final = 5_000_000

@@ -20,7 +20,7 @@ from kvscope_app.application import make_application
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
 from kvscope_app.recording.recording_actions import record, stop_recording
-from kvscope_app.session.kept.text_keeping import agree_texts
+from kvscope_app.session.recording.text_keeping import agree_texts
 
 LOOK_MS = 50
 

@@ -18,7 +18,7 @@ from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Frame
-from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.transport.host_id import host_id
 
 Make = Callable[..., Engine]
 

@@ -18,9 +18,9 @@ from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Hello, TelemetryMessage
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.sync import Sync
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.sync import Sync
 
 Make = Callable[..., Engine]
 

@@ -25,8 +25,8 @@ from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 
 Make = Callable[..., Engine]
 Said = dict[int, list[int]]

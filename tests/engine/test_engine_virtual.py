@@ -15,8 +15,8 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.telemetry import Frame
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 
 Make = Callable[..., Engine]
 VIRTUAL = {"allocator": "virtual", "enable_prefix_caching": False, "max_model_len": 128}

@@ -36,8 +36,8 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.state.mirror import Mirror
 
 WAIT_S = 60.0
 SIZE = 4

@@ -18,8 +18,8 @@ from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Event, Frame
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 
 MakeEngine = Callable[..., Engine]
 PROMPT = tuple(range(3, 43))

@@ -17,17 +17,17 @@ from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
 from kvscope_engine.model.input_batch.step_tensors import StepTensors
-from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.spec_decode.drafter import Drafter
 from kvscope_telemetry.engine_config import SpeculativeConfig
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.phase_spans import RequestHistoryReader
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Event, Frame, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.columns import Columns, pack
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
 
 Make = Callable[..., Engine]
 Said = list[tuple[list[int], str | None, Any]]

@@ -19,8 +19,8 @@ from kvscope_engine.step_loop import MOST_BARREN
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 
 Make = Callable[..., Engine]
 Said = tuple[list[int], str]

@@ -14,8 +14,8 @@ from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Frame, Hello, ModelInfo, Timings
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 EPOCH = 77

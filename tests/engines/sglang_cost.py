@@ -23,7 +23,7 @@ from kvscope_inside.sglang.notes import SglangStepNotes
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import pools_of
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 
 class Decode(Batch):

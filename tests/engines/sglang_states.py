@@ -30,7 +30,7 @@ from kvscope_inside.sglang.pools import pools_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, KVGroup, ModelInfo
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 NUM_TOKENS, NUM_STATES, NUM_REQUESTS = 512, 12, 6
 

@@ -12,9 +12,9 @@ import zmq
 from kvscope_telemetry.messages.commands import Command, GetSnapshot, Reply
 from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Snapshot
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode
-from kvscope_telemetry.sockets.bind_address import parse_bind_address
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.transport.bind_address import parse_bind_address
 
 
 class FrameByFrame:

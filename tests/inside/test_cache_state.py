@@ -13,8 +13,8 @@ from kvscope_inside import CacheState, KnownRequest
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.validity import check_frame, check_snapshot
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 
 
 def equal(mirror: Mirror, state: CacheState) -> bool:

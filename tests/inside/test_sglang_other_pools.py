@@ -20,7 +20,7 @@ from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.metrics.pool_figures import pool_figures
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 NUM_PAGES, NUM_WINDOWS, NUM_STATES = 8, 5, 3
 

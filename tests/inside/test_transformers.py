@@ -22,8 +22,8 @@ from kvscope_inside.transformers.transformers_translator import TransformersTran
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, Frame
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 
 SIZE = 4
 

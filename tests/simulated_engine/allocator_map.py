@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from kvscope_telemetry.messages.commands import AllocatorMap
-from kvscope_telemetry.state.allocator_map import AllocatorPool, State, TorchSegment, pack_map
+from kvscope_telemetry.mirror.allocator_map import AllocatorPool, State, TorchSegment, pack_map
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from tests.simulated_engine.words import Words
 from kvscope_engine.interventions import Interventions
 from kvscope_engine.outputs import OutputStream
 from kvscope_engine.policy.allocation.allocators import make_allocation
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from tests.simulated_engine.background import BackgroundRequests, new_request
 from tests.simulated_engine.hello import BLOCK_TOKENS
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 

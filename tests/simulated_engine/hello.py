@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
-from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.transport.host_id import host_id
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = BLOCK_TOKENS * 30 * 2 * 3 * 64 * 4

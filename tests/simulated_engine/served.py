@@ -12,14 +12,14 @@ from tests.simulated_engine.allocator_map import simulated_allocator_map
 from tests.simulated_engine.engine import MAX_REQUEST_TOKENS, SimulatedEngine
 from tests.simulated_engine.words import text_of, tokens_of
 
-from kvscope_engine.policy.blocks.block_contents import block_content
+from kvscope_engine.policy.kv_cache.block_contents import block_content
 from kvscope_engine.policy.request import Request
 from kvscope_engine.stops import EngineStops
 from kvscope_engine.submission import SubmissionLimits, child_requests
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Accepted, AllocatorMap, BlockContent, Finished, Submit, Tokens
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown, Snapshot
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 MAX_NEW_TOKENS: Final = 256
 """Of a request that does not say."""

@@ -8,7 +8,7 @@ from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.served import ServedSimulation
 
 from kvscope_engine.server.service import EngineService
-from kvscope_telemetry.keys.key_ring import KeyRing
+from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Role
 
 START_S = 60.0

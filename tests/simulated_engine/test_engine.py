@@ -17,9 +17,9 @@ from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Finished, Tokens
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Moves
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
 
 
 def _check_conserved(engine: SimulatedEngine) -> None:

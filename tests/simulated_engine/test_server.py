@@ -26,9 +26,9 @@ from kvscope_telemetry.messages.commands import (
     Status,
 )
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.state.mirror import Mirror
 
 WAIT_S = 60.0
 

@@ -18,16 +18,16 @@ import zmq
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_telemetry.keys.key_ring import KeyRing
+from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
+from kvscope_telemetry.mirror.follower import Follower
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.request_mirror import REQUEST_COLUMNS, equal_requests
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.sockets.endpoints import endpoints
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests
+from kvscope_telemetry.transport.endpoints import endpoints
 
 REQUEST_FIELDS = (
     "number",

@@ -27,11 +27,11 @@ from kvscope_telemetry.errors import BadInput, ProtocolError, UnknownMessage
 from kvscope_telemetry.messages import wire
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import recorded_requests
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
 
 CASE_S = 20
 """A case that takes longer hangs, however busy the machine is."""

@@ -46,7 +46,7 @@ def external(monkeypatch):
     ):
         module = ModuleType(name)
         vars(module).update(things)
-        monkeypatch.setitem(sys.modules, f"kvscope_telemetry.external.{name}", module)
+        monkeypatch.setitem(sys.modules, f"kvscope_telemetry.collectors.{name}", module)
 
 
 def test_an_engine_of_ours(tmp_path):

@@ -18,8 +18,8 @@ from kvscope_telemetry.ledger import (
 )
 from kvscope_telemetry.messages import wire
 from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.mirror.coalesce import coalesce
 from kvscope_telemetry.recordings.columns import Columns, pack
-from kvscope_telemetry.state.coalesce import coalesce
 
 GOLDEN_FRAME = (
     "86a474797065a54672616d65a565706f636801a373657103a47374657004a774696d655f6e7305a6626c6f636b738ba3696473c404010000"

@@ -8,8 +8,8 @@ from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.latencies import LATENCIES, Moments, running_s, tokens_per_s
 from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Hello, Stop
+from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.running_time import RunningTime
-from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.summarizer import Summarizer
 
 MS = 1_000_000

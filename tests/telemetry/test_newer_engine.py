@@ -13,9 +13,9 @@ from tests.simulated_engine.server import SimulatedServer
 from kvscope_telemetry.messages.commands import GetSnapshot
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.messages.wire import decode_command, tag_of
+from kvscope_telemetry.mirror.sync import MAX_INTERVAL_NS, REQUEST_INTERVAL_NS, Sync
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.state.sync import MAX_INTERVAL_NS, REQUEST_INTERVAL_NS, Sync
 
 WAIT_S = 60.0
 

@@ -14,10 +14,10 @@ from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import BlockRows, Ledger, unpack
 from kvscope_telemetry.messages import wire
 from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot
+from kvscope_telemetry.mirror.coalesce import coalesce
 from kvscope_telemetry.prefixes.cached_blocks import blocks_of
 from kvscope_telemetry.prefixes.tree import PrefixTree, build
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.state.coalesce import coalesce
 
 GOLDEN_FRAME = (
     "86a474797065a54672616d65a565706f636801a373657103a47374657004a774696d655f6e7305a6626c6f636b738aa3696473c404010000"

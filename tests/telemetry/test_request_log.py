@@ -10,12 +10,12 @@ from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.exports.phase_spans import RequestHistory, read_request_histories
 from kvscope_telemetry.exports.span import span_of, timed_messages
-from kvscope_telemetry.goals import took_s
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.sample import hybrid_recording, sample_recording
 from kvscope_telemetry.request_log import Ending, RequestLog, RequestLogReader
+from kvscope_telemetry.slo import took_s
 
 SECOND_NS = 1_000_000_000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_telemetry.keys.key_ring import KeyRing
+from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
@@ -26,9 +26,9 @@ from kvscope_telemetry.messages.commands import (
     Submit,
 )
 from kvscope_telemetry.messages.roles import UNKNOWN_KEY, Role
-from kvscope_telemetry.sockets.connections import NO_KEY
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.transport.connections import NO_KEY
 
 WAIT_S = 60.0
 COMMANDS: dict[str, Command] = {

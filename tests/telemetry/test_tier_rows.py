@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_telemetry.ledger import Ledger, Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.tier_rows import TIER_ORDER, TierRows

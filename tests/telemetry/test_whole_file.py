@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kvscope_telemetry.credentials.private_files import write_private
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.new_file import new_file
-from kvscope_telemetry.keys.private_files import write_private
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.whole_file import replace_file, write_whole
 

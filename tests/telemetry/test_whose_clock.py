@@ -10,9 +10,9 @@ import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_telemetry.sockets.host_id import host_id
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.transport.host_id import host_id
 
 WAIT_S = 60.0
 

@@ -20,11 +20,11 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.actions.keymap import Command, keys_of
-from kvscope_app.look.asking import ask
-from kvscope_app.look.icons import icon
-from kvscope_app.look.theme import Theme
 from kvscope_app.settings.settings import Settings
 from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.ui.asking import ask
+from kvscope_app.ui.icons import icon
+from kvscope_app.ui.theme import Theme
 
 _PLATFORM_KEYS: Final = {
     Qt.Key.Key_Space: (QAbstractButton, QComboBox),

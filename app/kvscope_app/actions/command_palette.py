@@ -9,8 +9,8 @@ from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt
 from PySide6.QtGui import QAction, QKeyEvent, QKeySequence, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
-from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.zoom import scaled
 
 _WIDTH: Final = 560
 _ROW: Final = 34

@@ -21,9 +21,9 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.actions.action_registry import Actions
 from kvscope_app.actions.keymap import Chosen, Command, given, keys_of, rivals
-from kvscope_app.look.makers import label
-from kvscope_app.look.sheet import Sheet
 from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.sheet import Sheet
 
 _NAME = Qt.ItemDataRole.UserRole
 _HINT = "Select a command, press its new shortcut, then Set."

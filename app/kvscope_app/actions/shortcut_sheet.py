@@ -17,9 +17,9 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.actions.command_palette import action_text
-from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.sheet import Sheet
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.zoom import scaled
 
 _MAP_KEYS: Final = (
     ("Move the cursor", "Arrow keys"),

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_app.commands.progress import ProgressBar
+from kvscope_app.media_export.names import STILLS, VIDEOS, is_picture
+from kvscope_app.media_export.picture_options import add_picture_options, wish_of
 from kvscope_app.option_values import add_goals, moment
-from kvscope_app.pictures.names import STILLS, VIDEOS, is_picture
-from kvscope_app.pictures.picture_options import add_picture_options, wish_of
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.kinds import FORMATS, KINDS, TABLES
 from kvscope_telemetry.printable import print_line
@@ -68,10 +68,10 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _export_data(args: argparse.Namespace) -> int:
-    from kvscope_app.session.kept.bookmark_file import bookmark_file, read_bookmarks
+    from kvscope_app.session.recording.bookmark_file import bookmark_file, read_bookmarks
     from kvscope_telemetry.exports import export as exports
-    from kvscope_telemetry.goals import read_goals
     from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_telemetry.slo import read_goals
 
     wish_of(args, is_wanted=False)
     wanted, goals = exports.ExportTarget.of(args.out, args.kind, args.to), read_goals(args.goodput)
@@ -96,7 +96,7 @@ def _export_picture(args: argparse.Namespace) -> int:
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     require_qt()
     require_sound_qt()
-    from kvscope_app.pictures.picture_command import make
+    from kvscope_app.media_export.picture_command import make
 
     with ProgressBar("exporting", always=args.tell_progress) as progress:
         recording = Recording.open(named_recording(args.file))

@@ -10,8 +10,8 @@ from typing import Any
 from kvscope_app.command_line import FleetOptions, Options
 from kvscope_app.option_values import span
 from kvscope_telemetry.addresses import API_KEY_VARIABLE, read_api_key
+from kvscope_telemetry.collectors.engines import each_engine
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.external.engines import each_engine
 from kvscope_telemetry.fleet.entries import MAX_ENTRIES, parse_list
 from kvscope_telemetry.fleet.list_texts import COMMAND_S, CommandText, FileText, ListText
 

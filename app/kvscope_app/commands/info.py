@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_app.commands.progress import ProgressBar
-from kvscope_app.look.number_text import seconds
 from kvscope_app.option_values import add_goals
+from kvscope_app.ui.number_text import seconds
 from kvscope_telemetry.plural import counted
 from kvscope_telemetry.printable import print_text, printable
 from kvscope_telemetry.recordings.sample import named_recording
@@ -50,9 +50,9 @@ def info(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports.digest import digest
     from kvscope_telemetry.exports.goals_kept import goals_kept
     from kvscope_telemetry.exports.span import span_of
-    from kvscope_telemetry.goals import read_goals
     from kvscope_telemetry.recordings.overview import read_overview
     from kvscope_telemetry.recordings.reader import Recording
+    from kvscope_telemetry.slo import read_goals
 
     goals, kept = read_goals(args.goodput), None
     with ProgressBar("reading") as progress:

@@ -19,6 +19,8 @@ from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_app.alarm_options import add_alarm_options, alarm_rules, alarm_webhook
 from kvscope_app.option_values import size, span
 from kvscope_telemetry.addresses import accepted_addresses
+from kvscope_telemetry.block_texts.block_texts import RecordedText
+from kvscope_telemetry.block_texts.text_collector import TextCollector
 from kvscope_telemetry.errors import BadInput, EngineDead, KvscopeError
 from kvscope_telemetry.messages.commands import BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
@@ -26,8 +28,6 @@ from kvscope_telemetry.printable import print_line
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.termination import handling_signals
-from kvscope_telemetry.texts.block_texts import RecordedText
-from kvscope_telemetry.texts.text_collector import TextCollector
 
 if TYPE_CHECKING:
     from kvscope_app.commands.recorded_alarms import RecordedAlarms

@@ -30,7 +30,7 @@ def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 def replay(args: argparse.Namespace) -> int:
     """Return the engine's exit code. Raises BadInput if the engine is not installed or was killed by a signal."""
-    from kvscope_app.own_engine.line_child import engine_command
+    from kvscope_app.engine_launcher.line_child import engine_command
 
     command = engine_command("replay", str(named_recording(args.file)), *engine_arguments(args))
     if command is None:

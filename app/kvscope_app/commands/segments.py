@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
 from kvscope_telemetry.recordings.writer import MAX_TOLD, RecordingWriter
-from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 
 class SegmentedWriter:

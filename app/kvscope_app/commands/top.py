@@ -16,7 +16,7 @@ from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_app.option_values import span
 from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.sockets.bind_address import default_endpoint
+from kvscope_telemetry.transport.bind_address import default_endpoint
 
 LOOK_S: Final = 0.05
 WAIT_S: Final = 5.0
@@ -66,7 +66,7 @@ def top(args: argparse.Namespace) -> int:
     The code is 1 if a single reading was requested and an engine could not be read.
     """
     from kvscope_app.commands.top_engine import WatchedEngine
-    from kvscope_telemetry.sockets.file_limit import raise_file_limit
+    from kvscope_telemetry.transport.file_limit import raise_file_limit
 
     addresses = tuple(dict.fromkeys(addresses_of(args, args.endpoints or [default_endpoint()], "ADDRESS")))
     if len(addresses) > MAX_ENGINES:

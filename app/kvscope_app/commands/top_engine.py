@@ -23,10 +23,10 @@ from kvscope_telemetry.fleet.own_member import TELLING
 from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, Heartbeat, Snapshot, TelemetryMessage
+from kvscope_telemetry.mirror.follower import Follower
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.request_mirror import RequestMirror
 from kvscope_telemetry.source import SourceState, SourceStatus
-from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.request_mirror import RequestMirror
 from kvscope_telemetry.summaries.figures import BY_KEY, pool_of, usage_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summarizer import Summarizer

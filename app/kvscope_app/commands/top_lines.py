@@ -12,8 +12,8 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from kvscope_app.commands.top_engine import RATE_S, WINDOW_S, EngineStatus, RequestReading
-from kvscope_app.look.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural, seconds
 from kvscope_app.session.state_text import STATE_COLORS, STATE_WORDS
+from kvscope_app.ui.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural, seconds
 from kvscope_telemetry.printable import printable
 
 _MAX_BAR: Final = 60

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from kvscope_app.look.file_dialogs import ask_open
 from kvscope_app.recent_recordings.open_file import FILES, recording_folder, try_to_open
 from kvscope_app.recording.recording_actions import Task
 from kvscope_app.session.background import Background
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.file_dialogs import ask_open
 from kvscope_telemetry.recordings.reader import Recording
 
 _NOTICE_MS: Final = 6000

@@ -14,9 +14,9 @@ from kvscope_app.actions.command_palette import CommandPalette
 from kvscope_app.actions.shortcut_editor import ShortcutEditor
 from kvscope_app.actions.shortcut_sheet import shortcut_sheet
 from kvscope_app.compare.compare_body import CompareBody
-from kvscope_app.look.file_dialogs import ask_save
-from kvscope_app.look.focus import zoom_focused
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
+from kvscope_app.ui.file_dialogs import ask_save
+from kvscope_app.ui.focus import zoom_focused
 from kvscope_app.views.page_map.color_actions import color_actions
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.exports.comparison.comparison_table import write_comparison_csv

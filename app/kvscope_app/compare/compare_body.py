@@ -13,11 +13,11 @@ from kvscope_app.compare.curves_view import SIDES, CurvesView
 from kvscope_app.compare.figures_view import FiguresView
 from kvscope_app.compare.pair import Pair
 from kvscope_app.compare.side_view import SideView
-from kvscope_app.look.banner import Banner
-from kvscope_app.look.makers import label
-from kvscope_app.look.passing_strip import FloatingStrips
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.session.session import Session
+from kvscope_app.ui.banner import Banner
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.passing_strip import FloatingStrips
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording

@@ -16,10 +16,10 @@ from PySide6.QtGui import QCloseEvent, QShowEvent
 from kvscope_app.actions.action_registry import Actions
 from kvscope_app.compare.compare_actions import add_compare_actions
 from kvscope_app.compare.compare_body import CompareBody
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
-from kvscope_app.look.window_size import default_size
 from kvscope_app.playback.playback_bar import PlaybackBar
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.window_size import default_size
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.refresher import Refresher
 from kvscope_telemetry.exports.comparison.alignment import Alignment

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvscope_app.look.number_text import NOTHING, count, percent, seconds, short
+from kvscope_app.ui.number_text import NOTHING, count, percent, seconds, short
 from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow, RunParts
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
 from kvscope_telemetry.printable import printable

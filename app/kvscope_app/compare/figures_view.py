@@ -12,11 +12,11 @@ from PySide6.QtGui import QBrush, QFont, QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from kvscope_app.compare.comparison_text import HEADINGS, as_tsv, cells, explained, unlike_text
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.makers import label
-from kvscope_app.look.plain_text import PlainLabel, plain_tip
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import SegmentedControl
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.plain_text import PlainLabel, plain_tip
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widgets import SegmentedControl
 from kvscope_app.views.table import Index, RowTable, TableHead, TableModel
 from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow
 from kvscope_telemetry.exports.comparison.spread import Verdict

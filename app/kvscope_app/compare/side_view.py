@@ -12,15 +12,15 @@ from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from kvscope_app.compare.pair import Side
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.makers import set_look
-from kvscope_app.look.model_name import model_name
-from kvscope_app.look.number_fields import NumberBox
-from kvscope_app.look.number_text import count, percent
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.makers import set_look
+from kvscope_app.ui.model_name import model_name
+from kvscope_app.ui.number_fields import NumberBox
+from kvscope_app.ui.number_text import count, percent
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widgets import ElidedLabel
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.panel import CurveSpec
 from kvscope_app.views.page_map.page_map_view import PageMapView
 

@@ -13,10 +13,10 @@ from shiboken6 import isValid
 
 from kvscope_app.debugger import permission
 from kvscope_app.debugger.debugger import Debugger
-from kvscope_app.look.file_dialogs import ask_folder
-from kvscope_app.look.makers import label, set_look
-from kvscope_app.look.sheet import Sheet
-from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.ui.file_dialogs import ask_folder
+from kvscope_app.ui.makers import label, set_look
+from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_telemetry.messages.commands import (
     MAX_ADAPTER_CHARACTERS,
     MAX_PATH_CHARACTERS,

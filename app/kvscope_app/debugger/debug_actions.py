@@ -17,12 +17,12 @@ from kvscope_app.debugger import permission
 from kvscope_app.debugger.adapters_sheet import AdaptersSheet
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.debugger.pin_limits import why_pins_refused
-from kvscope_app.look.makers import label, set_look
-from kvscope_app.look.number_fields import WholeNumberBox
-from kvscope_app.look.number_text import count
-from kvscope_app.look.sheet import Sheet
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.makers import label, set_look
+from kvscope_app.ui.number_fields import WholeNumberBox
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.sheet import Sheet
 from kvscope_app.views.places import place_of
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import MAX_TEXT_BLOCKS, Evict, Pin, Preempt, SetLimits, Unpin

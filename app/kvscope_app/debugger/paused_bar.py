@@ -7,12 +7,12 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from kvscope_app.debugger.debugger import Debugger
-from kvscope_app.look.icons import pixmap
-from kvscope_app.look.passing_strip import PassingStrip
-from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.icons import pixmap
+from kvscope_app.ui.passing_strip import PassingStrip
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widgets import ElidedLabel
+from kvscope_app.ui.zoom import scaled
 
 
 class PausedBar(PassingStrip):

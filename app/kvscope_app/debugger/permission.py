@@ -13,8 +13,8 @@ from kvscope_app.views.capability_messages import why_no_commands
 from kvscope_telemetry.ledger import STATE_TIERS, BlockState
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import SourceState
-from kvscope_telemetry.state.mirror import Mirror
 
 FOR_OPERATORS: Final = "Operators only: you are a viewer at this engine"
 _WATCHED_ALONE: Final = "This engine can be watched but not controlled"

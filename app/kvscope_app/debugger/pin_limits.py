@@ -12,8 +12,8 @@ import numpy as np
 
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import KVGroup
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.pins import MAX_PINNED, most_held, num_missing, refusal_beside, refusal_of_many
-from kvscope_telemetry.state.mirror import Mirror
 
 _ONE_GROUP = (KVGroup(kind="full"),)
 

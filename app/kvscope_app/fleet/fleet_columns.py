@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_app.fleet.map_picture import SIZE
-from kvscope_app.look.number_text import NOTHING, count, percent, plural, seconds
 from kvscope_app.session.state_text import STATE_WORDS
+from kvscope_app.ui.number_text import NOTHING, count, percent, plural, seconds
 from kvscope_app.views.table import TableColumn
-from kvscope_telemetry.external.engines import engine_name
+from kvscope_telemetry.collectors.engines import engine_name
 from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.source import SourceState

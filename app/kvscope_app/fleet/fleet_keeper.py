@@ -16,17 +16,17 @@ from PySide6.QtCore import QObject, QSettings
 
 from kvscope_app.compare.kept_place import restore_place, save_place
 from kvscope_app.fleet.fleet_window import FleetWindow
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
 from kvscope_app.setting_names import window_group
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.list_reader import ListReader
 from kvscope_telemetry.fleet.list_texts import ListText
-from kvscope_telemetry.keys.api_keys import read_api_keys
-from kvscope_telemetry.sockets.connections import Connection, read_connections
+from kvscope_telemetry.transport.connections import Connection, read_connections
 
 KIND: Final = "fleet"
 """Kind of the windows' slots; see `window_slots`."""

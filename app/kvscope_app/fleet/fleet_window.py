@@ -35,16 +35,16 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.fleet.fleet_columns import COLUMNS, MAP, NAME, PADDING, STATE, sort_key, tip_of, words_of
 from kvscope_app.fleet.map_picture import SIZE, map_pixmap
-from kvscope_app.look.makers import empty_state, label, tool_button
-from kvscope_app.look.number_text import NOTHING, count, plural, seconds
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.table_text import chosen_rows
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.state_text import STATE_COLORS
+from kvscope_app.ui.makers import empty_state, label, tool_button
+from kvscope_app.ui.number_text import NOTHING, count, plural, seconds
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.table_text import chosen_rows
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.table import Index, OpenableTable, TableHead, TableModel
-from kvscope_app.window.sheets.attach_sheet import AttachSheet
+from kvscope_app.window.dialogs.attach_sheet import AttachSheet
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.entries import FleetEntry

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QImage, QPixmap
 
-from kvscope_app.look.theme import Theme
+from kvscope_app.ui.theme import Theme
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 
 SIZE: Final = (128, 32)

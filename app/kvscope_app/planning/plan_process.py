@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.own_engine.line_child import LineChild, complaint, engine_command
+from kvscope_app.engine_launcher.line_child import LineChild, complaint, engine_command
 from kvscope_telemetry.messages.memory_plan import PlanAnswer
 
 NOT_INSTALLED: Final = "Planning needs the engine, which is not installed: pip install 'kvscope[engine]'."

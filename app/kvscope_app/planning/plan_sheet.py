@@ -7,13 +7,13 @@ from typing import Final
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QWidget
 
-from kvscope_app.look.makers import label
-from kvscope_app.look.sheet import Sheet
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.zoom import scaled
 from kvscope_app.planning.plan_form import PlanForm
 from kvscope_app.planning.plan_process import PlanProcess, Question
 from kvscope_app.planning.plan_view import PlanView
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.zoom import scaled
 
 _SETTLED_MS: Final = 500
 """Milliseconds from the last change to computing a plan, so that typing a number does not start one per digit."""

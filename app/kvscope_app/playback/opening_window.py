@@ -12,10 +12,10 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import label
-from kvscope_app.look.zoom import scaled
 from kvscope_app.playback.file_opening import FileOpening
 from kvscope_app.playback.recording_opening import RecordingOpening
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.zoom import scaled
 
 _STEPS: Final = 1000
 _WIDTH: Final = 460

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, Final
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count
 from kvscope_app.playback.playback import BACK_S, STEP_S, change_speed, to_start, toggle
 from kvscope_app.session.timeline import Timeline
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import count
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, cause_text, kind_text
 from kvscope_telemetry.summaries.summary import TimedEvent
 

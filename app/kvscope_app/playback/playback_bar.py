@@ -11,17 +11,17 @@ from PySide6.QtCore import QEvent, QObject, QPoint, QRectF, QSize, Qt, QTimer, S
 from PySide6.QtGui import QAction, QKeyEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QToolButton, QToolTip, QWidget
 
-from kvscope_app.look.clock_text import wall_text
-from kvscope_app.look.icons import icon
-from kvscope_app.look.mark_signs import paint_loop, paint_sign
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.steady_label import SteadyLabel
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
 from kvscope_app.playback.playback import SPEEDS, speed_text, time_text
 from kvscope_app.playback.time_slider import TimeSlider
 from kvscope_app.session.mark_labels import mark_text
 from kvscope_app.session.timeline import Timeline
+from kvscope_app.ui.clock_text import wall_text
+from kvscope_app.ui.icons import icon
+from kvscope_app.ui.mark_signs import paint_loop, paint_sign
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.steady_label import SteadyLabel
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 _NEAR_PX: Final = 5.0

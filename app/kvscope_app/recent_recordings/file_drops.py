@@ -9,11 +9,11 @@ from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import label
-from kvscope_app.look.number_text import plural
-from kvscope_app.look.zoom import scaled
 from kvscope_app.recent_recordings.open_file import try_to_open
 from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.number_text import plural
+from kvscope_app.ui.zoom import scaled
 
 MAX_AT_ONCE: Final = 8
 """Maximum number of files of one drop that are opened; each gets its own window."""

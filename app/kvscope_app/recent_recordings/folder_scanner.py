@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvscope_app.look.model_name import model_name
+from kvscope_app.ui.model_name import model_name
+from kvscope_telemetry.collectors.engines import engine_name
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.external.engines import engine_name
 from kvscope_telemetry.messages.telemetry import Hello
 from kvscope_telemetry.recordings.layout import PART_SUFFIX, SUFFIX
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback

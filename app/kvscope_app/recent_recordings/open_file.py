@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QProgressDialog
 
-from kvscope_app.look.file_dialogs import ask_open
 from kvscope_app.playback.file_opening import FileOpening
 from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.file_dialogs import ask_open
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording

@@ -7,11 +7,11 @@ from typing import Final
 
 from PySide6.QtWidgets import QMenu
 
-from kvscope_app.look.plain_text import plain_tip
 from kvscope_app.recent_recordings.open_file import try_to_open
 from kvscope_app.recent_recordings.recent_files import existing_file
 from kvscope_app.session.background import Background
 from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.plain_text import plain_tip
 
 _MAX_WAIT_S: Final = 0.05
 """Maximum seconds to wait for the disks when the menu opens."""

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Final
 from PySide6.QtCore import QModelIndex, QObject, Qt
 from PySide6.QtGui import QColor
 
-from kvscope_app.look.number_text import num_bytes, seconds
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.recent_recordings.folder_scanner import ListedRecording, RecordingHeader
+from kvscope_app.ui.number_text import num_bytes, seconds
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.table import Index, TableColumn, TableHead, TableModel
 
 _ROOT: Final = QModelIndex()

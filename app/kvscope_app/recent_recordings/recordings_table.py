@@ -5,10 +5,10 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractItemView
 
-from kvscope_app.look.table_text import chosen_rows
-from kvscope_app.look.theme import Theme
 from kvscope_app.recent_recordings.folder_scanner import ListedRecording
 from kvscope_app.recent_recordings.recordings_model import COLUMNS, RECORDED, RecordingsModel
+from kvscope_app.ui.table_text import chosen_rows
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.table import OpenableTable
 
 _ROW_PADDING = 10

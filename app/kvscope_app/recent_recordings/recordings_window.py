@@ -13,17 +13,17 @@ from PySide6.QtCore import QTimer, QUrl
 from PySide6.QtGui import QDesktopServices, QKeySequence, QShortcut
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QStackedLayout, QWidget
 
-from kvscope_app.look.file_dialogs import ask_folder
-from kvscope_app.look.makers import empty_state, label
-from kvscope_app.look.number_text import plural
-from kvscope_app.look.sheet import Sheet
-from kvscope_app.look.theme import Theme
 from kvscope_app.playback.file_opening import FileOpening
 from kvscope_app.recent_recordings.folder_scanner import FolderListing, FolderScanner, ListedRecording
 from kvscope_app.recent_recordings.open_file import try_to_open
 from kvscope_app.recent_recordings.recent_files import recording_folder
 from kvscope_app.recent_recordings.recordings_table import RecordingsTable
 from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.file_dialogs import ask_folder
+from kvscope_app.ui.makers import empty_state, label
+from kvscope_app.ui.number_text import plural
+from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.theme import Theme
 from kvscope_telemetry.recordings.reader import Recording
 
 NO_RECORDINGS: Final = "No recordings in this folder."

@@ -17,14 +17,14 @@ from PySide6.QtWidgets import (
     QVBoxLayout,
 )
 
-from kvscope_app.look.file_dialogs import ask_save
-from kvscope_app.look.makers import choice, label, seconds_box
-from kvscope_app.look.zoom import scaled
 from kvscope_app.recording.recording_actions import Task, free_path, write_file
 from kvscope_app.session.background import Background
-from kvscope_app.session.kept.bookmark_file import bookmark_file, read_bookmarks
+from kvscope_app.session.recording.bookmark_file import bookmark_file, read_bookmarks
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.file_dialogs import ask_save
+from kvscope_app.ui.makers import choice, label, seconds_box
+from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.exports.kinds import FORMATS, TABLES
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback

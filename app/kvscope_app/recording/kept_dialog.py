@@ -5,13 +5,13 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import label
-from kvscope_app.look.number_fields import NumberBox, WholeNumberBox
-from kvscope_app.look.number_text import num_bytes
-from kvscope_app.look.zoom import scaled
-from kvscope_app.session.kept.rings import rings_folder
+from kvscope_app.session.recording.rings import rings_folder
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.settings.settings import MEGABYTES, MINUTES
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.number_fields import NumberBox, WholeNumberBox
+from kvscope_app.ui.number_text import num_bytes
+from kvscope_app.ui.zoom import scaled
 
 
 class KeptDialog(QDialog):

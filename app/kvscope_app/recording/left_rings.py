@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, QTimer
 
-from kvscope_app.look.number_text import num_bytes, plural, seconds
 from kvscope_app.session.background import Background
-from kvscope_app.session.kept.rings import find_left_rings
+from kvscope_app.session.recording.rings import find_left_rings
 from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.number_text import num_bytes, plural, seconds
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.model_names import short_name
 

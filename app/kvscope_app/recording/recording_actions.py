@@ -14,14 +14,14 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QMenu, QProgressDialog
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.look.file_dialogs import ask_save
-from kvscope_app.look.model_name import model_name
 from kvscope_app.recent_recordings.recent_files import add_recent, documents_folder, recording_folder
 from kvscope_app.recording.kept_dialog import KeptDialog, SaveHistoryDialog
 from kvscope_app.recording.text_agreement import ask_once, text_actions
 from kvscope_app.session.background import Background
 from kvscope_app.session.state_text import not_kept_text
 from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.file_dialogs import ask_save
+from kvscope_app.ui.model_name import model_name
 from kvscope_telemetry.errors import BadInput
 
 _FILES: Final = "Recordings (*.mcap)"

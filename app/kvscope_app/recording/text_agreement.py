@@ -13,7 +13,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMessageBox
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.session.kept.text_keeping import TextKeeping, agree_texts, texts_agreed
+from kvscope_app.session.recording.text_keeping import TextKeeping, agree_texts, texts_agreed
 from kvscope_app.session_window import SessionWindow
 
 NAME: Final = "record_texts"

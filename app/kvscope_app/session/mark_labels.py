@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_app.look.clock_text import wall_text
+from kvscope_app.ui.clock_text import wall_text
 from kvscope_telemetry.exports.marks import name_of
 from kvscope_telemetry.summaries.bookmark import Bookmark
 

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.kept.bookmark_file import bookmark_file, keep_bookmarks, read_bookmarks
+from kvscope_app.session.recording.bookmark_file import bookmark_file, keep_bookmarks, read_bookmarks
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings.overview import OverviewPart, computed_parts, missing_from, written_parts
 from kvscope_telemetry.recordings.read_budget import ProgressCallback

@@ -15,32 +15,32 @@ import numpy as np
 import numpy.typing as npt
 from PySide6.QtCore import QObject, Signal
 
+from kvscope_app.session.block_texts.known_contents import KnownContents
 from kvscope_app.session.history import History
-from kvscope_app.session.kept.bookmarks import Bookmarks
-from kvscope_app.session.kept.own_handle import OwnHandle
 from kvscope_app.session.links import Player, contents_of, link_of, player_of
 from kvscope_app.session.pace import FRAME_MS, PollTimer
+from kvscope_app.session.recording.bookmarks import Bookmarks
+from kvscope_app.session.recording.own_handle import OwnHandle
 from kvscope_app.session.session_requests import LiveRequests, RecordedRequests
 from kvscope_app.session.source_timeline import SourceTimeline
 from kvscope_app.session.state_text import KEPT_AGAIN, not_kept_text
-from kvscope_app.session.texts.known_contents import KnownContents
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import Abort, Command, GetAllocatorMap, GetBlockText, GetStatus, Submit
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.sync import FIRST_TAG
 from kvscope_telemetry.source import Source, SourceState, SourceStatus, Update
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.sync import FIRST_TAG
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 if TYPE_CHECKING:
-    from kvscope_app.session.kept.kept_timeline import KeptTimeline
-    from kvscope_app.session.kept.recorded_texts import RecordedTexts
-    from kvscope_app.session.kept.recorder import Recorder
+    from kvscope_app.session.block_texts.session_texts import SessionTexts
     from kvscope_app.session.overview_reading import OverviewReading
-    from kvscope_app.session.texts.session_texts import SessionTexts
+    from kvscope_app.session.recording.kept_timeline import KeptTimeline
+    from kvscope_app.session.recording.recorded_texts import RecordedTexts
+    from kvscope_app.session.recording.recorder import Recorder
 
 STATUS_EVERY_NS: Final = 250_000_000
 """Shortest interval between `status_changed` signals.
@@ -314,7 +314,7 @@ class Session(QObject):
         """Block contents from the recording or the retained history, or None if neither can contain any."""
         has_any = self._played is not None or (self.kept is not None and self.kept.has_texts)
         if self._recorded_texts is None and has_any:
-            from kvscope_app.session.kept.recorded_texts import recorded_texts  # imported late: rarely needed
+            from kvscope_app.session.recording.recorded_texts import recorded_texts  # imported late: rarely needed
 
             self._recorded_texts = recorded_texts(self._played, self.kept)
         return self._recorded_texts
@@ -323,7 +323,7 @@ class Session(QObject):
     def texts(self) -> SessionTexts:
         """Block contents as text at the shown time, from the engine or a recording."""
         if self._texts is None:
-            from kvscope_app.session.texts.session_texts import SessionTexts
+            from kvscope_app.session.block_texts.session_texts import SessionTexts
 
             self._texts = SessionTexts(self, self)
         return self._texts

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from kvscope_app.look.number_text import seconds
 from kvscope_app.session.session import Session
+from kvscope_app.ui.number_text import seconds
 from kvscope_telemetry.messages.telemetry import PAUSED, SUSPENDED, Stop
 from kvscope_telemetry.running_time import RunningTime, stop_words
 from kvscope_telemetry.summaries.session_overview import SessionOverview

@@ -28,13 +28,13 @@ from kvscope_app.session.past import fill_past
 from kvscope_app.session.timeline import Loop
 from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import Source, Update
-from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 if TYPE_CHECKING:
-    from kvscope_app.session.kept.kept_timeline import KeptTimeline
+    from kvscope_app.session.recording.kept_timeline import KeptTimeline
     from kvscope_telemetry.playback.playback_source import PlaybackSource
     from kvscope_telemetry.recordings.reader import Recording
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Final
 from PySide6.QtCore import QSettings, Qt, Signal
 from PySide6.QtWidgets import QWidget
 
-from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.session import Session
+from kvscope_app.ui.theme import DARK, Theme
 
 HINT: Final = "hint"
 """Qt property of labels that explain what the user can do; where it is true, exported pictures omit the label."""

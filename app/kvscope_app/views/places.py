@@ -11,12 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.number_text import count, plural
+from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, KVGroup
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 
 @dataclass(frozen=True, slots=True)

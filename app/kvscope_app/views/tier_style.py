@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_app.look.theme import Theme, mix
+from kvscope_app.ui.theme import Theme, mix
 from kvscope_telemetry.ledger import Tier
 
 

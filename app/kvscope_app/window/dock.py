@@ -7,11 +7,11 @@ from itertools import takewhile
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtWidgets import QDockWidget, QHBoxLayout, QToolButton, QWidget
 
-from kvscope_app.look.focus import tab_order
-from kvscope_app.look.icons import icon
-from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.focus import tab_order
+from kvscope_app.ui.icons import icon
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.zoom import scaled
 
 
 class DockTitle(QWidget):

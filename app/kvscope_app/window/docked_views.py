@@ -13,7 +13,7 @@ import shiboken6
 from PySide6.QtCore import QObject, QSettings, Qt, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QMainWindow
 
-from kvscope_app.look.makers import label_boxes
+from kvscope_app.ui.makers import label_boxes
 from kvscope_app.views.docks import DOCKS, DockSpec
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.window.dock import Dock
@@ -22,9 +22,9 @@ from kvscope_app.window.tab_stops import focus_next
 
 if TYPE_CHECKING:
     from kvscope_app.actions.undo_stack import UndoStack
-    from kvscope_app.look.theme import Theme
-    from kvscope_app.look.theming.theme_keeper import ThemeKeeper
     from kvscope_app.session.session import Session
+    from kvscope_app.ui.theme import Theme
+    from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
     from kvscope_app.views.base import View
     from kvscope_app.views.refresher import Refresher
 

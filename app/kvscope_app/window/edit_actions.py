@@ -10,8 +10,8 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QAbstractItemView, QApplication, QLineEdit, QPlainTextEdit, QTextEdit, QWidget
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.look.number_text import plural
-from kvscope_app.look.table_text import as_tsv, chosen_rows
+from kvscope_app.ui.number_text import plural
+from kvscope_app.ui.table_text import as_tsv, chosen_rows
 from kvscope_app.window.window_body import WindowBody
 
 EDIT: Final = "Edit"

@@ -7,10 +7,10 @@ from typing import Final
 
 from PySide6.QtCore import QObject
 
-from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
 from kvscope_app.recording.recording_actions import NOT_KEPT
-from kvscope_app.window.sheets.attach_sheet import AttachSheet
-from kvscope_app.window.sheets.help_sheets import log_sheet
+from kvscope_app.window.dialogs.attach_sheet import AttachSheet
+from kvscope_app.window.dialogs.help_sheets import log_sheet
 from kvscope_app.window.welcome import progress_text
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.addresses import Address

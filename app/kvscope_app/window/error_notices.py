@@ -28,13 +28,13 @@ from PySide6.QtWidgets import QApplication, QMainWindow
 
 from kvscope_app.actions.action_registry import ACTION_NOTE
 from kvscope_app.command_line import PROGRAM
-from kvscope_app.look.banner import Banner
-from kvscope_app.look.number_text import count, plural
-from kvscope_app.look.passing_strip import FloatingStrips
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.banner import Banner
+from kvscope_app.ui.number_text import count, plural
+from kvscope_app.ui.passing_strip import FloatingStrips
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.views.docks import DOCKS
+from kvscope_app.window.dialogs.help_sheets import versions_text
 from kvscope_app.window.override_errors import remove_placeholder
-from kvscope_app.window.sheets.help_sheets import versions_text
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.printable import print_line, print_text
 

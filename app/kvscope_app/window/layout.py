@@ -12,14 +12,14 @@ from typing import Final
 from PySide6.QtCore import QByteArray, QPoint, QRect, QSettings, Qt
 from PySide6.QtWidgets import QMainWindow
 
-from kvscope_app.look.window_size import DEFAULT_SIZE
-from kvscope_app.look.zoom import scaled
 from kvscope_app.setting_names import (
     LAYOUT_VERSION,
     geometry_name,
     layout_name,
     lengths_name,
 )
+from kvscope_app.ui.window_size import DEFAULT_SIZE
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.docks import DOCKS, DockSpec
 from kvscope_app.window.dock import Dock
 

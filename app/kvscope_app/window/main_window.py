@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QEvent, QSettings, Signal
 from PySide6.QtGui import QCloseEvent, QCursor, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QShowEvent
 
+from kvscope_app.alarms.alarm_strip import AlarmStrip
+from kvscope_app.alarms.mark_actions import offer_undo
 from kvscope_app.debugger.debug_actions import NUM_STEPS, DebugAnswers
 from kvscope_app.debugger.paused_bar import PausedBar
 from kvscope_app.debugger.selection_menus import add_to_requests
-from kvscope_app.look.asking import ask
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
-from kvscope_app.look.window_size import default_size
-from kvscope_app.marks.alarm_strip import AlarmStrip
-from kvscope_app.marks.mark_actions import offer_undo
-from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.recent_recordings.file_drops import DropSign, accept_drag, open_dropped
 from kvscope_app.recording.recording_actions import recording_menu
@@ -29,13 +25,17 @@ from kvscope_app.recording.text_agreement import follow_agreement
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import NO_OPENERS, Openers
 from kvscope_app.setting_names import window_group
+from kvscope_app.ui.asking import ask
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.window_size import default_size
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.window import layout
-from kvscope_app.window.arranging.kept_layouts import KeptLayouts
-from kvscope_app.window.arranging.kept_lengths import KeptLengths
-from kvscope_app.window.arranging.layout_watch import LayoutWatch
-from kvscope_app.window.arranging.zoomed_sizes import ZoomedSizes
+from kvscope_app.window.dock_layouts.kept_layouts import KeptLayouts
+from kvscope_app.window.dock_layouts.kept_lengths import KeptLengths
+from kvscope_app.window.dock_layouts.layout_watch import LayoutWatch
+from kvscope_app.window.dock_layouts.zoomed_sizes import ZoomedSizes
 from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.menu_corner import Corner
 from kvscope_app.window.remembered import remember_map

@@ -8,10 +8,10 @@ from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
 from PySide6.QtGui import QAction, QFont, QFontMetrics
 from PySide6.QtWidgets import QHBoxLayout, QMenu, QMenuBar, QPushButton, QToolButton, QWidget
 
-from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.source import SourceState
 
 _LOOK_MS: Final = 100

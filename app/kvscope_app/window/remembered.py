@@ -14,9 +14,9 @@ from typing import Final
 from PySide6.QtCore import QModelIndex, QSettings
 from PySide6.QtWidgets import QTableView
 
-from kvscope_app.look.zoom import scaled
 from kvscope_app.settings.layout_value import Choices
 from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map.color_modes import mode_named
 from kvscope_app.views.page_map.page_map_view import PageMapView

@@ -9,14 +9,14 @@ from PySide6.QtCore import QEvent, QObject, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QStyle, QStyleOption, QWidget
 
-from kvscope_app.look.model_name import model_name
-from kvscope_app.look.number_text import count, percent, plural, seconds
-from kvscope_app.look.plain_text import PlainLabel, plain_tip
-from kvscope_app.look.steady_label import SteadyLabel
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.session.state_text import STATE_COLORS, STATE_WORDS
+from kvscope_app.ui.model_name import model_name
+from kvscope_app.ui.number_text import count, percent, plural, seconds
+from kvscope_app.ui.plain_text import PlainLabel, plain_tip
+from kvscope_app.ui.steady_label import SteadyLabel
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.devices.device_reader import tells_engines_share
 from kvscope_telemetry.messages.telemetry import DeviceSample, Hello
 from kvscope_telemetry.source import SourceState, SourceStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDockWidget, QScrollArea, QWidget
 
-from kvscope_app.look.focus import tab_order
+from kvscope_app.ui.focus import tab_order
 from kvscope_app.views.in_sight import in_sight
 
 

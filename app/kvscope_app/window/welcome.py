@@ -19,14 +19,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.banner import Choice
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.icons import pixmap
-from kvscope_app.look.makers import show_choices
-from kvscope_app.look.number_text import count, num_bytes
-from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.banner import Choice
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.icons import pixmap
+from kvscope_app.ui.makers import show_choices
+from kvscope_app.ui.number_text import count, num_bytes
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.messages.telemetry import Progress
 
 _TOLD: Final = (

@@ -13,15 +13,12 @@ from kvscope_app.actions.action_registry import Actions, ActionSpec
 from kvscope_app.actions.command_palette import CommandPalette
 from kvscope_app.actions.shortcut_editor import ShortcutEditor
 from kvscope_app.actions.shortcut_sheet import shortcut_sheet
+from kvscope_app.alarms.mark_actions import clear_choice, mark_actions
 from kvscope_app.compare.ask import ask_other
 from kvscope_app.debugger.debug_actions import debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
-from kvscope_app.look.focus import zoom_focused
-from kvscope_app.look.number_text import plural
-from kvscope_app.look.theming.theme_keeper import CHOICES, PALETTES
-from kvscope_app.marks.mark_actions import clear_choice, mark_actions
-from kvscope_app.pictures.picture_actions import picture_actions
+from kvscope_app.media_export.picture_actions import picture_actions
 from kvscope_app.planning.plan_sheet import PlanSheet
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recent_recordings.open_file import ask_file
@@ -29,14 +26,17 @@ from kvscope_app.recent_recordings.recent_menu import RecentMenu
 from kvscope_app.recent_recordings.recordings_actions import recordings_actions
 from kvscope_app.recording.export_actions import export_actions
 from kvscope_app.recording.recording_actions import recording_actions
+from kvscope_app.ui.focus import zoom_focused
+from kvscope_app.ui.number_text import plural
+from kvscope_app.ui.theming.theme_keeper import CHOICES, PALETTES
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_actions import color_actions
-from kvscope_app.window.arranging.kept_layouts import LAYOUTS, KeptLayouts
+from kvscope_app.window.dialogs.attach_sheet import AttachSheet
+from kvscope_app.window.dialogs.help_sheets import about_sheet
+from kvscope_app.window.dock_layouts.kept_layouts import LAYOUTS, KeptLayouts
 from kvscope_app.window.edit_actions import EDIT, edit_actions
 from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.inspector_actions import inspector_actions
-from kvscope_app.window.sheets.attach_sheet import AttachSheet
-from kvscope_app.window.sheets.help_sheets import about_sheet
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState

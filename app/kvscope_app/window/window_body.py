@@ -9,16 +9,16 @@ from __future__ import annotations
 from PySide6.QtCore import QEvent, QSettings, Signal
 from PySide6.QtWidgets import QApplication, QStackedWidget, QVBoxLayout, QWidget
 
+from kvscope_app.alarms.alarm_watch import AlarmWatch
 from kvscope_app.debugger.debugger import Debugger
-from kvscope_app.look.makers import empty_state, label_boxes
-from kvscope_app.look.model_name import model_name
-from kvscope_app.look.passing_strip import FloatingStrips
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
-from kvscope_app.marks.alarm_watch import AlarmWatch
-from kvscope_app.own_engine.engine_keeper import EngineKeeper
+from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import Openers, SessionWindow
+from kvscope_app.ui.makers import empty_state, label_boxes
+from kvscope_app.ui.model_name import model_name
+from kvscope_app.ui.passing_strip import FloatingStrips
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.refresher import Refresher
 from kvscope_app.window import layout

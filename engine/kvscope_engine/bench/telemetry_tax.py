@@ -13,7 +13,7 @@ from typing import Any
 from kvscope_engine.bench.measure import Contender, rates
 from kvscope_engine.bench.workloads import BenchWorkload
 from kvscope_telemetry.messages.telemetry import Heartbeat, TelemetryMessage
-from kvscope_telemetry.sockets.server_sockets import ServerSockets
+from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 WATCHER = """
 import sys, time

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvscope_engine.command_parser import CommandParser
+from kvscope_telemetry.credentials.key_ring import ClientEntry, KeyRing, default_keys_folder, read_allow_list
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.key_ring import ClientEntry, KeyRing, default_keys_folder, read_allow_list
 from kvscope_telemetry.messages.roles import Role
 
 ABOUT = (

@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.credentials.key_ring import default_keys_folder, read_allow_list
 from kvscope_telemetry.devices.gpus import Gpus
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.keys.key_ring import default_keys_folder, read_allow_list
 from kvscope_telemetry.messages.devices import Gpu
 
 GIB: Final = 1 << 30

@@ -14,9 +14,9 @@ from typing import Any
 from kvscope_engine.cli.arguments.sample_interval import add_interval
 from kvscope_engine.cli.notes import print_note
 from kvscope_engine.server.device_publisher import DevicePublisher
-from kvscope_telemetry.keys.key_ring import KeyRing, default_keys_folder
-from kvscope_telemetry.sockets.bind_address import default_endpoint
+from kvscope_telemetry.credentials.key_ring import KeyRing, default_keys_folder
 from kvscope_telemetry.termination import handling_signals
+from kvscope_telemetry.transport.bind_address import default_endpoint
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:

@@ -25,14 +25,14 @@ from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgre
 from kvscope_engine.server.parent_watch import watch_parent
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish, ServedEngine
 from kvscope_engine.server.service import EngineService
+from kvscope_telemetry.credentials.key_ring import LOCAL_KEY, KeyRing, default_keys_folder
 from kvscope_telemetry.devices.device_watch import SAMPLE_S
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.key_ring import LOCAL_KEY, KeyRing, default_keys_folder
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Hello, Progress
 from kvscope_telemetry.printable import print_line
-from kvscope_telemetry.sockets.bind_address import default_endpoint
-from kvscope_telemetry.sockets.connections import NO_KEY
+from kvscope_telemetry.transport.bind_address import default_endpoint
+from kvscope_telemetry.transport.connections import NO_KEY
 
 if TYPE_CHECKING:
     from kvscope_engine.engine import Engine

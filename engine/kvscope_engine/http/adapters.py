@@ -11,8 +11,8 @@ from starlette.responses import PlainTextResponse, Response
 from kvscope_engine.http.api import Api
 from kvscope_engine.http.middleware import read_body
 from kvscope_engine.http.protocol import unless_gone
-from kvscope_engine.http.shapes.bodies import LoadAdapterBody, UnloadAdapterBody
-from kvscope_engine.http.shapes.errors import ApiError, refused
+from kvscope_engine.http.schemas.bodies import LoadAdapterBody, UnloadAdapterBody
+from kvscope_engine.http.schemas.errors import ApiError, refused
 from kvscope_telemetry.errors import EngineDead
 from kvscope_telemetry.messages.commands import Failed, LoadAdapter, UnloadAdapter
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvscope_engine.http.engine_client import EngineClient
-from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.schemas.errors import ApiError
 from kvscope_engine.http.text import TextSide
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import LoadedAdapter
 from kvscope_telemetry.messages.telemetry import Hello
-from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
+from kvscope_telemetry.transport.client_sockets import NO_ENGINE
 
 MIB = 1 << 20
 

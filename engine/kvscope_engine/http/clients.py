@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_engine.http.api import HttpLimits
-from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.schemas.errors import ApiError
 
 FEW_REQUESTS: Final = 8
 """Clients with fewer requests than this may use the spare slots when all others are taken."""

@@ -23,7 +23,7 @@ from kvscope_engine.http.middleware import asker_of, read_body, slot_of
 from kvscope_engine.http.pages import json_response
 from kvscope_engine.http.prompts import Prompt, chat_prompt, text_prompts
 from kvscope_engine.http.protocol import Events, EventStream, TextEvents, encoded, unless_gone
-from kvscope_engine.http.shapes.answers import (
+from kvscope_engine.http.schemas.answers import (
     CachedTokens,
     CalledTool,
     ChatChoice,
@@ -38,11 +38,11 @@ from kvscope_engine.http.shapes.answers import (
     CompletionResponse,
     UsageInfo,
 )
-from kvscope_engine.http.shapes.bodies import MAX_PROMPTS, ChatBody, CompletionBody
-from kvscope_engine.http.shapes.errors import ApiError, failed, refused
-from kvscope_engine.http.shapes.logprobs import chat_logprobs, completion_logprobs, joined
-from kvscope_engine.http.shapes.mapping import StreamUsage, chat_sampling, completion_sampling, submission, wants_usage
-from kvscope_engine.http.tools.use import ToolUse, check_tool_choice, tool_use
+from kvscope_engine.http.schemas.bodies import MAX_PROMPTS, ChatBody, CompletionBody
+from kvscope_engine.http.schemas.errors import ApiError, failed, refused
+from kvscope_engine.http.schemas.logprobs import chat_logprobs, completion_logprobs, joined
+from kvscope_engine.http.schemas.mapping import StreamUsage, chat_sampling, completion_sampling, submission, wants_usage
+from kvscope_engine.http.tool_calling.use import ToolUse, check_tool_choice, tool_use
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Submit, Tokens

@@ -37,8 +37,8 @@ from kvscope_telemetry.messages.commands import (
     Usage,
 )
 from kvscope_telemetry.messages.wire import decode_reply, encode
-from kvscope_telemetry.sockets.client_sockets import NO_ENGINE, AwaitedRequests, ClientSockets, Outgoing
-from kvscope_telemetry.sockets.connections import key_for
+from kvscope_telemetry.transport.client_sockets import NO_ENGINE, AwaitedRequests, ClientSockets, Outgoing
+from kvscope_telemetry.transport.connections import key_for
 
 Said: TypeAlias = Accepted | Refused | Tokens | Finished
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.command_parser import parse_size, whole_number
 from kvscope_engine.http.listening import listen, url
-from kvscope_engine.http.tools.formats import BY_NAME
+from kvscope_engine.http.tool_calling.formats import BY_NAME
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from kvscope_engine.http.api import HttpLimits, api_keys
 from kvscope_engine.http.clients import Clients, Slot, client_name, too_large
 from kvscope_engine.http.protocol import MAX_HEAD_BYTES
-from kvscope_engine.http.shapes.errors import ApiError, ClientGone, error_response
+from kvscope_engine.http.schemas.errors import ApiError, ClientGone, error_response
 from kvscope_engine.http.text import Asker
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvscope_engine.http.shapes.answers import (
+from kvscope_engine.http.schemas.answers import (
     ChatCompletion,
     CompletionResponse,
     Detokenized,
@@ -20,7 +20,7 @@ from kvscope_engine.http.shapes.answers import (
     Tokenized,
     Version,
 )
-from kvscope_engine.http.shapes.bodies import (
+from kvscope_engine.http.schemas.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -28,7 +28,7 @@ from kvscope_engine.http.shapes.bodies import (
     TokenizeBody,
     UnloadAdapterBody,
 )
-from kvscope_engine.http.shapes.errors import ErrorBody
+from kvscope_engine.http.schemas.errors import ErrorBody
 from kvscope_telemetry.about import program_version
 
 REFS: Final = "#/components/schemas/{name}"

@@ -13,13 +13,13 @@ from kvscope_engine.http.api import Api
 from kvscope_engine.http.middleware import asker_of, read_body, slot_of
 from kvscope_engine.http.prompts import chat_ids, text_ids
 from kvscope_engine.http.protocol import unless_gone
-from kvscope_engine.http.shapes.answers import Detokenized, Health, Model, ModelList, Tokenized, Version
-from kvscope_engine.http.shapes.bodies import DetokenizeBody, TokenizeBody
-from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.schemas.answers import Detokenized, Health, Model, ModelList, Tokenized, Version
+from kvscope_engine.http.schemas.bodies import DetokenizeBody, TokenizeBody
+from kvscope_engine.http.schemas.errors import ApiError
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.messages.commands import LoadedAdapter, Status
-from kvscope_telemetry.sockets.client_sockets import NO_ENGINE
+from kvscope_telemetry.transport.client_sockets import NO_ENGINE
 
 SILENT_S: Final = 30.0
 """Seconds without a reply to the status query after which the engine counts as stuck.

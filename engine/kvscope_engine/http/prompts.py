@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from kvscope_engine.http.api import Api
-from kvscope_engine.http.shapes.bodies import ChatBody, MessageBody, Tool
-from kvscope_engine.http.shapes.conversation import conversation_text, message_text
-from kvscope_engine.http.shapes.errors import ApiError, refused
+from kvscope_engine.http.schemas.bodies import ChatBody, MessageBody, Tool
+from kvscope_engine.http.schemas.conversation import conversation_text, message_text
+from kvscope_engine.http.schemas.errors import ApiError, refused
 from kvscope_engine.http.text import SMALL_BYTES, Asker
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from kvscope_engine.http.api import HttpLimits
-from kvscope_engine.http.shapes.errors import ApiError, ClientGone
+from kvscope_engine.http.schemas.errors import ApiError, ClientGone
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

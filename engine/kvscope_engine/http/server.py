@@ -31,11 +31,11 @@ from kvscope_engine.http.middleware import AccessMiddleware
 from kvscope_engine.http.openapi import openapi
 from kvscope_engine.http.pages import detokenize, health, model, models, tokenize, version
 from kvscope_engine.http.protocol import MAX_HEAD_BYTES, bounded
-from kvscope_engine.http.shapes.errors import ApiError, error_response
+from kvscope_engine.http.schemas.errors import ApiError, error_response
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.metrics.page import PATH, MetricsPage
-from kvscope_telemetry.sockets.file_limit import raise_file_limit
 from kvscope_telemetry.termination import handling_signals
+from kvscope_telemetry.transport.file_limit import raise_file_limit
 
 BACKLOG: Final = 4096
 OWN_FILES: Final = 256

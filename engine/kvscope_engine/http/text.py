@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from kvscope_engine.http.shapes.errors import refused
+from kvscope_engine.http.schemas.errors import refused
 from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF_SHA256
 from kvscope_engine.model.loader.download.model_names import parse_model_name
 from kvscope_engine.model.loader.gguf.gguf_entries import content_sha256, entry_of

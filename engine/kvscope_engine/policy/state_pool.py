@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from kvscope_engine.policy.blocks.block_pool import MAX_PREFIX_HITS, BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import MAX_PREFIX_HITS, BlockPool
 from kvscope_engine.policy.kv_groups import group_digest
 from kvscope_engine.policy.plan import Scheduled, StateSave
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash

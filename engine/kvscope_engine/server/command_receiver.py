@@ -46,7 +46,7 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Hello, Progress
-from kvscope_telemetry.sockets.server_sockets import ServerSockets
+from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 SMALL_JOIN_BYTES: Final = 64 << 10
 """Maximum size of an introduction (`ClientJoined`) that is queued regardless of the bounds, if its client has

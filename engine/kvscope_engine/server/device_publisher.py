@@ -16,11 +16,11 @@ from typing import Final, Self
 import msgspec
 
 from kvscope_telemetry.about import program_version
+from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.devices.device_reader import device_sample
 from kvscope_telemetry.devices.device_watch import SAMPLE_S, SampledDevices
 from kvscope_telemetry.devices.host import HostReader
 from kvscope_telemetry.devices.sampler import DevicesSampler
-from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status, refuse
 from kvscope_telemetry.messages.devices import Devices
@@ -33,9 +33,9 @@ from kvscope_telemetry.messages.telemetry import (
     Hello,
     ModelInfo,
 )
-from kvscope_telemetry.sockets.host_id import host_id
-from kvscope_telemetry.sockets.server_sockets import ServerSockets
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
+from kvscope_telemetry.transport.host_id import host_id
+from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 DEVICES_ALONE: Final = Capabilities(
     engine="devices",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeAlias
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.messages.commands import (
     Accepted,
     AllocatorMap,
@@ -16,7 +17,6 @@ from kvscope_telemetry.messages.commands import (
     Tokens,
 )
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, Progress, Snapshot, TelemetryMessage
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 OnProgress: TypeAlias = Callable[[Progress], None]
 Publish: TypeAlias = Callable[[TelemetryMessage], None]

@@ -16,12 +16,12 @@ from kvscope_engine.server.command_receiver import CommandReceiver
 from kvscope_engine.server.dispatcher import Dispatcher
 from kvscope_engine.server.limits import ServiceLimits
 from kvscope_engine.server.served_engine import BuildEngine, ServedEngine
+from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.devices.device_watch import SAMPLE_S, DeviceWatch
 from kvscope_telemetry.errors import EngineDead, KvscopeError
-from kvscope_telemetry.keys.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.messages.telemetry import Goodbye, Heartbeat, Hello, Progress
-from kvscope_telemetry.sockets.server_sockets import ServerSockets
+from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.engine_recorder import EngineRecorder

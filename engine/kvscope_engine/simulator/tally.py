@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, MutableMapping
 
 from kvscope_engine.policy.allocation.fragmentation import kv_use
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.scheduler import Scheduler

@@ -20,7 +20,7 @@ from kvscope_inside.sglang.pools import Pools, pools_of
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, Hello, KVGroup, ModelInfo
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
-from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.transport.host_id import host_id
 
 
 class SchedulerRank(NamedTuple):

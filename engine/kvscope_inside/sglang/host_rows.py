@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvscope_inside.lower_tier_rows import LowerTierRows, StoredBlocks
 from kvscope_inside.sglang.host_tier import HostPageEvent, Ids
 from kvscope_telemetry.ledger import NO_OWNER
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 
 class PageContent(NamedTuple):

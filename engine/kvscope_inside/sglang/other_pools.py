@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvscope_inside.sglang.pools import Pools
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.state.cache_state import CacheState, KnownRequest
+from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
 
 _MIX: Final = np.uint64(0x9E3779B97F4A7C15)
 """Distinguishes the hashes of the same text in different groups."""

@@ -26,7 +26,7 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.event_kinds import evicted_text, retracted_text
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 MAX_ENDED_KNOWN: Final = 1_000
 """Maximum number of ended requests whose pages were not read yet."""

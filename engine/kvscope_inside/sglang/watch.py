@@ -24,7 +24,7 @@ from kvscope_inside.sglang.pools import knows_free, pools_of
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_inside.teller import Teller
 from kvscope_telemetry.messages.telemetry import Frame
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 REST: Final = 9
 """Minimum time between publishing a copy and making the next one, as a multiple of the time that publishing took."""

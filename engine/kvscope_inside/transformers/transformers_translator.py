@@ -20,7 +20,7 @@ from kvscope_inside.translator import HostRequest, MissedBlock, StepFigures, Tra
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.event_kinds import evicted_text
 from kvscope_telemetry.messages.telemetry import EventData
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 
 @dataclass(slots=True)

@@ -27,8 +27,8 @@ from kvscope_inside.transformers.facts import Rows, hello_of, memory_of
 from kvscope_inside.transformers.notes import TransformersStepNotes
 from kvscope_inside.transformers.transformers_translator import TransformersTranslator
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sockets.bind_address import default_endpoint, parse_bind_address
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
+from kvscope_telemetry.transport.bind_address import default_endpoint, parse_bind_address
 
 _NEEDED: Final = ("_create_batch_processor", "_generation_loop_body", "stop", "join")
 

@@ -22,7 +22,7 @@ from kvscope_telemetry.messages.telemetry import (
     ModelInfo,
 )
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
-from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.transport.host_id import host_id
 
 _KINDS: Final = (
     ("Mamba", "state"),

@@ -16,7 +16,7 @@ from kvscope_inside.hooks import Hooks
 from kvscope_inside.vllm.block_texts import hash_of_row
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.validity import MAX_BLOCKS
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 _COPIED = ("parent", "owner", "group", "filled")
 

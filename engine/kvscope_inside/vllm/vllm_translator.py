@@ -25,7 +25,7 @@ from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.event_kinds import evicted_text
 from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.messages.telemetry import EventData
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 _ABORTED: Final = "FINISHED_ABORTED"
 _REASONS: Final = {

@@ -23,7 +23,7 @@ from kvscope_inside.vllm.notes import VllmStepNotes
 from kvscope_inside.vllm.offloading import offloading_of, untold
 from kvscope_inside.vllm.vllm_translator import VllmTranslator
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 
 def watch(scheduler: Any, endpoint: str, record: str | None = None) -> Teller:

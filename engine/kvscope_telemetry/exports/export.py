@@ -19,10 +19,10 @@ from kvscope_telemetry.exports.perfetto.trace import write_perfetto
 from kvscope_telemetry.exports.report.report import write_report
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.exports.tables.arrow_files import require_pyarrow
-from kvscope_telemetry.goals import Goals
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.slo import Goals
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 _BY_NAME: Final = {form.name: form for form in FORMATS}

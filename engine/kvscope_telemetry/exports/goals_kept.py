@@ -10,8 +10,8 @@ import numpy as np
 from kvscope_telemetry.delays import Delays
 from kvscope_telemetry.exports.phase_spans import RequestHistory
 from kvscope_telemetry.exports.span import Span
-from kvscope_telemetry.goals import GOAL_NAMES, Goals, Judged, judge, missed_words, took_s
 from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.slo import GOAL_NAMES, Goals, Judged, judge, missed_words, took_s
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_telemetry.addresses import Address, each_rank
+from kvscope_telemetry.credentials.api_keys import read_api_keys
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.api_keys import read_api_keys
 
 MAX_ENTRIES: Final = 512
 _SHOWN_LETTERS: Final = 200

@@ -15,7 +15,7 @@ from kvscope_telemetry.fleet.pool_bins import PoolBins, pool_bins
 from kvscope_telemetry.fleet.rates import WINDOW_NS, Rates
 from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.messages.telemetry import Reading
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.summaries.histograms import joined
 
 _MAX_READINGS: Final = 600

@@ -19,8 +19,8 @@ from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.external_member import ExternalMember
 from kvscope_telemetry.fleet.own_member import Context, OwnMember
 from kvscope_telemetry.fleet.row import FleetRow
-from kvscope_telemetry.sockets.file_limit import raise_file_limit
 from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.transport.file_limit import raise_file_limit
 
 PASS_S: Final = 0.2
 ROWS_S: Final = 0.5

@@ -19,12 +19,12 @@ from kvscope_telemetry.fleet.rates import Rates
 from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import Counters, Frame, Hello, Snapshot
-from kvscope_telemetry.sockets.client_sockets import ClientSockets
-from kvscope_telemetry.sockets.connections import key_for
+from kvscope_telemetry.mirror.sync import FrameRun
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_reader import MAX_MESSAGES_A_PASS, LiveReader
-from kvscope_telemetry.state.sync import FrameRun
 from kvscope_telemetry.summaries.figures import USAGE
+from kvscope_telemetry.transport.client_sockets import ClientSockets
+from kvscope_telemetry.transport.connections import key_for
 
 TELLING: Final = frozenset({SourceState.LIVE, SourceState.PAUSED, SourceState.STUCK})
 """Source states in which the figures are current; in others they are outdated."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.sockets.bind_address import MAX_IPC_PATH_BYTES
+from kvscope_telemetry.transport.bind_address import MAX_IPC_PATH_BYTES
 
 _EVERYWHERE: Final = ("*", "0.0.0.0", "[::]", "::")
 _MAX_PORT: Final = 65535

@@ -15,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.kv_events.addresses import is_ipv6
 from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
-from kvscope_telemetry.sockets.connection_watch import Connections
+from kvscope_telemetry.transport.connection_watch import Connections
 
 HIGH_WATER: Final = 64
 """Receive queue in batches. More are queued at the publisher, whose limit is some thousands."""

@@ -22,8 +22,8 @@ from kvscope_telemetry.kv_events.addresses import is_ipv6, of_rank
 from kvscope_telemetry.kv_events.batches import END_SEQ, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.config import KvEventsConfig
 from kvscope_telemetry.kv_events.encoding import encode_batch
-from kvscope_telemetry.sockets.endpoint_lock import SocketFiles
-from kvscope_telemetry.sockets.wakeup import Wakeup
+from kvscope_telemetry.transport.endpoint_lock import SocketFiles
+from kvscope_telemetry.transport.wakeup import Wakeup
 
 MAX_BUFFER_BYTES: Final = 128 << 20
 MAX_QUEUED_BYTES: Final = 64 << 20

@@ -20,7 +20,7 @@ from kvscope_telemetry.kv_events.continuity import EventContinuity
 from kvscope_telemetry.kv_events.line import KVEventLine
 from kvscope_telemetry.kv_events.stream_items import StreamItem, StreamState, StreamStatus
 from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
-from kvscope_telemetry.sockets.wakeup import Wakeup
+from kvscope_telemetry.transport.wakeup import Wakeup
 
 HIGH_WATER: Final = 256
 """Receive queue of a replay in batches. Publishers before vLLM 0.26 drop those more than 1,000 behind."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvscope_telemetry.ledger import BlockState, Tier
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.pool_use import PoolUse, pool_use
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.pool_use import PoolUse, pool_use
 from kvscope_telemetry.summaries.figures import USAGE
 
 

@@ -22,10 +22,10 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.continuity import Continuity
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.continuity import Continuity
 
 PAST_NS: Final = 60_000_000_000
 """Length of the past that a seek can deliver for charts."""

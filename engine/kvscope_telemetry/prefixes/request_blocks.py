@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_telemetry.ledger import BlockState, Ledger
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 Rows = npt.NDArray[np.int64]
 

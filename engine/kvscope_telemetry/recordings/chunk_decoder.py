@@ -18,13 +18,13 @@ from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Snapsho
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.validity import check_delta_checkpoint
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry
+from kvscope_telemetry.mirror.continuity import StatePlace
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
 from kvscope_telemetry.recordings.frame_batch import FrameBatch, TimedFrame
 from kvscope_telemetry.recordings.keyframes import joined_checkpoints
 from kvscope_telemetry.recordings.layout import CHECKPOINTS, FRAMES, HELLOS, KEYFRAMES, MESSAGES, SNAPSHOTS
 from kvscope_telemetry.recordings.survey import Survey
-from kvscope_telemetry.state.continuity import StatePlace
 
 MAX_KEPT_BYTES: Final = 128 << 20
 """Memory limit of the cached keyframes and delta checkpoints. Seeks to nearby times read the same ones."""

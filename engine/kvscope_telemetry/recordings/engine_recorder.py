@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
+from kvscope_telemetry.block_texts.published_texts import PublishedTexts
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, TelemetryMessage
+from kvscope_telemetry.mirror.continuity import Continuity
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.continuity import Continuity
-from kvscope_telemetry.texts.block_texts import RecordedText
-from kvscope_telemetry.texts.published_texts import PublishedTexts
 
 MIN_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 30.0

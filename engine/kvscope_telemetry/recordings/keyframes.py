@@ -27,10 +27,10 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
+from kvscope_telemetry.mirror.follower import Follower
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.request_mirror import RequestMirror
 from kvscope_telemetry.recordings.columns import Columns, ColumnsInRow
-from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.request_mirror import RequestMirror
 
 INTERVAL_NS: Final = 10_000_000_000
 KEYFRAME_SHARE: Final = 1.6

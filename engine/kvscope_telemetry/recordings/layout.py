@@ -17,10 +17,10 @@ from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvents
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 FORMAT_VERSION: Final = 2
 PROFILE_NAME: Final = "kvscope"

@@ -16,10 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText, decode_text
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, Snapshot, TelemetryMessage
 from kvscope_telemetry.messages.unknown import Unknowns
+from kvscope_telemetry.mirror.continuity import StatePlace
+from kvscope_telemetry.mirror.follower import Follower
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.chunk_decoder import CAME, ChunkDecoder, TimedMessage
 from kvscope_telemetry.recordings.chunks import Chunk
 from kvscope_telemetry.recordings.keyframes import snapshot_of
@@ -39,12 +43,8 @@ from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.recordings.regular_file import FollowedFile
 from kvscope_telemetry.recordings.ring_folder import is_held, segments_in
 from kvscope_telemetry.recordings.survey import Surveyor, survey
-from kvscope_telemetry.state.continuity import StatePlace
-from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.bookmark import MAX_BOOKMARKS, Bookmark, decode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent, decode_event_list, decode_summary
-from kvscope_telemetry.texts.block_texts import RecordedText, decode_text
 
 _Found = TypeVar("_Found")
 FOREVER_NS: Final = 1 << 62

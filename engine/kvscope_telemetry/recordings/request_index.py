@@ -12,9 +12,9 @@ import numpy as np
 
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, RequestInfo, RequestRows, Snapshot
+from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.chunk_decoder import TimedMessage
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.state.follower import Follower
 
 _FINISHED = bytes([RequestState.FINISHED])
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS
@@ -21,7 +22,6 @@ from kvscope_telemetry.recordings.ring_segments import RETRY_S, Bounds, RingSegm
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 MAX_BYTES: Final = 512 << 20
 MAX_SECONDS: Final = 600.0

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
@@ -41,7 +42,6 @@ from kvscope_telemetry.recordings.write_queue import Mark, Queued, RecordingQueu
 from kvscope_telemetry.recordings.writer import MAX_TOLD
 from kvscope_telemetry.summaries.bookmark import Bookmark, encode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 COMMAND: Final = (sys.executable, "-P", "-m", "kvscope_telemetry.recordings.ring_process")
 _LOOK_S: Final = 1.0

@@ -12,8 +12,8 @@ import re
 from pathlib import Path
 from typing import Final
 
+from kvscope_telemetry.credentials.private_files import make_private_folder
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.keys.private_files import make_private_folder
 
 LOCK_NAME: Final = "lock"
 _SEGMENT: Final = re.compile(r"(\d{6,12})\.mcap(\.part)?")

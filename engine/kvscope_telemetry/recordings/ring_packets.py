@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 _HEAD: Final = struct.Struct("<BQ")
 """Packet kind, and number of bytes in the body."""

@@ -19,15 +19,15 @@ from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
+from kvscope_telemetry.mirror.continuity import Continuity
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import FOREVER_NS, Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.continuity import Continuity
 from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 _LOOK_EVERY: Final = 256
 _MAX_QUEUED_BYTES: Final = 4 << 20

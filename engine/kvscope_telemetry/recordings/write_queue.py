@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 GATHER_S: Final = 0.25

@@ -20,6 +20,7 @@ from typing import Final, Self
 
 import msgspec
 
+from kvscope_telemetry.block_texts.block_texts import MAX_TEXT_BYTES, RecordedText, encode_text
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import (
@@ -31,16 +32,15 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
+from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.keyframes import INTERVAL_NS, Keyframes
 from kvscope_telemetry.recordings.layout import BOOKMARKS, EVENTS, MAX_RECORDED_MESSAGE_BYTES, SUMMARIES, TEXTS
 from kvscope_telemetry.recordings.mcap_file import Entry, McapFile, RecordingFile
 from kvscope_telemetry.recordings.write_queue import MAX_QUEUED_BYTES, Mark, Queued, RecordingQueue, Texts
-from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.bookmark import Bookmark, encode_bookmark
 from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent, join_events
 from kvscope_telemetry.summaries.summary import encode as encode_json
-from kvscope_telemetry.texts.block_texts import MAX_TEXT_BYTES, RecordedText, encode_text
 
 MAX_TOLD: Final = 100_000
 FLUSH_S: Final = 0.85

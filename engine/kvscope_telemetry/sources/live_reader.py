@@ -37,16 +37,16 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.wire import decode_reply, decode_telemetry, encode, tag_of
-from kvscope_telemetry.sockets.client_sockets import MAX_READ_BYTES, AwaitedRequests, ClientSockets, Outgoing
-from kvscope_telemetry.sockets.host_id import host_id
+from kvscope_telemetry.mirror.coalesce import MAX_ENTRIES, Pending, coalesce
+from kvscope_telemetry.mirror.extras import Extras
+from kvscope_telemetry.mirror.sync import FIRST_TAG, FrameRun, Sync
+from kvscope_telemetry.mirror.whole_blocks import WholeBlocks
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.liveness import Liveness
 from kvscope_telemetry.sources.reply_queue import ReplyQueue
 from kvscope_telemetry.sources.sink import Sink, SinkFeed
-from kvscope_telemetry.state.coalesce import MAX_ENTRIES, Pending, coalesce
-from kvscope_telemetry.state.extras import Extras
-from kvscope_telemetry.state.sync import FIRST_TAG, FrameRun, Sync
-from kvscope_telemetry.state.whole_blocks import WholeBlocks
+from kvscope_telemetry.transport.client_sockets import MAX_READ_BYTES, AwaitedRequests, ClientSockets, Outgoing
+from kvscope_telemetry.transport.host_id import host_id
 
 MAX_MESSAGES_A_PASS: Final = 512
 NAP_S: Final = 0.008

@@ -21,13 +21,13 @@ from kvscope_telemetry.messages.commands import (
     Reply,
     Submit,
 )
-from kvscope_telemetry.sockets.client_sockets import ClientSockets
-from kvscope_telemetry.sockets.connections import key_for
+from kvscope_telemetry.mirror.coalesce import MAX_ENTRIES
 from kvscope_telemetry.source import SourceStatus, Update
 from kvscope_telemetry.sources.live_reader import NAP_S, LiveReader
 from kvscope_telemetry.sources.mirrored_source import MirroredSource
 from kvscope_telemetry.sources.sink import Sink
-from kvscope_telemetry.state.coalesce import MAX_ENTRIES
+from kvscope_telemetry.transport.client_sockets import ClientSockets
+from kvscope_telemetry.transport.connections import key_for
 
 
 class PromptApi(Protocol):

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.mirror import Mirror
 
 _LOOK_AGAIN_S: Final = 0.05
 

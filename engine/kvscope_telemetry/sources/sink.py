@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
-from kvscope_telemetry.state.continuity import StatePlace
+from kvscope_telemetry.mirror.continuity import StatePlace
 
 MIN_PAUSE_NS: Final = 1_000_000_000
 MAX_PAUSE_NS: Final = 30_000_000_000

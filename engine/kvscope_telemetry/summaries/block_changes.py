@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import COLUMNS, DENSE, LASTING, NO_OWNER, BlockRows, Ledger, parent_at
 from kvscope_telemetry.messages.telemetry import Frame, Moves, RequestRows, Snapshot, TelemetryMessage
+from kvscope_telemetry.mirror.continuity import Continuity
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.continuity import Continuity
 
 MAX_ROWS: Final = 20_000
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import Counters, Frame, Snapshot
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 IntArray = npt.NDArray[np.int64]
 

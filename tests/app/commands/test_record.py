@@ -17,8 +17,8 @@ from typing import Any, Self
 import msgspec
 import pytest
 from tests.telemetry.alarms.receiver import receiving
+from tests.telemetry.collectors.conftest import FakeServer, server
 from tests.telemetry.conftest import assert_same_state, make_endpoint, make_messages, serve
-from tests.telemetry.external.conftest import FakeServer, server
 
 from kvscope_app.commands.segments import SegmentedWriter
 from kvscope_app.main import main

@@ -23,9 +23,9 @@ from kvscope_app.compare.compare_window import CompareWindow
 from kvscope_app.compare.comparison_text import HEADINGS
 from kvscope_app.compare.curves_view import SIDES
 from kvscope_app.desktop import Desktop
-from kvscope_app.look.theme import DARK, LIGHT
-from kvscope_app.own_engine.engine_process import EngineProcess
+from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_app.playback.recording_opening import RecordingOpening
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.chart.panel import stop_ground
 from kvscope_app.views.page_map.color_modes import ATTENTION, FILL
 from kvscope_telemetry.exports.comparison.alignment import Alignment

@@ -13,18 +13,18 @@ from kvscope_app.fleet.fleet_columns import COLUMNS, ENGINE, HIT_RATE, MAP, NAME
 from kvscope_app.fleet.fleet_keeper import Watched
 from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetWindow, list_text
 from kvscope_app.fleet.map_picture import SIZE, cells, map_pixmap
-from kvscope_app.look.number_text import NOTHING
-from kvscope_app.look.theme import DARK
-from kvscope_app.look.theming.theme_keeper import ThemeKeeper
-from kvscope_app.window.sheets.attach_sheet import AttachSheet
+from kvscope_app.ui.number_text import NOTHING
+from kvscope_app.ui.theme import DARK
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.window.dialogs.attach_sheet import AttachSheet
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.list_reader import Listed
 from kvscope_telemetry.fleet.pool_bins import PoolBins
 from kvscope_telemetry.fleet.row import FleetRow
-from kvscope_telemetry.sockets.connections import read_connections
 from kvscope_telemetry.source import SourceState
+from kvscope_telemetry.transport.connections import read_connections
 
 
 class FakeFleet:

@@ -9,11 +9,11 @@ import pytest
 from PySide6.QtWidgets import QWidget
 from shiboken6 import isValid
 
-from kvscope_app.look.number_text import count
-from kvscope_app.look.theme import DARK, LIGHT, SAFE_DARK, SAFE_LIGHT
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.planning.plan_sheet import PlanSheet
 from kvscope_app.planning.plan_view import PlanView
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.theme import DARK, LIGHT, SAFE_DARK, SAFE_LIGHT
 from kvscope_app.views.memory.bar import Swatch
 from kvscope_telemetry.messages.memory_plan import (
     Change,

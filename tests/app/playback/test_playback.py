@@ -14,12 +14,12 @@ from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
-from kvscope_app.look.clock_text import clock_text
 from kvscope_app.main import main
 from kvscope_app.playback.playback import SPEEDS, time_text
 from kvscope_app.playback.playback_actions import EventJumps
 from kvscope_app.recent_recordings.open_file import try_to_open
 from kvscope_app.session.session import Session
+from kvscope_app.ui.clock_text import clock_text
 from kvscope_telemetry.messages.commands import Control
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown

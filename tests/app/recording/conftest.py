@@ -8,9 +8,9 @@ import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_app.session.kept.kept_timeline import KeptTimeline
-from kvscope_app.session.kept.rings import make_ring
-from kvscope_app.session.kept.text_keeping import agree_texts
+from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.rings import make_ring
+from kvscope_app.session.recording.text_keeping import agree_texts
 from kvscope_app.session.session import Session
 from kvscope_telemetry.sources.live_source import LiveSource
 

@@ -21,8 +21,8 @@ from kvscope_app.recording.recording_actions import (
     recording_menu,
     stop_recording,
 )
-from kvscope_app.session.kept.kept_timeline import KeptTimeline
-from kvscope_app.session.kept.rings import find_left_rings, kept_bounds, make_ring, rings_folder
+from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.rings import find_left_rings, kept_bounds, make_ring, rings_folder
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring_client import RingClient
 

@@ -11,10 +11,10 @@ from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_app.recording.recording_actions import keep_last, record, stop_recording
-from kvscope_app.session.kept.kept_timeline import KeptTimeline
-from kvscope_app.session.kept.recorded_texts import recorded_texts
-from kvscope_app.session.kept.rings import make_ring
-from kvscope_app.session.kept.text_keeping import TextKeeping, texts_agreed
+from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.recorded_texts import recorded_texts
+from kvscope_app.session.recording.rings import make_ring
+from kvscope_app.session.recording.text_keeping import TextKeeping, texts_agreed
 from kvscope_app.session.session import Session
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_telemetry.ledger import BlockState
@@ -93,8 +93,8 @@ def test_with_a_yes_a_recording_and_the_last_minutes_have_them(window, settings,
 @pytest.fixture
 def played(tmp_path, qtbot):
     """A session on a recording with texts of all its full blocks."""
+    from kvscope_telemetry.block_texts.published_texts import PublishedTexts
     from kvscope_telemetry.messages.commands import BlockContent
-    from kvscope_telemetry.texts.published_texts import PublishedTexts
 
     engine = SimulatedEngine(num_blocks=60, num_running=4)
     with RecordingWriter(tmp_path / "texts.mcap") as writer:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kvscope_app.session.kept.bookmark_file import keep_bookmarks, read_bookmarks
-from kvscope_app.session.kept.bookmarks import Bookmarks
+from kvscope_app.session.recording.bookmark_file import keep_bookmarks, read_bookmarks
+from kvscope_app.session.recording.bookmarks import Bookmarks
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.summaries.bookmark import Bookmark, new_bookmark
 

@@ -27,8 +27,8 @@ from kvscope_telemetry.messages.telemetry import (
     RequestRows,
     Snapshot,
 )
+from kvscope_telemetry.mirror.coalesce import coalesce, merge
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.coalesce import coalesce, merge
 
 SECOND = 1_000_000_000
 START = 100 * SECOND

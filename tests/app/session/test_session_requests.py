@@ -8,11 +8,11 @@ from tests.simulated_engine.engine import SimulatedEngine
 from kvscope_app.session.session_requests import LiveRequests, RecordedRequests
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Snapshot
+from kvscope_telemetry.mirror.coalesce import coalesce, merge
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.request_log import RequestLog, RequestLogReader
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.coalesce import coalesce, merge
 
 WAIT_MS = 120_000
 

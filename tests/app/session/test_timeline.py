@@ -15,8 +15,8 @@ from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 from tests.telemetry.conftest import assert_same_state
 
-from kvscope_app.session.kept.kept_timeline import KeptTimeline
-from kvscope_app.session.kept.rings import make_ring, rings_folder
+from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.rings import make_ring, rings_folder
 from kvscope_app.session.session import Session
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_app.settings.layout_value import LayoutPart, WindowLayout, read_layout, write_layout
-from kvscope_app.window.arranging.arrangement import KNOWN
+from kvscope_app.window.dock_layouts.arrangement import KNOWN
 from kvscope_telemetry.errors import BadInput
 
 

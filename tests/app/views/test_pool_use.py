@@ -10,9 +10,9 @@ from kvscope_app.views.memory.detail_rows import detail_rows
 from kvscope_app.views.page_map.page_map_view import summaries
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown
+from kvscope_telemetry.mirror import pool_use as pool_use_module
+from kvscope_telemetry.mirror.pool_use import pool_use
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state import pool_use as pool_use_module
-from kvscope_telemetry.state.pool_use import pool_use
 
 BLOCK = 368_640
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_app.look.theme import THEMES, mix
+from kvscope_app.ui.theme import THEMES, mix
 from kvscope_app.views.places import BlockLocation, place_of, places_text, section_sizes
 from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.requests_view import RequestsView

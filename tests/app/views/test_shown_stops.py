@@ -6,9 +6,9 @@ import pytest
 from PySide6.QtCore import QPointF
 from tests.app.views.timed_fakes import START_NS, second, small_overview, timed
 
-from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.shown_stops import StopBand, stops_until, words_at
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, stop_ground
 from kvscope_app.views.heatmap.cell_text import cell_words
 from kvscope_app.views.heatmap.pools import PoolRegistry

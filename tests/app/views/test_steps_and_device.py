@@ -14,8 +14,8 @@ from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_app.window.status_bar import StatusBar, device_text
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import Counters, DeviceInfo, DeviceSample, RequestInfo, RequestRows
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import SERIES_FIELDS, Update
-from kvscope_telemetry.state.mirror import Mirror
 
 GPU = DeviceSample(epoch=7, time_ns=1, utilization=0.87, power_watts=212.4, temperature_celsius=64.0)
 

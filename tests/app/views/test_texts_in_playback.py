@@ -9,17 +9,19 @@ import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_app.look.theme import DARK
-from kvscope_app.session.kept.kept_timeline import KeptTimeline
-from kvscope_app.session.kept.recorded_texts import RecordedTexts
-from kvscope_app.session.kept.rings import make_ring
-from kvscope_app.session.kept.text_keeping import TextKeeping
+from kvscope_app.session.block_texts.session_texts import NOT_IN_RECORDING, NOT_KEPT, asked_of
+from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.recorded_texts import RecordedTexts
+from kvscope_app.session.recording.rings import make_ring
+from kvscope_app.session.recording.text_keeping import TextKeeping
 from kvscope_app.session.session import Session
-from kvscope_app.session.texts.session_texts import NOT_IN_RECORDING, NOT_KEPT, asked_of
+from kvscope_app.ui.theme import DARK
 from kvscope_app.views.inspector.finder import Finder
 from kvscope_app.views.inspector.inspector_view import REQUEST, InspectorView
 from kvscope_app.views.prefixes.prefix_columns import PREFIX
 from kvscope_app.views.prefixes.prefixes_view import PrefixesView
+from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.published_texts import PublishedTexts
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.request_state import RequestState
@@ -27,8 +29,6 @@ from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.texts.block_texts import Asked
-from kvscope_telemetry.texts.published_texts import PublishedTexts
 
 WAIT_MS = 60_000
 

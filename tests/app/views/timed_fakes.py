@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.session.kept.bookmarks import Bookmarks
+from kvscope_app.session.recording.bookmarks import Bookmarks
 from kvscope_app.session.timeline import Loop
 from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.messages.telemetry import Event, EventData
-from kvscope_telemetry.state.request_mirror import RequestMirror
+from kvscope_telemetry.mirror.request_mirror import RequestMirror
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 

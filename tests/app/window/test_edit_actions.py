@@ -7,7 +7,7 @@ from PySide6.QtCore import QAbstractListModel, QModelIndex, Qt
 from PySide6.QtGui import QGuiApplication, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import QDockWidget, QListView, QTableView
 
-from kvscope_app.look.table_text import as_tsv
+from kvscope_app.ui.table_text import as_tsv
 from kvscope_app.views.console.conversation import Message
 
 CONTROL = Qt.KeyboardModifier.ControlModifier

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
 from tests.app import window_driver as driver
 
-from kvscope_app.window.sheets.attach_sheet import AttachSheet
+from kvscope_app.window.dialogs.attach_sheet import AttachSheet
 from kvscope_app.window.window_actions import what_closing_ends
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState

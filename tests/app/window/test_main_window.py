@@ -11,9 +11,9 @@ from PySide6.QtWidgets import QLineEdit, QListWidget, QMessageBox, QProgressBar,
 from tests.app import window_driver as driver
 
 from kvscope_app.actions.command_palette import NOTHING_FOUND, CommandPalette, action_text, match_rank
-from kvscope_app.look.sheet import Sheet
-from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.settings.settings_keeper import read_settings
+from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.base import View
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.in_sight import in_sight

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 from tests.app import window_driver as driver
 
 from kvscope_app.actions.shortcut_sheet import shortcut_sheet
-from kvscope_app.look.folding import FoldingFrame
+from kvscope_app.ui.folding import FoldingFrame
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.window.layout import default_length
 from kvscope_app.window.welcome import Welcome

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from PySide6.QtCore import Qt
 
-from kvscope_app.look.number_text import count, num_bytes, percent, plural, seconds, short
-from kvscope_app.marks.alarm_sheet import RuleRow
+from kvscope_app.alarms.alarm_sheet import RuleRow
 from kvscope_app.session.session import Session
+from kvscope_app.ui.number_text import count, num_bytes, percent, plural, seconds, short
 from kvscope_app.window.main_window import MainWindow
 from kvscope_telemetry.alarms.rules import Rule
 from kvscope_telemetry.exports.digest import digest
@@ -40,16 +40,16 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
     Timings,
 )
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.pool_use import pool_use
 from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.producer.cache_state import CacheState
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.sample import hybrid_recording, sample_recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
-from kvscope_telemetry.state.cache_state import CacheState
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.pool_use import pool_use
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 

@@ -19,8 +19,8 @@ from kvscope_engine.http.api import HttpLimits, HttpSettings
 from kvscope_engine.http.listening import listen
 from kvscope_engine.http.server import HttpServer
 from kvscope_engine.server.service import EngineService
+from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.keys.key_ring import KeyRing
 
 WAIT_S = 60.0
 

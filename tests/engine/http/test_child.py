@@ -19,7 +19,7 @@ from kvscope_engine.cli.main import main
 from kvscope_engine.http import child as child_module
 from kvscope_engine.http.child import HttpChild, connectable
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.sockets.connections import NO_KEY
+from kvscope_telemetry.transport.connections import NO_KEY
 
 
 def children() -> list[int]:

@@ -12,9 +12,9 @@ from tests.engine.http.served import Served, wait_for
 
 from kvscope_engine.cli.main import main
 from kvscope_engine.http.child import HttpChild, connectable
-from kvscope_telemetry.keys.key_ring import LOCAL_KEY, KeyRing
+from kvscope_telemetry.credentials.key_ring import LOCAL_KEY, KeyRing
 from kvscope_telemetry.messages.roles import Role
-from kvscope_telemetry.sockets.connections import NO_KEY
+from kvscope_telemetry.transport.connections import NO_KEY
 
 COMPLETIONS = "/v1/completions"
 

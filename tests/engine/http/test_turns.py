@@ -12,7 +12,7 @@ from tests.engine.http.served import Served, answer_on, read_all, wait_for
 
 from kvscope_engine.http.api import HttpLimits
 from kvscope_engine.http.clients import client_name
-from kvscope_engine.http.shapes.errors import ApiError
+from kvscope_engine.http.schemas.errors import ApiError
 from kvscope_engine.http.text import SMALL_BYTES, Asker, TextSide
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Command, Reply, Submit

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 from hypothesis.stateful import run_state_machine_as_test as check_machine
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import ONE_GROUP, find_prefix
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, pack_tokens
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvscope_engine.server.served_engine import BuildEngine, MessagesDropped, OnProgress, Publish
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.messages.commands import (
@@ -41,7 +42,6 @@ from kvscope_telemetry.messages.telemetry import (
     Progress,
     Snapshot,
 )
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 EPOCH = 7
 NUM_BLOCKS = 8

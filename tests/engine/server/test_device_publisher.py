@@ -19,9 +19,9 @@ from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.messages.commands import Abort, Failed, Refused, Reply, Submit
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import DeviceSample
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import SourceState, Update
 from kvscope_telemetry.sources.live_source import LiveSource
-from kvscope_telemetry.state.mirror import Mirror
 
 LIMIT_S = 60.0
 

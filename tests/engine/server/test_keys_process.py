@@ -16,9 +16,9 @@ import pytest
 from kvscope_engine.cli import main as command
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Accepted, Control, Done, Failed, Refused, Reply, Submit
-from kvscope_telemetry.sockets.connections import NO_KEY
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.transport.connections import NO_KEY
 
 WAIT_S = 60.0
 SCRIPT = Path(__file__).with_name("fake_engine.py")

@@ -74,7 +74,7 @@ def test_a_hole_is_mended_by_a_new_state(
 def test_texts_are_asked_for_between_steps_and_written(
     engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvscope_telemetry.texts.published_texts.ASK_EVERY_S", 0.0)
+    monkeypatch.setattr("kvscope_telemetry.block_texts.published_texts.ASK_EVERY_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap", texts=True) as recorder:
         recorder.give(engine.snapshot())
         for _ in range(30):

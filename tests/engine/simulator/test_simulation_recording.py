@@ -22,10 +22,10 @@ from kvscope_engine.simulator.workloads.workload import Workload, WorkloadReques
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
 
 LIMITS = SimulatedLimits(num_blocks=120, max_num_seqs=16, max_model_len=512)
 BLOCK_BYTES = 16 * 819_200

@@ -10,7 +10,7 @@ from tests.inside.pretended_host.notes import PretendedNote
 
 from kvscope_inside.translator import HostRequest, MissedBlock, StepFigures, Translator
 from kvscope_telemetry.messages.telemetry import EventData
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 
 class PretendedTranslator(Translator[HostRequest]):

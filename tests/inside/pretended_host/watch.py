@@ -15,7 +15,7 @@ from kvscope_inside.publisher import Publisher
 from kvscope_inside.teller import Teller
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
-from kvscope_telemetry.state.cache_state import CacheState
+from kvscope_telemetry.producer.cache_state import CacheState
 
 
 def watch(engine: Any, endpoint: str) -> Teller:

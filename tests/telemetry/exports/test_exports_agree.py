@@ -18,9 +18,9 @@ from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.state.follower import Follower
 
 COUNTER = 4
 """Perfetto's type of an event that is a counter's value."""

@@ -30,11 +30,11 @@ from kvscope_telemetry.messages.telemetry import (
     Reading,
     Snapshot,
 )
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.figures import fragmentation_of, usage_of
 from kvscope_telemetry.summaries.summary import SECOND_NS
 

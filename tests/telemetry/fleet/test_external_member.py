@@ -20,8 +20,8 @@ from kvscope_telemetry.messages.telemetry import (
     Reading,
     Snapshot,
 )
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
-from kvscope_telemetry.state.mirror import Mirror
 
 ENTRY = FleetEntry(Address("vllm://gpu-box:8000"), "box")
 

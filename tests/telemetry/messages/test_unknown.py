@@ -17,9 +17,9 @@ from kvscope_telemetry.messages.commands import Finished, Status
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, Frame, Hello, Progress, Snapshot
 from kvscope_telemetry.messages.unknown import Unknowns, known_telemetry
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.keyframes import snapshot_of
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.mirror import Mirror
 
 FUTURE = Path(__file__).with_name("golden_future.txt")
 """A message a line as a version to come may send it, and its name: fields added in every map, kinds of events, states,

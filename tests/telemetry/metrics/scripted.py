@@ -28,7 +28,7 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
 )
 from kvscope_telemetry.metrics.page import MetricsPage
-from kvscope_telemetry.sockets.server_sockets import ServerSockets
+from kvscope_telemetry.transport.server_sockets import ServerSockets
 
 WAIT_S = 60.0
 SECOND = 1_000_000_000

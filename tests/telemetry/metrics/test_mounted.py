@@ -18,7 +18,7 @@ from kvscope_engine.http.api import HttpSettings
 from kvscope_engine.http.child import HttpChild
 from kvscope_engine.http.server import make_app, metrics_route
 from kvscope_telemetry.metrics.page import PATH, MetricsPage
-from kvscope_telemetry.sockets.connections import NO_KEY
+from kvscope_telemetry.transport.connections import NO_KEY
 
 Start = Callable[..., ScriptedEngine]
 

@@ -11,11 +11,11 @@ import pytest
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Heartbeat, MemoryBreakdown
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.playback.playback_reader import SPAN_NS
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import SourceState, Update
-from kvscope_telemetry.state.mirror import Mirror
 
 SameState = Callable[[Mirror, Mirror], None]
 WAIT_S = 60.0

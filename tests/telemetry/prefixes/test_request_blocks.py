@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvscope_telemetry.ledger import BlockState, Ledger
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
-from kvscope_telemetry.state.mirror import Mirror
 
 
 @pytest.fixture

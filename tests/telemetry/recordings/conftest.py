@@ -12,11 +12,11 @@ from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame, MemoryBreakdown, Snapshot, TelemetryMessage
+from kvscope_telemetry.mirror.follower import Follower
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.request_mirror import REQUEST_COLUMNS, equal_requests
 from kvscope_telemetry.recordings.ring import Ring
 from kvscope_telemetry.recordings.writer import LogClock
-from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests
 
 STEP_NS = 20_000_000
 

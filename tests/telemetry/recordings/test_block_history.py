@@ -13,13 +13,13 @@ from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.ledger import LASTING
 from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Heartbeat, Hello
+from kvscope_telemetry.mirror.coalesce import coalesce
+from kvscope_telemetry.mirror.follower import Follower
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.block_history import BlockHistoryPart, GrowingBlockHistory, joined, part_of, read_part
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.state.coalesce import coalesce
-from kvscope_telemetry.state.follower import Follower
-from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.block_changes import BlockChanges, ChangeKind, Moved
 from kvscope_telemetry.summaries.block_moments import MomentKind
 

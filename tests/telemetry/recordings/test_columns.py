@@ -15,9 +15,9 @@ from tests.simulated_engine.engine import SimulatedEngine
 from kvscope_telemetry.ledger import COLUMNS, DENSE, MEASURED, BlockRows, packing_of
 from kvscope_telemetry.messages.telemetry import Frame, Moves, RequestRows, Snapshot, Work
 from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.columns import Columns, pack
 from kvscope_telemetry.recordings.frame_batch import FrameBatch, pack_frames
-from kvscope_telemetry.state.follower import Follower
 
 
 def advanced(num_frames: int, **options: Any) -> tuple[SimulatedEngine, list[Frame]]:

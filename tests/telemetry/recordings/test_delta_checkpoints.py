@@ -12,9 +12,9 @@ import pytest
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame
 from kvscope_telemetry.messages.validity import check_delta_checkpoint
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.request_mirror import REQUEST_COLUMNS, equal_requests
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.request_mirror import REQUEST_COLUMNS, equal_requests
 
 LONG_NS = 1 << 60
 NOT_TIMES = [name for name in REQUEST_COLUMNS if name not in ("first_seen_ns", "finished_ns")]

@@ -14,12 +14,12 @@ import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.messages.telemetry import Frame
+from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring import Ring
 from kvscope_telemetry.recordings.ring_folder import segments_in
 from kvscope_telemetry.recordings.save import save
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.follower import Follower
 
 SECONDS, RATE = 8, 100
 SEED = 20

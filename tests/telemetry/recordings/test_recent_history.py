@@ -17,6 +17,7 @@ from tests.simulated_engine.command import ROOT
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Frame, Hello, MemoryBreakdown, Snapshot, TelemetryMessage
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.left_rings import left_rings, tidy_left_rings
 from kvscope_telemetry.recordings.reader import Recording
@@ -24,7 +25,6 @@ from kvscope_telemetry.recordings.request_index import recorded_requests
 from kvscope_telemetry.recordings.ring import Ring
 from kvscope_telemetry.recordings.ring_folder import segments_in
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.mirror import Mirror
 
 MakeRing = Callable[..., Ring]
 MakeSession = Callable[..., Any]

@@ -18,13 +18,13 @@ from kvscope_telemetry import Recording
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Goodbye, Heartbeat, Hello, Progress, TelemetryMessage
 from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.frame_batch import FrameBatch
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import FRAMES, KEYFRAMES, MESSAGES, TOPICS
 from kvscope_telemetry.recordings.mcap_file import McapFile
 from kvscope_telemetry.recordings.request_index import recorded_requests
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.state.mirror import Mirror
 
 SameState = Callable[[Mirror, Mirror], None]
 

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 from tests.simulated_engine.command import ROOT
 
+from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings import ring_client
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring_client import RingClient
@@ -30,10 +32,8 @@ from kvscope_telemetry.recordings.ring_packets import (
     encoded,
     packet,
 )
-from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.bookmark import new_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
-from kvscope_telemetry.texts.block_texts import RecordedText
 
 WAIT_S = 120.0
 MakeSession = Callable[..., Any]

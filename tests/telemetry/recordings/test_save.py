@@ -11,6 +11,7 @@ import mcap.reader
 import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 
+from kvscope_telemetry.block_texts.block_texts import AskedRequest, RecordedText
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 from kvscope_telemetry.messages.telemetry import Frame, MemoryBreakdown, Snapshot
@@ -20,7 +21,6 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring import Ring
 from kvscope_telemetry.recordings.save import save
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.texts.block_texts import AskedRequest, RecordedText
 
 Make = Callable[..., Any]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_telemetry.sockets.connection_watch import _resident_bytes
-from kvscope_telemetry.sockets.endpoints import endpoints
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_source import LiveSource
+from kvscope_telemetry.transport.connection_watch import _resident_bytes
+from kvscope_telemetry.transport.endpoints import endpoints
 
 WAIT_S = 60.0
 MIB = 1 << 20

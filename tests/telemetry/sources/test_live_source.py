@@ -406,7 +406,7 @@ def test_commands_are_answered_and_our_own_questions_stay_ours(
 def test_a_command_to_nobody_is_answered_in_the_end(
     make_endpoint: MakeEndpoint, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvscope_telemetry.sockets.client_sockets.MAX_WAIT_NS", 100_000_000)
+    monkeypatch.setattr("kvscope_telemetry.transport.client_sockets.MAX_WAIT_NS", 100_000_000)
     source = watch(make_endpoint("ipc"))
     source.send(Submit(request_id="r", prompt="x"))
     replies = _replies(source, bool)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_telemetry.messages.telemetry import DeviceSample, Frame
+from kvscope_telemetry.mirror.coalesce import Pending, coalesce
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.coalesce import Pending, coalesce
 
 
 def _frame(seq: int) -> Update:

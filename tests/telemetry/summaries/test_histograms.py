@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.messages.telemetry import Histogram, Reading
-from kvscope_telemetry.state.coalesce import coalesce, merge
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.coalesce import coalesce, merge
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.summaries.histograms import UNKNOWN_RANGE, Buckets, joined
 
 MS = 1_000_000

@@ -13,9 +13,9 @@ from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.ledger import BlockRows, BlockState, pack_u4
 from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Heartbeat, Snapshot, TelemetryMessage, Timings
+from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.state.follower import Follower
 from kvscope_telemetry.summaries.figures import BY_KEY
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, CarriedStep, Summary

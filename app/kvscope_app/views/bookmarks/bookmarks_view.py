@@ -28,16 +28,16 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.editing import edit_item
-from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
-from kvscope_app.look.mark_signs import sign_pixmap
-from kvscope_app.look.number_text import seconds
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import SegmentedControl
-from kvscope_app.session.kept.bookmarks import Bookmarks
 from kvscope_app.session.mark_labels import mark_text
+from kvscope_app.session.recording.bookmarks import Bookmarks
 from kvscope_app.session.session import Session
+from kvscope_app.ui.editing import edit_item
+from kvscope_app.ui.makers import empty_state, head_row, set_icon, tool_button
+from kvscope_app.ui.mark_signs import sign_pixmap
+from kvscope_app.ui.number_text import seconds
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widgets import SegmentedControl
 from kvscope_app.views.base import View
 from kvscope_telemetry.summaries.bookmark import Bookmark
 

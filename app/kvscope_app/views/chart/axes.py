@@ -9,9 +9,9 @@ import numpy as np
 import pyqtgraph as pg  # type: ignore[import-untyped]
 from PySide6.QtCore import QRectF
 
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.zoom import scaled
 
 VALUE_AXIS_WIDTH = 50
 TIME_AXIS_HEIGHT = 20

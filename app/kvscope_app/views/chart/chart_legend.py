@@ -11,9 +11,9 @@ from PySide6.QtCore import QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 
 _GAP = 12
 _TOLD_APART: Final = 2

@@ -13,12 +13,12 @@ from PySide6.QtCore import QEvent, QSettings, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QScrollArea, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import label
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.session.shown_stops import stop_bands
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.chart.panel import ChartPanel
 from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar

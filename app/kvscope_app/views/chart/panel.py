@@ -15,12 +15,12 @@ from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QPaintEngine, QPainter, QPen, QTransform
 from PySide6.QtWidgets import QMenu, QStyleOptionGraphicsItem, QVBoxLayout, QWidget
 
-from kvscope_app.look.announce import announce, is_listened_to
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import Theme, mix
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.shown_stops import StopBand
+from kvscope_app.ui.announce import announce, is_listened_to
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import Theme, mix
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.axes import TimeAxis, ValueAxis, color_axis
 from kvscope_app.views.chart.chart_legend import ChartLegend, LegendEntry
 from kvscope_app.views.chart.curves import FloatArray, close_areas, decimate, join_near, nice_ceiling

@@ -9,9 +9,9 @@ from PySide6.QtCore import QRect, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QFontMetricsF, QMouseEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 
 _LEFT = 8
 _GAP = 12

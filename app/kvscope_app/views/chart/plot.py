@@ -9,8 +9,8 @@ from PySide6.QtCore import QCoreApplication, Qt, Signal
 from PySide6.QtGui import QFocusEvent, QKeyEvent, QPainter, QPaintEvent, QWheelEvent
 from PySide6.QtWidgets import QFrame, QGraphicsGridLayout, QGraphicsItem, QScrollArea
 
-from kvscope_app.look.focus import draw_focus
-from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.ui.focus import draw_focus
+from kvscope_app.ui.theme import DARK, Theme
 
 KEYS: Final = frozenset((Qt.Key.Key_Left, Qt.Key.Key_Right, Qt.Key.Key_Return, Qt.Key.Key_Enter))
 

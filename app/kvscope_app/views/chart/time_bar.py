@@ -8,8 +8,8 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
 
-from kvscope_app.look.makers import tool_button
-from kvscope_app.look.widgets import FittingLabel, SegmentedControl
+from kvscope_app.ui.makers import tool_button
+from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
 """Seconds of each range. `All` is the whole session, as far as it is retained."""

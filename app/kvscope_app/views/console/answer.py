@@ -10,7 +10,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from kvscope_app.look.number_text import count, plural
+from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.console.conversation import AnswerStats, Conversation, Ending, Message
 from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Tokens
 

@@ -13,8 +13,8 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.look.number_text import count
 from kvscope_app.session.session import Session
+from kvscope_app.ui.number_text import count
 from kvscope_app.views.console.answer import ChatAnswer
 from kvscope_app.views.console.conversation import (
     Conversation,

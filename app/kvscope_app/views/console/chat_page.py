@@ -26,13 +26,13 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.load_generator.sample_prompts import sample_prompts, short_prompts
-from kvscope_app.look.editing import edit_item
-from kvscope_app.look.makers import label, tool_button
-from kvscope_app.look.number_text import count, percent, plural
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
+from kvscope_app.ui.editing import edit_item
+from kvscope_app.ui.makers import label, tool_button
+from kvscope_app.ui.number_text import count, percent, plural
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_no_prompts
 from kvscope_app.views.console.answer import AnswerPhase
 from kvscope_app.views.console.chat import Chat

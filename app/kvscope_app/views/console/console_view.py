@@ -10,9 +10,9 @@ from PySide6.QtCore import QCoreApplication, QSettings, QStandardPaths
 from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QTabWidget, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state
-from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
+from kvscope_app.ui.makers import empty_state
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.base import View
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_page import ChatPage

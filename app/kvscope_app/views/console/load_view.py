@@ -28,12 +28,12 @@ from kvscope_app.load_generator.settings import (
     Mix,
     Pace,
 )
-from kvscope_app.look.makers import label, number_label, set_look
-from kvscope_app.look.number_fields import NumberBox, WholeNumberBox
-from kvscope_app.look.number_text import count
-from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import LOAD
+from kvscope_app.ui.makers import label, number_label, set_look
+from kvscope_app.ui.number_fields import NumberBox, WholeNumberBox
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import why_no_prompts
 from kvscope_telemetry.errors import BadInput

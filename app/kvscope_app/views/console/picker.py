@@ -21,10 +21,10 @@ from PySide6.QtWidgets import (
     QStylePainter,
 )
 
-from kvscope_app.look.editing import edit_item
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.editing import edit_item
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.conversation import Conversation
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kvscope_app.look.number_text import seconds
 from kvscope_app.session.session import Session
 from kvscope_app.session.state_text import STATE_WORDS
+from kvscope_app.ui.number_text import seconds
 from kvscope_app.views.console.answer import AnswerPhase, ChatAnswer
 from kvscope_app.views.requests.phase_text import prefill_so_far
 from kvscope_app.views.requests.waiting_text import why_waits
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import SourceState
-from kvscope_telemetry.state.mirror import Mirror
 
 _PAUSED = "The engine is paused: choose Resume engine in the Debug menu"
 _WAIT_SHOWN_FROM_S = 1.0

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from kvscope_app.own_engine.process_identity import is_alive, own_identity
+from kvscope_app.engine_launcher.process_identity import is_alive, own_identity
 from kvscope_app.sqlite_files import SqliteSchema, open_sqlite
 from kvscope_app.views.console.conversation import Conversation, Draft
 from kvscope_telemetry.errors import KvscopeError

@@ -7,7 +7,7 @@ from typing import Final
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QFrame, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
-from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.console.conversation import Conversation, Message, left_out
 from kvscope_app.views.console.message_card import MessageCard
 

@@ -12,11 +12,11 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from kvscope_app.look.number_text import NOTHING, num_bytes, percent
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.device_log import HOST, FloatArray
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import DEVICES_RANGE
+from kvscope_app.ui.number_text import NOTHING, num_bytes, percent
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartStack
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 

@@ -9,10 +9,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import label, number_label, set_look
-from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.makers import label, number_label, set_look
+from kvscope_app.ui.number_text import UNKNOWN, num_bytes, percent
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.device.device_figures import DeviceFigure
 from kvscope_app.views.device.memory_parts import MemoryUser
 from kvscope_app.views.device.piece_color import piece_color

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvscope_app.look.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural
 from kvscope_app.session.device_log import host_taken_bytes, taken_bytes
+from kvscope_app.ui.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural
 from kvscope_telemetry.devices.device_reader import busy_share
 from kvscope_telemetry.devices.throttling import in_words, is_slowed
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host

@@ -23,13 +23,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, label, scrolled
-from kvscope_app.look.number_text import NOTHING, UNKNOWN, num_bytes
-from kvscope_app.look.table_text import as_tsv, chosen_rows
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.device_log import HOST, gpu_key, host_taken_bytes
 from kvscope_app.session.session import Session
+from kvscope_app.ui.makers import empty_state, label, scrolled
+from kvscope_app.ui.number_text import NOTHING, UNKNOWN, num_bytes
+from kvscope_app.ui.table_text import as_tsv, chosen_rows
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import ChartedView
 from kvscope_app.views.device.charts import DeviceCharts
 from kvscope_app.views.device.device_card import DeviceCard

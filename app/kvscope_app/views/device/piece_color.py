@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_app.look.theme import Theme
+from kvscope_app.ui.theme import Theme
 
 
 def piece_color(place: int, theme: Theme) -> str:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Final
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtGui import QColor
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count, plural
-from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.event_log import LoggedEvent
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import count, plural
+from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.table import Index, TableHead, TableModel
 from kvscope_telemetry.messages.event_kinds import BY_NAME, cause_text, kind_text
 from kvscope_telemetry.messages.telemetry import Event

@@ -21,14 +21,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.file_dialogs import ask_save
-from kvscope_app.look.flow_layout import FlowLayout
-from kvscope_app.look.makers import empty_state, head_row, tool_button
-from kvscope_app.look.number_text import count, plural
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import FittingLabel
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.session import Session
+from kvscope_app.ui.file_dialogs import ask_save
+from kvscope_app.ui.flow_layout import FlowLayout
+from kvscope_app.ui.makers import empty_state, head_row, tool_button
+from kvscope_app.ui.number_text import count, plural
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widgets import FittingLabel
 from kvscope_app.views.base import View
 from kvscope_app.views.choice import Choice
 from kvscope_app.views.events.event_entries import EventEntries

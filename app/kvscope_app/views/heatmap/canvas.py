@@ -21,10 +21,10 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.announce import announce
-from kvscope_app.look.focus import draw_focus
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.theme import Theme, mix
+from kvscope_app.ui.announce import announce
+from kvscope_app.ui.focus import draw_focus
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.theme import Theme, mix
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.raster import Raster
 from kvscope_app.views.heatmap.time_area import ZOOM_STEP, TimeArea, gutter

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.look.theme import Theme, mix
+from kvscope_app.ui.theme import Theme, mix
 from kvscope_app.views.heatmap.address_rows import NO_ADDRESS
 from kvscope_app.views.page_map import color_modes as page_map
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope_app.look.number_text import count, plural
 from kvscope_app.session.shown_stops import words_at
+from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.heatmap.measures import size_text
 from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.heatmap.strips import clock_text

@@ -9,7 +9,7 @@ from PySide6.QtCore import QPointF
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
-from kvscope_app.look.theme import Theme
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.heatmap.cell_keys import HeatMode, unheld_color
 from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
 from kvscope_app.views.page_map.legend_items import LegendSwatch, ShownItems

@@ -12,14 +12,14 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state, tool_button
-from kvscope_app.look.number_text import count, percent, plural
-from kvscope_app.look.theme import Theme, mix
-from kvscope_app.look.widgets import ElidedLabel, SegmentedControl
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.overview_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.makers import empty_state, tool_button
+from kvscope_app.ui.number_text import count, percent, plural
+from kvscope_app.ui.theme import Theme, mix
+from kvscope_app.ui.widgets import ElidedLabel, SegmentedControl
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import why_no_addresses
 from kvscope_app.views.heatmap.address_rows import num_cells
@@ -39,8 +39,8 @@ from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.places import tier_title
 from kvscope_app.views.range_link import RangeLink
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Hello
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.pool_use import pool_use
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.pool_use import pool_use
 from kvscope_telemetry.summaries.address_bins import free_run_lengths
 from kvscope_telemetry.summaries.figures import fragmentation_of, waste_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview

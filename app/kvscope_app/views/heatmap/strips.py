@@ -12,8 +12,8 @@ from PySide6.QtCore import QLineF, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QWidget
 
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.curves import FloatArray, nice_ceiling
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import TimeFrame

@@ -14,14 +14,14 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.look.number_text import seconds
 from kvscope_app.session.background import Background
-from kvscope_app.session.kept.own_handle import OwnHandle
+from kvscope_app.session.recording.own_handle import OwnHandle
 from kvscope_app.session.session import Session
+from kvscope_app.ui.number_text import seconds
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.block_history import BlockHistoryPart, GrowingBlockHistory, joined, read_part
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.mirror import Mirror
 
 _LENGTHS_NS: Final = tuple(length * 1_000_000_000 for length in (20, 100, 480))
 """Lengths of the slices, the first ones near the cursor. Once exhausted, the last length repeats until nothing is

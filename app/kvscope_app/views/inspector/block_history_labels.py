@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.number_text import count
+from kvscope_app.ui.number_text import count
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import LOWER_TIERS, NO_OWNER, BlockState, Tier
 from kvscope_telemetry.summaries.block_changes import ChangeKind

@@ -9,17 +9,17 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QHeaderView, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import label, set_icon, tool_button
-from kvscope_app.look.number_text import percent, plural
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel
 from kvscope_app.session.session import Session
+from kvscope_app.ui.makers import label, set_icon, tool_button
+from kvscope_app.ui.number_text import percent, plural
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.inspector.block_history import BlockHistory, known_text
 from kvscope_app.views.inspector.block_history_strip import BlockHistoryStrip
 from kvscope_app.views.inspector.moment_model import WHAT, MomentModel
 from kvscope_app.views.table import RowTable
+from kvscope_telemetry.block_texts.block_texts import Asked
 from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
-from kvscope_telemetry.texts.block_texts import Asked
 
 _ROOM_FOR_STEPS: Final = 380
 _WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSED, MomentKind.LOADED, MomentKind.IDLE)

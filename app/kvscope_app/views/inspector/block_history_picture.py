@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from PySide6.QtGui import QColor
 
-from kvscope_app.look.theme import NUM_OWNER_COLORS, Theme, mix, owner_colors
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.theme import NUM_OWNER_COLORS, Theme, mix, owner_colors
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import LOWER_TIERS, NO_OWNER, STATE_TIERS, BlockState
 from kvscope_telemetry.summaries.block_changes import ChangeKind, Rows

@@ -12,10 +12,10 @@ from PySide6.QtCore import QEvent, QPointF, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QHelpEvent, QImage, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QWheelEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.theme import DARK, Theme, owner_color
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.theme import DARK, Theme, owner_color
 from kvscope_app.views.inspector.block_history_labels import KIND_COLORS, row_text
 from kvscope_app.views.inspector.block_history_picture import BlockHistoryPicture
 from kvscope_app.views.timeline.time_axis import axis_times

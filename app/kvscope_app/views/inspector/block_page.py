@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from kvscope_app.look.number_text import count, num_bytes, plural
+from kvscope_app.ui.number_text import count, num_bytes, plural
 from kvscope_app.views.inspector.facts import Fact, FactsPage, block_link, page, request_link
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import CacheInfo
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 _MAX_TEXT: Final = 2_000
 _MAX_NOTES: Final = 16

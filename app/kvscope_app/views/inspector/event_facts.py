@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count, plural
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.facts import Fact, block_link, event_link, request_link
 from kvscope_app.views.places import place_of

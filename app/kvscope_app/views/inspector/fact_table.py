@@ -18,9 +18,9 @@ from PySide6.QtCore import (
 from PySide6.QtGui import QFont, QGuiApplication, QKeyEvent, QKeySequence, QMouseEvent, QResizeEvent
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QMenu, QTableView
 
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.inspector.facts import Fact, FactsPage, Group, as_json, as_text
 
 Index = QModelIndex | QPersistentModelIndex

@@ -8,10 +8,10 @@ from PySide6.QtCore import QEvent, QObject, QPoint, Qt
 from PySide6.QtGui import QCloseEvent, QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import label
-from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.widgets import ElidedLabel
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.inspector.finder import Finder
 from kvscope_app.views.inspector.findings import Finding
 

@@ -10,13 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count, plural
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 MAX_IDS: Final = 8

@@ -12,13 +12,13 @@ from typing import ClassVar, Final
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state, head_row, label, set_icon, tool_button
-from kvscope_app.look.theme import Theme, owner_color
-from kvscope_app.look.widgets import ElidedLabel, SegmentedControl
-from kvscope_app.look.zoom import scaled
-from kvscope_app.session.kept.recorded_lookup import RecordedLookup
+from kvscope_app.session.block_texts.request_text import text_blocks, text_parts
+from kvscope_app.session.recording.recorded_lookup import RecordedLookup
 from kvscope_app.session.session import Session
-from kvscope_app.session.texts.request_text import text_blocks, text_parts
+from kvscope_app.ui.makers import empty_state, head_row, label, set_icon, tool_button
+from kvscope_app.ui.theme import Theme, owner_color
+from kvscope_app.ui.widgets import ElidedLabel, SegmentedControl
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.block_history_panel import BlockHistoryPanel

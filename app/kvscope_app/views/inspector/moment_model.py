@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final
 from PySide6.QtCore import QModelIndex, QObject, Qt
 from PySide6.QtGui import QFont
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.number_text import count
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.inspector.block_history_labels import KIND_COLORS, moment_text
 from kvscope_app.views.table import Index, TableHead, TableModel
 from kvscope_telemetry.summaries.block_moments import BlockMoment

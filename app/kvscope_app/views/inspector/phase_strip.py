@@ -8,10 +8,10 @@ from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from kvscope_app.look.number_text import seconds
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme, readable_on
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.number_text import seconds
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme, readable_on
+from kvscope_app.ui.zoom import scaled
 
 _HEIGHT: Final = 22
 _MARGIN: Final = 10

@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count, num_bytes, percent, plural
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.history import History
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import count, num_bytes, percent, plural
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, FactsPage, block_link, event_link, page, time_link
@@ -23,8 +23,8 @@ from kvscope_app.views.requests.request_columns import read_columns
 from kvscope_app.views.requests.reuse_text import prompt_of, reuse_text
 from kvscope_telemetry.ledger import attention_shares
 from kvscope_telemetry.messages.telemetry import CacheInfo, Hello
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.request_log import RequestColumns
-from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_EVENTS: Final = 50
 _ELSEWHERE: Final = ("Adapter", "Arrived", "Client", "Reason for the delay")

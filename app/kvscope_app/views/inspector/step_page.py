@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.look.clock_text import wall_text
-from kvscope_app.look.number_text import count, plural, seconds
+from kvscope_app.ui.clock_text import wall_text
+from kvscope_app.ui.number_text import count, plural, seconds
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, FactsPage, Goal, Link, page, request_link
@@ -18,7 +18,7 @@ from kvscope_app.views.roofline.point_text import bytes_text, flops_text
 from kvscope_app.views.roofline.step_facts import how_it_ran, work_facts
 from kvscope_telemetry.messages.event_kinds import kind_text
 from kvscope_telemetry.messages.telemetry import CacheInfo, Frame, Timings
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 _MAX_REQUESTS: Final = 300
 _PHASES: Final = {

@@ -14,16 +14,16 @@ from typing import Final
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count, plural
 from kvscope_app.session.background import Background
+from kvscope_app.session.block_texts.session_texts import asked_of
 from kvscope_app.session.session import Session
-from kvscope_app.session.texts.session_texts import asked_of
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.inspector.findings import Finding
 from kvscope_app.views.places import place_of
+from kvscope_telemetry.block_texts.block_texts import Asked, RecordedText
 from kvscope_telemetry.ledger import BlockState
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.texts.block_texts import Asked, RecordedText
+from kvscope_telemetry.mirror.mirror import Mirror
 
 MAX_BLOCKS: Final = 16_384
 """Maximum number of blocks that are searched, newest requests first."""

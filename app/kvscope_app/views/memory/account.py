@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.number_text import num_bytes
+from kvscope_app.ui.number_text import num_bytes
 from kvscope_app.views.memory.device_use import device_use
 from kvscope_app.views.memory.part import MemoryPart
 from kvscope_app.views.memory.workspace import workspace_parts
@@ -19,8 +19,8 @@ from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.devices import Devices
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceSample, MemoryBreakdown
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.pool_use import PoolUse, pool_use
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.pool_use import PoolUse, pool_use
 
 _COUNTED: Final = ("weights", "kv_active", "kv_cached", "kv_free")
 """Parts that must all be known before the unattributed rest can be computed."""

@@ -9,8 +9,8 @@ from PySide6.QtCore import QEvent, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.zoom import scaled
 
 BAR_HEIGHT = 30
 _MIN_WIDTH = 2.0

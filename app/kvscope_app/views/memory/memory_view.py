@@ -21,13 +21,13 @@ from PySide6.QtWidgets import (
 )
 from shiboken6 import isValid
 
-from kvscope_app.look.icons import pixmap
-from kvscope_app.look.makers import empty_state, label, number_label, scrolled, set_look
-from kvscope_app.look.number_text import UNKNOWN, num_bytes, percent, seconds, signed_bytes
-from kvscope_app.look.theme import Theme, mix
-from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
+from kvscope_app.ui.icons import pixmap
+from kvscope_app.ui.makers import empty_state, label, number_label, scrolled, set_look
+from kvscope_app.ui.number_text import UNKNOWN, num_bytes, percent, seconds, signed_bytes
+from kvscope_app.ui.theme import Theme, mix
+from kvscope_app.ui.widgets import ElidedLabel
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import ChartedView
 from kvscope_app.views.memory.account import Account, account, kv_detail
 from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch

@@ -12,12 +12,12 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from kvscope_app.look.number_text import NOTHING, num_bytes
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.history import HistoryWindow
 from kvscope_app.session.overview_window import overview_span_ns, overview_window
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import MEMORY_RANGE
+from kvscope_app.ui.number_text import NOTHING, num_bytes
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartStack
 from kvscope_app.views.chart.curves import FloatArray, gaps, nearest, nearest_index
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
@@ -25,7 +25,7 @@ from kvscope_app.views.chart.time_bar import RANGES_S
 from kvscope_app.views.memory.account import block_counts
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import BlockState, Tier
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 _GAP_S: Final = 3.0
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvscope_app.look.number_text import count, plural
+from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import LOWER_TIERS, BlockState, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 
 @dataclass(frozen=True, slots=True)

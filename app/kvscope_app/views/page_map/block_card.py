@@ -9,10 +9,10 @@ from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from kvscope_app.look.fonts import mono
-from kvscope_app.look.plain_text import PlainLabel
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.fonts import mono
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.page_map.block_facts import BlockFacts
 from kvscope_app.views.page_map.color_modes import lower_cached
 from kvscope_telemetry.messages.commands import BlockContent

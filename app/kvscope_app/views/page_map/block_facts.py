@@ -7,10 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.number_text import UNKNOWN, count, percent, plural
-from kvscope_app.session.texts.session_texts import asked_of
+from kvscope_app.session.block_texts.session_texts import asked_of
+from kvscope_app.ui.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.views.places import group_name, is_swapped_out, place_of
 from kvscope_app.views.tier_style import TIER_STYLES
+from kvscope_telemetry.block_texts.block_texts import Asked
 from kvscope_telemetry.ledger import (
     LOWER_TIERS,
     NO_OWNER,
@@ -22,9 +23,8 @@ from kvscope_telemetry.ledger import (
     skipped_share,
 )
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
-from kvscope_telemetry.state.last_use import last_used_step
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.texts.block_texts import Asked
+from kvscope_telemetry.mirror.last_use import last_used_step
+from kvscope_telemetry.mirror.mirror import Mirror
 
 MAX_HOLDERS_NAMED: Final = 4
 _STATES: Final = {

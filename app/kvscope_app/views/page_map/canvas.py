@@ -27,10 +27,10 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.announce import announce
-from kvscope_app.look.focus import draw_focus
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.ui.announce import announce
+from kvscope_app.ui.focus import draw_focus
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.page_map.drawing.block_numbers import draw_block_numbers, draw_gutter, gutter_left, gutter_width
 from kvscope_app.views.page_map.drawing.headings import Heading, draw_headings
 from kvscope_app.views.page_map.drawing.pin_marks import draw_pins

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.look.theme import Theme, mix, owner_colors
+from kvscope_app.ui.theme import Theme, mix, owner_colors
 from kvscope_app.views.capability_messages import engine_name, from_inside
 from kvscope_app.views.page_map.legend_items import LegendSwatch, Scale, ShownItems, common_swatches
 from kvscope_app.views.tier_style import TIER_STYLES, tier_color

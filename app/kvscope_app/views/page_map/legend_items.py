@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvscope_app.look.theme import Theme
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.places import group_name
 from kvscope_telemetry.ledger import LOWER_TIERS, BlockState, Tier
-from kvscope_telemetry.state.mirror import Mirror
-from kvscope_telemetry.state.pool_use import RESERVING
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.pool_use import RESERVING
 
 Scale = tuple[Callable[[Theme], tuple[str, ...]], str, str]
 """(colour stops, label of the low end, label of the high end)."""

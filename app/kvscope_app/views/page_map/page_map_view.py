@@ -12,12 +12,12 @@ from PySide6.QtCore import QSignalBlocker, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
-from kvscope_app.look.icons import icon
-from kvscope_app.look.number_text import UNKNOWN, count, num_bytes, percent, plural
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import FittingLabel, SegmentedControl
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
+from kvscope_app.ui.icons import icon
+from kvscope_app.ui.number_text import UNKNOWN, count, num_bytes, percent, plural
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import SLOTS
 from kvscope_app.views.in_sight import in_sight
@@ -36,10 +36,10 @@ from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.places import group_name, map_sections
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
+from kvscope_telemetry.mirror.last_use import last_used_steps
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.last_use import last_used_steps
-from kvscope_telemetry.state.mirror import Mirror
 
 _NOTHING: Final = np.empty(0, np.uint32)
 _ZOOM_TIPS: Final = {"zoom_out": "Zoom out", "zoom_in": "Zoom in", "fit": "Zoom to fit"}

@@ -12,8 +12,8 @@ from PySide6.QtCore import QRectF, QSize
 from PySide6.QtGui import QColor, QLinearGradient, QPainter, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.theme import DARK, owner_colors
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.theme import DARK, owner_colors
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.page_map.legend_items import LegendSwatch, Scale
 
 SWATCH: Final = 11

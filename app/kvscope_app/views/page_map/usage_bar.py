@@ -8,9 +8,9 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.number_text import percent
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.number_text import percent
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 
 _HEIGHT: Final = 7
 

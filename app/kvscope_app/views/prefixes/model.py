@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS, IDLE, PREFIX, WITH_BELOW, PrefixMoment, node_words
 from kvscope_app.views.prefixes.shown_nodes import Mask, ShownNodes, Which, matches, show

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.look.number_text import NOTHING, count, num_bytes, plural
+from kvscope_app.ui.number_text import NOTHING, count, num_bytes, plural
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
 from kvscope_app.views.table import TableColumn
 from kvscope_app.views.tier_style import TIER_STYLES

@@ -14,8 +14,8 @@ from PySide6.QtWidgets import (
     QStyleOptionViewItem,
 )
 
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PREFIX, WITH_BELOW
 from kvscope_app.views.table import RowTable, SwatchDelegate

@@ -22,15 +22,15 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.flow_layout import FlowLayout
-from kvscope_app.look.fonts import mono
-from kvscope_app.look.makers import empty_state, head_row, label
-from kvscope_app.look.number_text import count, num_bytes, plural
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import PREFIX_FILTER, PREFIX_ORDER
+from kvscope_app.ui.flow_layout import FlowLayout
+from kvscope_app.ui.fonts import mono
+from kvscope_app.ui.makers import empty_state, head_row, label
+from kvscope_app.ui.number_text import count, num_bytes, plural
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widgets import ElidedLabel
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.places import group_name
@@ -42,12 +42,12 @@ from kvscope_app.views.prefixes.selection import PrefixSelection
 from kvscope_app.views.prefixes.shown_nodes import Mask, Which
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.prefixes.tree_keeper import TreeKeeper
+from kvscope_telemetry.block_texts.block_texts import Asked
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
-from kvscope_telemetry.state.mirror import Mirror
 from kvscope_telemetry.summaries.summary import SECOND_NS
-from kvscope_telemetry.texts.block_texts import Asked
 
 MAX_BLOCKS: Final = 64
 """Maximum number of blocks of the selected node whose text is read."""

@@ -9,9 +9,9 @@ import time
 from typing import Final
 
 from kvscope_app.session.background import Background
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.cached_blocks import LedgerCopy
 from kvscope_telemetry.prefixes.tree import PrefixTree, build
-from kvscope_telemetry.state.mirror import Mirror
 
 AT_ONCE_ROWS: Final = 2048
 """Maximum number of rows for which a tree is built synchronously, in about a millisecond."""

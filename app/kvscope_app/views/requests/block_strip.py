@@ -11,10 +11,10 @@ from PySide6.QtCore import QEvent, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QImage, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.number_text import count
-from kvscope_app.look.theme import DARK, Theme, mix
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.theme import DARK, Theme, mix
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.places import BlockLocation, place_of
 from kvscope_app.views.tier_style import tier_color
 from kvscope_telemetry.ledger import LOWER_TIERS, Tier

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.look.number_text import count, num_bytes, plural
+from kvscope_app.ui.number_text import count, num_bytes, plural
 from kvscope_app.views.places import is_swapped_out, places_text
 from kvscope_telemetry.messages.telemetry import CacheInfo
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
-from kvscope_telemetry.state.mirror import Mirror
 
 _MAX_NAMED: Final = 6
 

@@ -16,15 +16,15 @@ import numpy.typing as npt
 from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 from PySide6.QtGui import QColor
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import NOTHING, count, percent, seconds, short
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme, owner_color
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import NOTHING, count, percent, seconds, short
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme, owner_color
 from kvscope_app.views.requests.request_columns import NOT_YET, RequestQuery, judged, order_rows, took_s
 from kvscope_app.views.table import LEFT, RIGHT, Index, TableColumn, TableHead, TableModel
-from kvscope_telemetry.goals import Goals, Judged, missed_words
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.request_log import Ending, RequestColumns
+from kvscope_telemetry.slo import Goals, Judged, missed_words
 
 PROGRESS_ROLE: Final = Qt.ItemDataRole.UserRole + 1
 """Item role: share of `max_tokens` generated at the moment shown, 0 to 1."""

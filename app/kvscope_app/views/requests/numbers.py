@@ -11,14 +11,14 @@ from typing import Final
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.makers import label, number_label
-from kvscope_app.look.number_text import NOTHING, count, num_bytes, percent, seconds
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.widgets import ElidedLabel
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.makers import label, number_label
+from kvscope_app.ui.number_text import NOTHING, count, num_bytes, percent, seconds
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.capability_messages import why_no_requests
 from kvscope_telemetry.messages.telemetry import MetricFigure
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 MAX_FIGURES: Final = 64
 _COLUMNS: Final = 2

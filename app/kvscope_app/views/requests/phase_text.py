@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from kvscope_app.look.number_text import count, percent, plural, seconds
 from kvscope_app.session.request_times import RequestTimes
+from kvscope_app.ui.number_text import count, percent, plural, seconds
 from kvscope_app.views.requests.waiting_text import why_waits
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 FindFirst = Callable[[], int]
 """Function that returns the time of the request's first token by the engine's clock in ns, or -1 if it is not (yet)

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_app.session.time_span import TimeSpan
-from kvscope_telemetry.goals import Goals, Judged, judge
 from kvscope_telemetry.latencies import running_s, tokens_per_s
 from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.request_log import SHARE_OF, Ending, RequestColumns, cached_share
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.slo import Goals, Judged, judge
 
 FloatArray = npt.NDArray[np.float64]
 NOT_YET: Final = 254

@@ -13,10 +13,10 @@ import numpy as np
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QScrollArea, QTabWidget, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import label
-from kvscope_app.look.theme import Theme
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.session import Session
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.requests.block_strip import BlockStrip

@@ -13,9 +13,9 @@ from PySide6.QtWidgets import (
     QStyleOptionViewItem,
 )
 
-from kvscope_app.look.table_text import as_tsv, chosen_rows
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.table_text import as_tsv, chosen_rows
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.requests.model import (
     ADAPTER_COLUMN,
     CLIENT_COLUMN,

@@ -26,17 +26,17 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.asking import ask
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.flow_layout import FlowLayout
-from kvscope_app.look.makers import empty_state, head_row
-from kvscope_app.look.number_text import count, plural
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import REQUEST_GOALS
+from kvscope_app.ui.asking import ask
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.flow_layout import FlowLayout
+from kvscope_app.ui.makers import empty_state, head_row
+from kvscope_app.ui.number_text import count, plural
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widgets import ElidedLabel
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.requests.model import RequestModel
@@ -46,10 +46,10 @@ from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.requests_table import MOMENTS, RequestTable
 from kvscope_app.views.requests.waiting_text import queue_note, why_waits
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.goals import GOAL_NAMES, Judged, goals_text, read_goals
 from kvscope_telemetry.messages.commands import Abort
 from kvscope_telemetry.messages.request_state import RequestState
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.slo import GOAL_NAMES, Judged, goals_text, read_goals
 
 _BESIDE_FROM_WIDTH = 900
 _LOW = 400

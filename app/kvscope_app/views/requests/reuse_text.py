@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvscope_app.look.number_text import count, plural
+from kvscope_app.ui.number_text import count, plural
 from kvscope_telemetry.messages.event_kinds import cause_text, miss_text, reuse_clauses
 from kvscope_telemetry.messages.telemetry import Event
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 
 @dataclass(frozen=True, slots=True)

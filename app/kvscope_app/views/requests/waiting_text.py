@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import count, plural
 from kvscope_app.session.event_log import EventLog
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 _WAITS = (RequestState.WAITING, RequestState.PREEMPTED)
 _RESERVE = ("contiguous", "buddy", "oracle")

@@ -9,10 +9,10 @@ from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.announce import announce
-from kvscope_app.look.focus import draw_focus
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.announce import announce
+from kvscope_app.ui.focus import draw_focus
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.roofline import ink
 from kvscope_app.views.roofline.log_scale import LogScale, bounds
 from kvscope_app.views.roofline.points import NO_POINTS, Points

@@ -8,9 +8,9 @@ import numpy as np
 from PySide6.QtCore import QLineF, QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen, QPolygonF
 
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.roofline.log_scale import LogScale, tick_text, with_prefix
 from kvscope_app.views.roofline.point_text import KIND_COLORS
 from kvscope_app.views.roofline.points import PointKind, Points

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_app.look.number_text import count, percent, plural, seconds
+from kvscope_app.ui.number_text import count, percent, plural, seconds
 from kvscope_app.views.roofline.log_scale import with_prefix
 from kvscope_app.views.roofline.points import PointKind, Points
 from kvscope_telemetry.messages.telemetry import DeviceInfo

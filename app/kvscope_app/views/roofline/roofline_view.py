@@ -11,14 +11,14 @@ from PySide6.QtCore import QMargins, QPointF, QRectF, QSettings, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.flow_layout import FlowLayout
-from kvscope_app.look.makers import empty_state, head_row, label
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import SegmentedControl
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.setting_names import ROOFLINE_RANGE
+from kvscope_app.ui.flow_layout import FlowLayout
+from kvscope_app.ui.makers import empty_state, head_row, label
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widgets import SegmentedControl
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import engine_name
 from kvscope_app.views.choice import Choice

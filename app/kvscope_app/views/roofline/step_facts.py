@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvscope_app.look.number_text import count, num_bytes, percent, plural, seconds
+from kvscope_app.ui.number_text import count, num_bytes, percent, plural, seconds
 from kvscope_app.views.inspector.facts import Fact
 from kvscope_app.views.inspector.phase_strip import StripPhase
 from kvscope_app.views.roofline.log_scale import with_prefix

@@ -12,16 +12,16 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.number_text import NOTHING, percent, plural, seconds, short
 from kvscope_app.session.history import HISTOGRAMS, HistoryWindow
 from kvscope_app.session.recent_figures import RECENT_S, recent_latency, recent_rate, recent_sums
 from kvscope_app.session.session import Session
+from kvscope_app.ui.number_text import NOTHING, percent, plural, seconds, short
 from kvscope_app.views.chart.curves import FloatArray, nearest_index, trailing_mean
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, Mark
 from kvscope_app.views.chart.peak_line import CurvePeak
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
 from kvscope_telemetry.messages.event_kinds import cause_text
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.summaries.figures import ACCEPTED, BY_KEY, HIT_RATE, USAGE
 from kvscope_telemetry.summaries.histograms import PercentileBounds
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent

@@ -14,13 +14,13 @@ import numpy as np
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state, scrolled
-from kvscope_app.look.theme import Theme
 from kvscope_app.session.history import BIN_NS, MAX_SILENCE_NS, HistoryWindow
 from kvscope_app.session.overview_window import known_in, overview_span_ns, overview_window
 from kvscope_app.session.recent_figures import RECENT_S
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import THROUGHPUT_RANGE
+from kvscope_app.ui.makers import empty_state, scrolled
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.chart.axes import ago_text
 from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartedView, ChartStack
 from kvscope_app.views.chart.curves import gaps, nearest

@@ -6,7 +6,7 @@ from typing import Final
 
 from PySide6.QtGui import QColor
 
-from kvscope_app.look.theme import Theme, mix
+from kvscope_app.ui.theme import Theme, mix
 from kvscope_telemetry.request_phase import RequestPhase
 
 PHASE_COLORS: Final = {

@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import UNKNOWN, count, percent, plural, seconds
 from kvscope_app.session.mark_labels import mark_text
 from kvscope_app.session.shown_stops import words_at
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import UNKNOWN, count, percent, plural, seconds
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES

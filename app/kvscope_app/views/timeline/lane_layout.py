@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS
 
 GUTTER: Final = 104

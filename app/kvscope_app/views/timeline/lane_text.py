@@ -8,10 +8,10 @@ import numpy as np
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtGui import QColor, QPainter, QPen
 
-from kvscope_app.look.fonts import sans
-from kvscope_app.look.number_text import count
-from kvscope_app.look.theme import Theme, mix, owner_color
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.theme import Theme, mix, owner_color
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.timeline.lane_colors import (
     PHASE_COLORS,
     PHASE_LEGEND,

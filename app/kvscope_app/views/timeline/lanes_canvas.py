@@ -23,10 +23,10 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QApplication, QToolTip, QWidget
 
-from kvscope_app.look.number_text import seconds
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme
 from kvscope_app.session.time_span import SHORTEST_NS, TimeSpan, whole_span
+from kvscope_app.ui.number_text import seconds
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text, step_text
 from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS, LaneHit, found_in_lane, found_in_row, found_step
 from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, axis_height, gutter, row_height

@@ -9,10 +9,10 @@ from typing import Final
 from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QPainter
 
-from kvscope_app.look.mark_signs import WIDTH, paint_loop, paint_sign, sign_color
-from kvscope_app.look.theme import Theme
 from kvscope_app.session.mark_labels import name_of
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.mark_signs import WIDTH, paint_loop, paint_sign, sign_color
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.timeline.lane_layout import MARKS, LaneLayout, axis_height, gutter
 from kvscope_telemetry.summaries.bookmark import Bookmark
 

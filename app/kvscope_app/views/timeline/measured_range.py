@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.number_text import UNKNOWN, count, percent, seconds, short
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.number_text import UNKNOWN, count, percent, seconds, short
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, LatencyKind
 from kvscope_telemetry.request_phase import WAITING_PHASES

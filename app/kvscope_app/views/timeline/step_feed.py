@@ -10,7 +10,7 @@ from typing import Final
 
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.session.kept.recorded_reading import RecordedReading
+from kvscope_app.session.recording.recorded_reading import RecordedReading
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline.steps import NO_STEPS, StepColumns, read_steps

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.look.theme import Theme
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.timeline import raster
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, ink
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels

@@ -8,8 +8,8 @@ import numpy as np
 from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen
 
-from kvscope_app.look.number_text import count, seconds
-from kvscope_app.look.theme import Theme
+from kvscope_app.ui.number_text import count, seconds
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.timeline.lane_layout import STEPS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import ShownLanes
 from kvscope_app.views.timeline.steps import StepColumns

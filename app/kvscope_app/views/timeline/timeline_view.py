@@ -11,13 +11,13 @@ from PySide6.QtCore import QEvent, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.look.makers import empty_state, head_row, set_icon, tool_button
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.widgets import FittingLabel, SegmentedControl
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.overview_window import first_of_note_ns
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan, whole_span
+from kvscope_app.ui.makers import empty_state, head_row, set_icon, tool_button
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import HINT, View
 from kvscope_app.views.choice import Choice
 from kvscope_app.views.in_sight import in_sight

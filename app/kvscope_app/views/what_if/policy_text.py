@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_app.look.number_text import count, num_bytes, percent, plural
-from kvscope_app.look.theme import Theme, mix
+from kvscope_app.ui.number_text import count, num_bytes, percent, plural
+from kvscope_app.ui.theme import Theme, mix
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED, MapKind, NotAsked, PolicyUse, WhatIfAnswer
 
 HEADING: Final = "The running requests in the same memory, without prefix sharing, placed or stored differently."

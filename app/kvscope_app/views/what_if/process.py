@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.own_engine.line_child import LineChild, complaint, engine_command
+from kvscope_app.engine_launcher.line_child import LineChild, complaint, engine_command
 from kvscope_telemetry.messages.what_if import Memory, WhatIfAnswer
 
 NOT_INSTALLED: Final = "Comparing allocators needs the engine, which is not installed: pip install 'kvscope[engine]'."

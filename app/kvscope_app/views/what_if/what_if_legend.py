@@ -9,8 +9,8 @@ from PySide6.QtCore import QPoint, QRectF, QSize
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.what_if.policy_text import legend, page_note
 from kvscope_telemetry.messages.what_if import PAGE_BYTES
 

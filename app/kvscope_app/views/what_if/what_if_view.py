@@ -25,12 +25,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, label, scrolled, set_look
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme
-from kvscope_app.look.widgets import ElidedLabel
-from kvscope_app.look.zoom import scaled
 from kvscope_app.session.session import Session
+from kvscope_app.ui.makers import empty_state, label, scrolled, set_look
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widgets import ElidedLabel
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import why_no_addresses, why_no_requests
 from kvscope_app.views.in_sight import in_sight
@@ -48,7 +48,7 @@ from kvscope_telemetry.messages.what_if import (
     PolicyUse,
     WhatIfAnswer,
 )
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 HEIGHT: Final = 54
 BESIDE_HEIGHT: Final = 72

@@ -16,7 +16,7 @@ import torch
 
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import AllocatorMap
-from kvscope_telemetry.state.allocator_map import AllocatorPool, State, TorchSegment, pack_map
+from kvscope_telemetry.mirror.allocator_map import AllocatorPool, State, TorchSegment, pack_map
 
 _STATES: Final = {"active_allocated": State.ALLOCATED, "inactive": State.CACHED}
 """States of the snapshot. Any other block waits for a stream, under a name that differs between versions of torch."""

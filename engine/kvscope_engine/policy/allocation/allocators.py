@@ -15,8 +15,8 @@ from kvscope_engine.policy.allocation.reservations import (
 from kvscope_engine.policy.allocation.run_allocation import RunAllocation
 from kvscope_engine.policy.allocation.run_pool import RunPool
 from kvscope_engine.policy.allocation.virtual_allocation import NoMapper, PageMapper, VirtualAllocation
-from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
 from kvscope_telemetry.errors import BadInput
 

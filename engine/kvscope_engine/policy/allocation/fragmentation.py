@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.policy.allocation.page_slots import PageSlots
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.ledger import BlockState
 

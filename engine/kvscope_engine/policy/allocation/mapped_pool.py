@@ -10,8 +10,8 @@ import numpy as np
 from kvscope_engine.policy.allocation.address_space import AddressSpace
 from kvscope_engine.policy.allocation.mapped_rows import MappedRows
 from kvscope_engine.policy.allocation.page_slots import PageSlots
-from kvscope_engine.policy.blocks.block_pool import BlockPool
-from kvscope_engine.policy.blocks.free_list import Ids
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.free_list import Ids
 from kvscope_telemetry.ledger import BlockState
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.request import Request
 
 

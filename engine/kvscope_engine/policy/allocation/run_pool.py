@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
-from kvscope_engine.policy.blocks.free_list import AllMapped
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.free_list import AllMapped
 
 
 class RunPool(BlockPool):

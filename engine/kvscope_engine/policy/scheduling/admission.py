@@ -5,8 +5,10 @@ Owns no request and no queue; the scheduler decides which request is next, and w
 
 from __future__ import annotations
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
+from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
 from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling import causes
@@ -16,8 +18,6 @@ from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.request_prefixes import explain_miss
 from kvscope_engine.policy.scheduling.reuse import Reusable, find_reusable
 from kvscope_engine.policy.state_pool import StatePool
-from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
-from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.running_time import RunningTime

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvscope_engine.policy.blocks.move_log import NO_MOVES, MoveLog
+from kvscope_engine.policy.kv_cache.move_log import NO_MOVES, MoveLog
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.telemetry import Event, Moves
 

@@ -6,11 +6,11 @@ requests that may hold blocks for drafts until the step is committed; `BlockTabl
 
 from __future__ import annotations
 
-from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
+from kvscope_engine.policy.spec_decode.drafter import Drafter
 from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.messages.request_state import RequestState
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
 from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import group_digest
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.request_prefixes import usable_digests

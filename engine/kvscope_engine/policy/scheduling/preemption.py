@@ -7,13 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
+from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
 from kvscope_engine.policy.ranked_queue import rank
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.state_pool import StatePool
-from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
-from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 
 
 @dataclass(frozen=True, slots=True)

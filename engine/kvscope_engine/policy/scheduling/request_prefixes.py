@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import group_digest
 from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, pack_tokens

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import NOTHING, PrefixMatch, find_prefix, group_digest
+from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
+from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.request_prefixes import usable_digests
 from kvscope_engine.policy.state_pool import StatePool
-from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
-from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,9 +48,11 @@ from dataclasses import replace
 from typing import Final
 
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy
-from kvscope_engine.policy.blocks.block_pool import BlockPool
-from kvscope_engine.policy.drafting.drafter import Drafter
 from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
+from kvscope_engine.policy.kv_offload.mover_protocol import TierMover
+from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
 from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
@@ -68,10 +70,8 @@ from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, victim_order
 from kvscope_engine.policy.scheduling.turns import FairPreemption
 from kvscope_engine.policy.scheduling.writing import write_down
+from kvscope_engine.policy.spec_decode.drafter import Drafter
 from kvscope_engine.policy.state_pool import StatePool
-from kvscope_engine.policy.tiers.lower_tiers import LowerTiers
-from kvscope_engine.policy.tiers.mover_protocol import TierMover
-from kvscope_engine.policy.tiers.swap_costs import PrefillRate
 from kvscope_engine.policy.totals import Totals
 from kvscope_engine.policy.waiting_queue import WaitingQueue
 from kvscope_telemetry.errors import BadInput

@@ -8,7 +8,7 @@ waiting request. Reads the queues and changes nothing.
 
 from __future__ import annotations
 
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
 from kvscope_engine.policy.scheduling.admission import Admission

@@ -43,10 +43,10 @@ from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.exports.report.requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
 from kvscope_telemetry.exports.span import Span
-from kvscope_telemetry.goals import Goals
 from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.running_time import stop_words
+from kvscope_telemetry.slo import Goals
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.figures import FIGURES, Figure, ends_of, pool_of, rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview

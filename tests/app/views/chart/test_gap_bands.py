@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PySide6.QtGui import QColor, QImage
 
-from kvscope_app.look.theme import DARK, LIGHT, mix
+from kvscope_app.ui.theme import DARK, LIGHT, mix
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
 BOOT_S = 5_000_000.0

@@ -7,7 +7,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAction, QContextMenuEvent
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
-from kvscope_app.look.theme import DARK
+from kvscope_app.ui.theme import DARK
 from kvscope_app.views.chart import panel as panel_module
 from kvscope_app.views.chart.chart_legend import ChartLegend, LegendEntry
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_app.look.theme import THEMES
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.console.console_view import ConsoleView
 from kvscope_telemetry.messages.commands import Accepted, Finished, RequestTiming, Submit, Tokens, Usage
 

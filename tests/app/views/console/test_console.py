@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 from tests.app import window_driver as driver
 
-from kvscope_app.look.theme import THEMES
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.console.chat_page import StarterButton
 from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send

@@ -13,7 +13,7 @@ from PySide6.QtTest import QTest
 sys.path.insert(0, str(Path(__file__).parents[3] / "telemetry" / "devices"))
 from fake_nvml import GIB, LOST, NVMLError, liven, two_gpus
 
-from kvscope_app.look.theme import THEMES
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.chart.time_bar import RANGES_S
 from kvscope_app.views.device.device_view import EMPTY_TEXT, DeviceView
 from kvscope_app.views.device.memory_parts import process_rows

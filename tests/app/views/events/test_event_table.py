@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import Qt
 
-from kvscope_app.look.theme import THEMES
 from kvscope_app.session.event_log import EventLog
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.events.event_entries import WHY, why_text
 from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import NARROW, EventTable

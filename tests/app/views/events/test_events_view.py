@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from timed_fakes import EPOCH, START_NS, FakeTimedSession, small_overview, timed
 
-from kvscope_app.look.theme import DARK, THEMES
+from kvscope_app.ui.theme import DARK, THEMES
 from kvscope_app.views.events.event_search import EventSearch, matches
 from kvscope_app.views.events.events_view import EMPTY_TEXT, EventsView
 from kvscope_telemetry.summaries.event_index import EventIndex

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
 from kvscope_app.session.source_timeline import SourceTimeline
+from kvscope_app.ui.theme import DARK
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary

@@ -9,7 +9,7 @@ from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QMouseEvent, QWheelEvent
 from PySide6.QtWidgets import QApplication
 
-from kvscope_app.look.theme import DARK, LIGHT, mix
+from kvscope_app.ui.theme import DARK, LIGHT, mix
 from kvscope_app.views.heatmap.cell_keys import FREE, HeatMode
 from kvscope_app.views.heatmap.cell_text import cell_words
 from kvscope_app.views.heatmap.heatmap_view import EMPTY_TEXT, HeatmapView

@@ -13,10 +13,10 @@ from tests.app import window_driver as driver
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_app.look.theme import DARK
-from kvscope_app.session.kept.kept_timeline import KeptTimeline
-from kvscope_app.session.kept.rings import make_ring
+from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.rings import make_ring
 from kvscope_app.session.session import Session
+from kvscope_app.ui.theme import DARK
 from kvscope_app.views.inspector.block_history import BlockHistory, reading_order
 from kvscope_app.views.inspector.inspector_view import BLOCK, STEP, InspectorView
 from kvscope_telemetry.ledger import LASTING

@@ -10,7 +10,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication
 from tests.app import window_driver as driver
 
-from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.inspector.fact_table import FactTable
 from kvscope_app.views.inspector.facts import Fact, page
 from kvscope_app.views.inspector.inspector_view import BLOCK, EMPTY_TEXTS, REQUEST, STEP, InspectorView
@@ -18,8 +18,8 @@ from kvscope_telemetry.ledger import BlockState, attention_units
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Counters, KVGroup
+from kvscope_telemetry.producer.cache_state import CacheState
 from kvscope_telemetry.source import Update
-from kvscope_telemetry.state.cache_state import CacheState
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import random
 import pytest
 from PySide6.QtWidgets import QLabel
 
-from kvscope_app.look.number_text import num_bytes
-from kvscope_app.look.theme import THEMES
+from kvscope_app.ui.number_text import num_bytes
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.memory.account import account, kv_detail
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.workspace import allocator_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_app.look.theme import THEMES
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.memory.account import account, kv_detail
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.tiers import moved_text, tier_uses

@@ -8,8 +8,8 @@ import time
 import pytest
 from PySide6.QtWidgets import QScrollArea
 
-from kvscope_app.look.theme import THEMES
 from kvscope_app.session.session import Session
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.chart.time_bar import RANGES_S
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.refresher import Refresher

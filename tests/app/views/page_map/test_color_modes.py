@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
 from kvscope_app.views.page_map.color_modes import AGE, ATTENTION, COLOR_MODES, EVICTION, FILL, OWNER, SHARING, STATE
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS

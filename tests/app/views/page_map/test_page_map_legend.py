@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_app.look.theme import DARK, LIGHT, owner_color
+from kvscope_app.ui.theme import DARK, LIGHT, owner_color
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, OWNER, STATE
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES
 from kvscope_app.views.page_map.legend_items import MAX_OWNERS, ShownItems, may_flash, owners_in, shown_in

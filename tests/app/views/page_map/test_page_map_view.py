@@ -10,8 +10,8 @@ from PySide6.QtGui import QImage, QWheelEvent
 from PySide6.QtWidgets import QApplication
 from tests.app import window_driver as driver
 
-from kvscope_app.look.theme import DARK, LIGHT
-from kvscope_app.session.texts import session_texts
+from kvscope_app.session.block_texts import session_texts
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.inspector.findings import findings
 from kvscope_app.views.page_map import canvas as canvas_module
 from kvscope_app.views.page_map.block_facts import block_facts

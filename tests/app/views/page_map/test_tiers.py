@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint, QRect, Qt
 from PySide6.QtGui import QImage, QRegion
 from tests.app import window_driver as driver
 
-from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import STATE, lower_cached
 from kvscope_app.views.page_map.drawing.grid import Grid

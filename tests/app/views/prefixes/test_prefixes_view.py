@@ -11,16 +11,17 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QGuiApplication
 from tests.app import window_driver as driver
 
-from kvscope_app.look.theme import THEMES
+from kvscope_app.session.block_texts.session_texts import FOR_OPERATORS
 from kvscope_app.session.session import Session
-from kvscope_app.session.texts.session_texts import FOR_OPERATORS
 from kvscope_app.setting_names import PREFIX_ORDER
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_app.views.prefixes import tree_keeper
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS
 from kvscope_app.views.prefixes.prefixes_view import NO_CACHE, NO_PARENTS, NOTHING_YET, SEVERAL_GROUPS, PrefixesView
 from kvscope_app.views.prefixes.shown_nodes import Which
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
+from kvscope_telemetry.block_texts.block_texts import Asked
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
@@ -31,7 +32,6 @@ from kvscope_telemetry.recordings.sample import sample_recording
 from kvscope_telemetry.source import Update
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
-from kvscope_telemetry.texts.block_texts import Asked
 
 WORDS = {4: "You are", 9: " a helpful", 17: " poet.\nSing", 18: " cook.", 19: " Stir", 30: "Once upon"}
 

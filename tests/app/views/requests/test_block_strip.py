@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import QRect
 from PySide6.QtGui import QColor
 
-from kvscope_app.look.theme import DARK
+from kvscope_app.ui.theme import DARK
 from kvscope_app.views.requests.block_strip import MAX_NAMED, BlockStrip, small_cells
 from kvscope_telemetry.messages.telemetry import CacheInfo
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_app.look.number_text import NOTHING
+from kvscope_app.ui.number_text import NOTHING
 from kvscope_app.views.requests.numbers import RequestNumbers
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, Counters, DeviceInfo, Hello, ModelInfo
-from kvscope_telemetry.state.mirror import Mirror
+from kvscope_telemetry.mirror.mirror import Mirror
 
 
 @pytest.mark.parametrize(("aborts", "shown"), [(True, "0"), (False, NOTHING)])

@@ -9,8 +9,8 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QMessageBox
 
-from kvscope_app.look.number_text import count
-from kvscope_app.look.theme import THEMES
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.events.event_model import EventFilter
 from kvscope_app.views.requests.block_strip import BlockStrip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_app.look.theme import THEMES
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_app.views.requests.reuse_text import PromptReuse, reuse_text
 from kvscope_telemetry.messages.telemetry import Event, EventData

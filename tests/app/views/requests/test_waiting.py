@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QGuiApplication
 
-from kvscope_app.look.theme import THEMES
 from kvscope_app.session.request_times import RequestTimes
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_text import phases
 from kvscope_app.views.requests.requests_view import RequestsView

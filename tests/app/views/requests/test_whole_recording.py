@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import QItemSelectionModel, Qt
 
-from kvscope_app.look.clock_text import clock_text
-from kvscope_app.look.theme import THEMES
 from kvscope_app.session.session import Session
+from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.inspector.inspector_view import REQUEST, InspectorView
 from kvscope_app.views.inspector.request_page import request_page
 from kvscope_app.views.requests.model import COLUMNS, REASON_COLUMN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_app.look.number_text import num_bytes
+from kvscope_app.ui.number_text import num_bytes
 from kvscope_app.views.roofline.log_scale import LogScale, bounds, tick_text, with_prefix
 from kvscope_app.views.roofline.point_text import bound_text
 from kvscope_app.views.roofline.points import PointKind, points_of

@@ -10,9 +10,9 @@ import pytest
 from PySide6.QtCore import QPointF, QSettings, Qt
 from tests.app import window_driver as driver
 
-from kvscope_app.look.theme import DARK, LIGHT
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import ROOFLINE_RANGE
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.inspector.inspector_view import STEP, InspectorView
 from kvscope_app.views.roofline.point_text import point_text
 from kvscope_app.views.roofline.roofline_view import NOT_RECORDED, RANGES_S, RooflineView

@@ -11,9 +11,9 @@ import pytest
 from PySide6.QtCore import QEvent, QObject, QPoint, QPointF, Qt
 from PySide6.QtWidgets import QApplication
 
-from kvscope_app.look.theme import THEMES
 from kvscope_app.session.history import BIN_NS
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_telemetry.messages.telemetry import Counters, Event
 from kvscope_telemetry.source import SERIES_FIELDS, Update

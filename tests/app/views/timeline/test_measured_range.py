@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overview, timed
 
-from kvscope_app.look.theme import DARK
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.theme import DARK
 from kvscope_app.views.timeline.lane_layout import GUTTER
 from kvscope_app.views.timeline.measured_range import WholeSeconds, measured, most_delayed
 from kvscope_app.views.timeline.request_lanes import RequestLanes

@@ -10,10 +10,10 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from tests.app import window_driver as driver
 
-from kvscope_app.look.number_text import count
-from kvscope_app.look.theme import DARK
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.theme import DARK
 from kvscope_app.views.inspector.inspector_view import STEP, InspectorView
 from kvscope_app.views.timeline.lane_layout import STEPS, gutter
 from kvscope_app.views.timeline.step_lane import steps_are_apart, wants_steps

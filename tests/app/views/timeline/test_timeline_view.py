@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.app import window_driver as driver
 from timed_fakes import EPOCH, START_NS, FakeTimedSession, second, small_overview, timed
 
-from kvscope_app.look.theme import DARK, THEMES
 from kvscope_app.session.time_span import TimeSpan
+from kvscope_app.ui.theme import DARK, THEMES
 from kvscope_app.views.timeline.lane_colors import softened
 from kvscope_app.views.timeline.lane_layout import GUTTER, ROW_HEIGHT
 from kvscope_app.views.timeline.timeline_view import EMPTY_TEXT, TimelineView

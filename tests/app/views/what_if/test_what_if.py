@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 
-from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.what_if import policy_text
 from kvscope_app.views.what_if.process import NOT_INSTALLED
 from kvscope_app.views.what_if.what_if_view import (
@@ -257,7 +257,7 @@ def test_a_program_that_is_not_there(make_view, busy, qtbot):
 
 
 def test_without_the_engine_one_calm_sentence(session, busy, qtbot, monkeypatch):
-    monkeypatch.setattr("kvscope_app.own_engine.line_child.find_spec", lambda name: None)
+    monkeypatch.setattr("kvscope_app.engine_launcher.line_child.find_spec", lambda name: None)
     view = WhatIfView(session)
     qtbot.addWidget(view)
     view.show()

@@ -7,7 +7,7 @@ import torch
 
 from kvscope_engine.model.device_memory.torch_allocator import allocator_map
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.state.allocator_map import AllocatorPool, State, unpack_map
+from kvscope_telemetry.mirror.allocator_map import AllocatorPool, State, unpack_map
 
 MIB = 1 << 20
 BASE = 0x7F00_0000_0000

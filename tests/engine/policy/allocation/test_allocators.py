@@ -7,7 +7,7 @@ import pytest
 from kvscope_engine.policy.allocation.address_space import AddressSpace
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
 from kvscope_engine.policy.allocation.names import ALLOCATORS
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_telemetry.errors import BadInput
 
 RESERVING = tuple(name for name in ALLOCATORS if name != "paged")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvscope_engine.policy.allocation.fragmentation import KVUse, kv_use
-from kvscope_engine.policy.blocks.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 

@@ -12,10 +12,10 @@ from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
-from kvscope_app.look.plain_text import plain_tip
-from kvscope_app.look.theme import DARK, Theme, mix
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme, mix
 from kvscope_app.views.memory.segments.figures import block_tip, segment_name, segment_tip
-from kvscope_telemetry.state.allocator_map import State, TorchSegment
+from kvscope_telemetry.mirror.allocator_map import State, TorchSegment
 
 _ROW: Final = 24
 _BAR: Final = 16

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvscope_app.look.number_text import count, num_bytes, percent, plural
+from kvscope_app.ui.number_text import count, num_bytes, percent, plural
 from kvscope_telemetry.messages.commands import AllocatorMap
-from kvscope_telemetry.state.allocator_map import AllocatorPool, State, TorchSegment
+from kvscope_telemetry.mirror.allocator_map import AllocatorPool, State, TorchSegment
 
 Row = tuple[str, str, str]
 STATE_WORDS: Final = {

@@ -17,17 +17,17 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.look.makers import empty_state, label, scrolled
-from kvscope_app.look.number_text import seconds
-from kvscope_app.look.sheet import Sheet
-from kvscope_app.look.theme import Theme
 from kvscope_app.session.session import Session
+from kvscope_app.ui.makers import empty_state, label, scrolled
+from kvscope_app.ui.number_text import seconds
+from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.memory.bar import Swatch
 from kvscope_app.views.memory.segments.bars import SegmentBars, state_color
 from kvscope_app.views.memory.segments.figures import STATE_WORDS, as_tsv, figure_rows, left_out
 from kvscope_telemetry.errors import KvscopeError, ProtocolError
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap, Reply
-from kvscope_telemetry.state.allocator_map import State, TorchSegment, unpack_map
+from kvscope_telemetry.mirror.allocator_map import State, TorchSegment, unpack_map
 
 _FIRST_TAG: Final = 1 << 46
 """First request tag of this dialog, above the tags of other users of the same socket."""

@@ -8,9 +8,9 @@ from typing import Final
 from PySide6.QtCore import QRect, QRectF, Qt
 from PySide6.QtGui import QColor, QFontMetrics, QPainter
 
-from kvscope_app.look.number_text import count
-from kvscope_app.look.theme import Theme
-from kvscope_app.look.zoom import scaled
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.page_map.drawing.grid import Grid, Section
 from kvscope_app.views.page_map.drawing.scene import Scene
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.look.theme import Theme, readable_on
+from kvscope_app.ui.theme import Theme, readable_on
 from kvscope_app.views.page_map.color_modes import NUM_KEYS, ColorMode, hollow
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashKind, FlashLevel
 

@@ -7,7 +7,7 @@ from typing import Final
 from PySide6.QtCore import QPointF
 from PySide6.QtGui import QPainter, QPen, QPolygonF
 
-from kvscope_app.look.theme import Theme
+from kvscope_app.ui.theme import Theme
 from kvscope_app.views.page_map.drawing.scene import Scene
 
 _FROM_PITCH: Final = 6.0

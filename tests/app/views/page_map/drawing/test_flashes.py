@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_app.look.theme import DARK, LIGHT, THEMES
+from kvscope_app.ui.theme import DARK, LIGHT, THEMES
 from kvscope_app.views.page_map.drawing.cells import CellShape
 from kvscope_app.views.page_map.drawing.flash_glyphs import GLYPHS_FROM, glyph
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES, FlashKind, level_below, top_level

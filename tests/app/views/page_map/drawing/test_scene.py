@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvscope_app.look.theme import DARK, LIGHT
+from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.page_map import color_modes as modes
 from kvscope_app.views.page_map.color_modes import AGE, OWNER, STATE
 from kvscope_app.views.page_map.drawing.ink import Emphasis, Ink, pixel

@@ -1,0 +1,198 @@
+"""Strip that shows alarms without blocking the window: one notice for each rule, the newest in front.
+
+Owns which alarms are shown. An alarm that has ended says so and disappears after a while; the bookmark list has all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+
+from kvscope_app.alarms.alarm_watch import AlarmWatch
+from kvscope_app.ui.clock_text import wall_text
+from kvscope_app.ui.folding import FoldingFrame
+from kvscope_app.ui.icons import icon
+from kvscope_app.ui.mark_signs import sign_pixmap
+from kvscope_app.ui.number_text import seconds
+from kvscope_app.ui.passing_strip import PassingStrip
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.theme import Theme
+from kvscope_telemetry.alarms.alarm_engine import Alarm, alarm_text
+from kvscope_telemetry.alarms.rules import rule_words
+
+_SPACING: Final = 10
+GOES_AFTER_S: Final = 20.0
+"""Seconds after which an alarm that has ended disappears from the strip."""
+
+
+class AlarmStrip(PassingStrip):
+    """Strip that is hidden until an alarm of `watch` starts.
+
+    `go_to` is called with the time in ns at which the alarm began; `show_all` shows the list of alarms.
+    """
+
+    def __init__(self, watch: AlarmWatch, go_to: Callable[[int], None], show_all: Callable[[], None]) -> None:
+        super().__init__()
+        self._go_to = go_to
+        self._shown_alarms: dict[str, Alarm] = {}
+        """Shown alarms by the name of their rule, the newest last."""
+        self._over_s: dict[str, float] = {}
+        self._sign, self._line = PlainLabel(), AlarmLine()
+        self._more = PlainLabel()
+        self.go, self.all, self.dismiss = QPushButton("Go there"), QPushButton("All alarms"), QToolButton()
+        self._clock = QTimer(self, interval=1000)
+        self._clock.timeout.connect(self._forget_old)
+        self._lay_out()
+        self.go.clicked.connect(self._go)
+        self.all.clicked.connect(show_all)
+        self.dismiss.clicked.connect(self._dismiss)
+        watch.rang.connect(self._on_rang)
+        watch.went_on.connect(self._on_went_on)
+        watch.over.connect(self._on_over)
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        """The text shown now, empty if no alarm is shown."""
+        return f"{self._line.rule.text()} {self._line.detail.text()}" if self._shown_alarms else ""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all shown alarms, the newest last."""
+        return list(self._shown_alarms)
+
+    def apply_theme(self, theme: Theme) -> None:
+        self._sign.setPixmap(sign_pixmap(is_note=False, theme=theme))
+        self.dismiss.setIcon(icon("close", theme.muted, size=14))
+
+    def _on_rang(self, alarm: Alarm) -> None:
+        self._shown_alarms.pop(alarm.name, None)
+        self._over_s.pop(alarm.name, None)
+        self._shown_alarms[alarm.name] = alarm
+        self._show()
+
+    def _on_went_on(self, alarm: Alarm) -> None:
+        if alarm.name in self._shown_alarms:
+            self._shown_alarms[alarm.name] = alarm
+            self._show()
+
+    def _on_over(self, alarm: Alarm) -> None:
+        if alarm.name in self._shown_alarms:
+            self._shown_alarms[alarm.name] = alarm
+            self._over_s[alarm.name] = time.monotonic()
+            if not self._clock.isActive():  # restarting the timer would delay the alarms that ended before
+                self._clock.start()
+            self._show()
+
+    def _forget_old(self) -> None:
+        now_s = time.monotonic()
+        for name in [name for name, at_s in self._over_s.items() if now_s - at_s >= GOES_AFTER_S]:
+            self._forget(name)
+        self._show()
+
+    def _go(self) -> None:
+        self._go_to(next(reversed(self._shown_alarms.values())).begin_ns)
+
+    def _dismiss(self) -> None:
+        self._forget(next(reversed(self._shown_alarms)))
+        self._show()
+
+    def _forget(self, name: str) -> None:
+        self._shown_alarms.pop(name, None)
+        self._over_s.pop(name, None)
+
+    def _show(self) -> None:
+        if not self._over_s:
+            self._clock.stop()
+        alarm = next(reversed(self._shown_alarms.values()), None)
+        self.setVisible(alarm is not None)
+        if alarm is None:
+            return
+        more = len(self._shown_alarms) - 1
+        self._line.tell(alarm.name, f"{rule_words(alarm.rule)}, {_detail(alarm)}")
+        self._more.setText(f"and {more} more" if more else "")
+        self.setAccessibleName(f"Alarm: {self.text}")
+
+    def _lay_out(self) -> None:
+        self._more.setProperty("look", "muted")
+        self.go.setToolTip("Go to the moment it began")
+        self.all.setToolTip("Show bookmarks and alarms")
+        self.dismiss.setAccessibleName("Dismiss")
+        self.dismiss.setToolTip("Dismiss (the alarm stays in the list)")
+        words, buttons = QHBoxLayout(), QHBoxLayout()
+        words.setSpacing(10)
+        words.addWidget(self._sign)
+        words.addWidget(self._line, 1)
+        buttons.setSpacing(10)
+        for widget in (self._more, self.go, self.all):
+            buttons.addWidget(widget)
+        frame = FoldingFrame(words, buttons, self.dismiss)
+        frame.setProperty("look", "notice")
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(8, 8, 8, 2)
+        outer.addWidget(frame)
+
+
+def _detail(alarm: Alarm) -> str:
+    began = wall_text(alarm.begin_ns)
+    if alarm.until_ns:
+        lasted = seconds((alarm.until_ns - alarm.begin_ns) / 1e9)
+        return ", ".join(part for part in (f"over after {lasted}", alarm_text(alarm)) if part) + f"; from {began}"
+    worst = alarm_text(alarm)
+    return f"since {began}, {worst} so far" if worst else f"since {began}"
+
+
+class AlarmLine(QWidget):
+    """An alarm's rule and details, side by side or, where one line is too short, wrapped below each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rule, self.detail = PlainLabel(), PlainLabel()
+        self.rule.setProperty("look", "heading")
+        self.detail.setProperty("look", "muted")
+        self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
+        self._row.setContentsMargins(0, 0, 0, 0)
+        for label in (self.rule, self.detail):
+            label.setMinimumWidth(24)
+            self._row.addWidget(label)
+        self._row.addStretch()
+        self._stand(is_narrow=False)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether rule and details are below each other."""
+        return self._row.direction() is QBoxLayout.Direction.TopToBottom
+
+    def tell(self, rule: str, detail: str) -> None:
+        self.rule.setText(rule)
+        self.detail.setText(detail)
+        self._fold()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fold()
+
+    def _fold(self) -> None:
+        wanted = sum(label.fontMetrics().horizontalAdvance(label.text()) + _SPACING for label in self._labels)
+        if self.is_narrow is not (self.width() < wanted):
+            self._stand(is_narrow=not self.is_narrow)
+
+    def _stand(self, *, is_narrow: bool) -> None:
+        direction = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
+        self._row.setDirection(direction)
+        self._row.setSpacing(1 if is_narrow else _SPACING)
+        across = QSizePolicy.Policy.Ignored if is_narrow else QSizePolicy.Policy.Maximum
+        policy = QSizePolicy(across, QSizePolicy.Policy.Minimum)
+        policy.setHeightForWidth(is_narrow)
+        for label in self._labels:
+            label.setWordWrap(is_narrow)
+            label.setSizePolicy(policy)
+
+    @property
+    def _labels(self) -> tuple[PlainLabel, PlainLabel]:
+        return self.rule, self.detail

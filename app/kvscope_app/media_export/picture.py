@@ -1,0 +1,174 @@
+"""Picture of a view: the view paints itself, to an image or an SVG file, in its own theme or another one.
+
+Owns the picture's size and the caption below it. Works with any view; there is no second painter.
+
+Bitmaps in a view (cells of the page map, heatmap, lanes) are enlarged without smoothing, so that a pixel of the screen
+becomes a square of the picture. Text and lines are drawn at the picture's own scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QPoint, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QColor, QFontMetricsF, QImage, QImageWriter, QPainter
+from PySide6.QtWidgets import QAbstractButton, QApplication, QComboBox, QLineEdit, QScrollBar, QWidget
+
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.theming.apply_theme import apply_theme
+from kvscope_app.ui.widgets import SegmentedControl
+from kvscope_app.views.base import HINT, View
+from kvscope_telemetry.whole_file import write_whole
+
+_MARGIN: Final = 12
+_FLAGS: Final = QWidget.RenderFlag.DrawWindowBackground | QWidget.RenderFlag.DrawChildren
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLook:
+    """Options of a picture of a view."""
+
+    scale: int = 1
+    """Pixels of the picture per pixel of the screen, along a side."""
+    theme: Theme | None = None
+    """Theme of the picture; None keeps the theme in which the view is shown."""
+    caption: str = ""
+    """Text of the line below the picture; empty for no caption."""
+
+
+def picture_of(view: View, look: PictureLook | None = None) -> QImage:
+    """Return an image of `view` as it is shown now."""
+    look = look or PictureLook()
+    scale = view.devicePixelRatioF() * look.scale
+    image = QImage(picture_size(view, look), QImage.Format.Format_RGB32)
+    with _in_theme(view, look.theme):
+        painter = QPainter(image)
+        try:
+            painter.scale(scale, scale)
+            _paint(painter, view, look)
+        finally:
+            painter.end()
+    image.setDevicePixelRatio(1.0)
+    return image
+
+
+def picture_size(view: View, look: PictureLook) -> QSize:
+    """Return the size in pixels of the picture that `picture_of` would make."""
+    return (_size(view, look).toSizeF() * (view.devicePixelRatioF() * look.scale)).toSize()
+
+
+def svg_of(view: View, look: PictureLook | None = None) -> QByteArray:
+    """Return `view` as an SVG file.
+
+    Text and lines stay vector graphics; bitmaps in the view are embedded as bitmaps.
+    """
+    from kvscope_app.media_export.svg_file import svg_painter  # imported late, because few windows need it
+
+    look = look or PictureLook()
+    with _in_theme(view, look.theme), svg_painter(_size(view, look), view.title) as (painter, made):
+        _paint(painter, view, look)
+    return made()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Picture taken when the user asked for it, as image and as SVG, because the file name is asked afterwards."""
+
+    image: QImage
+    drawing: bytes
+
+    @classmethod
+    def of(cls, view: View, look: PictureLook | None = None) -> Taken:
+        return cls(picture_of(view, look), bytes(svg_of(view, look).data()))
+
+    def save(self, path: Path) -> str:
+        """Save the SVG (.svg) or the image to `path`, replacing an existing file. Returns an error text, or ""."""
+        try:
+            write_whole(path, self.drawing if path.suffix.lower() == ".svg" else png_of(self.image))
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+
+def png_of(image: QImage) -> bytes:
+    buffer = QBuffer()
+    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+    QImageWriter(buffer, QByteArray(b"png")).write(image)
+    return bytes(buffer.data().data())
+
+
+def copy_picture(view: View, look: PictureLook | None = None) -> None:
+    QApplication.clipboard().setImage(picture_of(view, look))
+
+
+def caption_height(view: View) -> int:
+    """Return the height in pixels of the caption line, before scaling."""
+    return round(QFontMetricsF(sans(0.92)).height()) + _MARGIN
+
+
+def _size(view: View, look: PictureLook) -> QSize:
+    return view.size() + QSize(0, caption_height(view) if look.caption else 0)
+
+
+def _paint(painter: QPainter, view: View, look: PictureLook) -> None:
+    theme = look.theme or view.theme
+    painter.fillRect(QRect(QPoint(), _size(view, look)), QColor(theme.panel))
+    view.render(painter, QPoint(), renderFlags=_FLAGS)
+    _leave_out_controls(painter, view)
+    if look.caption:
+        strip = QRect(0, view.height(), view.width(), caption_height(view))
+        painter.fillRect(strip, QColor(theme.panel))  # QSvgGenerator does not clip: a child may have painted here
+        box = QRectF(_MARGIN, view.height(), view.width() - 2 * _MARGIN, caption_height(view) - 4)
+        painter.setFont(sans(0.92))
+        painter.setPen(QColor(theme.muted))
+        words = painter.fontMetrics().elidedText(look.caption, Qt.TextElideMode.ElideRight, round(box.width()))
+        painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, words)
+
+
+def _leave_out_controls(painter: QPainter, view: View) -> None:
+    """Paint over buttons and other controls, which are useless in a picture.
+
+    The controls are not hidden, because that would move the widgets around them.
+    """
+    shown = [each for each in view.findChildren(QWidget) if each.isVisible() and is_control(each)]
+    controls = [each for each in shown if not any(each is not other and other.isAncestorOf(each) for other in shown)]
+    if not controls:
+        return
+    seen = QImage(view.size(), QImage.Format.Format_RGB32)
+    view.render(seen, QPoint(), renderFlags=_FLAGS)
+    for control in controls:
+        around = control.parentWidget() or view
+        box = QRect(control.mapTo(view, QPoint()), control.size())
+        box &= around.visibleRegion().boundingRect().translated(around.mapTo(view, QPoint()))
+        beside = QPoint(box.left() - 2 if box.left() >= 2 else box.right() + 2, box.center().y())
+        if not box.isEmpty() and seen.rect().contains(beside):
+            painter.fillRect(box, seen.pixelColor(beside))
+
+
+def is_control(widget: QWidget) -> bool:
+    """Whether `widget` is useful only to a user at the window."""
+    kinds = (QAbstractButton, QComboBox, QLineEdit, QScrollBar, SegmentedControl)
+    return isinstance(widget, kinds) or widget.property(HINT) is True
+
+
+@contextmanager
+def _in_theme(view: View, theme: Theme | None) -> Iterator[None]:
+    """Show `view` in `theme` while the context is open. The screen is not repainted in between."""
+    before = view.theme
+    if theme is None or theme is before:
+        yield
+        return
+    app = QApplication.instance()
+    assert isinstance(app, QApplication), "no application"
+    try:
+        apply_theme(app, theme)  # palette and stylesheet of the view alone would not reach all of its widgets
+        view.apply_theme(theme)
+        yield
+    finally:
+        apply_theme(app, before)
+        view.apply_theme(before)

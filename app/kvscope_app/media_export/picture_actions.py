@@ -1,0 +1,140 @@
+"""Actions that save or copy a picture of a view, and that make a video of the timeline."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import QStandardPaths, Qt
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QWidget
+
+from kvscope_app.actions.action_registry import ActionSpec
+from kvscope_app.media_export.picture import PictureLook, Taken, copy_picture
+from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.file_dialogs import ask_save
+from kvscope_app.ui.model_name import model_name
+from kvscope_app.views.base import View
+
+if TYPE_CHECKING:
+    from kvscope_app.media_export.picture_dialog import PictureDialog
+    from kvscope_app.media_export.video_dialog import VideoDialog
+
+_NOTICE_MS: Final = 8000
+_STILLS: Final = "PNG picture (*.png);;SVG drawing (*.svg)"
+
+
+def picture_actions(window: SessionWindow, files: str, clipboard: str) -> list[ActionSpec]:
+    """Return the actions that save pictures, for menu `files`, and the one that copies them, for menu `clipboard`.
+
+    Each dock and the page map offer saving and copying in their own context menus as well.
+    """
+    _add_menus(window)
+    return [
+        ActionSpec(
+            "save_picture",
+            "Save picture of this view…",
+            files,
+            lambda: ask_picture(window, view_in_focus(window)),
+            ("Ctrl+Shift+S",),
+            tip="As PNG or SVG: the focused view, or the page map",
+        ),
+        ActionSpec(
+            "copy_picture",
+            "Copy picture of this view",
+            clipboard,
+            lambda: copy_view(window, view_in_focus(window)),
+            ("Ctrl+Alt+C",),
+            tip="To the clipboard: the focused view, or the page map",
+        ),
+        ActionSpec(
+            "save_video",
+            "Save video…",
+            files,
+            partial(ask_video, window),
+            tip="A video of the page map, fragmentation or timeline over a range of time",
+        ),
+    ]
+
+
+def view_in_focus(window: SessionWindow) -> View:
+    """Return the view that has the keyboard focus, or the page map if none has."""
+    widget: QWidget | None = window.focusWidget()
+    while widget is not None and not isinstance(widget, View):
+        widget = widget.parentWidget()
+    return widget if widget is not None and widget.isVisible() else window.page_map
+
+
+def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
+    """Ask for the options of a picture of `view`, then for the file name."""
+    from kvscope_app.media_export.picture_dialog import PictureDialog  # imported late, so that the window opens sooner
+
+    dialog = PictureDialog(window, view)
+    dialog.saved.connect(lambda look: _ask_path(window, view, look))
+    dialog.copied.connect(lambda look: copy_view(window, view, look))
+    dialog.open()
+    return dialog
+
+
+def save_taken(window: SessionWindow, title: str, taken: Taken, path: str) -> bool:
+    """Write the picture and report the result in the window. Returns whether it was written."""
+    failure = taken.save(Path(path))
+    if failure:
+        window.banner.tell("The picture could not be saved", f"{path}: {failure}", passes=True)
+    else:
+        window.statusBar().showMessage(f"Picture of {title} saved to {path}", _NOTICE_MS)
+    return not failure
+
+
+def copy_view(window: SessionWindow, view: View, look: PictureLook | None = None) -> None:
+    """Copy a picture of `view` to the clipboard and report it in the status bar."""
+    copy_picture(view, look)
+    window.statusBar().showMessage(f"Picture of {view.title.lower()} copied", _NOTICE_MS)
+
+
+def ask_video(window: SessionWindow) -> VideoDialog | None:
+    """Ask for the options of a video, then for the file name. Returns None if there is no history yet."""
+    from kvscope_app.media_export.video_dialog import VideoDialog
+
+    if window.session.timeline.range_ns is None:
+        window.statusBar().showMessage("No history to make a video of yet", _NOTICE_MS)
+        return None
+    dialog = VideoDialog(window, suggested(window, "video"))
+    dialog.open()
+    return dialog
+
+
+def suggested(window: SessionWindow, what: str) -> Path:
+    """Return a path without suffix for a picture of `what`, in the user's pictures folder."""
+    folder = Path(QStandardPaths.writableLocation(QStandardPaths.StandardLocation.PicturesLocation))
+    model = re.sub(r"[^\w.-]+", "-", model_name(window.session.mirror.hello)).strip("-") or "kvscope"
+    return folder / f"{model}-{what.lower().replace(' ', '-')}"
+
+
+def _ask_path(window: SessionWindow, view: View, look: PictureLook) -> None:
+    path, taken = suggested(window, view.title), Taken.of(view, look)
+    save = partial(save_taken, window, view.title, taken)
+    ask_save(window, f"Save a picture of {view.title.lower()}", path, _STILLS, save)
+
+
+def _add_menus(window: SessionWindow) -> None:
+    _add_menu(window, window.page_map, "page_map")
+    for name, dock in window.docks.items():
+        _add_menu(window, dock, name)
+
+
+def _add_menu(window: SessionWindow, widget: QWidget, name: str) -> None:
+    """Add saving and copying to the context menu of `widget`, which applies where no child has a menu of its own."""
+    for text, run in (("Save picture of this view…", ask_picture), ("Copy picture of this view", copy_view)):
+        action = QAction(text, widget)
+        action.triggered.connect(partial(_of_view, window, name, run))
+        widget.addAction(action)
+    widget.setContextMenuPolicy(Qt.ContextMenuPolicy.ActionsContextMenu)
+
+
+def _of_view(window: SessionWindow, name: str, run: object, _checked: bool = False) -> None:
+    """Call `run` on the view called `name`, if it exists: views are created after their docks."""
+    if name in window.views and callable(run):
+        run(window, window.views[name])

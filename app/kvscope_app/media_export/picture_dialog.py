@@ -1,0 +1,98 @@
+"""Dialog that asks for the options of a picture, and saves them for the next time."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QCheckBox, QComboBox, QDialog, QDialogButtonBox, QFormLayout, QVBoxLayout
+
+from kvscope_app.media_export.caption import caption_of
+from kvscope_app.media_export.names import MAX_SCALE
+from kvscope_app.media_export.picture import PictureLook, picture_size
+from kvscope_app.session_window import SessionWindow
+from kvscope_app.setting_names import PICTURE_CAPTION, PICTURE_SCALE, PICTURE_THEME
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.theme import THEMES
+from kvscope_app.views.base import View
+
+_AS_SHOWN: Final = "as shown"
+
+
+class PictureDialog(QDialog):
+    """Dialog with the options of a picture of one view."""
+
+    saved = Signal(object)
+    """Emitted with the `PictureLook` of a picture to save to a file."""
+    copied = Signal(object)
+    """Emitted with the `PictureLook` of a picture to copy to the clipboard."""
+
+    def __init__(self, window: SessionWindow, view: View) -> None:
+        super().__init__(window)
+        self._view, self._settings = view, window.settings
+        self._session = window.session
+        self.setWindowTitle(f"Save picture of {view.title}")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.scale = _choice([f"{scale} ×" for scale in range(1, MAX_SCALE + 1)], "Scale factor")
+        self.theme = _choice([_AS_SHOWN, *THEMES], "Theme of the picture")
+        self.captioned = QCheckBox("Include")
+        self.captioned.setToolTip("Model, view and time, below the picture")
+        self.captioned.setAccessibleName("Include a caption")
+        self._size = label(look="muted")
+        self._recall()
+        self._lay_out()
+        self._show_size()
+        self.scale.currentIndexChanged.connect(self._show_size)
+        self.captioned.toggled.connect(self._show_size)
+
+    @property
+    def look(self) -> PictureLook:
+        theme = THEMES.get(self.theme.currentText())
+        caption = caption_of(self._session, self._view.title) if self.captioned.isChecked() else ""
+        return PictureLook(self.scale.currentIndex() + 1, theme, caption)
+
+    def _recall(self) -> None:
+        scale, theme = self._settings.value(PICTURE_SCALE, 2), str(self._settings.value(PICTURE_THEME, _AS_SHOWN))
+        self.scale.setCurrentIndex(int(str(scale)) - 1 if str(scale) in "123" else 1)
+        self.theme.setCurrentText(theme if theme in THEMES else _AS_SHOWN)
+        self.captioned.setChecked(str(self._settings.value(PICTURE_CAPTION, "true")) == "true")
+
+    def _remember(self) -> None:
+        self._settings.setValue(PICTURE_SCALE, self.scale.currentIndex() + 1)
+        self._settings.setValue(PICTURE_THEME, self.theme.currentText())
+        self._settings.setValue(PICTURE_CAPTION, "true" if self.captioned.isChecked() else "false")
+
+    def _finish(self, *, to_file: bool) -> None:
+        self._remember()
+        look = self.look
+        self.accept()
+        (self.saved if to_file else self.copied).emit(look)
+
+    def _show_size(self) -> None:
+        size = picture_size(self._view, self.look)
+        self._size.setText(f"{size.width()} × {size.height()} pixels as PNG; SVG is sharp at any size")
+
+    def _lay_out(self) -> None:
+        form = QFormLayout()
+        form.addRow("Scale", self.scale)
+        form.addRow("Colours", self.theme)
+        form.addRow("Caption", self.captioned)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        save = buttons.addButton("Save…", QDialogButtonBox.ButtonRole.AcceptRole)
+        copy = buttons.addButton("Copy", QDialogButtonBox.ButtonRole.ActionRole)
+        save.setDefault(True)
+        save.clicked.connect(lambda: self._finish(to_file=True))
+        copy.clicked.connect(lambda: self._finish(to_file=False))
+        buttons.rejected.connect(self.reject)
+        column = QVBoxLayout(self)
+        column.setSpacing(12)
+        column.addLayout(form)
+        column.addWidget(self._size)
+        column.addWidget(buttons)
+
+
+def _choice(words: list[str], name: str) -> QComboBox:
+    box = QComboBox()
+    box.addItems(words)
+    box.setAccessibleName(name)
+    return box

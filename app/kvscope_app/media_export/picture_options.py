@@ -1,0 +1,98 @@
+"""Options of `kvscope export` for pictures and videos. Imports no Qt."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from typing import Any, Final
+
+from kvscope_app.media_export.names import LARGEST, MAX_SCALE, SMALLEST, STILLS, VIEWS, suffix_of
+from kvscope_app.media_export.wish import PictureWish
+from kvscope_app.option_values import moment
+from kvscope_telemetry.errors import BadInput
+
+_OPTIONS: Final = ("view", "at_s", "speed", "fps", "size", "scale", "theme", "caption")
+_OF_VIDEOS: Final = ("speed", "fps")
+_SPEEDS, _FPS = (0.01, 1000.0), (1.0, 60.0)
+
+
+def add_picture_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pictures and videos")
+    group.add_argument(
+        "--view",
+        choices=VIEWS,
+        help="what to draw (default: page-map); for the console or a selection, use Ctrl+Shift+S in the window",
+    )
+    group.add_argument(
+        "--at", dest="at_s", metavar="S", type=moment, help="one picture: seconds from the start (default: the end)"
+    )
+    group.add_argument("--speed", metavar="X", type=_speed, help="video: recorded seconds per second (default: 1)")
+    group.add_argument("--fps", metavar="N", type=_fps, help="video: frames per second, 1 to 60 (default: 10)")
+    group.add_argument(
+        "--size",
+        metavar="WxH",
+        type=_size,
+        help="pixels before scaling (default: 960x600, for a picture more if its content needs it)",
+    )
+    group.add_argument(
+        "--scale", metavar="N", type=int, choices=range(1, MAX_SCALE + 1), help="scale factor (default: 1)"
+    )
+    group.add_argument("--theme", choices=("dark", "light"), help="colour theme (default: dark)")
+    group.add_argument("--caption", action="store_true", help="add a caption: model, time, range")
+    group.add_argument("--tell-progress", action="store_true", help=argparse.SUPPRESS)
+
+
+def wish_of(args: argparse.Namespace, *, is_wanted: bool = True) -> PictureWish | None:
+    """Return what picture or video the options request; None if no picture `is_wanted`.
+
+    Raises BadInput for options that exclude each other and, if no picture is wanted, for any picture option.
+    """
+    given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) not in (None, False)}
+    if not is_wanted:
+        if given:
+            raise BadInput(f"{_flag(next(iter(given)))} applies to pictures and videos: --to png, svg or video")
+        return None
+    suffix = suffix_of(args.out, args.to)
+    for name in _OF_VIDEOS:
+        if name in given and suffix in STILLS:
+            raise BadInput(f"{_flag(name)} is for videos and cannot go with {suffix}")
+    if args.kind is not None:
+        raise BadInput(f"a kind ({args.kind}) goes with tables, not with {suffix}")
+    return PictureWish(args.out, suffix, from_s=args.from_s, until_s=args.until_s, **_renamed(given))
+
+
+def _renamed(given: dict[str, Any]) -> dict[str, Any]:
+    return {"captioned" if name == "caption" else name: value for name, value in given.items()}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.removesuffix("_s")
+
+
+def _speed(text: str) -> float:
+    return _between(text, *_SPEEDS, "playback speed")
+
+
+def _fps(text: str) -> float:
+    return _between(text, *_FPS, "frames per second")
+
+
+def _between(text: str, least: float, most: float, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: {what}, {least:g} to {most:g}")
+    return value
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})[x×](\d{1,5})", text)
+    size = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not all(SMALLEST <= side <= LARGEST for side in size):
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.60} is not accepted: WIDTHxHEIGHT in pixels, {SMALLEST} to {LARGEST} each"
+        )
+    return size

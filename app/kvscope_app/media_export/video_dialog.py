@@ -1,0 +1,134 @@
+"""Dialog that asks for the options of a video of a session's timeline, and starts making it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QDialog,
+    QDialogButtonBox,
+    QFormLayout,
+    QVBoxLayout,
+)
+
+from kvscope_app.media_export.encoders import is_there
+from kvscope_app.media_export.names import VIDEOS
+from kvscope_app.media_export.video_making import make_video
+from kvscope_app.media_export.wish import PictureWish
+from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.file_dialogs import ask_save
+from kvscope_app.ui.makers import choice, label, seconds_box
+from kvscope_app.views.docks import DOCKS
+
+_VIEWS: Final = {"Page map": "page-map"} | {spec.title: spec.picture_name for spec in DOCKS if spec.is_on_time}
+_SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+_FPS: Final = (5, 10, 15, 20, 30)
+_FIRST_S: Final = 20.0
+"""Length in seconds of the time range that is suggested first."""
+
+
+class VideoDialog(QDialog):
+    """Dialog with the options of a video of one window."""
+
+    def __init__(self, window: SessionWindow, path: Path) -> None:
+        super().__init__(window)
+        self._body, self._path = window, path
+        timeline = window.session.timeline
+        around, origin_ns = timeline.range_ns, timeline.origin_ns
+        assert around is not None, "nothing to make a video of"
+        assert origin_ns is not None, "a time to go to has an origin"
+        self._begin_s = (around[0] - origin_ns) / 1e9
+        """Start of the fields' time range, in seconds from the timeline's origin."""
+        length_s = (around[1] - around[0]) / 1e9
+        cursor_s = min(max((timeline.cursor_ns - around[0]) / 1e9, 0.0), length_s)
+        self.setWindowTitle("Save video")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.view = choice(list(_VIEWS), "View")
+        self.first = seconds_box(0.0, length_s, max(0.0, cursor_s - _FIRST_S), "From")
+        self.last = seconds_box(0.0, length_s, max(cursor_s, min(_FIRST_S, length_s)), "Until")
+        self.speed = choice([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
+        self.fps = choice([f"{fps} per second" for fps in _FPS], "Frames")
+        self.form = choice([suffix + _missing(suffix) for suffix in VIDEOS], "Format")
+        self.captioned = QCheckBox("Include")
+        self.captioned.setToolTip("Model, view and time, below the picture")
+        self.captioned.setAccessibleName("Include a caption")
+        self.captioned.setChecked(True)
+        self.speed.setCurrentIndex(_SPEEDS.index(1.0))
+        self.fps.setCurrentIndex(_FPS.index(10))
+        self.form.setCurrentIndex(next((index for index, suffix in enumerate(VIDEOS) if is_there(suffix)), 0))
+        self._description = label(look="muted")
+        self._lay_out()
+        self._show_description()
+
+    @property
+    def length_s(self) -> float:
+        """Length of the video in seconds."""
+        return max(self.last.value() - self.first.value(), 0.0) / _SPEEDS[self.speed.currentIndex()]
+
+    def wish(self, path: Path) -> PictureWish:
+        """Return the chosen options of a video written to `path`. Its times count from the timeline's origin."""
+        suffix = VIDEOS[self.form.currentIndex()]
+        return PictureWish(
+            path if path.suffix.lower() == suffix else path.with_name(path.name + suffix),
+            suffix,
+            _VIEWS[self.view.currentText()],
+            from_s=self._begin_s + self.first.value(),
+            until_s=self._begin_s + self.last.value(),
+            speed=_SPEEDS[self.speed.currentIndex()],
+            fps=float(_FPS[self.fps.currentIndex()]),
+            theme="dark" if self._body.themes.theme.is_dark else "light",
+            captioned=self.captioned.isChecked(),
+        )
+
+    def accept(self) -> None:
+        """Ask for the file name."""
+        suffix = VIDEOS[self.form.currentIndex()]
+        wanted = self.wish(self._path)
+        begin = partial(_begin, self._body, wanted)
+        ask_save(self._body, "Save video", wanted.path, f"Video (*{suffix})", begin)
+        super().accept()
+
+    def _show_description(self) -> None:
+        num_frames = round(self.length_s * _FPS[self.fps.currentIndex()]) + 1
+        suffix = VIDEOS[self.form.currentIndex()]
+        self._save.setEnabled(num_frames > 1 and is_there(suffix))
+        self._description.setText(f"{num_frames:,} frames, {self.length_s:.1f} s; saved in the background")
+
+    def _lay_out(self) -> None:
+        form = QFormLayout()
+        for words, widget in (
+            ("View", self.view),
+            ("From", self.first),
+            ("Until", self.last),
+            ("Speed", self.speed),
+            ("Frames", self.fps),
+            ("Format", self.form),
+            ("Caption", self.captioned),
+        ):
+            form.addRow(words, widget)
+        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Cancel)
+        self._save = buttons.addButton("Save…", QDialogButtonBox.ButtonRole.AcceptRole)
+        buttons.accepted.connect(self.accept)
+        buttons.rejected.connect(self.reject)
+        for box in (self.speed, self.fps, self.form):
+            box.currentIndexChanged.connect(self._show_description)
+        for number in (self.first, self.last):
+            number.valueChanged.connect(self._show_description)
+        column = QVBoxLayout(self)
+        column.setSpacing(12)
+        column.addLayout(form)
+        column.addWidget(self._description)
+        column.addWidget(buttons)
+
+
+def _missing(suffix: str) -> str:
+    return "" if is_there(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
+
+
+def _begin(window: SessionWindow, wish: PictureWish, path: str) -> None:
+    make_video(window, replace(wish, path=Path(path)))

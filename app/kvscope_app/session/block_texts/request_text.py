@@ -1,0 +1,117 @@
+"""Prompt and output text of a request: finds its blocks and joins their texts. Imports no Qt.
+
+Texts are stored per block. For a long request, only both ends of prompt and output are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.session.block_texts.session_texts import asked_of
+from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
+
+MOST_BLOCKS: Final = 64
+"""Maximum number of blocks at each end of the prompt and of the output."""
+_MOST_OWNERS: Final = 8
+"""Maximum number of requests whose cached blocks are followed."""
+_MOST_FOUND: Final = 8192
+PROMPT, BETWEEN, OUTPUT = "Prompt", "Prompt ends, output begins", "Output"
+NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock:
+    index: int
+    """Index among the request's blocks."""
+    part: str
+    asked: Asked
+
+
+def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
+    """Return the blocks to read for request `number`. For a finished request, those that it left in the cache."""
+    row = mirror.requests.row_of(number)
+    if row is None or mirror.hello is None:
+        return []
+    rows = mirror.requests.table(number).tolist() or rows_left(mirror, number)
+    size, num_prompt = mirror.hello.cache.block_size, int(mirror.requests.num_prompt_tokens[row])
+    end = len(rows)
+    prompt_end, output_begin = min(num_prompt // size, end), min(-(-num_prompt // size), end)
+    if not mirror.requests.num_output_tokens[row]:
+        prompt_end = output_begin = end
+    parts = ((PROMPT, 0, prompt_end), (BETWEEN, prompt_end, output_begin), (OUTPUT, output_begin, end))
+    return [
+        TextBlock(index, part, asked_of(mirror, rows[index]))
+        for part, first, until in parts
+        for index in _both_ends(first, until)
+        if mirror.ledger.filled[rows[index]]
+    ]
+
+
+def text_parts(
+    blocks: list[TextBlock], get: Callable[[Asked], BlockContent | None], why_not: str
+) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of each part. `why_not` is shown if no text is known or expected."""
+    if not blocks:
+        yield "Text", NOT_IN_BLOCKS
+        return
+    contents = {block.index: get(block.asked) for block in blocks}
+    if why_not and not any(contents.values()):
+        yield "Text", why_not
+        return
+    for part, group in groupby(blocks, key=lambda block: block.part):
+        yield part, _joined([block.index for block in group], contents) or "(no printable text)"
+
+
+def rows_left(mirror: Mirror, number: int) -> list[int]:
+    """Return the ledger rows of the full blocks that a request left in the cache, including its shared prefix, in
+    order.
+    """
+    assert mirror.hello is not None, "a request is shown only once there is an engine"
+    ledger, group = mirror.ledger, group_of_tree(mirror.hello.cache) or 0
+    own = np.flatnonzero((ledger.owner == number) & (ledger.hash != 0) & (ledger.group == group))
+    last = own[~np.isin(ledger.hash[own], ledger.parent[own])]
+    if not last.size:
+        return []
+    found: list[int] = []
+    rows = {int(ledger.hash[row]): int(row) for row in own.tolist()}
+    at, num_owners = int(last[-1]), 1
+    while len(found) < _MOST_FOUND:
+        found.append(at)
+        before = int(ledger.parent[at])
+        if before and before not in rows:
+            there = np.flatnonzero(ledger.hash == before)
+            if not there.size or num_owners == _MOST_OWNERS:
+                break
+            others = np.flatnonzero((ledger.owner == ledger.owner[there[0]]) & (ledger.hash != 0))
+            rows |= {int(ledger.hash[row]): int(row) for row in (*others.tolist(), int(there[0]))}
+            num_owners += 1
+        if not before:
+            break
+        at = rows[before]
+    return found[::-1]
+
+
+def _both_ends(first: int, end: int) -> list[int]:
+    if end - first <= 2 * MOST_BLOCKS:
+        return list(range(first, end))
+    return [*range(first, first + MOST_BLOCKS), *range(end - MOST_BLOCKS, end)]
+
+
+def _joined(indexes: list[int], contents: dict[int, BlockContent | None]) -> str:
+    parts: list[str] = []
+    before = indexes[0] - 1
+    for index in indexes:
+        content = contents[index]
+        if index != before + 1:
+            parts.append(f"\n… {index - before - 1} blocks between …\n")
+        parts.append("…" if content is None or not content.token_ids else content.text)
+        before = index
+    return "".join(parts).replace("………", "…")

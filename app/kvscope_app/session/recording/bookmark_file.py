@@ -1,0 +1,56 @@
+"""Sidecar files for bookmarks of finished recordings, in the user's data folder.
+
+A finished recording is never rewritten. The file name contains the first epoch and the start time of the recording, so
+a recording that is moved, renamed or recovered keeps its bookmarks. Imports no Qt, because exports without a window
+read bookmarks, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from kvscope_telemetry.credentials.private_files import make_private_folder, read_private, write_private
+from kvscope_telemetry.errors import BadInput, ProtocolError
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.summaries.bookmark import Bookmark, decode_bookmarks, encode_bookmarks, settled
+
+_WHAT = "file of bookmarks"
+
+
+def bookmark_file(recording: Recording) -> Path:
+    epoch = recording.info.epochs[0] if recording.info.epochs else 0
+    return _data_folder() / "kvscope" / "bookmarks" / f"{epoch:016x}-{recording.start_ns:016x}.json"
+
+
+def read_bookmarks(path: Path) -> list[Bookmark]:
+    """Return the saved bookmark revisions, or none if there is no file. Raises BadInput for an unreadable file."""
+    if not path.exists():
+        return []
+    try:
+        return decode_bookmarks(read_private(path, _WHAT))
+    except ProtocolError as error:
+        raise BadInput(f"{_WHAT} {path} is not accepted: {error}") from None
+
+
+def keep_bookmarks(path: Path, said: list[Bookmark]) -> str:
+    """Merge `said` into the file, which another window may have written. Returns the error text, empty on success."""
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent, "folder of bookmarks")
+        standing = settled([*read_bookmarks(path), *said])
+        write_private(path, encode_bookmarks(standing.values()), _WHAT)
+    except BadInput as error:
+        return str(error)
+    except OSError as error:
+        return f"{_WHAT} {path} cannot be written: {error.strerror}"
+    return ""
+
+
+def _data_folder() -> Path:
+    """Return the folder that Qt calls GenericDataLocation."""
+    data_home = os.environ.get("XDG_DATA_HOME", "")
+    if os.path.isabs(data_home):
+        return Path(data_home)
+    return Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/share")

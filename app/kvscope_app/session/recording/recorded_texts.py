@@ -1,0 +1,89 @@
+"""Block texts of a recording: read on a separate thread, then looked up in memory. Imports no Qt.
+
+Owns its handle on the recording and the index of texts. Lookups run one at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvscope_app.session.background import Background
+from kvscope_app.session.links import Player
+from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_telemetry.block_texts.block_texts import Asked, RecordedText, TextIndex
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
+
+_LOOK_EVERY: Final = 512
+
+
+def recorded_texts(player: Player | None, kept: KeptTimeline | None) -> RecordedTexts | None:
+    """Return the texts of a played recording or of a live session's history, or None if there cannot be any."""
+    if player is not None:
+        played = player.recording
+        if played.has_texts or played.may_grow:
+            return RecordedTexts(lambda _: played.reopened())
+        return None
+    return None if kept is None else RecordedTexts(kept.open_recording)
+
+
+class RecordedTexts:
+    """Texts of the recording that `open_recording` opens on the first lookup, exclusively for this object."""
+
+    def __init__(self, open_recording: Callable[[ProgressCallback], Recording]) -> None:
+        self._open = open_recording
+        self._lock = threading.Lock()
+        self._recording: Recording | None = None
+        self._index = TextIndex()
+        self._newest_ns = -1
+        self._is_closed = threading.Event()
+
+    @property
+    def has_any(self) -> bool | None:
+        """Whether the recording has any text; None before the first lookup."""
+        return None if self._recording is None else self._newest_ns >= 0
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether texts that are missing now may appear later."""
+        return self._recording is None or self._recording.may_grow
+
+    def look_up(self, asked: Sequence[Asked], at_ns: int) -> Background[list[BlockContent | None]]:
+        """Return the content of each block at `at_ns`, in the given order; None where it was not recorded."""
+
+        def work(watch: ProgressCallback) -> list[BlockContent | None]:
+            with self._lock:
+                self._read(lambda share: watch(share) and not self._is_closed.is_set())
+                return [self._index.find(each, at_ns) for each in asked]
+
+        return Background(work, "kvscope-texts")
+
+    def search(self, words: str, limit: int) -> Background[list[RecordedText]]:
+        """Return the first `limit` texts that contain `words`."""
+
+        def work(watch: ProgressCallback) -> list[RecordedText]:
+            with self._lock:
+                self._read(lambda share: watch(share) and not self._is_closed.is_set())
+                return self._index.containing(words, limit)
+
+        return Background(work, "kvscope-texts")
+
+    def close(self) -> None:
+        self._is_closed.set()
+
+    def _read(self, watch: ProgressCallback) -> None:
+        """Add new texts of the recording to the index."""
+        if self._recording is None:
+            self._recording = self._open(watch)
+        elif not self._recording.grow():
+            return
+        fresh: list[RecordedText] = []
+        for count, text in enumerate(self._recording.texts(self._newest_ns + 1)):
+            if count % _LOOK_EVERY == 0 and not watch(0.5):
+                raise OpeningCancelled
+            if text.time_ns > self._newest_ns:
+                fresh.append(text)
+        self._newest_ns = max(self._newest_ns, self._index.extend(fresh))

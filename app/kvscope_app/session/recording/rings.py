@@ -1,0 +1,64 @@
+"""Location and size limits of the rings of live sessions, and cleanup after crashes. Knows no windows."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QSettings, QStandardPaths
+
+from kvscope_app.session.background import Background
+from kvscope_app.settings.settings_keeper import read_settings
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.recordings.left_rings import TidiedRings
+    from kvscope_telemetry.recordings.ring_client import RingClient
+
+_numbers = itertools.count(1)
+
+
+def rings_folder() -> Path:
+    """Return the parent folder of all rings, in the user's cache folder. Each live session has its own folder there."""
+    cache = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.GenericCacheLocation)
+    return Path(cache) / "kvscope" / "rings"
+
+
+def kept_bounds(settings: QSettings) -> tuple[int, int]:
+    """Return the maximum (minutes, megabytes) to store."""
+    chosen = read_settings(settings)
+    return chosen.timeline_minutes, chosen.timeline_megabytes
+
+
+def make_ring(settings: QSettings) -> RingClient:
+    """Create the ring of a new session, which another process writes.
+
+    Problems with the folder are reported in its `failure`.
+    """
+    from kvscope_telemetry.credentials.private_files import make_private_folder
+    from kvscope_telemetry.errors import BadInput
+    from kvscope_telemetry.recordings.ring_client import RingClient
+
+    minutes, megabytes = kept_bounds(settings)
+    parent = rings_folder()
+    try:
+        make_private_folder(parent.parent, "cache folder")
+        make_private_folder(parent, "ring folder")
+    except BadInput:
+        pass  # the ring reports it for its own folder, or can be created nevertheless
+    folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
+    return RingClient(folder, max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
+
+
+def find_left_rings() -> Background[TidiedRings]:
+    """Find the rings of crashed sessions, newest first, and delete those that are too old or too large."""
+    parent = rings_folder()
+
+    def find(_: object) -> TidiedRings:
+        from kvscope_telemetry.recordings.left_rings import tidy_left_rings
+
+        return tidy_left_rings(parent)
+
+    return Background(find, "kvscope-left")

@@ -1,0 +1,217 @@
+"""Dark and light themes: every colour that the desktop paints has a name here.
+
+Qt's colour scheme has no effect without a platform theme, so both palettes are defined here, on top of the Fusion
+style. pyqtgraph does not follow a palette: views apply colours of a `Theme` in `View.apply_theme`.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from PySide6.QtGui import QColor
+
+NUM_OWNER_COLORS: Final = 96
+_GOLDEN_RATIO: Final = 0.618033988749895
+_SEEN: Final = 3.0
+"""Minimum contrast (WCAG 2) for signs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """Named colours as `#rrggbb`. `color(name)` returns a QColor."""
+
+    name: str
+    is_dark: bool
+    window: str
+    """Background behind everything."""
+    base: str
+    """Background of edited and listed text, the page map and plots."""
+    panel: str
+    """Background of docks and bars."""
+    raised: str
+    """Buttons, cards, hovered rows."""
+    border: str
+    text: str
+    muted: str
+    """Labels, units and secondary text. Contrast 4.5:1 on `panel`."""
+    accent: str
+    accent_text: str
+    good: str
+    warn: str
+    bad: str
+    grid: str
+    """Grid lines of plots: opaque, faint."""
+    series: tuple[str, ...]
+    """Eight curve colours based on Okabe and Ito.
+
+    Those of the safe palette can be distinguished by colour-blind users.
+    """
+    block_free: str
+    block_active: str
+    block_cached: str
+    block_shared: str
+    block_host: str
+    block_disk: str
+    block_unmapped: str
+    """Address space without memory."""
+    flash_evicted: str
+    flash_copied: str
+    flash_saved: str
+    flash_loaded: str
+    """The flash colours show briefly that a cell changed. Large cells also have a sign."""
+    selection: str
+    """Outline of the selection."""
+
+    def color(self, name: str, alpha: int = 255) -> QColor:
+        """Return the named colour. `alpha`: 0 to 255."""
+        color = QColor(str(getattr(self, name)))
+        color.setAlpha(alpha)
+        return color
+
+
+DARK: Final = Theme(
+    name="dark",
+    is_dark=True,
+    window="#0d0f13",
+    base="#101318",
+    panel="#15181e",
+    raised="#1f242d",
+    border="#2a303b",
+    text="#e6e9ef",
+    muted="#949dae",
+    accent="#5b9dff",
+    accent_text="#06101f",
+    good="#3ecb92",
+    warn="#f0b040",
+    bad="#ff6b6b",
+    grid="#232831",
+    series=("#5badfe", "#f0a63a", "#34c8a0", "#dd84c8", "#f2e05c", "#f2764a", "#9281ec", "#abb5c3"),
+    block_free="#232933",
+    block_active="#3f8ff0",
+    block_cached="#8f6a2e",
+    block_shared="#f5a5dd",
+    block_host="#00b696",
+    block_disk="#d87b49",
+    block_unmapped="#181c22",
+    flash_evicted="#ff5566",
+    flash_copied="#ffe14d",
+    flash_saved="#c05eb8",
+    flash_loaded="#6fe3ff",
+    selection="#ffffff",
+)
+
+LIGHT: Final = Theme(
+    name="light",
+    is_dark=False,
+    window="#eef0f4",
+    base="#ffffff",
+    panel="#f8f9fb",
+    raised="#eceff4",
+    border="#d7dce4",
+    text="#1a1e26",
+    muted="#5b6474",
+    accent="#1a66dd",
+    accent_text="#ffffff",
+    good="#12805c",
+    warn="#8b5301",
+    bad="#d1353f",
+    grid="#e6e9ee",
+    series=("#0771c2", "#c87f00", "#0a8a6a", "#b5488a", "#8a7800", "#ab411c", "#5741dd", "#5b6474"),
+    block_free="#e3e7ed",
+    block_active="#2f80ea",
+    block_cached="#ebb76a",
+    block_shared="#9a2f9c",
+    block_host="#068f79",
+    block_disk="#8f4516",
+    block_unmapped="#f3f5f8",
+    flash_evicted="#d13c27",
+    flash_copied="#cba400",
+    flash_saved="#5f29d3",
+    flash_loaded="#0d8cb6",
+    selection="#10141b",
+)
+
+THEMES: Final = {theme.name: theme for theme in (DARK, LIGHT)}
+
+# The same themes in colours that colour-blind users can distinguish. Colours that can be adjacent on the page map, in
+# the request lanes and among curves differ by at least 10 in CIEDE2000, for normal vision, protanopes, deuteranopes and
+# tritanopes (`tests/app/ui/theming/test_safe_palette.py`). Found by a search that starts at the standard palette and
+# stays close to it. A colour has the same hue in both themes, so that it keeps its meaning.
+SAFE_DARK: Final = replace(
+    DARK,
+    series=("#358dff", "#de9634", "#06cc99", "#ab6fa6", "#f3e25f", "#fffcfb", "#d2b5ff", "#abb3be"),
+    block_active="#50a0fd",
+    block_cached="#d19728",
+    block_shared="#edb6de",
+    block_host="#58917e",
+    block_disk="#812005",
+    flash_evicted="#d83b05",
+    flash_copied="#f7f700",
+    flash_saved="#481ace",
+    flash_loaded="#c1fcdf",
+    good="#3ecb9d",
+    warn="#f8b205",
+    bad="#fe6b6a",
+)
+SAFE_LIGHT: Final = replace(
+    LIGHT,
+    series=("#31648c", "#6a584a", "#359473", "#d272a5", "#968700", "#a5350a", "#2016b4", "#7964f1"),
+    block_active="#307feb",
+    block_cached="#dc9b13",
+    block_shared="#771775",
+    block_host="#47845f",
+    block_disk="#260007",
+    flash_evicted="#de0d11",
+    flash_copied="#f1de9a",
+    flash_saved="#3b04ff",
+    flash_loaded="#0accff",
+    good="#17805d",
+    warn="#804c01",
+    bad="#dd0741",
+)
+SAFE_THEMES: Final[dict[str, Theme]] = {theme.name: theme for theme in (SAFE_DARK, SAFE_LIGHT)}
+
+
+@lru_cache(maxsize=4096)
+def mix(first: str, second: str, share: float) -> str:
+    """Return `first` mixed with `share` (0 to 1) of `second`, as `#rrggbb`."""
+    a, b = QColor(first), QColor(second)
+    parts = ((a.red(), b.red()), (a.green(), b.green()), (a.blue(), b.blue()))
+    return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in parts)
+
+
+def readable_on(color: str, theme: Theme) -> str:
+    """Return the colour for drawing on `color`: the background colour, or the text colour if the contrast were too
+    low.
+    """
+    light, base = sorted((_luminance(color), _luminance(theme.base)), reverse=True)
+    return theme.base if (light + 0.05) / (base + 0.05) >= _SEEN else theme.text
+
+
+def owner_color(number: int, theme: Theme = DARK) -> QColor:
+    """Return the colour of request `number`, the same in every view. Consecutive numbers have distant hues."""
+    return QColor(owner_colors(theme)[number % NUM_OWNER_COLORS])
+
+
+@lru_cache(maxsize=8)
+def owner_colors(theme: Theme) -> tuple[str, ...]:
+    """Return `NUM_OWNER_COLORS` colours with hues a golden angle apart, in three lightnesses."""
+    return tuple(_owner(index, theme.is_dark) for index in range(NUM_OWNER_COLORS))
+
+
+def _owner(index: int, is_dark: bool) -> str:
+    hue = (0.58 + index * _GOLDEN_RATIO) % 1.0
+    lightness = (0.66, 0.56, 0.74)[index % 3] if is_dark else (0.50, 0.40, 0.58)[index % 3]
+    # Yellow and green look lighter than blue at the same HLS lightness: darken them.
+    lightness -= 0.10 * max(0.0, 1.0 - abs(hue - 0.25) / 0.2)
+    red, green, blue = colorsys.hls_to_rgb(hue, lightness, 0.52)
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def _luminance(color: str) -> float:
+    values = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    red, green, blue = (v / 12.92 if v <= 0.04045 else float(((v + 0.055) / 1.055) ** 2.4) for v in values)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,0 +1,130 @@
+"""Holds the current theme and zoom for all windows: the user's choice, or the system's preference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Final
+
+from PySide6.QtCore import QObject, QSettings, Qt, QTimer, Signal
+from PySide6.QtWidgets import QApplication
+
+from kvscope_app.settings.settings import ZOOM_STEPS, Settings
+from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.ui.theme import SAFE_THEMES, THEMES, Theme
+from kvscope_app.ui.theming.apply_theme import apply_theme, restyled
+from kvscope_app.ui.zoom import apply_zoom, zoom_of
+
+CHOICES: Final = ("auto", "dark", "light")
+PALETTES: Final = {"usual": THEMES, "safe": SAFE_THEMES}
+_UNSEEN_MS: Final = 20
+"""Interval between steps of restyling hidden widgets, so that visible ones are painted first."""
+
+
+class ThemeKeeper(QObject):
+    """Applies the theme to the application, and notifies widgets that paint themselves."""
+
+    changed = Signal(object)
+    """Emitted with the current `Theme` after a change of the theme or the zoom."""
+
+    zooming = Signal()
+    """Emitted before the zoom changes."""
+
+    def __init__(self, app: QApplication, settings: QSettings, choice: str | None = None) -> None:
+        """Apply the saved theme, or `choice` for this run only."""
+        super().__init__(app)
+        self._app = app
+        self.settings = SettingsKeeper(settings, self)
+        self.choice = choice or self.settings.values.theme
+        self.theme: Theme = self._wanted()
+        apply_zoom(app, self.settings.values.zoom_percent)
+        apply_theme(app, self.theme)
+        self._waiting: list[Callable[[], None]] = []
+        self._unseen: Iterator[None] = iter(())
+        """Pending restyling, one part per step."""
+        self._turns = QTimer(self, interval=_UNSEEN_MS)
+        self._turns.timeout.connect(self._restyle_more)
+        app.styleHints().colorSchemeChanged.connect(self._follow)
+        app.applicationStateChanged.connect(self._look)
+        self.settings.changed.connect(self._on_settings)
+
+    def choose(self, choice: str) -> None:
+        """Apply and save one of `CHOICES`."""
+        self.choice = choice
+        self.settings.change(theme=choice)
+        self._follow()
+
+    def toggle(self) -> None:
+        self.choose("light" if self.theme.is_dark else "dark")
+
+    def choose_palette(self, palette: str) -> None:
+        """Apply and save one of `PALETTES`."""
+        self.settings.change(palette=palette)
+
+    def zoom(self, steps: int) -> None:
+        """Zoom in (positive) or out (negative) by one step, or reset to 100 % (0)."""
+        now = self.settings.values.zoom_percent
+        if steps > 0:
+            wanted = next((step for step in ZOOM_STEPS if step > now), now)
+        elif steps < 0:
+            wanted = next((step for step in reversed(ZOOM_STEPS) if step < now), now)
+        else:
+            wanted = 100
+        self.settings.change(zoom_percent=wanted)
+
+    def afterwards(self, work: Callable[[], None]) -> None:
+        """Call `work` after the visible widgets were painted, unless another change comes first.
+
+        For receivers of `changed`.
+        """
+        self._waiting.append(work)
+
+    def finish(self) -> None:
+        """Complete the pending restyling now, because hidden widgets are about to be shown."""
+        while self._turns.isActive():
+            self._restyle_more()
+
+    def _look(self, state: Qt.ApplicationState) -> None:
+        """Load settings that another process may have changed while this one was inactive."""
+        if state == Qt.ApplicationState.ApplicationActive:
+            self.settings.look()
+
+    def _on_settings(self, before: Settings) -> None:
+        now = self.settings.values
+        if now.theme != before.theme:
+            self.choice = now.theme
+        percent = now.zoom_percent
+        if percent != zoom_of(self._app):
+            self.zooming.emit()
+            apply_zoom(self._app, percent)
+            self._restyle(self._wanted())
+            return
+        self._follow()
+
+    def _follow(self) -> None:
+        theme = self._wanted()
+        if theme is not self.theme:
+            self._restyle(theme)
+
+    def _restyle(self, theme: Theme) -> None:
+        """Restyle visible widgets now and the others after those were painted."""
+        self.theme = theme
+        restyling = restyled(self._app, theme)
+        next(restyling)
+        self._waiting = []
+        self.changed.emit(theme)
+        self._unseen = chain(restyling, (work() for work in self._waiting))
+        self._turns.start()
+
+    def _restyle_more(self) -> None:
+        if next(self._unseen, self) is self:
+            self._turns.stop()
+            self._unseen, self._waiting = iter(()), []  # they refer to windows
+
+    def _wanted(self) -> Theme:
+        themes = PALETTES[self.settings.values.palette]
+        if self.choice != "auto":
+            return themes[self.choice]
+        # Unknown without a platform theme: dark, as usual for monitoring tools.
+        is_light = self._app.styleHints().colorScheme() == Qt.ColorScheme.Light
+        return themes["light" if is_light else "dark"]

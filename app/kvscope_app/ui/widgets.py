@@ -1,0 +1,250 @@
+"""Small widgets shared by several views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QSize, Qt, Signal
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QButtonGroup, QFrame, QHBoxLayout, QMenu, QSizePolicy, QToolButton, QWidget
+
+from kvscope_app.ui.plain_text import PlainLabel, plain_tip
+
+
+class ElidedLabel(PlainLabel):
+    """Label that elides its text and never requests more space. The tooltip has the full text."""
+
+    def __init__(self, text: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(text, parent)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(24, super().minimumSizeHint().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        elided = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
+        painter.setPen(self.palette().color(self.foregroundRole()))
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, elided)
+        painter.end()
+        tip = self._tip(is_cut=elided != self.text())
+        if tip != self.toolTip():
+            self.setToolTip(tip)
+
+    def _tip(self, *, is_cut: bool) -> str:
+        return plain_tip(self.text()) if is_cut else ""
+
+
+class FittingLabel(ElidedLabel):
+    """Label that shows the longest of several texts that fits. The tooltip has the longest."""
+
+    def __init__(self, *lengths: str, parent: QWidget | None = None) -> None:
+        super().__init__("", parent)
+        self._lengths: tuple[str, ...] = ()
+        self.set_lengths(*lengths)
+
+    def sizeHint(self) -> QSize:
+        """Return the size of the longest text, whichever is shown."""
+        margins = self.contentsMargins()
+        width = self.fontMetrics().horizontalAdvance(self.longest) + margins.left() + margins.right() + 1
+        return QSize(width, super().sizeHint().height())
+
+    @property
+    def longest(self) -> str:
+        return self._lengths[0] if self._lengths else ""
+
+    def set_lengths(self, *lengths: str) -> None:
+        """Set the texts, longest first."""
+        if lengths != self._lengths:
+            self._lengths = lengths
+            self.setAccessibleName(self.longest)
+            self.updateGeometry()
+            self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.FontChange:
+            self._fit()
+
+    def _tip(self, *, is_cut: bool) -> str:
+        return plain_tip(self.longest) if is_cut or self.text() != self.longest else ""
+
+    def _fit(self) -> None:
+        metrics, room = self.fontMetrics(), self.contentsRect().width()
+        fitting = (text for text in self._lengths if metrics.horizontalAdvance(text) <= room)
+        self.setText(next(fitting, self._lengths[-1] if self._lengths else ""))
+
+
+_SPACING = 1
+"""Pixels between the buttons of a `SegmentedControl`."""
+_LEAST = 10
+"""Minimum horizontal padding of a yielding button."""
+_CLOSE = "padding-left: 3px; padding-right: 3px;"
+
+
+class _YieldingButton(QToolButton):
+    """Button that can shrink to the width of its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+
+    def minimumSizeHint(self) -> QSize:
+        least = self.fontMetrics().horizontalAdvance(self.text()) + _LEAST
+        return QSize(least, super().minimumSizeHint().height())
+
+
+class SegmentedControl(QFrame):
+    """Row of buttons of which one is checked."""
+
+    chosen = Signal(int)
+    """Emitted with the index of the button that the user pressed."""
+
+    def __init__(
+        self, labels: Sequence[str], name: str, parent: QWidget | None = None, *, gives_way: bool = False
+    ) -> None:
+        """Create the control.
+
+        `gives_way`: if space is short, the padding is reduced, and if the text would be clipped, all buttons are
+        replaced by one button with a menu.
+        """
+        super().__init__(parent)
+        self.setAccessibleName(name)
+        self.setProperty("look", "segments")
+        self._group, self._row = QButtonGroup(self), QHBoxLayout(self)
+        self._gives_way, self._saved = gives_way, 0
+        row = self._row
+        row.setContentsMargins(2, 2, 2, 2)
+        row.setSpacing(_SPACING)
+        for index, label in enumerate(labels):
+            button = _YieldingButton() if gives_way else QToolButton()
+            button.setText(label)
+            button.setCheckable(True)
+            button.setAccessibleName(f"{name}: {label}")
+            self._group.addButton(button, index)
+            row.addWidget(button)
+        self.instead = QToolButton()
+        """Button with a menu that replaces the others if they would be clipped."""
+        self.instead.setAccessibleName(name)
+        self.instead.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.instead.setMenu(QMenu(self.instead))
+        self.instead.menu().setToolTipsVisible(True)
+        self.instead.menu().aboutToShow.connect(self._fill_menu)
+        self.instead.hide()
+        row.addWidget(self.instead)
+        self._group.button(0).setChecked(True)
+        self._group.idClicked.connect(self.chosen)
+        self._group.idToggled.connect(self._name_instead)
+        self._name_instead()
+
+    def sizeHint(self) -> QSize:
+        if not self._gives_way:
+            return super().sizeHint()
+        margins = self._row.contentsMargins()
+        height = max(button.sizeHint().height() for button in self._group.buttons())
+        around = margins.left() + margins.right() - _SPACING
+        return QSize(self._words() + self._saved + around, height + margins.top() + margins.bottom())
+
+    def minimumSizeHint(self) -> QSize:
+        if not self._gives_way:
+            return super().minimumSizeHint()
+        margins = self._row.contentsMargins()
+        least = min(self.instead.sizeHint().width(), self._least_words())
+        return QSize(least + margins.left() + margins.right(), self.sizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() is QEvent.Type.FontChange:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Show all buttons with normal or reduced padding, or the button with the menu."""
+        if not self._gives_way:
+            return
+        margins = self._row.contentsMargins()
+        room = self.width() - margins.left() - margins.right()
+        if (room < self._words() + self._saved - _SPACING) is not bool(self._saved):
+            self._stand_close(not self._saved)
+        is_cut = room < self._least_words()
+        if is_cut is self.instead.isHidden():
+            had_focus = any(button.hasFocus() for button in (*self._group.buttons(), self.instead))
+            for button in self._group.buttons():
+                button.setHidden(is_cut)
+            self.instead.setVisible(is_cut)
+            if had_focus:
+                (self.instead if is_cut else self._group.checkedButton() or self._group.button(0)).setFocus()
+
+    def _least_words(self) -> int:
+        """Return the minimum width of all buttons."""
+        widths = [button.minimumSizeHint().width() + _SPACING for button in self._group.buttons()]
+        return sum(widths) - _SPACING
+
+    def _name_instead(self) -> None:
+        checked = self._group.checkedButton()
+        if checked is not None:
+            self.instead.setText(f"{checked.text()} ▾")
+
+    def _fill_menu(self) -> None:
+        menu = self.instead.menu()
+        menu.clear()
+        for button in self._group.buttons():
+            action = menu.addAction(button.text(), button.click)
+            action.setCheckable(True)
+            action.setChecked(button.isChecked())
+            action.setEnabled(button.isEnabled())
+            action.setToolTip(button.toolTip())
+
+    def set_close(self, is_close: bool) -> None:
+        """Set whether the buttons have reduced padding."""
+        if is_close is not bool(self._saved):
+            self._stand_close(is_close)
+
+    @property
+    def saved_width(self) -> int:
+        """Pixels saved by the reduced padding; 0 with normal padding."""
+        return self._saved
+
+    def _words(self) -> int:
+        """Return the preferred width of all buttons with their present padding."""
+        return sum(button.sizeHint().width() + _SPACING for button in self._group.buttons())
+
+    def _stand_close(self, is_close: bool) -> None:
+        before = self._words()
+        for button in self._group.buttons():
+            button.setStyleSheet(_CLOSE if is_close else "")
+        self._saved = before - self._words() if is_close else 0
+
+    def set_current(self, index: int) -> None:
+        """Check a button without emitting `chosen`."""
+        self._group.button(index).setChecked(True)
+
+    def clear(self) -> None:
+        """Uncheck all buttons, because no choice applies."""
+        self._group.setExclusive(False)
+        for button in self._group.buttons():
+            button.setChecked(False)
+        self._group.setExclusive(True)
+
+    def set_shown(self, index: int, shown: bool) -> None:
+        self._group.button(index).setVisible(shown)
+
+    def is_shown(self, index: int) -> bool:
+        return not self._group.button(index).isHidden()
+
+    def width_of(self, index: int) -> int:
+        """Return the width that a button takes when shown, in pixels."""
+        return self._group.button(index).sizeHint().width() + _SPACING
+
+    def set_possible(self, index: int, possible: bool) -> None:
+        self._group.button(index).setEnabled(possible)
+
+    def set_tip(self, index: int, tip: str) -> None:
+        self._group.button(index).setToolTip(tip)

@@ -1,0 +1,71 @@
+"""Converts the user's input in the attach dialog to an engine address. Imports no Qt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.collectors import engines
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.transport.connections import Connection
+
+OWN: Final = "kvscope"
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """Contents of the dialog's fields, without surrounding spaces."""
+
+    kind: str
+    """One of `kinds()`."""
+    where: str
+    """Address, or HOST:PORT of another engine's server, optionally with http:// or https://."""
+    key_file: str = ""
+    api_key: str = ""
+    tls: bool = False
+    ca_file: str = ""
+    kv_events: str = ""
+
+    @property
+    def address(self) -> Address:
+        """The address. Raises BadInput if nothing was entered or its scheme contradicts `kind`."""
+        if not self.where:
+            raise BadInput("an engine is needed: " + ("its endpoint" if self.kind == OWN else "HOST:PORT"))
+        if self.kind == OWN:
+            return Address(self.where, Path(self.key_file) if self.key_file else None)
+        scheme, separator, rest = self.where.partition("://")
+        if separator and scheme not in ("http", "https", self.kind):
+            raise BadInput(
+                f"address {self.where!r} is not accepted for {engines.engine_name(self.kind)}: HOST:PORT of its server"
+            )
+        host = rest if separator else self.where
+        return Address(
+            f"{self.kind}://{host.rstrip('/') if '?' not in host else host}",
+            kv_events=self.kv_events,
+            api_key=self.api_key,
+            tls=self.tls or scheme == "https",
+            ca_file=Path(self.ca_file) if self.ca_file else None,
+        )
+
+    def connection(self, address: Address, label: str) -> Connection:
+        """Return what is saved of the input, which excludes the API key."""
+        if self.kind == OWN:
+            return Connection(address.text, self.key_file, label)
+        return Connection(address.text, "", label, self.kv_events, address.tls, self.ca_file)
+
+
+def kinds() -> tuple[str, ...]:
+    """Return the kinds of engines in the dialog's order: kvscope's own, then the schemes of other engines."""
+    return (OWN, *[engine.scheme for engine in engines.ENGINES])
+
+
+def kind_of(text: str) -> str:
+    scheme = text.partition("://")[0]
+    return scheme if engines.find_engine(scheme) is not None else OWN
+
+
+def shown_of(text: str) -> str:
+    """Return the address as the dialog shows it: for other engines without the scheme, which the kind implies."""
+    return text.partition("://")[2] if kind_of(text) != OWN else text

@@ -1,0 +1,139 @@
+"""Input fields of the attach dialog for each kind of engine. Does not interpret addresses."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QPushButton, QSizePolicy, QWidget
+
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.widgets import SegmentedControl
+from kvscope_app.window.dialogs.attach_address import OWN, Typed, kinds
+from kvscope_telemetry.collectors.engines import engine_name, find_engine
+from kvscope_telemetry.transport.connections import Connection
+
+_OWN_ENDPOINT: Final = "ipc:///run/user/1000/kvscope/telemetry"
+_FOR_OWN: Final = ("key",)
+_FOR_EXTERNAL: Final = ("api_key", "tls", "kv_events")
+
+
+class AttachFields:
+    """Widgets, laid out in `grid`."""
+
+    def __init__(self) -> None:
+        self.kinds = SegmentedControl([engine_name(kind) for kind in kinds()], "Kind of engine")
+        self.known = QComboBox()
+        self.known.setAccessibleName("Remembered engines")
+        self.known.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+        self.where = _line(_OWN_ENDPOINT, "Endpoint")
+        self.key = _line("a .key file; empty: your own or the remembered one", "Key file")
+        self.api_key = _line("none", "API key")
+        self.api_key.setEchoMode(QLineEdit.EchoMode.Password)
+        self.keeps_key = QCheckBox("Remember it")
+        self.keeps_key.setToolTip("In a private file of yours; otherwise you are asked again")
+        self.tls = QCheckBox("https")
+        self.tls.setToolTip("Use https")
+        self.ca = _line("certificate authority file; empty: the system's", "Certificates")
+        self.kv_events = _line("tcp://HOST:5557; empty: as reported by the server", "KV events")
+        self.name = _line("display name (optional)", "Name")
+        self.forget = _button("Forget", "Remove it from the list (the key file is kept)")
+        self.pick_key = _button("Choose…", "Choose a key file")
+        self.pick_ca = _button("Choose…", "Choose a file of certificates")
+        self.kind = OWN
+        self._rows: dict[str, list[QWidget]] = {}
+        self.grid = QGridLayout()
+        self.grid.setColumnStretch(2, 1)
+        self.grid.setVerticalSpacing(8)
+        self._lay_out()
+
+    @property
+    def typed(self) -> Typed:
+        """Contents of the fields of the shown kind."""
+        own = self.kind == OWN
+        return Typed(
+            kind=self.kind,
+            where=self.where.text().strip(),
+            key_file=self.key.text().strip() if own else "",
+            api_key="" if own else self.api_key.text().strip(),
+            tls=not own and self.tls.isChecked(),
+            ca_file="" if own or not self.tls.isChecked() else self.ca.text().strip(),
+            kv_events=self.kv_events.text().strip() if self._has_events else "",
+        )
+
+    @property
+    def _has_events(self) -> bool:
+        engine = find_engine(self.kind)
+        return engine is not None and not engine.tells_slots
+
+    def show_kind(self, kind: str) -> None:
+        """Show only the fields that apply to this kind of engine."""
+        self.kind = kind
+        self.kinds.set_current(kinds().index(kind))
+        own = kind == OWN
+        engine = find_engine(kind)
+        self.where.setPlaceholderText(_OWN_ENDPOINT if engine is None else f"HOST:{engine.port}")
+        self._label_of("where").setText("Endpoint" if own else "Server")
+        shown = dict.fromkeys(_FOR_OWN, own) | dict.fromkeys(_FOR_EXTERNAL, not own)
+        shown["kv_events"] = self._has_events
+        for name, is_shown in shown.items():
+            for widget in self._rows[name]:
+                widget.setVisible(is_shown)
+        self._show_ca()
+
+    def show_connection(self, chosen: Connection, where: str, api_key: str) -> None:
+        self.where.setText(where)
+        self.key.setText(chosen.key)
+        self.name.setText(chosen.label)
+        self.kv_events.setText(chosen.kv_events)
+        self.tls.setChecked(chosen.tls)
+        self.ca.setText(chosen.ca)
+        self.api_key.setText(api_key)
+        self.keeps_key.setChecked(bool(api_key))
+
+    def _lay_out(self) -> None:
+        self._add("known", "Engine", self.known, self.forget)
+        self._add("where", "Endpoint", self.where)
+        self._add("key", "Key", self.key, self.pick_key)
+        self._add("api_key", "API key", self.api_key, self.keeps_key)
+        self._add("tls", "TLS", self.ca, self.pick_ca, before=self.tls)
+        self._add("kv_events", "KV events", self.kv_events)
+        self._add("name", "Name", self.name)
+        self.tls.toggled.connect(self._show_ca)
+
+    def _add(
+        self, name: str, words: str, widget: QWidget, beside: QWidget | None = None, before: QWidget | None = None
+    ) -> None:
+        row, label = self.grid.rowCount(), PlainLabel(words)
+        label.setBuddy(before or widget)
+        self.grid.addWidget(label, row, 0)
+        if before is not None:
+            self.grid.addWidget(before, row, 1)
+        first = 1 if before is None else 2
+        self.grid.addWidget(widget, row, first, 1, 4 - first if beside is None else 3 - first)
+        if beside is not None:
+            self.grid.addWidget(beside, row, 3)
+        self._rows[name] = [label, widget, *(each for each in (beside, before) if each is not None)]
+
+    def _label_of(self, name: str) -> PlainLabel:
+        label = self._rows[name][0]
+        assert isinstance(label, PlainLabel), "a row begins with its label"
+        return label
+
+    def _show_ca(self) -> None:
+        for widget in (self.ca, self.pick_ca):
+            widget.setEnabled(self.tls.isChecked())
+
+
+def _button(text: str, tip: str) -> QPushButton:
+    button = QPushButton(text)
+    button.setToolTip(tip)
+    button.setAccessibleName(tip)
+    button.setAutoDefault(False)  # Enter in a field must trigger Attach
+    return button
+
+
+def _line(placeholder: str, name: str) -> QLineEdit:
+    line = QLineEdit()
+    line.setPlaceholderText(placeholder)
+    line.setAccessibleName(name)
+    return line

@@ -1,0 +1,107 @@
+"""Restores the sizes of a window and its docks when text is enlarged and reduced again.
+
+Qt enlarges docks and windows for larger text but never reduces them. The sizes before the zoom are restored as far as
+possible, until the user moves an edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QDockWidget, QMainWindow
+
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+
+_SETTLE_MS: Final = 50
+"""Views are laid out again in later turns of the event loop."""
+_NUM_LOOKS: Final = 6
+"""Number of size checks after a zoom change. On a busy machine, views are laid out late."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    window: QSize
+    docks: dict[str, QSize] = field(default_factory=dict)
+    """Sizes of the visible docks, by name."""
+
+
+class ZoomedSizes(QObject):
+    """Sizes of one window and its `docks`, by name."""
+
+    def __init__(self, window: QMainWindow, docks: Mapping[str, QDockWidget], themes: ThemeKeeper) -> None:
+        super().__init__(window)
+        self._window, self._docks, self._themes = window, docks, themes
+        self._wanted: _Sizes | None = None
+        self._left: _Sizes | None = None
+        """Sizes after the last zoom change."""
+        self._was_moved = False
+        """Whether the user moved an edge since the last zoom change."""
+        self._is_resizing = False
+        self._looks_left = 0
+        self._later = QTimer(self, singleShot=True, interval=_SETTLE_MS)
+        self._later.timeout.connect(self._settle)
+        themes.zooming.connect(self._note)
+        window.installEventFilter(self)
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
+        if isinstance(event, QResizeEvent):
+            self._was_moved |= not self._is_resizing and not self._is_forced(event.oldSize(), event.size())
+        return False
+
+    def note_moved_edge(self) -> None:
+        """Keep the present sizes, because the user moved the edge of a dock."""
+        self._was_moved = True
+
+    def _is_forced(self, before: QSize, now: QSize) -> bool:
+        """Whether the window was only enlarged to the minimum size of its contents."""
+        least = self._window.minimumSize()
+        width_is_forced = now.width() in (before.width(), least.width())
+        return width_is_forced and now.height() in (before.height(), least.height())
+
+    def _note(self) -> None:
+        """Record the sizes before a zoom change."""
+        if not self._window.isVisible():
+            return
+        now = self._now()
+        is_settled = not self._later.isActive()
+        if self._wanted is None or self._was_moved or (is_settled and now != self._left):
+            self._wanted = now
+        self._was_moved, self._left = False, None
+        self._looks_left = _NUM_LOOKS
+        self._later.start()
+
+    def _settle(self) -> None:
+        self._themes.finish()  # hidden widgets need space, too
+        wanted = self._wanted
+        if wanted is None or self._was_moved or not self._window.isVisible():
+            return
+        self._looks_left -= 1
+        if self._now() != self._left:
+            self._give_back(wanted)
+        if self._looks_left:
+            self._later.start()
+
+    def _give_back(self, wanted: _Sizes) -> None:
+        window = self._window
+        self._is_resizing = True
+        try:
+            if not window.isMaximized() and not window.isFullScreen():
+                window.resize(wanted.window)
+            docks = ((self._docks[name], size) for name, size in wanted.docks.items())
+            docked = {dock: size for dock, size in docks if not dock.isFloating()}
+            window.resizeDocks(list(docked), [size.width() for size in docked.values()], Qt.Orientation.Horizontal)
+            window.resizeDocks(list(docked), [size.height() for size in docked.values()], Qt.Orientation.Vertical)
+            self._left = self._now()
+        finally:
+            self._is_resizing = False
+
+    def _now(self) -> _Sizes:
+        layout = self._window.layout()
+        if layout is not None:
+            layout.activate()
+        seen = {name: dock.size() for name, dock in self._docks.items() if not dock.visibleRegion().isEmpty()}
+        return _Sizes(self._window.size(), seen)

@@ -1,0 +1,103 @@
+"""Errors in OpenAI's format, and the mapping from the engine's reasons to HTTP status codes.
+
+ApiError              a status, and one line that names the value and what is accepted
+    ClientGone        the client hung up: the answer is not sent
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+
+from kvscope_telemetry.transport.client_sockets import NO_ENGINE
+
+RETRY_AFTER_S: Final = 1
+KINDS: Final = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+"""OpenAI's error `type` by status; other 4xx are "invalid_request_error", other 5xx "server_error"."""
+BUSY: Final = ("the engine is behind", " already, and ")
+"""Parts of refusals that are temporary."""
+AWAY: Final = (NO_ENGINE, "the engine has ended", "the engine is loading", "the engine died", "the connection ")
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """Details of an error."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """OpenAI's error object."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An error response with `status`."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> ErrorBody:
+        """Body of the response."""
+        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return ErrorBody(ErrorDetail(sendable(str(self)), kind, self.param, self.code))
+
+
+class ClientGone(ApiError):
+    """The client closed the connection."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client closed the connection")
+
+
+def error_response(error: ApiError, headers: dict[str, str] | None = None) -> Response:
+    headers = dict(headers or {})
+    if error.status in (429, 503):
+        headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+    if error.status == 401:
+        headers.setdefault("WWW-Authenticate", "Bearer")
+    body = msgspec.json.encode(error.body)
+    return Response(body, error.status, headers, media_type="application/json")
+
+
+def refused(reason: str) -> ApiError:
+    """Return the error for a request that the engine refused."""
+    if any(words in reason for words in BUSY):
+        return ApiError(429, reason, code="engine_busy")
+    if reason.startswith(AWAY):
+        return ApiError(503, reason, code="engine_away")
+    if reason.startswith("the engine failed"):
+        return ApiError(500, reason)
+    if " is for operators: " in reason:
+        return ApiError(503, f"this server's key may not submit: {reason}")
+    if reason.startswith("LoRA adapter ") and " is not loaded: " in reason:
+        return ApiError(404, reason, param="model", code="model_not_found")
+    return ApiError(400, reason, code="context_length_exceeded" if reason.startswith("the prompt has ") else None)
+
+
+def failed(reason: str) -> ApiError:
+    """Return the error for a request that the engine ended with an error."""
+    is_away = reason.startswith(AWAY)
+    return ApiError(503 if is_away else 500, reason or "the engine ended the request with an error")
+
+
+def sendable(text: str) -> str:
+    """Return `text` on one line, encodable as UTF-8 (lone surrogates are escaped), with at most 1000 characters."""
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())[:1000]

@@ -1,0 +1,84 @@
+"""Converts log-probabilities to OpenAI's two formats, with the text of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvscope_engine.http.schemas.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from kvscope_engine.tokenization.tokenizer import Tokenizer
+from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
+
+
+def chat_logprobs(tokens: Tokens, tokenizer: Tokenizer | None) -> ChatLogprobs | None:
+    """Return the log-probabilities of a chat's new tokens; None if they were not requested."""
+    if not tokens.logprobs:
+        return None
+    return ChatLogprobs(
+        [_of_chat(one, texts) for one, texts in zip(tokens.logprobs, _texts(tokens, tokenizer), strict=True)]
+    )
+
+
+def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int) -> CompletionLogprobs | None:
+    """Return the log-probabilities of a completion's new tokens; None if they were not requested.
+
+    `offset`: character index in the completion's text at which the first of them begins.
+    """
+    if not tokens.logprobs:
+        return None
+    texts = _texts(tokens, tokenizer)
+    offsets = []
+    for own in texts:
+        offsets.append(offset)
+        offset += len(own[0])
+    return CompletionLogprobs(
+        tokens=[own[0] for own in texts],
+        token_logprobs=[_finite(one.logprob) for one in tokens.logprobs],
+        top_logprobs=[_top(one, own) for one, own in zip(tokens.logprobs, texts, strict=True)],
+        text_offset=offsets,
+    )
+
+
+def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
+    """Concatenate the log-probabilities of a whole completion; None if there are none."""
+    if not parts:
+        return None
+    return CompletionLogprobs(
+        tokens=[token for part in parts for token in part.tokens],
+        token_logprobs=[value for part in parts for value in part.token_logprobs],
+        top_logprobs=[top for part in parts for top in part.top_logprobs],
+        text_offset=[offset for part in parts for offset in part.text_offset],
+    )
+
+
+def _texts(tokens: Tokens, tokenizer: Tokenizer | None) -> Sequence[Sequence[str]]:
+    """Return for each position the text of its token, followed by those of its `top` tokens.
+
+    The engine's texts are used if present.
+    """
+    texts: Sequence[Sequence[str]] = getattr(tokens, "logprob_texts", ())
+    if len(texts) == len(tokens.logprobs):
+        return texts
+    return [[_text(token, tokenizer) for token in (one.token_id, *(t for t, _ in one.top))] for one in tokens.logprobs]
+
+
+def _text(token_id: int, tokenizer: Tokenizer | None) -> str:
+    return f"token_id:{token_id}" if tokenizer is None else tokenizer.token_text(token_id)
+
+
+def _top(one: TokenLogprobs, texts: Sequence[str]) -> dict[str, float]:
+    top = {text: _finite(value) for text, (_, value) in zip(texts[1:], one.top, strict=True)}
+    top.setdefault(texts[0], _finite(one.logprob))
+    return top
+
+
+def _of_chat(one: TokenLogprobs, texts: Sequence[str]) -> TokenLogprob:
+    tops = [
+        TopLogprob(text, _finite(value), list(text.encode()))
+        for text, (_, value) in zip(texts[1:], one.top, strict=True)
+    ]
+    return TokenLogprob(texts[0], _finite(one.logprob), list(texts[0].encode()), tops)
+
+
+def _finite(logprob: float) -> float:
+    """Replace minus infinity, which JSON cannot represent, by -9999, as OpenAI does."""
+    return max(logprob, -9999.0)

@@ -1,0 +1,60 @@
+"""Returns the tokens that a block holds, for a user who selects a block of the page map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_engine.policy.request import Request
+from kvscope_telemetry.messages.commands import BlockContent
+
+
+def block_content(
+    block: int, pool: BlockPool, requests: Mapping[int, Request], prefix_of: Callable[[int], Prefix | None]
+) -> BlockContent:
+    """Return the token ids in `block`, a row of the ledger, without text; none if it holds nothing or does not exist.
+
+    For a recurrent state: the tokens of the last block before it. `requests` are the unfinished ones by number;
+    `prefix_of` returns the prefix in a row of any tier. The cost is linear in the length of the block tables searched.
+    """
+    if not 0 <= block < pool.ledger.num_blocks or not pool.ledger.filled[block]:
+        return BlockContent(block=block)
+    owner, filled = int(pool.ledger.owner[block]), int(pool.ledger.filled[block])
+    prefix = prefix_of(block)
+    if prefix is not None:
+        notes = _notes(prefix.adapter, prefix.salt)
+        return BlockContent(block=block, number=owner, start=prefix.start, token_ids=prefix.token_ids, notes=notes)
+    is_state = block >= pool.first_state
+    holder = requests.get(owner) if is_state else _holder(block, owner, requests)
+    if holder is None:
+        return BlockContent(block=block)
+    if is_state:
+        filled = holder.num_saved_tokens or holder.num_computed_tokens
+        start = max(0, filled - 1) // pool.block_size * pool.block_size
+        filled -= start
+    else:
+        start = holder.kv_tables[int(pool.ledger.group[block])].index(block) * pool.block_size
+    tokens = tuple(holder.tokens(start, start + filled))
+    notes = _notes("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
+    return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens, notes=notes)
+
+
+def _notes(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
+    """Return what separates the text from others with the same tokens; a salt is only known for a text's first
+    block.
+    """
+    return tuple((name, words) for name, words in (("LoRA", adapter), ("Cache salt", salt)) if words)
+
+
+def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request | None:
+    """Return a request whose tables contain the block: the one that wrote it, or another that shares it."""
+    request = requests.get(owner)
+    if request is not None and _has(request, block):
+        return request
+    return next((other for other in requests.values() if _has(other, block)), None)
+
+
+def _has(request: Request, block: int) -> bool:
+    tables = zip(request.kv_tables, request.num_let_go, strict=True)
+    return any(block in table[let_go:] for table, let_go in tables)

@@ -1,0 +1,389 @@
+"""The block pool: the ledger row of every block, allocation and eviction of blocks, and which rows changed.
+
+Owns the ledger, the free list, reference counts, the prefix index and the eviction order. Knows block ids and request
+numbers, but neither the requests nor what is computed in a block.
+
+All KV groups share the pool: a block belongs to the group that it was last allocated for, and a single eviction order
+serves all groups (docs/internals/decisions/0020-kv-groups-share-one-pool.md). If a group has a window, block 0 is never
+allocated (`NULL_BLOCK`).
+
+A block is free (holds nothing), active (held by `ref_count` block tables or reservations) or cached (not held, full and
+hashed; kept for later prompts and evicted, oldest first, when no free block is left, unless it is pinned). With
+the unmapped rows, which cannot be allocated, these numbers always sum up to `num_blocks`; `check_integrity` reports
+where that, or any other invariant here, is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_engine.policy.kv_cache.cache_log import CacheLog
+from kvscope_engine.policy.kv_cache.eviction_order import ChangedRows, EvictionOrder
+from kvscope_engine.policy.kv_cache.free_list import FreeBlocks, FreeList, Ids
+from kvscope_engine.policy.kv_cache.integrity import check_pool
+from kvscope_engine.policy.kv_cache.move_log import MoveLog
+from kvscope_engine.policy.kv_groups import NULL_BLOCK, ONE_GROUP, GroupRule
+from kvscope_engine.policy.prefixes.prefix_history import PrefixHistory
+from kvscope_engine.policy.prefixes.prefix_index import Prefix, PrefixIndex, published_hash
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
+from kvscope_telemetry.tier_rows import TierRows
+
+MAX_PREFIX_HITS: Final = np.iinfo(np.uint16).max
+
+
+class LowerTier(Protocol):
+    """Receives evicted blocks."""
+
+    def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
+        """Copy `blocks`, which hold `prefixes` and are about to be reused.
+
+        Returns which prefixes can still be found.
+        """
+
+
+class BlockPool:
+    """Pool of `num_blocks` blocks of `block_size` token slots, all free at first.
+
+    `salt` seeds the prefix hashes (random if None). `free` chooses the next free block (a `FreeList` if None). The
+    ledger has more rows after those of the blocks: one per slot of the lower tiers, which `LowerTiers` manages, then
+    one per slot of recurrent states, on the device and in host memory, which `StatePool` manages.
+
+    Methods that change blocks cost about the same for one block as for some dozens: numpy only pays off from there on,
+    so single blocks have a separate code path.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        prefix_caching: bool = True,
+        salt: bytes | None = None,
+        num_host: int = 0,
+        num_disk: int = 0,
+        num_states: int = 0,
+        num_host_states: int = 0,
+        free: FreeBlocks | None = None,
+        groups: tuple[GroupRule, ...] = ONE_GROUP,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.groups = groups
+        self.block_size = block_size
+        self.num_host = num_host
+        self.num_disk = num_disk
+        self.num_states = num_states
+        self.num_host_states = num_host_states
+        self.rows_by_tier = TierRows(
+            {
+                Tier.HBM: num_blocks,
+                Tier.HOST: num_host,
+                Tier.DISK: num_disk,
+                Tier.STATES: num_states,
+                Tier.HOST_STATES: num_host_states,
+            }
+        )
+        self.first_state = self.rows_by_tier.first_state
+        self.ledger = Ledger(self.rows_by_tier.num_rows)
+        self.rows_by_tier.write_tiers(self.ledger)
+        self.index = PrefixIndex(block_size, salt) if prefix_caching else None
+        self.history = PrefixHistory() if prefix_caching else None
+        self.moves = MoveLog()
+        self.lower_tier: LowerTier | None = None
+        """Receives evicted blocks before they are reused. If None, their contents are lost."""
+        self.cache_log: CacheLog | None = None
+        """Records what enters and leaves the prefix cache; None if no KV events are published."""
+        self.step = 0
+        """Number of the step in progress, which dates changes. Set by the scheduler."""
+        self.evicted_blocks = 0
+        """Cached blocks that lost their prefix since the start: reused for another request, or evicted on demand."""
+        keeps_null = any(group.window for group in groups)
+        self._free: FreeBlocks = free if free is not None else FreeList(num_blocks, keeps_null=keeps_null)
+        self.num_usable = num_blocks - keeps_null
+        """Number of blocks that can be allocated. If rows are addresses (`virtual`), there may be memory for fewer."""
+        if keeps_null:
+            self.ledger.state[NULL_BLOCK] = BlockState.UNMAPPED
+        self._changed = ChangedRows(self.ledger.num_blocks)
+        self._cached = self.make_eviction_order()
+        self._is_measured = False
+        self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
+        self._hashes = self.ledger.hash.data
+        self._parents = self.ledger.parent.data
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Number of blocks that no table holds, kept for their prefix."""
+        return self._cached.num_cached
+
+    @property
+    def num_active(self) -> int:
+        """Number of blocks in at least one block table, or reserved for one."""
+        return self.num_blocks - len(self._free) - self._cached.num_cached - self.num_unmapped
+
+    @property
+    def num_unmapped(self) -> int:
+        """Number of rows that cannot be allocated: rows without memory, if rows are addresses, and the null block."""
+        return self._free.num_unmapped
+
+    @property
+    def num_available(self) -> int:
+        return len(self._free) + len(self._cached)
+
+    @property
+    def pinned(self) -> Set[int]:
+        """Blocks, active or cached, that are not evicted."""
+        return self._cached.pinned
+
+    def ref_count(self, block: int) -> int:
+        return self._ref_counts[block]
+
+    def is_private(self, block: int) -> bool:
+        """Whether an active block may be written to: one table holds it, and the prefix cache does not."""
+        return self._ref_counts[block] == 1 and not self._hashes[block]
+
+    def prefix(self, block: int) -> Prefix | None:
+        """Return the prefix of a hashed block, active or cached; None for every other."""
+        return self.index.prefix(block) if self.index is not None else None
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """Return how many of `blocks` are cached and not pinned, so that a hit on them reduces `num_available`."""
+        idle = self._cached.idle
+        return sum(block in idle for block in blocks)
+
+    def allocate(self, count: int, owner: int, group: int = 0) -> list[int]:
+        """Return `count` empty blocks for request `owner` in a KV group, with one reference each; at most
+        `num_available`.
+        """
+        if count == 1 and self._free:
+            block = self._free.take_one()
+            self._activate_one(block, owner, group)
+            return [block]
+        from_free = min(count, len(self._free))
+        blocks = self._free.popleft_n(from_free)
+        if count > from_free:
+            blocks += self._evict(count - from_free)
+        self._activate(np.array(blocks, np.int64), owner, group)
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Add a reference to these active `blocks`, which must be distinct."""
+        ids = np.array(blocks, np.int64)
+        self.ledger.ref_count[ids] += 1
+        self._changed.add(ids)
+
+    def hit(self, blocks: Sequence[int], step: int) -> None:
+        """Add a reference to distinct `blocks`, active or cached, in which a prompt found its prefix."""
+        ids, ledger = np.array(blocks, np.int64), self.ledger
+        for block in ids[ledger.ref_count[ids] == 0].tolist():
+            self._cached.remove(block)
+        ledger.ref_count[ids] += 1
+        ledger.state[ids] = BlockState.ACTIVE
+        ledger.prefix_hits[ids] += ledger.prefix_hits[ids] < MAX_PREFIX_HITS
+        ledger.last_used_step[ids] = step
+        self._changed.add(ids)
+
+    def release(self, blocks: Sequence[int], step: int) -> None:
+        """Remove a reference to distinct `blocks`, given in the order of their block table.
+
+        They are released from the end: of two blocks of one text the later is evicted first, since it is of no use
+        alone.
+        """
+        ids, ledger = np.array(blocks[::-1], np.int64), self.ledger
+        counts = ledger.ref_count[ids] - 1
+        assert not len(ids) or counts.min() >= 0, f"a block of {blocks} was released more often than held"
+        ledger.ref_count[ids] = counts
+        ledger.last_used_step[ids] = step
+        self._changed.add(ids)
+        unheld = ids[counts == 0]
+        hashed = ledger.hash[unheld] != 0
+        self._retire(unheld[hashed])
+        self._clear(unheld[~hashed])
+
+    def write(self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int) -> None:
+        """Record that request `owners[i]` wrote to `blocks[i]`, which now has `filled[i]` used slots."""
+        ids, ledger = np.array(blocks, np.int64), self.ledger
+        ledger.filled[ids] = filled
+        ledger.owner[ids] = owners
+        ledger.last_used_step[ids] = step
+        self._changed.add(ids)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], owner: int, step: int) -> None:
+        """Record that a request's tokens moved: `targets[i]` has what `sources[i]` had, which is then empty."""
+        filled = self.ledger.filled[np.array(sources, np.int64)].tolist()
+        owners = [owner] * len(targets)
+        self.write(sources, [0] * len(sources), owners, step)
+        self.write(targets, filled, owners, step)
+
+    def measure(self, ids: Ids, attention: npt.NDArray[np.uint32], step: int) -> None:
+        """Record measured attention (`ledger.attention_units`) of active blocks; the maximum for a block that appears
+        repeatedly.
+        """
+        self._is_measured = True
+        order = np.argsort(attention, kind="stable")
+        self.ledger.attention[ids[order]] = attention[order]  # of a repeated block, the last value stays
+        self.ledger.attention_step[ids] = step
+        self._changed.add(ids)
+
+    def skip(self, ids: Ids, skipped: npt.NDArray[np.uint32]) -> None:
+        """Record how much of active blocks decodes skipped (`ledger.attention_units`); the minimum for
+        repeated blocks.
+        """
+        self._is_measured = True
+        order = np.argsort(skipped, kind="stable")[::-1]
+        self.ledger.skipped[ids[order]] = skipped[order]  # of a repeated block, the last value stays
+        self._changed.add(ids)
+
+    def seal(self, block: int, prefix: Prefix) -> None:
+        """Enter a full active block into the prefix cache.
+
+        If another block holds the same text, this one remains unhashed and is freed when it is released.
+        """
+        if self.index is not None and self.index.insert(block, prefix):
+            assert self.history is not None, "an index without a history"
+            self.history.enter(prefix)
+            self._hashes[block] = published_hash(prefix.digest)
+            self._parents[block] = prefix.published_parent
+            self._changed.add_one(block)
+            if self.cache_log is not None:
+                self.cache_log.stored(prefix)
+
+    def forget(self, prefixes: Iterable[Prefix]) -> None:
+        """Record that no tier holds these prefixes any more, so that a later miss can be explained with the step."""
+        if self.history is not None:
+            self.history.leave(prefixes, self.step)
+
+    def reset_prefix_cache(self) -> int:
+        """Drop every prefix, pinned ones too. Returns how many cached blocks became free."""
+        if self.index is None:
+            return 0
+        assert self.history is not None, "an index without a history"
+        self.history.clear()
+        if self.cache_log is not None:
+            self.cache_log.cleared()
+        hashed = np.array(self.index.clear(), np.int64)
+        self._unhash(hashed)
+        self._changed.add(hashed)
+        idle = np.array(self._cached.clear(), np.int64)
+        self._clear(idle)
+        return len(idle)
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        """Protect hashed blocks from eviction until `unpin`. `num_available` may decrease by as many."""
+        assert all(self._hashes[block] for block in blocks), f"a block of {blocks} holds no prefix"
+        self._cached.pin(blocks)
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        """Let blocks be evicted again. Does nothing for those that are not pinned."""
+        self._cached.unpin(blocks)
+
+    def is_evictable(self, block: int) -> bool:
+        return block in self._cached
+
+    def evict(self, blocks: Sequence[int]) -> None:
+        """Drop the prefixes of evictable, distinct `blocks`, which become free."""
+        for block in blocks:
+            self._cached.remove(block)
+        self._lose_prefixes(list(blocks))
+        self._clear(np.array(blocks, np.int64))
+
+    def make_eviction_order(self) -> EvictionOrder:
+        """Return an empty eviction order for rows of the ledger that are in no other order."""
+        return EvictionOrder(self.ledger.eviction_order, self._changed)
+
+    def touch_one(self, row: int) -> None:
+        """Mark a row of the ledger as changed by the object that manages it."""
+        self._changed.add_one(row)
+
+    def touch(self, rows: Ids) -> None:
+        """Mark distinct rows of the ledger as changed by the object that manages them."""
+        self._changed.add(rows)
+
+    def take_changed(self) -> npt.NDArray[np.uint32]:
+        """Return and clear the ids of the rows changed since the last call, sorted and distinct."""
+        return self._changed.drain()
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether any row changed since `take_changed`."""
+        return bool(self._changed)
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError, with what is wrong and where, unless all parts agree with `tables`.
+
+        `tables` are the block tables or, if blocks are reserved, the reservations that contain them.
+        """
+        prefixes = self.index.items() if self.index is not None else []
+        self._free.check()
+        self._cached.check(0, self.num_blocks)
+        blocks = self.ledger.part(0, self.num_blocks)
+        assert all(blocks.hash[block] for block in self.pinned), "a block is pinned that holds no prefix"
+        check_pool(blocks, self.block_size, self._free.ids, self._cached.cached, prefixes, tables, self._free.unmapped)
+
+    def _activate_one(self, block: int, owner: int, group: int) -> None:
+        # The other columns of a free block are zero already.
+        self.ledger.state[block] = BlockState.ACTIVE
+        self._ref_counts[block] = 1
+        self.ledger.owner[block] = owner
+        self.ledger.group[block] = group
+        self._changed.add_one(block)
+
+    def _activate(self, ids: Ids, owner: int, group: int = 0) -> None:
+        self._fill_rows(ids, BlockState.ACTIVE, owner, ref_count=1, group=group)
+
+    def _clear(self, ids: Ids) -> None:
+        if len(ids):
+            self._fill_rows(ids, BlockState.FREE, NO_OWNER, ref_count=0, group=0)
+            self._free.give(ids)
+
+    def _fill_rows(self, ids: Ids, state: BlockState, owner: int, ref_count: int, group: int) -> None:
+        ledger = self.ledger
+        ledger.group[ids] = group
+        ledger.state[ids] = state
+        ledger.ref_count[ids] = ref_count
+        ledger.owner[ids] = owner
+        ledger.filled[ids] = 0
+        ledger.prefix_hits[ids] = 0
+        if self._is_measured:
+            ledger.attention[ids] = 0
+            ledger.attention_step[ids] = 0
+            ledger.skipped[ids] = 0
+        self._changed.add(ids)
+
+    def _unhash(self, ids: Ids) -> None:
+        self.ledger.hash[ids] = 0
+        self.ledger.parent[ids] = 0
+
+    def _retire(self, ids: Ids) -> None:
+        """Mark unheld, hashed blocks as cached; the first of `ids` is evicted first."""
+        self.ledger.state[ids] = BlockState.CACHED
+        self._cached.add(ids)
+
+    def _evict(self, count: int) -> list[int]:
+        assert count <= len(self._cached), f"{count} blocks to evict, {len(self._cached)} cached"
+        blocks = self._cached.pop(count)
+        self._lose_prefixes(blocks)
+        return blocks
+
+    def _lose_prefixes(self, blocks: list[int]) -> None:
+        """Drop or offload the prefixes of cached blocks that are no longer in the eviction order."""
+        assert self.index is not None, "a block is cached without a prefix index"
+        prefixes = [self.index.remove(block) for block in blocks]
+        if self.cache_log is not None:
+            self.cache_log.removed(prefixes)
+        self.forget(prefixes if self.lower_tier is None else self._offload(blocks, prefixes))
+        self._unhash(np.array(blocks, np.int64))
+        self.evicted_blocks += len(blocks)
+        self.moves.evicted(blocks)
+
+    def _offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
+        """Offload evicted blocks to the lower tier. Returns the prefixes that are lost."""
+        assert self.lower_tier is not None, "nobody takes what is evicted"
+        kept = self.lower_tier.offload(blocks, prefixes)
+        return [prefix for prefix, is_kept in zip(prefixes, kept, strict=True) if not is_kept]

@@ -1,0 +1,173 @@
+"""The eviction order of cached rows of the ledger, and which rows changed since the last frame."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import chain
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_engine.policy.kv_cache.free_list import Ids
+
+MAX_EVICTION_ORDER: Final = np.iinfo(np.uint32).max
+
+
+class ChangedRows:
+    """Set of rows of the ledger changed since the last frame, as flags and a list.
+
+    Costs O(changed), bounded by the pool. Adding and draining never scan all `num_rows`.
+    """
+
+    __slots__ = ("_ids", "_marks", "_marks_array")
+
+    def __init__(self, num_rows: int) -> None:
+        self._marks = bytearray(num_rows)
+        self._marks_array = np.frombuffer(self._marks, np.bool_)  # the same memory, for many rows in one call
+        self._ids: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add_one(self, row: int) -> None:
+        if not self._marks[row]:
+            self._marks[row] = True
+            self._ids.append(row)
+
+    def add(self, rows: npt.NDArray[np.int64]) -> None:
+        """Mark rows, shape `(n,)`, each at most once."""
+        fresh = rows[~self._marks_array[rows]]
+        self._marks_array[fresh] = True
+        self._ids += fresh.tolist()
+
+    def drain(self) -> npt.NDArray[np.uint32]:
+        """Return the marked rows, sorted, and clear the marks."""
+        rows = np.array(self._ids, np.uint32)
+        rows.sort()
+        self._marks_array[rows] = False
+        self._ids = []
+        return rows
+
+
+class EvictionOrder:
+    """The cached rows of one tier in the order in which they are evicted, and the pinned rows.
+
+    Owns the order, the pins and the ledger's column `eviction_order` of its rows: a row gets the next number when it
+    becomes evictable, and 0 when it no longer is. Pinned rows are not in the order until they are unpinned; a pin holds
+    whether its row is in use or cached. Callers mark the rows as changed that they add, remove or pop; `pin`, `unpin`
+    and `refresh` mark theirs. See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
+    """
+
+    __slots__ = ("_changed", "_column", "_kept", "_next", "_numbers", "idle", "pinned")
+
+    def __init__(self, column: npt.NDArray[np.uint32], changed: ChangedRows) -> None:
+        self.pinned: set[int] = set()
+        """Rows, in use or cached, that are not evicted."""
+        self.idle: OrderedDict[int, None] = OrderedDict()
+        """Evictable rows, the next one first, for callers that inspect many. Only this class changes it."""
+        self._kept: dict[int, None] = {}  # cached and pinned
+        self._column = column
+        self._numbers = column.data  # the same memory, faster for one row
+        self._changed = changed
+        self._next = 1
+
+    def __len__(self) -> int:
+        return len(self.idle)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self.idle
+
+    @property
+    def num_cached(self) -> int:
+        """Number of cached rows, pinned ones included."""
+        return len(self.idle) + len(self._kept)
+
+    @property
+    def cached(self) -> list[int]:
+        """All cached rows, pinned ones last."""
+        return list(chain(self.idle, self._kept))
+
+    def add(self, ids: Ids) -> None:
+        """Append rows that became cached, the first of them the first to be evicted."""
+        rows: list[int] = ids.tolist()
+        if self.pinned:
+            self._kept.update(dict.fromkeys(row for row in rows if row in self.pinned))
+            rows = [row for row in rows if row not in self.pinned]
+            ids = np.array(rows, np.int64)
+        number = self._take_numbers(len(rows))
+        self._column[ids] = np.arange(number, number + len(rows), dtype=np.uint32)
+        self.idle.update(dict.fromkeys(rows))
+
+    def add_one(self, row: int) -> None:
+        """Append one row that is not pinned."""
+        self._numbers[row] = self._take_numbers(1)
+        self.idle[row] = None
+
+    def remove(self, row: int) -> None:
+        """Remove a cached row that is in use again or whose prefix was dropped."""
+        if row in self.idle:
+            del self.idle[row]
+            self._numbers[row] = 0
+        else:
+            del self._kept[row]
+
+    def refresh(self, row: int) -> None:
+        """Make an evictable row the last to be evicted, because it was used."""
+        self._numbers[row] = self._take_numbers(1)
+        self.idle.move_to_end(row)
+        self._changed.add_one(row)
+
+    def pop(self, count: int) -> list[int]:
+        """Remove and return the next rows to be evicted, at most `len(self)`."""
+        rows = [self.idle.popitem(last=False)[0] for _ in range(count)]
+        for row in rows:
+            self._numbers[row] = 0
+        return rows
+
+    def pin(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            self.pinned.add(row)
+            if row in self.idle:
+                del self.idle[row]
+                self._kept[row] = None
+                self._numbers[row] = 0
+                self._changed.add_one(row)
+
+    def unpin(self, rows: Iterable[int]) -> None:
+        """Let rows be evicted again: cached ones as if they had just been used."""
+        for row in rows:
+            self.pinned.discard(row)
+            if row in self._kept:
+                del self._kept[row]
+                self.add_one(row)
+                self._changed.add_one(row)
+
+    def clear(self) -> list[int]:
+        """Remove every cached and pinned row. Returns those that were cached, the last to be evicted first."""
+        rows = self.cached[::-1]
+        self._column[rows] = 0
+        self.idle.clear()
+        self._kept.clear()
+        self.pinned.clear()
+        return rows
+
+    def check(self, start: int, stop: int) -> None:
+        """Raise AssertionError if the rows from `start` to `stop` (exclusive) do not agree with the order."""
+        assert self._kept.keys() <= self.pinned, "a row stands aside that is not pinned"
+        assert not self.idle.keys() & self.pinned, "a pinned row is to be evicted"
+        numbered = start + np.flatnonzero(self._column[start:stop])
+        in_order = numbered[np.argsort(self._column[numbered])].tolist()
+        assert in_order == list(self.idle), f"the ledger's order of eviction is {in_order}, not {list(self.idle)}"
+
+    def _take_numbers(self, count: int) -> int:
+        """Return the first of `count` unused numbers. When they run out, evictable rows are numbered from 1 again."""
+        if self._next + count > MAX_EVICTION_ORDER:
+            rows = np.fromiter(self.idle, np.int64, len(self.idle))
+            self._column[rows] = np.arange(1, len(rows) + 1, dtype=np.uint32)
+            self._changed.add(rows)
+            self._next = len(rows) + 1
+        first = self._next
+        self._next += count
+        return first

@@ -1,0 +1,47 @@
+"""Maps measured attention from rows of requests to rows of the ledger. Knows no tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.plan import StepPlan
+from kvscope_telemetry.ledger import attention_units
+
+
+def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32], step: int) -> None:
+    """Store `shares` (groups, num_single_token, blocks) of the plan's decodes in the ledger.
+
+    Skipped are blocks freed since then, and decodes whose shares are all 0: they were not measured for lack of memory.
+    """
+    ids, values = _by_block(pool, plan, shares, np.asarray(shares.any(2)))
+    if len(ids):
+        pool.measure(ids, attention_units(values), step)
+
+
+def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
+    """Store `skips` (num_single_token, blocks) in the ledger; models that choose among blocks have a single KV
+    group.
+    """
+    ids, values = _by_block(pool, plan, skips[None], np.ones((1, len(skips)), np.bool_))
+    if len(ids):
+        pool.skip(ids, attention_units(values))
+
+
+def _by_block(
+    pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32], is_told: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Return the blocks of the plan's decodes selected by `is_told` (groups, num_single_token), and their values."""
+    decodes = plan.scheduled[: plan.num_single_token]
+    ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    values: list[NDArray[np.float32]] = [np.empty(0, np.float32)]
+    for group, of_group in enumerate(rows):
+        for item, row, is_told_of in zip(decodes, of_group, is_told[group], strict=True):
+            if not is_told_of:
+                continue
+            first, stop = item.request.num_let_go[group], item.start // pool.block_size + 1
+            table = item.request.block_tables[group][first:stop]
+            ids.append(np.array(table, np.int64))
+            values.append(row[first : first + len(table)])
+    return np.concatenate(ids), np.concatenate(values)

@@ -1,0 +1,323 @@
+"""Offloading to host memory and disk, loading back, and eviction in these tiers.
+
+Owns the slots of both tiers and tells the mover what to copy. Knows blocks, prefixes and the owners of slots, but
+neither bytes nor the order of service. The tiers hold two kinds of content: evicted prefixes, which are dropped when
+space is short, and the blocks of swapped-out requests (`Request.saved_tables`), which are not: when host memory is full
+of them, those of the request that is served last are moved to disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.kv_offload.mover_protocol import TierMover
+from kvscope_engine.policy.kv_offload.tier_places import TierPlaces
+from kvscope_engine.policy.prefixes.prefix_index import Prefix
+from kvscope_engine.policy.ranked_queue import rank
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.totals import Totals
+from kvscope_telemetry.ledger import NO_OWNER, Tier
+
+BOUNCE_SHARE: Final = 64
+"""One in this many host slots is kept free as a bounce buffer for blocks loaded from disk."""
+MAX_BOUNCE: Final = 256
+PUT_AWAY: Final = 64
+"""Number of blocks per write to disk at shutdown."""
+
+
+def num_bounce(num_host: int) -> int:
+    """Return how many of `num_host` host slots are kept free as a bounce buffer if there is a disk tier."""
+    return min(MAX_BOUNCE, max(1, num_host // BOUNCE_SHARE))
+
+
+class LowerTiers:
+    """Host memory of `pool.num_host` slots above a disk of `pool.num_disk` slots (0: none).
+
+    `on_table` is called with each request whose `saved_tables` changed.
+    """
+
+    def __init__(self, pool: BlockPool, mover: TierMover, totals: Totals, on_table: Callable[[Request], None]) -> None:
+        assert pool.num_host > 0, "there is no lower tier without host memory"
+        self.host = TierPlaces(pool, Tier.HOST)
+        self.disk = TierPlaces(pool, Tier.DISK)
+        self._pool = pool
+        self._mover = mover
+        self._totals = totals
+        self._on_table = on_table
+        self._swapped: dict[int, Request] = {}
+        self._waits_for_disk = False
+        has_disk = pool.num_disk > 0
+        self._num_bounce = num_bounce(pool.num_host) if has_disk else 0
+        pool.lower_tier = self
+        self._adopt(mover.kept())
+
+    def find(self, digest: bytes) -> int | None:
+        """Return the row of the highest tier that holds the prefix with `digest`, or None."""
+        row = self.host.find(digest)
+        return self.disk.find(digest) if row is None else row
+
+    def is_on_disk(self, row: int) -> bool:
+        return row in self.disk
+
+    def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
+        """Copy evicted blocks to host memory, unless they are there already. Returns which can still be found."""
+        missing = [i for i, prefix in enumerate(prefixes) if not self._is_known(prefix)]
+        at_once = max(1, self.host.count - self._num_bounce)
+        for low in range(0, len(missing), at_once):  # earlier parts are moved on to disk to make space for later ones
+            part = missing[low : low + at_once]
+            chosen = part[len(part) - self._make_room(len(part)) :]
+            self._save([blocks[i] for i in chosen], [prefixes[i] for i in chosen])
+        return [self.find(prefix.digest) is not None for prefix in prefixes]
+
+    def swap_out(
+        self, request: Request, blocks: Sequence[int], prefixes: Sequence[Prefix | None], filled: Sequence[int]
+    ) -> list[int] | None:
+        """Copy `blocks`, which hold the request's computed tokens, to host memory. Returns their rows.
+
+        Returns None, and does nothing, if there is not enough space. `filled` are the used token slots of each block;
+        `prefixes` are those of full blocks, None for others. Prefixes in host memory are acquired and not copied again.
+        """
+        known = [None if prefix is None else self.host.find(prefix.digest) for prefix in prefixes]
+        held = [row for row in known if row is not None]
+        self.host.acquire(held)
+        missing = [i for i, row in enumerate(known) if row is None]
+        if self._make_room(len(missing), demote=True) < len(missing):
+            self.host.release(held)
+            return None
+        rows = self.host.allocate(len(missing), [request.number] * len(missing))
+        missed = [blocks[i] for i in missing]
+        self._mover.save(missed, self.host.places(rows))
+        self.host.fill(rows, [filled[i] for i in missing], [prefixes[i] for i in missing], self._groups_of(missed))
+        self._pool.moves.saved(rows)
+        self._totals.swapped_blocks += len(rows)
+        fresh = iter(rows)
+        self._swapped[request.number] = request
+        return [next(fresh) if row is None else row for row in known]
+
+    def acquire(self, rows: Sequence[int]) -> None:
+        """Add a reference to rows that are about to be loaded, so that they are not evicted."""
+        for tier in (self.host, self.disk):
+            tier.acquire([row for row in rows if row in tier])
+
+    def release(self, rows: Sequence[int]) -> None:
+        for tier in (self.host, self.disk):
+            tier.release([row for row in rows if row in tier])
+
+    def let_go(self, request: Request) -> None:
+        """Release the rows of a swapped-out request that resumed or ended."""
+        self.release(request.saved_rows)
+        request.saved_tables = ()
+        request.num_saved_tokens = 0
+        self._swapped.pop(request.number, None)
+
+    def load(self, rows: Sequence[int], blocks: Sequence[int]) -> list[bool]:
+        """Load acquired `rows` into `blocks` of the pool.
+
+        Returns which were read; the others can no longer be found.
+        """
+        on_host = [i for i, row in enumerate(rows) if row in self.host]
+        self._mover.load(self.host.places([rows[i] for i in on_host]), [blocks[i] for i in on_host])
+        whole = [True] * len(rows)
+        on_disk = [i for i, row in enumerate(rows) if row in self.disk]
+        good = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
+        for i, is_good in zip(on_disk, good, strict=True):
+            whole[i] = is_good
+        self._pool.moves.loaded([block for block, is_whole in zip(blocks, whole, strict=True) if is_whole])
+        self._totals.loaded_blocks += sum(whole)
+        return whole
+
+    def prefix(self, row: int) -> Prefix | None:
+        return (self.host if row in self.host else self.disk).prefix(row)
+
+    def filled(self, row: int) -> int:
+        """Return the number of used token slots of `row`."""
+        return int(self._pool.ledger.filled[row])
+
+    def reset(self) -> None:
+        """Drop every prefix; the blocks of swapped-out requests remain."""
+        self.host.clear()
+        self.disk.clear()
+        self._mover.forget_prefixes()
+
+    def put_away(self, may_go_on: Callable[[], bool]) -> None:
+        """Write cached prefixes to disk at shutdown, as space permits, until `may_go_on()` returns False.
+
+        Otherwise a disk file kept for the next start would lack what was used last and, with it, the beginnings of all
+        texts: blocks of a text are evicted from its end.
+        """
+        self._waits_for_disk = True
+        self._pool.allocate(self._pool.num_free, NO_OWNER)
+        while self._pool.num_cached and may_go_on():
+            self._pool.allocate(min(PUT_AWAY, self._pool.num_cached), NO_OWNER)  # evicts cached blocks
+        while self.host.num_cached and may_go_on():
+            self._push_down(PUT_AWAY)
+
+    def swap_seconds(self, num_blocks: int) -> float:
+        return self._mover.swap_seconds(num_blocks)
+
+    def load_seconds(self, num_blocks: int, num_from_disk: int) -> float:
+        return self._mover.load_seconds(num_blocks, num_from_disk)
+
+    def flush(self) -> None:
+        """Complete all copies; called before the step runs."""
+        self._mover.flush()
+
+    @property
+    def failure(self) -> str:
+        """Why the disk is no longer used, empty while it is."""
+        return self._mover.failure
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Raise AssertionError, with what is wrong, unless both tiers agree with `requests`."""
+        tables = [request.saved_rows for request in requests]
+        self.host.check(tables)
+        self.disk.check(tables)
+        held = {request.number for request in requests if request.saved_tables}
+        assert held == set(self._swapped), f"swapped out are {held}, known are {set(self._swapped)}"
+
+    def _groups_of(self, rows: list[int]) -> list[int]:
+        groups: list[int] = self._pool.ledger.group[rows].tolist()
+        return groups
+
+    def _is_known(self, prefix: Prefix) -> bool:
+        """Whether host memory holds the prefix; marks it as just used."""
+        row = self.host.find(prefix.digest)
+        if row is not None:
+            self.host.refresh(row)
+        return row is not None
+
+    def _save(self, blocks: list[int], prefixes: list[Prefix]) -> None:
+        owners = self._pool.ledger.owner[blocks].tolist()
+        rows = self.host.allocate(len(blocks), owners)
+        self._mover.save(blocks, self.host.places(rows))
+        self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes, self._groups_of(blocks))
+        self.host.release(rows)
+        self._pool.moves.saved(rows)
+        self._totals.offloaded_blocks += len(rows)
+
+    def _make_room(self, count: int, *, demote: bool = False) -> int:
+        """Try to free `count` host slots in addition to the bounce buffer. Returns how many of them are free.
+
+        With `demote`, rows of swapped-out requests may be moved to disk as well.
+        """
+        missing = count + self._num_bounce - self.host.num_free
+        if missing > 0:
+            missing -= self._push_down(missing)
+        if missing > 0 and demote:
+            self._demote(missing)
+        return min(count, max(0, self.host.num_free - self._num_bounce))
+
+    def _push_down(self, count: int) -> int:
+        """Free up to `count` cached host slots, oldest first, and write their content to disk if possible.
+
+        Returns how many.
+        """
+        oldest = self.host.oldest(count)
+        self._to_disk(oldest)
+        self._forget(self.host, oldest)
+        return len(oldest)
+
+    def _forget(self, tier: TierPlaces, rows: list[int]) -> None:
+        """Drop the prefixes of `rows` from `tier`, and report to the pool those that no tier holds any more."""
+        prefixes = [tier.forget(row) for row in rows]
+        self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
+
+    def _is_gone(self, prefix: Prefix) -> bool:
+        index = self._pool.index
+        return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
+
+    def _to_disk(self, rows: list[int]) -> None:
+        """Copy host rows that have a prefix to disk, unless they are there.
+
+        If the drive is slow, only as many as it accepts without waiting: nothing waits for blocks that are merely
+        cached (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
+        """
+        missing = [row for row in rows if not self._is_on_disk_too(row)]
+        at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
+        room = self._make_disk_room(at_once)
+        targets = self._write_to_disk(missing[len(missing) - room :])
+        self.disk.release([target for target in targets if target is not None])
+
+    def _is_on_disk_too(self, row: int) -> bool:
+        """Whether the disk holds the prefix of a host row; marks it as just used."""
+        prefix = self.host.prefix(row)
+        there = None if prefix is None else self.disk.find(prefix.digest)
+        if there is not None:
+            self.disk.refresh(there)
+        return there is not None
+
+    def _write_to_disk(self, rows: list[int]) -> list[int | None]:
+        """Copy host rows to free slots on disk, with one reference each.
+
+        Returns None for those that could not be written.
+        """
+        if not rows:
+            return []
+        owners = [int(owner) for owner in self._pool.ledger.owner[rows]]
+        targets = self.disk.allocate(len(rows), owners)
+        prefixes = [self.host.prefix(row) for row in rows]
+        good = self._mover.offload(self.host.places(rows), self.disk.places(targets), prefixes)
+        filled = [self.filled(row) for row in rows]
+        found = [prefix if ok else None for prefix, ok in zip(prefixes, good, strict=True)]
+        self.disk.fill(targets, filled, found, self._groups_of(rows))
+        self.disk.release([target for target, ok in zip(targets, good, strict=True) if not ok])
+        self._pool.moves.saved([target for target, ok in zip(targets, good, strict=True) if ok])
+        return [target if ok else None for target, ok in zip(targets, good, strict=True)]
+
+    def _make_disk_room(self, count: int) -> int:
+        if not self._mover.has_disk or not count:
+            return 0
+        self._forget(self.disk, self.disk.oldest(count - self.disk.num_free))
+        return min(count, self.disk.num_free)
+
+    def _demote(self, count: int) -> None:
+        """Move up to `count` host rows of swapped-out requests to disk, those of the request that is served
+        last first.
+        """
+        for request in sorted(self._swapped.values(), key=rank, reverse=True):
+            if count <= 0:
+                return
+            own = [row for row in request.saved_rows if row in self.host and self.host.ref_count(row) == 1]
+            rows = own[-count:]
+            rows = rows[len(rows) - self._make_disk_room(len(rows)) :]
+            targets = self._write_to_disk(rows)
+            moved = {row: target for row, target in zip(rows, targets, strict=True) if target is not None}
+            for row in moved:
+                self.host.forget(row)
+            self.host.release(list(moved))
+            request.saved_tables = tuple([moved.get(row, row) for row in table] for table in request.saved_tables)
+            count -= len(moved)
+            self._on_table(request)
+
+    def _load_from_disk(self, rows: list[int], blocks: list[int]) -> list[bool]:
+        whole: list[bool] = []
+        while len(whole) < len(rows):
+            low = len(whole)
+            bounce = self.host.allocate(min(len(rows) - low, self.host.num_free), NO_OWNER)
+            assert bounce, "no host place is free for blocks on their way up"
+            part = rows[low : low + len(bounce)]
+            good = self._mover.rise(self.disk.places(part), self.host.places(bounce))
+            up = [i for i, ok in enumerate(good) if ok]
+            self._mover.load(self.host.places([bounce[i] for i in up]), [blocks[low + i] for i in up])
+            self.host.release(bounce)
+            self._lose([row for row, ok in zip(part, good, strict=True) if not ok])
+            whole += good
+        return whole
+
+    def _lose(self, rows: list[int]) -> None:
+        """Drop rows on disk that could not be read."""
+        self._totals.lost_blocks += len(rows)
+        self._forget(self.disk, rows)
+
+    def _adopt(self, kept: Sequence[tuple[int, Prefix]]) -> None:
+        """Enter the slots that a disk file kept from a previous run, possibly very many."""
+        rows, prefixes = [self.disk.first + place for place, _ in kept], [prefix for _, prefix in kept]
+        self.disk.adopt(rows)
+        groups = [prefix.group for prefix in prefixes]
+        self.disk.fill(rows, [self._pool.block_size] * len(rows), prefixes, groups)
+        self.disk.release(rows)
+        if self._pool.history is not None:
+            for prefix in prefixes:
+                self._pool.history.enter(prefix)

@@ -1,0 +1,98 @@
+"""Tokens of cached blocks, and their text if the tokenizer is on this machine.
+
+Downloads nothing and asks no server, because a monitor must not contact other hosts on its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from kvscope_telemetry.collectors.block_tokens import BlockTokens
+from kvscope_telemetry.messages.commands import BlockContent
+
+FILE_NAME: Final = "tokenizer.json"
+MAX_FILE_BYTES: Final = 64 << 20
+Decode = Callable[[tuple[int, ...]], str]
+
+
+class BlockContents:
+    """Looks up contents by ledger row. Thread-safe. The tokenizer is loaded on the first call.
+
+    `hash_in` returns the block hash in a row.
+    """
+
+    def __init__(self, tokens: BlockTokens, hash_in: Callable[[int], int], tokenizer: str = "") -> None:
+        self._tokens = tokens
+        self._hash_in = hash_in
+        self._tokenizer = tokenizer
+        self._decoders: dict[str, Decode] = {}
+
+    def of_rows(self, rows: Iterable[int], model: str) -> tuple[BlockContent, ...]:
+        """Return contents in the order asked; without tokens for an empty row or a block with unknown tokens."""
+        name = self._tokenizer or model
+        decode = self._decoders.get(name)
+        if decode is None:
+            decode = self._decoders[name] = decoder_of(name)
+        return tuple([self._content(row, decode) for row in rows])
+
+    def _content(self, row: int, decode: Decode) -> BlockContent:
+        block_hash = self._hash_in(row)
+        found = self._tokens.get(block_hash)
+        if found is None:
+            return BlockContent(block=row)
+        start, token_ids = found
+        notes = self._tokens.notes(block_hash)
+        return BlockContent(block=row, start=start, token_ids=token_ids, text=decode(token_ids), notes=notes)
+
+
+def decoder_of(name: str) -> Decode:
+    """Return a function that decodes with tokenizer `name`, or formats token ids as numbers if it is not found.
+
+    `name` is a file, a directory, or a model in this machine's Hugging Face cache.
+    """
+    path = next(_paths(name), None)
+    tokenizer = None if path is None else _read(path)
+    if tokenizer is None:
+        return _numbers
+
+    def decode(token_ids: tuple[int, ...]) -> str:
+        try:
+            return str(tokenizer.decode(list(token_ids), skip_special_tokens=False))
+        except (OverflowError, TypeError, ValueError):
+            return _numbers(token_ids)
+
+    return decode
+
+
+def _numbers(token_ids: tuple[int, ...]) -> str:
+    return " ".join(map(str, token_ids))
+
+
+def _paths(name: str) -> Iterator[Path]:
+    """Yield existing paths of the tokenizer's file, likeliest first."""
+    if not name or "\0" in name:
+        return
+    given = Path(name).expanduser()
+    folder = f"models--{name.replace('/', '--')}"
+    caches = sorted((_hub() / folder / "snapshots").glob(f"*/{FILE_NAME}"), reverse=True) if ".." not in name else []
+    for path in (given, given / FILE_NAME, *caches):
+        if path.is_file():
+            yield path
+
+
+def _hub() -> Path:
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def _read(path: Path) -> Any:
+    """Load a tokenizer; None if it cannot be read, is too large, or the `tokenizers` library is not installed."""
+    try:
+        from tokenizers import Tokenizer  # an optional dependency, and slow to import
+
+        return Tokenizer.from_file(str(path)) if path.stat().st_size <= MAX_FILE_BYTES else None
+    except Exception:  # the library raises Exception itself for a malformed file
+        return None

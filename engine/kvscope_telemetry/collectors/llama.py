@@ -1,0 +1,69 @@
+"""llama.cpp's server: its metric names, its server information, and its parameters for structured output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kvscope_telemetry.collectors.engine import ExternalEngine, Fields
+from kvscope_telemetry.collectors.readings import EngineReading, count
+from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, text
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.messages.structured import Structured
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.collectors.page import ScrapedPage
+
+_NAME: Final = "llama.cpp"
+
+
+def _read(page: ScrapedPage) -> EngineReading:
+    return EngineReading(
+        num_running=count(page.gauge("llamacpp:requests_processing")),
+        num_waiting=count(page.gauge("llamacpp:requests_deferred")),
+        prompt_tokens=page.total("llamacpp:prompt_tokens_total"),
+        cached_tokens=page.total("llamacpp:prompt_tokens_cached_total"),
+        generation_tokens=page.total("llamacpp:tokens_predicted_total"),
+        draft_tokens=page.total("llamacpp:spec_decode_num_draft_tokens_total"),
+        accepted_tokens=page.total("llamacpp:spec_decode_num_accepted_tokens_total"),
+    )
+
+
+def _ask_facts(ask: Ask) -> ServerFacts:
+    props = mapping(ask("/props"))
+    path, name = text(props.get("model_path")), text(props.get("model_alias"))
+    is_named = name and name != path  # a model without a name is reported under its file's path
+    return ServerFacts(version=text(props.get("build_info")), model=name if is_named else path.rpartition("/")[2])
+
+
+def _form_fields(form: Structured) -> Fields:
+    if form.kind == "grammar":
+        return {"grammar": form.text}
+    raise BadInput(f"{form.kind} is not accepted for {_NAME}: it has no word for it; a grammar (GBNF) says the same")
+
+
+LLAMA_CPP: Final = ExternalEngine(
+    scheme="llama",
+    name=_NAME,
+    port=8080,
+    how_to_attach="Host and port of llama-server. Slots are told unless it was started with no-slots; requests that "
+    "wait if it was started with metrics.",
+    metrics_prefix="llamacpp:",
+    rank_label="rank",
+    read=_read,
+    without_metrics="start llama-server with --metrics",
+    ask_facts=_ask_facts,
+    capabilities=Capabilities(
+        engine="llama",
+        commands=False,
+        ref_counts=False,
+        prefix_hits=False,
+        last_used=False,
+        token_ids=False,
+        steps=False,
+        latencies=False,
+        aborts=False,
+    ),
+    form_fields=_form_fields,
+    tells_slots=True,
+)

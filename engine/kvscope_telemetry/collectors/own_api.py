@@ -1,0 +1,114 @@
+"""Sends prompts for an engine that is watched from inside, to the OpenAI API that its hello announces.
+
+Owns the API's address as seen from this machine, and the prompts in progress. No API key is sent to an announced
+address, because whoever controls the engine's telemetry could name any server. To use a server that requires a key,
+attach to it by its own address.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from kvscope_telemetry.collectors.address import EVERYWHERE, ExternalAddress
+from kvscope_telemetry.collectors.prompting.prompter import Prompter
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Abort, GetStatus, LoadedAdapter, Reply, Submit, refuse
+
+_SSH: Final = "ssh://"
+_LOCAL: Final = ("localhost", "127.", "::1")
+
+
+class OwnApi:
+    """Client of the OpenAI API of the engine attached at `endpoint`. Thread-safe and non-blocking."""
+
+    def __init__(self, endpoint: str, *, ca_file: Path | None = None) -> None:
+        self._endpoint, self._ca = endpoint, ca_file
+        self._lock = threading.Lock()
+        self._announced: tuple[str, bool] = ("", False)
+        self._prompter: Prompter | None = None
+        self._refused: list[Reply] = []
+
+    @property
+    def adapters(self) -> tuple[LoadedAdapter, ...] | None:
+        """LoRA adapters, as `Prompter.adapters`; None before the server has answered."""
+        return None if self._prompter is None else self._prompter.adapters
+
+    def ask(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
+        """Send a prompt or a status query to the API that the engine's hello announced.
+
+        Replies are returned by `take_replies`. Raises BadInput for a prompt that is too large.
+        """
+        with self._lock:
+            try:
+                prompter = self._prompter_of(announced, is_same_machine)
+            except BadInput as error:
+                if isinstance(command, Submit):
+                    self._refused.append(refuse(command, str(error)))
+                return
+        prompter.send(command)
+
+    def abort(self, abort: Abort) -> bool:
+        """Abort a prompt. Returns False if it is not in progress here."""
+        prompter = self._prompter
+        if prompter is None or not prompter.has(abort.request_id):
+            return False
+        prompter.send(abort)
+        return True
+
+    def take_replies(self) -> list[Reply]:
+        """Return and clear the replies since the last call, oldest first."""
+        with self._lock:
+            refused, self._refused = self._refused, []
+            return refused + (self._prompter.take_replies() if self._prompter is not None else [])
+
+    def close(self) -> None:
+        """Abort all requests; takes up to two seconds."""
+        with self._lock:
+            if self._prompter is not None:
+                self._prompter.close()
+
+    def _prompter_of(self, announced: str, is_same_machine: bool) -> Prompter:
+        """Return the prompter of an address, replacing that of the engine's previous address."""
+        if self._prompter is None or self._announced != (announced, is_same_machine):
+            address = seen_from_here(announced, self._endpoint, is_same_machine=is_same_machine)
+            ca = "" if self._ca is None else str(self._ca.expanduser())
+            if self._prompter is not None:
+                self._prompter.close()
+            self._prompter = Prompter(replace(address, ca=ca))
+            self._announced = (announced, is_same_machine)
+        return self._prompter
+
+
+def seen_from_here(announced: str, endpoint: str, *, is_same_machine: bool) -> ExternalAddress:
+    """Return the address of the API at the `announced` address as reachable by a client attached at `endpoint`.
+
+    Other options in `announced`, such as a local file, are ignored, because they are not trusted. Raises BadInput with
+    a message for users if the API cannot be reached.
+    """
+    said = ExternalAddress.parse(announced)
+    address = ExternalAddress(said.engine, said.host, said.port, said.path, said.tls, rank=said.rank, is_announced=True)
+    name = said.engine.name
+    prompts = f"prompts go to {name}'s own API at {said.authority}"
+    if endpoint.startswith(_SSH):
+        there = f"{said.engine.scheme}://127.0.0.1:{said.port}"
+        raise BadInput(f"{prompts}, which is not carried through ssh: forward that port, and attach to {there}")
+    attached = _host_of(endpoint)
+    if said.host in EVERYWHERE:
+        if not is_same_machine and _is_local(attached):
+            raise BadInput(f"{prompts} of another machine, which cannot be found from here: attach to {name} as well")
+        return replace(address, host="127.0.0.1" if is_same_machine else attached)
+    if _is_local(said.host) and not is_same_machine:
+        raise BadInput(f"{prompts}, which answers on its own machine alone")
+    return address
+
+
+def _host_of(endpoint: str) -> str:
+    scheme, _, rest = endpoint.partition("://")
+    return rest.rpartition(":")[0].strip("[]") if scheme == "tcp" else ""
+
+
+def _is_local(host: str) -> bool:
+    return not host or host.startswith(_LOCAL)

@@ -1,0 +1,58 @@
+"""Base of the sources of other engines: local updates, and prompts through an OpenAI API.
+
+Owns the update queue and shutdown. The derived source owns the polling thread and creates the messages.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.prompting.prompter import Prompter
+from kvscope_telemetry.collectors.update_queue import UpdateQueue
+from kvscope_telemetry.messages.commands import Command, Reply
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.sources.mirrored_source import MirroredSource
+from kvscope_telemetry.sources.sink import Sink
+
+
+class PromptedSource(MirroredSource):
+    """Source for the engine at `address`. A derived class must start its thread as `_thread`."""
+
+    def __init__(self, address: ExternalAddress, sink: Sink | None) -> None:
+        super().__init__(threading.Condition())
+        self._address = address
+        self._hand_over = UpdateQueue(sink)
+        self._resync_wanted = False
+        self._end = threading.Event()
+        self._prompter = Prompter(address)
+        self._thread: threading.Thread
+
+    def take_update(self) -> Update | None:
+        return self._hand_over.take_update()
+
+    def resync(self) -> None:
+        """Discard pending updates and send a snapshot, after a reader could not apply an update."""
+        self._hand_over.discard()
+        self._resync_wanted = True
+
+    def set_sink(self, sink: Sink | None) -> None:
+        """Send subsequent messages to `sink`, or to none. They begin with a snapshot."""
+        self._hand_over.set_sink(sink)
+
+    def send(self, command: Command) -> None:
+        """Send a prompt through the engine's OpenAI API, or abort one. Thread-safe and non-blocking.
+
+        Other commands are refused. Raises BadInput for a command that is too large, EngineDead after `close`.
+        """
+        self._prompter.send(command)
+
+    def take_replies(self) -> list[Reply]:
+        """Return and clear the replies since the last call, oldest first."""
+        return self._prompter.take_replies()
+
+    def close(self) -> None:
+        """Stop the threads and close the connections. Idempotent."""
+        self._end.set()
+        self._prompter.close()
+        self._thread.join()

@@ -1,0 +1,169 @@
+"""One request to a server, from sending it to its end, on a thread of its own.
+
+Owns the connection and the state of the answer. A failure is reported in one sentence, as the request's last reply.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvscope_telemetry.collectors.http_client import (
+    NOT_FOUND,
+    OK,
+    REFUSALS,
+    HttpClient,
+    HttpQuestion,
+    NoAnswer,
+    content_type,
+    why_no_stream,
+)
+from kvscope_telemetry.collectors.prompting.error_text import error_text
+from kvscope_telemetry.collectors.prompting.question import Question
+from kvscope_telemetry.collectors.prompting.reply_box import ReplyBox
+from kvscope_telemetry.collectors.prompting.served_model import ServedModel
+from kvscope_telemetry.collectors.prompting.streamed_answer import DONE, AnswerError, EventLines, StreamedAnswer
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.commands import Accepted, Done, Failed, Refused, Reply
+
+if TYPE_CHECKING:
+    import httpx
+
+SILENCE_S: Final = 600.0
+"""Maximum time between two pieces of an answer. The first may be late because the request waits in the server's
+queue."""
+MAX_ANSWER_BYTES: Final = 256 << 20
+MAX_ERROR_BYTES: Final = 64 << 10
+_EVENTS: Final = "text/event-stream"
+_RANK: Final = "X-data-parallel-rank"
+_ID: Final = "X-Request-Id"
+"""Header with the request id. vLLM makes it part of its own id, which identifies the request for kvscope inside
+vLLM."""
+
+
+class Exchange:
+    """One request with its answer. Its thread calls `run`; `abort` and `cut` are thread-safe."""
+
+    def __init__(
+        self,
+        question: Question,
+        http: HttpClient,
+        model: ServedModel,
+        box: ReplyBox,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self.request_id = question.request_id
+        self._question, self._address, self._model, self._box = question, http.address, model, box
+        self._silence_s = silence_s
+        self._url = http.address.url(question.path)
+        self._http = HttpQuestion(http)
+        self._telling = StreamedAnswer(question.request_id, question.num_completions)
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._is_accepted = False
+
+    def run(self, ended: Callable[[Exchange], None]) -> None:
+        """Send the request and enqueue replies until the answer ends, then call `ended`."""
+        try:
+            self._go()
+        except NoAnswer as error:
+            self._fail(str(error))
+        except AnswerError as error:
+            self._fail(f"{self._url} ended its answer: {error}")
+        except ProtocolError as error:
+            self._fail(f"{self._url}: {error}")
+        finally:
+            ended(self)
+
+    def abort(self) -> bool:
+        """Close the connection, which aborts the request in these servers, and finish its completions. Never blocks.
+
+        Returns False if the request had already ended; no reply is sent then.
+        """
+        is_ended = self._end([Done(request_id=self.request_id)], lambda: self._telling.ends("abort"))
+        self._http.cut()
+        return is_ended
+
+    def cut(self) -> None:
+        """Close the connection without a reply."""
+        with self._lock:
+            self._is_over = True
+        self._http.cut()
+
+    def _go(self) -> None:
+        body = self._body()
+        head = {_RANK: str(self._address.rank)} if self._address.rank else {}
+        if self.request_id.isascii() and self.request_id.isprintable():
+            head[_ID] = self.request_id
+        with self._http.ask(self._question.path, body, accept=_EVENTS, head=head, wait_s=self._silence_s) as answer:
+            self._check(answer)
+            self._is_accepted = True
+            self._tell([Accepted(request_id=self.request_id, numbers=(), num_prompt_tokens=0)])
+            self._read(answer)
+            if not self._telling.is_whole:
+                raise ConnectionResetError("the rest is missing")
+        self._end([], self._telling.ends)
+
+    def _body(self) -> bytes:
+        model = self._model.get()
+        fields = {"model": model.name, **self._question.fields}
+        fields = self._address.engine.fit_version(fields, self._model.version)
+        if model.tells_token_ids:
+            fields["return_token_ids"] = True
+        return msgspec.json.encode(fields)
+
+    def _check(self, answer: httpx.Response) -> None:
+        """Raise NoAnswer unless the answer is an event stream."""
+        status, kind = answer.status_code, content_type(answer)
+        if status == OK and kind == _EVENTS:
+            return
+        if status == NOT_FOUND:
+            self._model.forget()
+        words = "" if status in (OK, *REFUSALS) else error_text(_beginning(answer))
+        raise NoAnswer(why_no_stream(self._url, status, kind, words, self._address.refusal), status)
+
+    def _read(self, answer: httpx.Response) -> None:
+        lines, num_bytes = EventLines(), 0
+        for piece in answer.iter_raw():
+            if self._is_over:
+                return
+            num_bytes += len(piece)
+            if num_bytes > MAX_ANSWER_BYTES:
+                raise ProtocolError(f"its answer has more than {MAX_ANSWER_BYTES >> 20} MB: that is not read")
+            for event in lines.feed(piece):
+                if event == DONE:
+                    return
+                with self._lock:
+                    if not self._is_over:
+                        self._box.put(self._telling.take(event))
+            self._box.wait_for_room()
+
+    def _fail(self, why: str) -> None:
+        kind = Failed if self._is_accepted else Refused
+        self._end([kind(request_id=self.request_id, reason=why)])
+
+    def _tell(self, replies: Iterable[Reply]) -> None:
+        with self._lock:
+            if not self._is_over:
+                self._box.put(replies)
+
+    def _end(self, replies: Iterable[Reply], last: Callable[[], Iterable[Reply]] = tuple) -> bool:
+        """Enqueue the final replies. Returns False, and enqueues none, if the request had already ended."""
+        with self._lock:
+            if self._is_over:
+                return False
+            self._is_over = True
+            self._box.put([*replies, *last()])
+            return True
+
+
+def _beginning(answer: httpx.Response) -> bytes:
+    body = b""
+    for piece in answer.iter_raw():
+        body += piece
+        if len(body) >= MAX_ERROR_BYTES:
+            break
+    return body[:MAX_ERROR_BYTES]

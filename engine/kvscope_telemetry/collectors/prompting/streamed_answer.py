@@ -1,0 +1,175 @@
+"""Parses the event stream of one answer to `Tokens` and `Finished` replies.
+
+Owns the state of each completion. Memory is bounded. Uses no sockets. Times are measured here and include the network.
+Tokens are counted by the server's usage if it reports one, else by pieces of the answer, each at least one token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from kvscope_telemetry.collectors.prompting.error_text import error_text_of_body, one_line
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
+
+MAX_EVENT_BYTES: Final = 1 << 20
+DONE: Final = b"[DONE]"
+_FIELD: Final = b"data:"
+THINK: Final = ("<think>\n", "\n</think>\n\n")
+"""Markers put around reasoning that a server reports separately, as models write them."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+_TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    token_ids: list[_TokenId] | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: _Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+    object: str = ""
+    message: Any = None
+
+
+@dataclass(slots=True)
+class _Completion:
+    reason: str = ""
+    num_tokens: int = 0
+    first_s: float | None = None
+    is_thinking: bool = False
+
+
+class EventLines:
+    """Splits the bytes of one answer, received in arbitrary pieces, into server-sent events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._num_bytes = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the data of each event that is complete. Raises ProtocolError for an event that is too large."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        events: list[bytes] = []
+        for line in lines:
+            self._take(line.removesuffix(b"\r"), events)
+        if len(self._rest) + self._num_bytes > MAX_EVENT_BYTES:
+            raise ProtocolError(f"one event of the answer has more than {MAX_EVENT_BYTES >> 20} MB: that is not read")
+        return events
+
+    def _take(self, line: bytes, events: list[bytes]) -> None:
+        if line.startswith(_FIELD):
+            self._data.append(line[len(_FIELD) :].removeprefix(b" "))
+            self._num_bytes += len(line)
+        elif not line and self._data:
+            events.append(b"\n".join(self._data))
+            self._data.clear()
+            self._num_bytes = 0
+
+
+class AnswerError(ProtocolError):
+    """The server reported an error within its answer."""
+
+
+class StreamedAnswer:
+    """State of an answer with `num_completions` completions, requested now."""
+
+    def __init__(self, request_id: str, num_completions: int) -> None:
+        self._request_id = request_id
+        self._completions = [_Completion() for _ in range(num_completions)]
+        self._usage = _Usage()
+        self._begun_s = time.monotonic()
+        self._decoder = msgspec.json.Decoder(_Chunk)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every completion has finished."""
+        return all(completion.reason for completion in self._completions)
+
+    def take(self, event: bytes) -> list[Tokens]:
+        """Parse an event and return its tokens. Raises ProtocolError if it is malformed, AnswerError for the server's
+        own error."""
+        try:
+            chunk = self._decoder.decode(event)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise ProtocolError(f"its answer cannot be read ({error})") from None
+        if chunk.error is not None or chunk.object == "error":
+            words = error_text_of_body(chunk.error) or error_text_of_body(chunk.message)
+            raise AnswerError(words or "an error, without saying which")
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        return [tokens for choice in chunk.choices for tokens in self._taken(choice)]
+
+    def ends(self, reason: str = "") -> list[Finished]:
+        """Return the end of each completion, with `reason` for those that did not finish."""
+        total_s = time.monotonic() - self._begun_s
+        return [self._end(index, one.reason or reason, total_s) for index, one in enumerate(self._completions)]
+
+    def _taken(self, choice: _Choice) -> Iterator[Tokens]:
+        if not 0 <= choice.index < len(self._completions):
+            raise ProtocolError(f"its answer has a completion {choice.index}: {len(self._completions)} were asked for")
+        completion = self._completions[choice.index]
+        text, ids = _text(choice, completion), tuple(choice.token_ids or ())
+        if choice.finish_reason:
+            completion.reason = one_line(choice.finish_reason)
+        if not text and not ids:
+            return
+        if completion.first_s is None:
+            completion.first_s = time.monotonic() - self._begun_s
+        completion.num_tokens += len(ids) or 1
+        yield Tokens(request_id=self._request_id, token_ids=ids, text=text, index=choice.index)
+
+    def _end(self, index: int, reason: str, total_s: float) -> Finished:
+        completion, usage = self._completions[index], self._usage
+        is_only = len(self._completions) == 1  # the usage covers all completions together
+        num_tokens = usage.completion_tokens if is_only else None
+        details = usage.prompt_tokens_details or _Details()
+        return Finished(
+            request_id=self._request_id,
+            index=index,
+            finish_reason=reason,
+            usage=Usage(
+                prompt_tokens=usage.prompt_tokens or 0,
+                cached_tokens=details.cached_tokens or 0,
+                completion_tokens=completion.num_tokens if num_tokens is None else num_tokens,
+            ),
+            timing=RequestTiming(ttft_s=completion.first_s, total_s=total_s),
+        )
+
+
+def _text(choice: _Choice, completion: _Completion) -> str:
+    delta = choice.delta or _Delta()
+    text = (choice.text or "") + (delta.content or "")
+    thought = delta.reasoning_content or delta.reasoning or ""
+    if thought and not completion.is_thinking:
+        completion.is_thinking, thought = True, THINK[0] + thought
+    if completion.is_thinking and (text or choice.finish_reason):
+        completion.is_thinking, thought = False, thought + THINK[1]
+    return thought + text

@@ -1,0 +1,200 @@
+"""Values of a metrics page for one data-parallel rank, independent of the engine and version that wrote it.
+
+A value that is not on the page is None, never 0. Contains no engine's metric names: those are in the engines' modules,
+which read a page with the functions here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Final
+
+import numpy as np
+
+from kvscope_telemetry.collectors.page import MAX_COUNT, ScrapedPage
+from kvscope_telemetry.messages.telemetry import Histogram, MetricFigure
+
+MAX_BOUNDS: Final = 512
+_LONGEST_S: Final = 1e9
+GIB: Final = 1 << 30
+MAX_SIZE: Final = 1 << 40
+"""Maximum size in blocks or tokens. Larger ones count as unknown, because their products would not fit an i64."""
+MAX_OF_LABEL: Final = 12
+"""Maximum number of figures of one metric, which differ in a label."""
+MAX_LABEL_LETTERS: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReading:
+    """Metrics of one engine at one moment. Counters are totals since the engine started."""
+
+    model: str = ""
+    num_running: int | None = None
+    num_waiting: int | None = None
+    used_share: float | None = None
+    """Share of the pool's blocks in use, 0 to 1."""
+    num_blocks: int | None = None
+    block_size: int | None = None
+    """Tokens per block; for vLLM with several KV groups, the smallest of theirs."""
+    pool_tokens: int | None = None
+    """Capacity of the pool in tokens of requests."""
+    cache_dtype: str = ""
+    prompt_tokens: int | None = None
+    """Includes tokens from the prefix cache, unlike `Counters.prompt_tokens`."""
+    cached_tokens: int | None = None
+    generation_tokens: int | None = None
+    preemptions: int | None = None
+    draft_tokens: int | None = None
+    """Number of speculative tokens proposed. `accepted_tokens` is the number accepted."""
+    accepted_tokens: int | None = None
+    finished: int | None = None
+    aborted: int | None = None
+    evicted_tokens: int | None = None
+    host_tokens: int | None = None
+    """Capacity of the host cache in tokens."""
+    weights_bytes: int | None = None
+    kv_bytes: int | None = None
+    graphs_bytes: int | None = None
+    started_s: float | None = None
+    """Start time of the server process, seconds since 1970."""
+    inside: str = ""
+    """Address at which kvscope's plugin inside this engine publishes telemetry (`kvscope_inside`); empty if not
+    reported."""
+    latencies: dict[str, Cumulative] = field(default_factory=dict)
+    """Latency histograms by `Histogram.kind`."""
+    figures: tuple[MetricFigure, ...] = ()
+    """Other metrics, displayed unchanged."""
+
+    @property
+    def totals(self) -> tuple[int | None, ...]:
+        """Values that only grow while an engine runs."""
+        first_tokens = self.latencies.get("first_token")
+        of_times = None if first_tokens is None else first_tokens.total
+        return self.prompt_tokens, self.generation_tokens, self.preemptions, self.finished, of_times
+
+    def is_restart_of(self, before: EngineReading) -> bool:
+        """Whether the engine restarted since `before`: its start time differs, or a total is smaller."""
+        if None not in (self.started_s, before.started_s) and self.started_s != before.started_s:
+            return True
+        pairs = zip(self.totals, before.totals, strict=True)
+        return any(now is not None and then is not None and now < then for now, then in pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureMetric:
+    name: str
+    metric: str
+    """Name of a gauge, or of a counter including `_total`."""
+    unit: str = ""
+    by: str = ""
+    """Label to split by: one figure for each of its values, except those that are 0."""
+    is_mean: bool = False
+    """Whether to show the mean of a histogram's samples since the engine started."""
+    needs: tuple[str, ...] = ()
+    """Metrics that indicate whether the engine has the feature: the figure is omitted while all of them are 0, because
+    engines export metrics of pools that they do not have."""
+
+
+def read_figures(page: ScrapedPage, metrics: tuple[FigureMetric, ...]) -> tuple[MetricFigure, ...]:
+    return tuple(chain.from_iterable([_figures_of(page, metric) for metric in metrics]))
+
+
+def _figures_of(page: ScrapedPage, of: FigureMetric) -> Iterator[MetricFigure]:
+    if of.needs and not any(page.sum_of(name) for name in of.needs):
+        return
+    if of.by:
+        values = {
+            f"{of.name}: {label[:MAX_LABEL_LETTERS]}": value
+            for label, value in page.by_label(of.metric, of.by)
+            if value
+        }
+    elif of.is_mean:
+        total, number = page.sum_of(f"{of.metric}_sum"), page.sum_of(f"{of.metric}_count")
+        values = {of.name: total / number} if total is not None and number else {}
+    else:
+        total = page.gauge(of.metric) if of.unit == "share" else page.sum_of(of.metric)
+        values = {} if total is None else {of.name: total}
+    for name, value in list(values.items())[:MAX_OF_LABEL]:
+        yield MetricFigure(name=name, value=value, unit=of.unit, metric=of.metric)
+
+
+def read_latencies(page: ScrapedPage, *kinds: tuple[str, ...]) -> dict[str, Cumulative]:
+    """Read latency histograms.
+
+    Args:
+        page: The page of metrics.
+        kinds: For each histogram its `Histogram.kind`, then its metric names in newer and older versions; the first one
+            that is on the page is read.
+    """
+    found: dict[str, Cumulative] = {}
+    for kind, *names in kinds:
+        for name in names:
+            histogram = Cumulative.of_buckets(page.buckets(name))
+            if histogram is not None:
+                found[kind] = histogram
+                break
+    return found
+
+
+def count(value: float | None) -> int | None:
+    """Round a count to an integer; None if it is negative or above `MAX_COUNT`."""
+    return None if value is None or not 0 <= value <= MAX_COUNT else round(value)
+
+
+def number(value: float | str | None) -> int | None:
+    """Parse a size, an integer from 1 to `MAX_SIZE`; None for anything else, such as the text "None"."""
+    try:
+        found = float(value) if value not in (None, "") else math.nan
+    except ValueError:
+        return None
+    return int(found) if 1 <= found <= MAX_SIZE else None
+
+
+def share(value: float | None) -> float | None:
+    """Limit a share to at most 1; None if it is negative."""
+    return None if value is None or value < 0 else min(value, 1.0)
+
+
+def gib(value: float | None) -> int | None:
+    return None if value is None or not 0 <= value * GIB <= MAX_COUNT else round(value * GIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Cumulative:
+    """Cumulative histogram of a metrics page. `counts[i]` samples were at most `bounds_s[i]` seconds since the start.
+
+    The last count has no bound and includes all samples. A histogram holds bounds only, and no samples are derived from
+    them.
+    """
+
+    bounds_s: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of_buckets(cls, buckets: dict[float, float]) -> Cumulative | None:
+        """Create from counts by upper bound in seconds; None if they are not a valid histogram."""
+        bounds = sorted(buckets)
+        if len(bounds) < 2 or len(bounds) > MAX_BOUNDS or bounds[-1] != math.inf or not bounds[0] > 0:
+            return None
+        counts = [buckets[bound] for bound in bounds]
+        if not all(0 <= number <= MAX_COUNT for number in counts) or any(a > b for a, b in pairwise(counts)):
+            return None
+        finite = tuple(bound for bound in bounds[:-1] if bound <= _LONGEST_S)
+        return cls(finite, (*map(int, counts[: len(finite)]), int(counts[-1])))
+
+    @property
+    def total(self) -> int:
+        return self.counts[-1]
+
+    def since(self, before: Cumulative | None, kind: str) -> Histogram | None:
+        """Return the samples added since `before`, per interval; None if there are none or the bounds differ."""
+        if before is None or before.bounds_s != self.bounds_s:
+            return None
+        added = np.diff(np.array(self.counts) - np.array(before.counts), prepend=0)
+        if not added.any() or added.min() < 0:
+            return None
+        bounds = np.rint(np.array(self.bounds_s) * 1e9).astype("<u8")
+        return Histogram(kind=kind, bounds_ns=bounds.tobytes(), counts=added.astype("<u8").tobytes())

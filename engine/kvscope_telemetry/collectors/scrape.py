@@ -1,0 +1,192 @@
+"""Polls the metrics of an engine's HTTP server on a thread of its own.
+
+Owns the thread, the interval, and the pauses after failures, which double. `readings` interprets the page.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_telemetry.collectors import engines
+from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.http_client import NOT_FOUND, HttpClient, NoAnswer
+from kvscope_telemetry.collectors.page import ScrapedPage
+from kvscope_telemetry.collectors.readings import EngineReading
+from kvscope_telemetry.collectors.server_facts import ServerFacts
+from kvscope_telemetry.errors import BadInput, ProtocolError
+from kvscope_telemetry.kv_events.addresses import check_endpoint
+
+EVERY_S: Final = 1.0
+PAUSES_S: Final = (1.0, 30.0)
+"""Pause after the first failure, and the maximum; it doubles with each failure."""
+ASK_FACTS_AGAIN_S: Final = 300.0
+_OF_ALL: Final = "process_start_time_seconds"
+"""Metric of any program that uses Prometheus' client library."""
+_INSIDE: Final = "kvscope_inside_info"
+"""Metric with the address at which kvscope's plugin inside the engine publishes (`kvscope_inside/announcement.py`)."""
+_ENDPOINT: Final = re.compile(r"(ipc|tcp)://[\w./:\[\]-]{1,200}")
+"""Accepted addresses of the plugin: users see them and may paste them into a shell."""
+_END_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    time_ns: int
+    """Time on this machine's monotonic clock."""
+    reading: EngineReading
+    facts: ServerFacts
+
+
+class Scraper:
+    """Polls one rank's metrics. `take_scraped`, `why` and `close` may be used by another thread.
+
+    Raises BadInput if the certificate file of `address` cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: ExternalAddress,
+        *,
+        every_s: float = EVERY_S,
+        pauses_s: tuple[float, float] = PAUSES_S,
+        http: HttpClient | None = None,
+    ) -> None:
+        self._address = address
+        self._every_s, self._pauses_s = every_s, pauses_s
+        self._http = http or HttpClient(address)
+        self._taken: Scraped | None = None
+        self._facts: ServerFacts | None = None
+        self._facts_s = 0.0
+        self._before: EngineReading | None = None
+        self.why = f"{address.url(address.engine.metrics_path)} has not answered yet"
+        """Why there are no metrics, in one sentence; empty if there are."""
+        self.is_refused = False
+        """Whether the server requires or rejects credentials."""
+        self.num_failures = 0
+        """Number of consecutive failures."""
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvscope-scraper", daemon=True)
+        self._thread.start()
+
+    def take_scraped(self) -> Scraped | None:
+        """Return and clear the newest result; None if there is none since the last call."""
+        taken, self._taken = self._taken, None
+        return taken
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop within a second; a request in progress is cancelled. Idempotent."""
+        self._end.set()
+        self._http.cancel()
+        self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        pause_s = self._pauses_s[0]
+        while not self._end.is_set():
+            begun_s = time.monotonic()
+            if self._round():
+                pause_s = self._pauses_s[0]
+                self._end.wait(max(self._every_s - (time.monotonic() - begun_s), self._every_s / 10))
+            else:
+                # Random, so that clients of an engine that comes back do not all ask it at the same time.
+                self._end.wait(pause_s * random.uniform(0.75, 1.0))
+                pause_s = min(2 * pause_s, self._pauses_s[1])
+
+    def _round(self) -> bool:
+        """Poll once. Returns whether the server answered."""
+        try:
+            reading = self._read_metrics()
+            facts = self._known_facts(reading)
+        except NoAnswer as error:
+            self._fail(self._with_advice(error), is_refused=error.is_refusal)
+            return False
+        except ProtocolError as error:
+            self._fail(f"{self._address.url(self._address.engine.metrics_path)}: {error}")
+            return False
+        self._before = reading
+        self._taken = Scraped(time.monotonic_ns(), reading, facts)
+        self.why, self.is_refused, self.num_failures = "", False, 0
+        return True
+
+    def _fail(self, why: str, *, is_refused: bool = False) -> None:
+        if not self._end.is_set():
+            self.num_failures += 1
+            self.is_refused, self.why = is_refused, why
+            self._facts_s = 0.0
+
+    def _with_advice(self, error: NoAnswer) -> str:
+        advice = self._address.engine.without_metrics
+        return f"{error}: {advice}" if error.status == NOT_FOUND and advice else str(error)
+
+    def _read_metrics(self) -> EngineReading:
+        address, engine = self._address, self._address.engine
+        kind, body = self._http.get(engine.metrics_path)
+        if kind == "text/html":
+            raise ProtocolError("it is a web page, not metrics")
+        page = ScrapedPage(
+            body.decode("utf-8", errors="replace"),
+            (*[each.metrics_prefix for each in engines.ENGINES], *engine.other_prefixes, _OF_ALL, _INSIDE),
+            rank=(engine.rank_label, address.rank),
+            replicas=engine.replica_labels,
+            model=address.model,
+        )
+        if not page.has(engine.metrics_prefix):
+            raise ProtocolError(self._why_none(page))
+        said = page.label("endpoint", _INSIDE)
+        return replace(engine.read(page), inside=said if _ENDPOINT.fullmatch(said) else "")
+
+    def _why_none(self, page: ScrapedPage) -> str:
+        other = next((each for each in engines.ENGINES if page.has(each.metrics_prefix)), None)
+        if other is not None:
+            return f"these are metrics of {other.name}: attach {other.scheme}://{self._address.authority}"
+        of_what = f" of rank {self._address.rank}" if self._address.rank else ""
+        of_what += f" of model {self._address.model!r}" if self._address.model else ""
+        return f"it has no metrics of {self._address.engine.name}{of_what}: is it another program's port?"
+
+    def _known_facts(self, reading: EngineReading) -> ServerFacts:
+        """Return the server's facts, asking again after a failure, a restart, or `ASK_FACTS_AGAIN_S`."""
+        now_s = time.monotonic()
+        restarted = self._before is not None and reading.is_restart_of(self._before)
+        if self._facts is None or restarted or now_s >= self._facts_s:
+            self._facts = reachable(self._address.engine.ask_facts(self._ask), self._address)
+            self._facts_s = now_s + ASK_FACTS_AGAIN_S
+        return self._facts
+
+    def _ask(self, path: str) -> Any:
+        """Return the JSON at a path; None if there is none. Raises NoAnswer if the server refuses access."""
+        try:
+            return msgspec.json.decode(self._http.get(path)[1])
+        except NoAnswer as error:
+            if error.is_refusal:
+                raise
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            pass
+        return None
+
+
+def reachable(facts: ServerFacts, address: ExternalAddress) -> ServerFacts:
+    """Convert endpoints from those that the server binds to those that kvscope connects to; empty if that is
+    impossible."""
+    kv_events = _endpoint(facts.kv_events, address)
+    if not kv_events:
+        return replace(facts, kv_events="", replay="", topic="")
+    return replace(facts, kv_events=kv_events, replay=_endpoint(facts.replay, address))
+
+
+def _endpoint(named: str, address: ExternalAddress) -> str:
+    endpoint = address.on_this_host(named)
+    try:
+        check_endpoint("endpoint", endpoint, is_client=True)
+    except BadInput:
+        return ""
+    return endpoint

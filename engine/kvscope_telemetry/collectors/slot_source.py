@@ -1,0 +1,490 @@
+"""Reads llama.cpp's `/slots` and presents it as a `Source`: a ledger row is a fixed number of tokens of a slot.
+
+Owns the polling thread. Slots are polled once a second, and metrics once in 10 s, because each scrape resets the
+averages in them. A server that sleeps, or a router that only forwards requests, gets one request for `/props` per 10 s.
+Polling `/slots` wakes a sleeping server and keeps an idle one from falling asleep. An idle server is therefore first
+asked for `/props`, whether it sleeps. After `IDLE_LOOKS` consecutive idle polls only its metrics are read, which
+neither wake it nor keep it awake, and `/slots` is read again when they change.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_telemetry.collectors.address import ExternalAddress
+from kvscope_telemetry.collectors.http_client import NOT_FOUND, HttpClient, NoAnswer
+from kvscope_telemetry.collectors.page import ScrapedPage
+from kvscope_telemetry.collectors.prompted_source import PromptedSource
+from kvscope_telemetry.collectors.readings import EngineReading
+from kvscope_telemetry.collectors.server_facts import mapping, text, whole
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import CacheInfo, Counters, DeviceInfo, Event, Heartbeat, Hello, ModelInfo
+from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
+from kvscope_telemetry.source import SourceState, SourceStatus
+from kvscope_telemetry.sources.sink import Sink
+from kvscope_telemetry.transport.host_id import host_id
+
+EVERY_S: Final = 1.0
+RARELY_S: Final = 10.0
+"""Seconds between polls of the metrics, and between polls of a server that sleeps."""
+CELL_TOKENS: Final = 32
+"""Tokens per row; doubled until the number of rows is at most `MAX_CELLS`."""
+MAX_CELLS: Final = 8192
+MAX_SLOTS: Final = 1024
+MAX_CONTEXT: Final = 1 << 24
+MAX_CELL_TOKENS: Final = 1 << 15
+MAX_COUNT: Final = 1 << 31
+IDLE_LOOKS: Final = 10
+"""Number of consecutive polls of `/slots` without a running task, after which only metrics are polled."""
+_NOT_ENABLED: Final = (404, 501)
+_SLEEPS: Final = "it sleeps: nothing is asked until a request wakes it"
+_NO_METRICS: Final = "how many requests wait is not known: start llama-server with --metrics"
+_ROUTES: Final = "it passes requests on to servers of its own: attach to one of those"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReading:
+    slot: int
+    num_ctx: int
+    is_processing: bool
+    task: int
+    """Id of the slot's current or last task; -1 if it never had one."""
+    num_tokens: int
+    """Number of tokens in the slot's KV cache: prompt and output."""
+    num_processed: int
+    num_cached: int
+    num_decoded: int
+    is_speculative: bool = False
+    """Whether the server decodes speculatively. A step may then add several tokens, and the slot may hold tokens that
+    were not part of the answer."""
+
+
+def read_slots(answer: object) -> list[SlotReading]:
+    """Parse an answer to `/slots`. Raises ProtocolError if it is malformed."""
+    if not isinstance(answer, list) or not 0 < len(answer) <= MAX_SLOTS:
+        raise ProtocolError("/slots is no list of slots")
+    slots = [_slot(place, mapping(each)) for place, each in enumerate(answer)]
+    if len(slots) * slots[0].num_ctx > MAX_CELLS * MAX_CELL_TOKENS:
+        raise ProtocolError(f"{len(slots)} slots of {slots[0].num_ctx} tokens are more than can be drawn")
+    return slots
+
+
+def _slot(place: int, said: Mapping[str, Any]) -> SlotReading:
+    num_ctx, task = whole(said.get("n_ctx")), said.get("id_task")
+    if not 0 < num_ctx <= MAX_CONTEXT:
+        raise ProtocolError(f"slot {place}: n_ctx={said.get('n_ctx')!r:.40} is not from 1 to {MAX_CONTEXT}")
+    listed = said.get("next_token")
+    token = mapping(listed[0] if isinstance(listed, list) and listed else listed)
+    is_task = isinstance(task, int) and not isinstance(task, bool) and 0 <= task < 1 << 62
+    if is_task and "n_prompt_tokens" not in said:
+        raise ProtocolError(f"slot {place} does not say how many tokens it holds (n_prompt_tokens): newer servers do")
+    return SlotReading(
+        slot=place,
+        num_ctx=num_ctx,
+        is_processing=said.get("is_processing") is True,
+        task=int(task or 0) if is_task else -1,
+        num_tokens=min(whole(said.get("n_prompt_tokens")), num_ctx),
+        num_processed=_count(place, said, "n_prompt_tokens_processed", MAX_CONTEXT),
+        num_cached=_count(place, said, "n_prompt_tokens_cache", MAX_CONTEXT),
+        num_decoded=_count(place, token, "n_decoded", MAX_COUNT),
+        is_speculative=said.get("speculative") is True,
+    )
+
+
+def _count(place: int, said: Mapping[str, Any], name: str, most: int) -> int:
+    number = whole(said.get(name))
+    if number > most:
+        raise ProtocolError(f"slot {place}: {name}={number} is more than {most}")
+    return number
+
+
+class Total:
+    """Running total of a counter that is sampled from slots and corrected by the server's own counter, if there is one.
+
+    Sampling misses what starts and ends between two polls. The total never decreases.
+    """
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._seen = self._missed = 0
+        self._base: int | None = None
+
+    def add(self, number: int) -> None:
+        """Count `number` more, as seen in slots."""
+        self._seen += number
+        self.value = max(self.value, self._seen + self._missed)
+
+    def correct(self, counter: int | None, num_unfinished: int = 0) -> None:
+        """Adjust the total to the server's `counter`, which does not count `num_unfinished` sampled tokens yet."""
+        if counter is None:
+            return
+        if self._base is None:
+            self._base = self._seen - counter - num_unfinished
+        self._missed = self._base + counter + num_unfinished - self._seen
+        self.add(0)
+
+
+class SlotState:
+    """A server's slots as a `CacheState`, created from the first reading and updated by later ones."""
+
+    def __init__(self, slots: list[SlotReading], address: ExternalAddress, model: str, version: str) -> None:
+        self.num_ctx = slots[0].num_ctx
+        self.cell = CELL_TOKENS
+        while len(slots) * -(-self.num_ctx // self.cell) > MAX_CELLS:
+            self.cell *= 2
+        self.num_cells = -(-self.num_ctx // self.cell)
+        """Rows per slot. The rows of slot `i` start at `i * num_cells`."""
+        engine, now_ns = address.engine, time.monotonic_ns()
+        hello = Hello(
+            epoch=secrets.randbits(48),
+            time_ns=now_ns,
+            wall_time_ns=time.time_ns(),
+            model=ModelInfo(name=model, max_model_len=self.num_ctx),
+            cache=CacheInfo(
+                num_blocks=len(slots) * self.num_cells,
+                block_size=self.cell,
+                allocator=f"{len(slots)} slots",
+                prefix_caching=True,
+                max_num_seqs=len(slots),
+                slot_blocks=self.num_cells,
+            ),
+            device=DeviceInfo(kind="unknown"),
+            engine_version=f"{engine.name} {version}".strip(),
+            host=host_id(),
+            capabilities=engine.capabilities,
+        )
+        self.state = CacheState(hello)
+        self._requests: list[KnownRequest | None] = [None] * len(slots)
+        self._tasks = [slot.task if not slot.is_processing else -1 for slot in slots]
+        """Per slot, the id of the last task that was reported as a request, or had ended before the first reading."""
+        self._seen = [-1] * len(slots)
+        """Per slot, the task id in the last reading; -1 if none."""
+        self._prompt, self._cached, self._output = Total(), Total(), Total()
+        self._speculation = Total(), Total()
+        self._owners = [NO_OWNER] * len(slots)
+        """Per slot, the number of the last request reported for it."""
+        self._held = [(0, False, NO_OWNER)] * len(slots)
+
+    def fits(self, slots: list[SlotReading]) -> bool:
+        """Whether `slots` can come from the same server process: a slot that once had a task always reports one."""
+        is_same = len(slots) == len(self._requests) and all(slot.num_ctx == self.num_ctx for slot in slots)
+        return is_same and all(slot.task >= 0 or self._seen[slot.slot] < 0 for slot in slots)
+
+    def apply(self, slots: list[SlotReading], now_ns: int) -> None:
+        for slot in slots:
+            self._follow_task(slot, now_ns)
+            self._follow_cells(slot)
+            self._seen[slot.slot] = slot.task
+        self.state.totals["num_running"] = sum(slot.is_processing for slot in slots)
+        self._tell_totals()
+
+    def correct(self, reading: EngineReading) -> None:
+        """Apply the server's own counters. Call it right after `apply`."""
+        unfinished = sum(request.num_output_tokens for request in self.state.requests.values())
+        self._output.correct(reading.generation_tokens, unfinished)
+        self._prompt.correct(reading.prompt_tokens)
+        self._cached.correct(reading.cached_tokens)
+        for total, counter in zip(self._speculation, (reading.draft_tokens, reading.accepted_tokens), strict=True):
+            total.correct(counter)
+        self.state.totals["num_waiting"] = reading.num_waiting or 0
+        self._tell_totals()
+
+    def forget(self, now_ns: int) -> None:
+        """Finish all requests and free all rows, because the server has dropped the contents of its slots."""
+        empty = (-1, 0, 0, 0, 0)
+        for place, request in enumerate(self._requests):
+            if request is not None:
+                self._finish(place, request, now_ns)
+            self._tasks[place] = self._seen[place] = -1
+            self._owners[place] = NO_OWNER
+            self._follow_cells(SlotReading(place, self.num_ctx, False, *empty))
+        self.state.totals["num_running"] = 0
+
+    def _tell_totals(self) -> None:
+        drafts, accepted = self._speculation
+        self.state.totals |= {
+            "prompt_tokens": self._prompt.value,
+            "cached_tokens": self._cached.value,
+            "generation_tokens": self._output.value,
+            "draft_tokens": drafts.value,
+            "accepted_tokens": accepted.value,
+        }
+
+    def _follow_task(self, slot: SlotReading, now_ns: int) -> None:
+        request = self._requests[slot.slot]
+        is_new = slot.task >= 0 and slot.task != self._tasks[slot.slot]
+        if request is not None and (is_new or not slot.is_processing):
+            if not is_new:
+                self._update(request, slot)
+            self._finish(slot.slot, request, now_ns)
+            request = None
+        num_prompt = slot.num_processed + slot.num_cached
+        if is_new and not slot.is_processing and not num_prompt:
+            # The task started and ended between two polls: only what the slot holds is known.
+            self._tasks[slot.slot] = slot.task
+            self._owners[slot.slot] = NO_OWNER
+            self.state.count(admitted=1, finished=1)
+        elif is_new and (slot.num_decoded or not slot.is_processing):
+            # Reported only now, because the prompt's length is unknown before the first output token.
+            self._tasks[slot.slot] = slot.task
+            request = self.state.add_request(f"task {slot.task}", num_prompt_tokens=num_prompt, arrival_ns=now_ns)
+            request.state, request.num_cached_tokens = RequestState.RUNNING, slot.num_cached
+            self.state.count(admitted=1)
+            self._prompt.add(slot.num_processed)
+            self._cached.add(slot.num_cached)
+            self._requests[slot.slot] = request
+            self._owners[slot.slot] = request.number
+            self._update(request, slot)
+            if not slot.is_processing:
+                self._finish(slot.slot, request, now_ns)
+        elif request is not None:
+            self._update(request, slot)
+
+    def _update(self, request: KnownRequest, slot: SlotReading) -> None:
+        first, num_cells = slot.slot * self.num_cells, -(-slot.num_tokens // self.cell)
+        if len(request.tables[0]) != num_cells:
+            start = min(len(request.tables[0]), num_cells)
+            request.set_table(range(first + start, first + num_cells), start=start)
+        # A slot that is done may restart its count from 0.
+        num_outputs = max(slot.num_decoded, request.num_output_tokens)
+        if not slot.is_processing and not slot.is_speculative:  # it holds prompt and output, except for the last token
+            num_outputs = max(num_outputs, slot.num_tokens - request.info.num_prompt_tokens + 1)
+        self._output.add(num_outputs - request.num_output_tokens)
+        request.num_output_tokens, request.num_computed_tokens = num_outputs, slot.num_tokens
+        self.state.touch(request)
+
+    def _finish(self, slot: int, request: KnownRequest, now_ns: int) -> None:
+        cause = f"ended after {request.num_output_tokens} tokens; the slot keeps what it holds"
+        self.state.add_event(Event(kind="finished", time_ns=now_ns, number=request.number, cause=cause))
+        self.state.count(finished=1)
+        self.state.finish(request)
+        self._requests[slot] = None
+
+    def _follow_cells(self, slot: SlotReading) -> None:
+        is_untold = slot.is_processing and self._requests[slot.slot] is None
+        before, was_processing, owner_before = self._held[slot.slot]
+        owner = NO_OWNER if is_untold else self._owners[slot.slot]
+        self._held[slot.slot] = slot.num_tokens, slot.is_processing, owner
+        first, end = slot.slot * self.num_cells, -(-slot.num_tokens // self.cell)
+        start = (
+            0
+            if (slot.is_processing, owner) != (was_processing, owner_before)
+            else min(before, slot.num_tokens) // self.cell
+        )
+        if end > start:
+            places = range(start, end)
+            self.state.set_blocks(
+                [first + place for place in places],
+                state=BlockState.ACTIVE if slot.is_processing else BlockState.CACHED,
+                ref_count=int(slot.is_processing),
+                filled=[min(self.cell, slot.num_tokens - place * self.cell) for place in places],
+                owner=owner,
+            )
+        gone = range(first + end, first + -(-before // self.cell))
+        self.state.free_blocks(list(gone))
+
+
+class SlotSource(PromptedSource):
+    """Source that polls a llama.cpp server; a context manager that closes it on exit. The server may start later.
+
+    Raises BadInput if the certificate file of `address` cannot be used.
+    """
+
+    def __init__(self, address: ExternalAddress, *, sink: Sink | None = None, every_s: float = EVERY_S) -> None:
+        super().__init__(address, sink)
+        self._every_s = every_s
+        self._http = HttpClient(address)
+        self._slots: SlotState | None = None
+        self._why = f"{address.url('/slots')} has not answered yet"
+        self._is_refused = self._is_quiet = self._is_busy = False
+        self._num_frames = self._num_restarts = self._heard_ns = self._num_idle_looks = 0
+        self._rarely_s = every_s / EVERY_S * RARELY_S
+        self._metrics_s = 0.0  # time of the next scrape of the metrics, monotonic seconds
+        self._has_metrics = True
+        self._reading: EngineReading | None = None
+        self._process = ""
+        """The server's `media_marker`, which changes with each start; empty if it reports none."""
+        self._failure = ""
+        self._thread = threading.Thread(target=self._run, name="kvscope-slots", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        return self._address.name
+
+    @property
+    def status(self) -> SourceStatus:
+        state = SourceState.LIVE
+        if self._failure:
+            state = SourceState.ENDED
+        elif self._is_refused:
+            state = SourceState.REFUSED
+        elif self._slots is None:
+            state = SourceState.CONNECTING
+        elif self._why and not self._is_quiet:
+            state = SourceState.STALE
+        return SourceStatus(
+            state=state,
+            reason=self._failure or self._why or ("" if self._has_metrics or self._slots is None else _NO_METRICS),
+            frames_received=self._num_frames,
+            frames_dropped=self._hand_over.num_discarded,
+            resyncs=self._num_restarts,
+            messages_rejected=0,
+            num_skipped=0,
+            last_message_ns=self._heard_ns,
+            adapters=self._prompter.adapters,
+        )
+
+    def contents(self, rows: Iterable[int]) -> tuple[BlockContent, ...]:
+        """Return empty contents: `/slots` does not report tokens."""
+        return tuple(BlockContent(block=row) for row in rows)
+
+    def close(self) -> None:
+        """Stop the thread and close the connections. Idempotent."""
+        self._end.set()
+        self._http.cancel()
+        super().close()
+
+    # Polling thread
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                begun_s = time.monotonic()
+                self._round(time.monotonic_ns())
+                pause_s = self._rarely_s if self._is_quiet else self._every_s
+                self._end.wait(max(pause_s - (time.monotonic() - begun_s), 0.1 * self._every_s))
+        except Exception as error:
+            self._failure = f"reading failed: {error!r:.200}"
+            raise
+
+    def _round(self, now_ns: int) -> None:
+        try:
+            props = {} if self._is_busy else self._props()
+            if props.get("is_sleeping") is True or props.get("role") == "router":
+                self._leave_alone(_ROUTES if props.get("role") == "router" else _SLEEPS, now_ns)
+                return
+            reading = self._metrics() if self._num_idle_looks >= IDLE_LOOKS else None
+            is_known = reading is not None and not reading.num_running and reading == self._reading
+            slots = None if is_known else read_slots(self._ask("/slots"))
+            if slots is not None and (self._slots is None or not self._is_same(slots, props)):
+                self._begin(slots, props or self._props())
+            if slots is not None and reading is None and now_ns / 1e9 >= self._metrics_s:
+                self._metrics_s = now_ns / 1e9 + self._rarely_s
+                reading = self._metrics()
+        except NoAnswer as error:
+            self._fail(self._in_words(error), is_refused=error.is_refusal)
+            return
+        except ProtocolError as error:
+            self._fail(f"{self._address.url('/slots')}: {error}")
+            return
+        self._why, self._is_refused, self._is_quiet, self._heard_ns = "", False, False, now_ns
+        self._tell(slots, reading, now_ns)
+
+    def _fail(self, why: str, *, is_refused: bool = False) -> None:
+        self._why, self._is_refused, self._is_quiet = why, is_refused, False
+        # The server that answers next may be another one: ask for its /props first.
+        self._is_busy, self._num_idle_looks = False, 0
+
+    def _leave_alone(self, why: str, now_ns: int) -> None:
+        self._why, self._is_quiet, self._is_refused, self._heard_ns = why, True, False, now_ns
+        self._num_idle_looks = 0
+        if self._slots is not None:
+            self._slots.forget(now_ns)
+            self._give(now_ns)
+
+    def _is_same(self, slots: list[SlotReading], props: Mapping[str, Any]) -> bool:
+        """Whether the answers come from the server process that was polled before."""
+        assert self._slots is not None, "nothing was looked at before"
+        return self._slots.fits(slots) and text(props.get("media_marker")) in ("", self._process)
+
+    def _begin(self, slots: list[SlotReading], props: Mapping[str, Any]) -> None:
+        self._num_restarts += self._slots is not None
+        facts = self._address.engine.ask_facts(lambda _: props)
+        self._slots = SlotState(slots, self._address, facts.model, facts.version)
+        self._process = text(props.get("media_marker"))
+        self._has_metrics, self._reading, self._metrics_s = True, None, 0.0
+        self._resync_wanted = True
+
+    def _tell(self, slots: list[SlotReading] | None, reading: EngineReading | None, now_ns: int) -> None:
+        assert self._slots is not None, "there is a state once slots were read"
+        before = self._slots.state.counters()
+        if slots is not None:
+            self._slots.apply(slots, now_ns)
+            self._is_busy = any(slot.is_processing for slot in slots)
+            self._num_idle_looks = 0 if self._is_busy else self._num_idle_looks + 1
+        if reading is not None:
+            self._reading = reading
+            self._slots.correct(reading)
+        self._give(now_ns, before)
+
+    def _give(self, now_ns: int, before: Counters | None = None) -> None:
+        assert self._slots is not None, "there is something to give"
+        state = self._slots.state
+        after = state.counters()
+        before = before or after
+        frame = state.frame(
+            state.step + 1,
+            now_ns,
+            num_decode_tokens=after.generation_tokens - before.generation_tokens,
+            num_prefill_tokens=after.prompt_tokens - before.prompt_tokens,
+        )
+        messages: list[Any] = [frame]
+        self._num_frames += 1
+        if self._hand_over.wants_snapshot(now_ns) or self._resync_wanted:
+            self._resync_wanted = False
+            messages = [state.snapshot()]
+        messages.append(
+            Heartbeat(
+                epoch=state.hello.epoch,
+                time_ns=now_ns,
+                seq=state.seq,
+                step=state.step,
+                num_unfinished=len(state.requests),
+            )
+        )
+        self._hand_over.give(messages)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _metrics(self) -> EngineReading | None:
+        """Scrape the metrics, which count what slots do not show. A server without metrics is not asked again."""
+        if not self._has_metrics:
+            return None
+        engine = self._address.engine
+        try:
+            _, body = self._http.get(engine.metrics_path)
+            page = ScrapedPage(body.decode("utf-8", "replace"), (engine.metrics_prefix,), rank=(engine.rank_label, 0))
+        except NoAnswer as error:
+            self._has_metrics = error.status not in _NOT_ENABLED
+            return None
+        except ProtocolError:
+            self._has_metrics = False
+            return None
+        self._has_metrics = page.has(engine.metrics_prefix)
+        return engine.read(page) if self._has_metrics else None
+
+    def _props(self) -> Mapping[str, Any]:
+        return mapping(self._ask("/props"))
+
+    def _ask(self, path: str) -> Any:
+        _, body = self._http.get(path)
+        try:
+            return msgspec.json.decode(body)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise ProtocolError(f"{path} is not JSON") from None
+
+    def _in_words(self, error: NoAnswer) -> str:
+        if error.status in _NOT_ENABLED and error.status != NOT_FOUND:
+            return f"{error}: start llama-server without --no-slots"
+        return str(error)

@@ -1,0 +1,89 @@
+"""Ordered, coalescing, bounded queue of locally created messages, for the reader of updates and for a sink.
+
+Does what a live source does, without its sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvscope_telemetry.messages.telemetry import (
+    DeviceSample,
+    Frame,
+    Heartbeat,
+    MemoryBreakdown,
+    Reading,
+    Snapshot,
+    TelemetryMessage,
+)
+from kvscope_telemetry.mirror.coalesce import Pending, coalesce
+from kvscope_telemetry.mirror.extras import Extras
+from kvscope_telemetry.source import Update
+from kvscope_telemetry.sources.sink import Sink, SinkFeed
+
+
+class UpdateQueue:
+    """Passes messages to a sink and coalesces them to updates. `give` must be called from one thread only;
+    `take_update` and `set_sink` are thread-safe."""
+
+    def __init__(self, sink: Sink | None = None) -> None:
+        self._feed = SinkFeed(sink)
+        self._pending = Pending()
+        self._snapshot: Snapshot | None = None
+        self._frames: list[Frame] = []
+        self._extras = Extras()
+
+    @property
+    def num_discarded(self) -> int:
+        """Number of frames discarded because they were not read in time."""
+        return self._pending.num_frames_discarded
+
+    def set_sink(self, sink: Sink | None) -> None:
+        """Send subsequent messages to `sink`, or to none."""
+        self._feed.set(sink)
+
+    def wants_snapshot(self, now_ns: int) -> bool:
+        """Whether a snapshot is needed: pending frames were dropped, or a new sink has not received one."""
+        self._feed.begin_pass()
+        return self._pending.take_overflow() or self._feed.wants_snapshot(now_ns)
+
+    def give(self, messages: Iterable[TelemetryMessage]) -> None:
+        for message in messages:
+            if isinstance(message, Snapshot | Frame):
+                self._feed.passed(message, None)
+                if isinstance(message, Snapshot):
+                    self._flush()
+                    self._snapshot = message
+                else:
+                    self._frames.append(message)
+            else:
+                self._feed.other(message, None)
+                self._keep(message)
+        self._flush()
+
+    def take_update(self) -> Update | None:
+        """Return and clear what was received since the last call; None if nothing was."""
+        return self._pending.take_update()
+
+    def discard(self) -> None:
+        """Drop pending messages. Updates resume with the next snapshot."""
+        self._pending.discard()
+
+    def _keep(self, message: TelemetryMessage) -> None:
+        extras = self._extras
+        if isinstance(message, Reading):
+            extras.readings.append(message)
+        elif isinstance(message, DeviceSample):
+            extras.samples.append(message)
+        elif isinstance(message, MemoryBreakdown):
+            extras.memory = message
+        elif isinstance(message, Heartbeat):
+            extras.heartbeat = message
+
+    def _flush(self) -> None:
+        if self._snapshot is not None or self._frames:
+            self._pending.put(coalesce(self._frames, snapshot=self._snapshot))
+            self._snapshot, self._frames = None, []
+        if not self._extras.is_empty:
+            self._pending.put(self._extras.update())
+            self._extras = Extras()

@@ -1,0 +1,311 @@
+"""Merges many frames into one `Update`: bytes are concatenated first and then become one numpy array per column.
+
+At 5,000 frames per second, numpy is called once per column and batch, never once per frame. Owns the ordering rules of
+`Update`, and the queue of updates between two threads (`Pending`). Must not depend on sockets or on the state that
+updates are applied to.
+
+See docs/internals/decisions/0004-updates-are-joined-on-a-reader-thread.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.ledger import COLUMNS, Column, unpack
+from kvscope_telemetry.messages.devices import Devices
+from kvscope_telemetry.messages.telemetry import (
+    DeviceSample,
+    Frame,
+    Heartbeat,
+    MemoryBreakdown,
+    Progress,
+    Reading,
+    RequestRows,
+    Snapshot,
+)
+from kvscope_telemetry.mirror.whole_blocks import WholeBlocks
+from kvscope_telemetry.source import SERIES_FIELDS, Update
+
+_Entry = TypeVar("_Entry", bound=np.generic)
+
+_MAX_I64: Final = np.uint64((1 << 63) - 1)
+
+
+def coalesce(
+    frames: Sequence[Frame],
+    *,
+    snapshot: Snapshot | None = None,
+    blocks: WholeBlocks | None = None,
+    samples: Sequence[DeviceSample] = (),
+    devices: Sequence[Devices] = (),
+    memory: MemoryBreakdown | None = None,
+    progress: Progress | None = None,
+    heartbeat: Heartbeat | None = None,
+    readings: Sequence[Reading] = (),
+) -> Update:
+    """Return one update of validated `frames`, which must be consecutive and of one epoch."""
+    ids, columns = _block_rows(frames)
+    return Update(
+        snapshot=snapshot,
+        blocks=blocks,
+        block_ids=ids,
+        block_columns=columns,
+        new_requests=tuple(chain.from_iterable([f.new_requests for f in frames])),
+        requests=_request_rows(frames),
+        request_time_ns=_request_times(frames),
+        series=_series(frames),
+        first_token_ns=_times([f.first_token_ns for f in frames]),
+        inter_token_ns=_times([f.inter_token_ns for f in frames]),
+        evicted=_ids([f.moves.evicted for f in frames]),
+        copied=_ids([f.moves.copied for f in frames]),
+        saved=_ids([f.moves.saved for f in frames]),
+        loaded=_ids([f.moves.loaded for f in frames]),
+        events=tuple(chain.from_iterable([f.events for f in frames])),
+        counters=frames[-1].counters if frames else None,
+        samples=tuple(samples),
+        devices=tuple(devices),
+        memory=memory,
+        progress=progress,
+        heartbeat=heartbeat,
+        readings=tuple(readings),
+    )
+
+
+def state_after(frames: Sequence[Frame]) -> Update:
+    """Return an update with only what a mirror needs from `frames` (not empty): the series has the last step only."""
+    ids, columns = _block_rows(frames)
+    return Update(
+        block_ids=ids,
+        block_columns=columns,
+        new_requests=tuple(chain.from_iterable([f.new_requests for f in frames])),
+        requests=_request_rows(frames),
+        series=_series(frames[-1:]),
+        events=tuple(chain.from_iterable([f.events for f in frames])),
+        counters=frames[-1].counters,
+    )
+
+
+def merge(updates: Sequence[Update]) -> Update:
+    """Return one update equivalent to `updates` in order. Only the first may contain a snapshot."""
+    if len(updates) == 1:
+        return updates[0]
+    assert all(u.snapshot is None for u in updates[1:]), "a snapshot begins an update, it never joins one"
+    framed = [u for u in updates if u.series]
+    request_rows = tuple(chain.from_iterable([u.requests for u in updates]))
+    return Update(
+        snapshot=updates[0].snapshot if updates else None,
+        blocks=updates[0].blocks if updates else None,
+        block_ids=_concatenated([u.block_ids for u in updates], np.dtype(np.uint32)),
+        block_columns=_merged_columns([u.block_columns for u in updates if u.block_columns]),
+        new_requests=tuple(chain.from_iterable([u.new_requests for u in updates])),
+        requests=(join_request_rows(request_rows),) if request_rows else (),
+        request_time_ns=_concatenated([u.request_time_ns for u in updates], np.dtype(np.int64)),
+        series=_merged_series([u.series for u in framed]),
+        first_token_ns=_concatenated([u.first_token_ns for u in updates], np.dtype(np.int64)),
+        inter_token_ns=_concatenated([u.inter_token_ns for u in updates], np.dtype(np.int64)),
+        evicted=_concatenated([u.evicted for u in updates], np.dtype(np.uint32)),
+        copied=_concatenated([u.copied for u in updates], np.dtype(np.uint32)),
+        saved=_concatenated([u.saved for u in updates], np.dtype(np.uint32)),
+        loaded=_concatenated([u.loaded for u in updates], np.dtype(np.uint32)),
+        events=tuple(chain.from_iterable([u.events for u in updates])),
+        counters=next((u.counters for u in reversed(updates) if u.counters is not None), None),
+        samples=tuple(chain.from_iterable([u.samples for u in updates])),
+        devices=tuple(chain.from_iterable([u.devices for u in updates])),
+        memory=next((u.memory for u in reversed(updates) if u.memory is not None), None),
+        progress=next((u.progress for u in reversed(updates) if u.progress is not None), None),
+        heartbeat=next((u.heartbeat for u in reversed(updates) if u.heartbeat is not None), None),
+        readings=tuple(chain.from_iterable([u.readings for u in updates])),
+    )
+
+
+def join_request_rows(rows: Sequence[RequestRows]) -> RequestRows:
+    """Return the same changes in the same order as one message; a request may occur more than once."""
+    if len(rows) == 1:
+        return rows[0]
+    return RequestRows(
+        number=b"".join([r.number for r in rows]),
+        state=b"".join([r.state for r in rows]),
+        num_computed_tokens=b"".join([r.num_computed_tokens for r in rows]),
+        num_cached_tokens=b"".join([r.num_cached_tokens for r in rows]),
+        num_output_tokens=b"".join([r.num_output_tokens for r in rows]),
+        num_preemptions=b"".join([r.num_preemptions for r in rows]),
+        table_start=b"".join([r.table_start for r in rows]),
+        table_count=b"".join([r.table_count for r in rows]),
+        table_blocks=b"".join([r.table_blocks for r in rows]),
+        num_draft_tokens=_joined_counts([r.num_draft_tokens for r in rows], rows),
+        num_accepted_tokens=_joined_counts([r.num_accepted_tokens for r in rows], rows),
+        table_group=_joined_counts([r.table_group for r in rows], rows),
+        waits_for=_joined_counts([r.waits_for for r in rows], rows),
+    )
+
+
+def _joined_counts(columns: Sequence[bytes], rows: Sequence[RequestRows]) -> bytes:
+    """Concatenate optional columns. An empty column is filled with zeros unless all are empty."""
+    if not any(columns):
+        return b""
+    return b"".join([column or bytes(len(r.number)) for column, r in zip(columns, rows, strict=True)])
+
+
+def size_of(update: Update) -> int:
+    """Return the number of entries in an update, by which the queue of pending updates is bounded."""
+    request_bytes = sum(len(r.number) + len(r.table_blocks) for r in update.requests)
+    num_frames = len(update.series["seq"]) if update.series else 0
+    times = len(update.first_token_ns) + len(update.inter_token_ns)
+    others = len(update.new_requests) + len(update.events) + len(update.readings)
+    others += len(update.samples) + len(update.devices)
+    moved = len(update.evicted) + len(update.copied) + len(update.saved) + len(update.loaded)
+    return len(update.block_ids) + request_bytes // 4 + num_frames + times + others + moved
+
+
+def _block_rows(frames: Sequence[Frame]) -> tuple[npt.NDArray[np.uint32], Mapping[str, Column]]:
+    rows = [f.blocks for f in frames if f.blocks.ids]
+    if not rows:
+        return np.empty(0, np.uint32), {}
+    ids = np.frombuffer(b"".join([r.ids for r in rows]), "<u4")
+    return ids, unpack(rows)
+
+
+def _request_rows(frames: Sequence[Frame]) -> tuple[RequestRows, ...]:
+    rows = [f.requests for f in frames if f.requests.number]
+    return (join_request_rows(rows),) if rows else ()
+
+
+def _request_times(frames: Sequence[Frame]) -> npt.NDArray[np.int64]:
+    counts = [len(f.requests.number) // 4 for f in frames]
+    return np.repeat(np.array([f.time_ns for f in frames], np.int64), counts)
+
+
+def _series(frames: Sequence[Frame]) -> Mapping[str, npt.NDArray[np.int64]]:
+    if not frames:
+        return {}
+    table = np.array([_series_row(frame) for frame in frames], np.int64).T.copy()
+    return dict(zip(SERIES_FIELDS, table, strict=True))
+
+
+def _series_row(frame: Frame) -> tuple[int, ...]:
+    """Return one value for each of `SERIES_FIELDS`."""
+    batch, timings, counters = frame.batch, frame.timings, frame.counters
+    return (
+        frame.time_ns,
+        frame.seq,
+        frame.step,
+        batch.num_prefill_tokens,
+        batch.num_decode_tokens,
+        counters.num_running,
+        counters.num_waiting,
+        len(batch.number) // 4,
+        timings.schedule_ns,
+        timings.run_ns,
+        timings.forward_ns,
+        timings.commit_ns,
+        timings.record_ns,
+        frame.work.flops,
+        frame.work.num_bytes,
+        counters.preemptions,
+        counters.generation_tokens,
+        counters.prompt_tokens,
+        counters.cached_tokens,
+    )
+
+
+def _ids(parts: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(b"".join(parts), "<u4")
+
+
+def _times(parts: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    joined = b"".join(parts)
+    if not joined:
+        return np.empty(0, np.int64)
+    bounded: npt.NDArray[np.uint64] = np.minimum(np.frombuffer(joined, "<u8"), _MAX_I64)
+    return bounded.astype(np.int64)
+
+
+def _concatenated(parts: Sequence[npt.NDArray[_Entry]], dtype: np.dtype[_Entry]) -> npt.NDArray[_Entry]:
+    parts = [part for part in parts if part.size]
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+
+def _merged_columns(columns: Sequence[Mapping[str, Column]]) -> Mapping[str, Column]:
+    if not columns:
+        return {}
+    return {name: np.concatenate([c[name] for c in columns]) for name in COLUMNS}
+
+
+def _merged_series(
+    series: Sequence[Mapping[str, npt.NDArray[np.int64]]],
+) -> Mapping[str, npt.NDArray[np.int64]]:
+    if not series:
+        return {}
+    return {name: np.concatenate([s[name] for s in series]) for name in SERIES_FIELDS}
+
+
+MAX_ENTRIES: Final = 2_000_000
+"""Maximum number of pending changed blocks, requests, frames and events: about 70 MB, ten seconds at 5,000 frames/s."""
+ENTRY_BYTES: Final = 32
+"""Bytes on the wire that count as one entry, if that gives more entries: names and texts have no other bound."""
+
+
+class Pending:
+    """Bounded queue of updates between the reading thread and their consumer.
+
+    Both sides may use it at any time without waiting. If the consumer falls too far behind, everything is dropped, and
+    a snapshot is needed before further changes of state: a returned update is never wrong.
+    """
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self.num_frames_discarded = 0
+        self._max_entries = max_entries
+        self._updates: deque[tuple[Update, int]] = deque()
+        self._num_entries = 0
+        self._needs_snapshot = False
+        self._overflowed = False
+        self._lock = threading.Lock()
+
+    def put(self, update: Update, num_bytes: int = 0) -> None:
+        """Append an update of `num_bytes` on the wire. It is dropped if it lacks the state that precedes it."""
+        num_entries = max(1 + size_of(update), num_bytes // ENTRY_BYTES)
+        with self._lock:
+            if update.snapshot is not None:
+                self._needs_snapshot = self._overflowed = False
+            elif self._needs_snapshot and update.series:
+                self.num_frames_discarded += len(update.series["seq"])
+                return
+            self._updates.append((update, num_entries))
+            self._num_entries += num_entries
+            if self._num_entries > self._max_entries and len(self._updates) > 1:
+                self._discard()
+                self._overflowed = True
+
+    def take_update(self) -> Update | None:
+        """Return and remove all updates up to the next snapshot, merged. The snapshot starts the following update."""
+        with self._lock:
+            ready: list[Update] = []
+            while self._updates and not (ready and self._updates[0][0].snapshot is not None):
+                update, num_entries = self._updates.popleft()
+                ready.append(update)
+                self._num_entries -= num_entries
+        return merge(ready) if ready else None
+
+    def discard(self) -> None:
+        """Drop all updates because the state they follow is lost. Only a snapshot is accepted next."""
+        with self._lock:
+            self._discard()
+
+    def take_overflow(self) -> bool:
+        """Return whether an overflow requires a snapshot to be requested. Returns True once per overflow."""
+        with self._lock:
+            overflowed, self._overflowed = self._overflowed, False
+            return overflowed
+
+    def _discard(self) -> None:
+        self.num_frames_discarded += sum(len(u.series["seq"]) for u, _ in self._updates if u.series)
+        self._updates.clear()
+        self._num_entries = 0
+        self._needs_snapshot = True

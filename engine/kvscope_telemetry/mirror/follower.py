@@ -1,0 +1,59 @@
+"""A mirror that is fed single messages in order and detects missing frames.
+
+Owns the mirror. Frames are applied in batches, which costs the least. Must not depend on files.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
+from kvscope_telemetry.mirror.coalesce import state_after
+from kvscope_telemetry.mirror.continuity import Continuity
+from kvscope_telemetry.mirror.mirror import Mirror
+
+MAX_PENDING: Final = 256
+
+
+class Follower:
+    """Applies snapshots and frames to a mirror, which is up to date after `settle`.
+
+    If frames are missing, the mirror does not change until the next snapshot.
+    """
+
+    def __init__(self) -> None:
+        self.mirror = Mirror()
+        self._pending: list[Frame] = []
+        self._continuity = Continuity()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the state is unknown: there was no snapshot yet, or frames are missing since."""
+        return self._continuity.is_lost
+
+    def feed(self, message: TelemetryMessage) -> None:
+        """Process the next message. All but snapshots and frames are ignored."""
+        if isinstance(message, Snapshot):
+            self._reset(message)
+        elif isinstance(message, Frame) and self._continuity.takes(message):
+            self._pending.append(message)
+            if len(self._pending) >= MAX_PENDING:
+                self.settle()
+
+    def settle(self) -> None:
+        """Apply all pending frames to the mirror."""
+        pending, self._pending = self._pending, []
+        if pending:
+            try:
+                self.mirror.apply(state_after(pending))
+            except ProtocolError:
+                self._continuity.lose()
+
+    def _reset(self, snapshot: Snapshot) -> None:
+        self.settle()
+        if self._continuity.takes(snapshot):
+            try:
+                self.mirror.reset(snapshot)
+            except ProtocolError:
+                self._continuity.lose()

@@ -1,0 +1,224 @@
+"""The mirror: a copy of an engine's state, rebuilt from snapshots and frames.
+
+Owns the copy of the ledger, the requests, and the counts derived from them. An update costs O(changed rows). Must not
+depend on where updates come from or on views. Updates are atomic: one that does not fit the state is rejected
+completely, and the source then requests a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
+from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, MetricFigure, RequestRows, Snapshot
+from kvscope_telemetry.mirror.coalesce import join_request_rows
+from kvscope_telemetry.mirror.request_mirror import MAX_FINISHED, RequestMirror
+from kvscope_telemetry.mirror.whole_blocks import COUNTS_SHAPE, WholeBlocks, check_rows, count_kinds
+from kvscope_telemetry.running_time import RunningTime
+from kvscope_telemetry.source import Update
+
+_STATE_PLACES: Final = {state: place for place, state in enumerate(BlockState)}
+_TIER_PLACES: Final = {tier: place for place, tier in enumerate(Tier)}
+"""Index of each tier in the counts, as `_STATE_PLACES` for states: unknown ones come last, whatever their value."""
+
+
+class Mirror:
+    """State of one engine. Before the first snapshot, `hello` is None and there are no blocks.
+
+    Not thread-safe: updates and reads must happen on one thread.
+    """
+
+    def __init__(self, *, max_finished: int = MAX_FINISHED) -> None:
+        self.hello: Hello | None = None
+        self.seq = 0
+        self.step = 0
+        self.time_ns = 0
+        """Time of the newest frame on the engine's monotonic clock."""
+        self.ledger = Ledger(0)
+        self.requests = RequestMirror(max_finished)
+        self.counters = Counters()
+        self.pinned: frozenset[int] = frozenset()
+        """Ids of the blocks that are protected from eviction, from the newest heartbeat."""
+        self.pinned_by = ""
+        """Names of the users who pinned them."""
+        self.limits = (0, 0)
+        """`max_num_seqs` and `max_num_batched_tokens` from the newest heartbeat; 0: unknown."""
+        self.used_share = -1.0
+        """Used share of the pool's blocks, 0 to 1, from the newest reading; -1: no reading has it."""
+        self.figures: tuple[MetricFigure, ...] = ()
+        """Metrics from the newest reading."""
+        self.stops = RunningTime()
+        """Pauses and suspensions of the engine, on its clock."""
+        self.last_hashes: dict[int, int] = {}
+        """Hash of the last cached block that a request held when it ended, by request number, for the newest ended
+        requests.
+        """
+        self.version = 0
+        """Incremented by each change."""
+        self._num_by_state = np.zeros(COUNTS_SHAPE, np.int64)
+        self._order = np.empty(0, np.int32)  # scratch of _last_rows, shape (num_rows,)
+
+    @property
+    def epoch(self) -> int | None:
+        return None if self.hello is None else self.hello.epoch
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Capabilities from the hello; those of our own engine before the first snapshot."""
+        return OWN_ENGINE if self.hello is None else self.hello.capabilities
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks in the pool, with or without physical memory; 0 before the first snapshot."""
+        return 0 if self.hello is None else self.hello.cache.num_blocks
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the ledger: the pool's blocks, those of the lower tiers, and tiers of a later version
+        last.
+        """
+        return self.ledger.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self.count(BlockState.FREE)
+
+    @property
+    def num_room(self) -> int:
+        """Number of blocks available without eviction: free blocks, or, if there are fewer physical blocks than rows
+        (allocator `virtual`), the physical blocks that are neither active nor cached.
+        """
+        physical = 0 if self.hello is None else self.hello.cache.num_physical_blocks
+        return max(0, physical - self.num_active - self.num_cached) if physical else self.num_free
+
+    @property
+    def num_active(self) -> int:
+        return self.count(BlockState.ACTIVE)
+
+    @property
+    def num_cached(self) -> int:
+        """Number of blocks in the pool that no request holds and a later prompt may reuse."""
+        return self.count(BlockState.CACHED)
+
+    def count(self, state: BlockState, tier: Tier = Tier.HBM) -> int:
+        return int(self._num_by_state[_TIER_PLACES[tier], _STATE_PLACES[state]])
+
+    def apply(self, update: Update) -> None:
+        """Advance the mirror to the state after `update`. Raises ProtocolError and leaves the state unchanged.
+
+        The snapshot of an update is applied even if the rest of the update is then rejected.
+        """
+        if update.snapshot is not None:
+            self.reset(update.snapshot, update.blocks)
+        request_rows = self._checked(update)
+        time_ns = int(update.series["time_ns"][-1]) if update.series else self.time_ns
+        self._note_last_hashes(request_rows)
+        self.requests.apply(update.new_requests, request_rows, time_ns=time_ns)
+        self._write_blocks(update.block_ids, update.block_columns)
+        if update.series:
+            self.seq = int(update.series["seq"][-1])
+            self.step = int(update.series["step"][-1])
+            self.time_ns = time_ns
+        if update.counters is not None:
+            self.counters = update.counters
+        for event in update.events:
+            self.stops.note(event)
+        if update.heartbeat is not None:
+            self._hear(update.heartbeat)
+        if update.readings:
+            self.used_share, self.figures = update.readings[-1].used_share, update.readings[-1].figures
+        self.version += 1
+
+    def _note_last_hashes(self, rows: RequestRows) -> None:
+        """Record the last hash of each request that ends with this change, because its block tables are empty
+        afterwards.
+        """
+        has_ended = np.frombuffer(rows.state, "u1") == RequestState.FINISHED
+        for number in np.frombuffer(rows.number, "<u4")[has_ended].tolist() if has_ended.any() else ():
+            hashes = self.ledger.hash[self.requests.blocks(number)]
+            if hashes.any():
+                self.last_hashes[number] = int(hashes[hashes != 0][-1])
+        while len(self.last_hashes) > self.requests.max_finished:
+            del self.last_hashes[next(iter(self.last_hashes))]
+
+    def _hear(self, beat: Heartbeat) -> None:
+        if beat.pinned or self.pinned:
+            self.pinned, self.pinned_by = frozenset(np.frombuffer(beat.pinned, "<u4").tolist()), beat.pinned_by
+        self.limits = (beat.max_num_seqs, beat.max_num_batched_tokens)
+
+    def reset(self, snapshot: Snapshot, blocks: WholeBlocks | None = None) -> None:
+        """Replace the state with `snapshot`, using `blocks` if it was prepared. Raises ProtocolError and leaves the
+        state unchanged.
+        """
+        _check_table_blocks(snapshot.requests, len(snapshot.blocks.state))
+        if blocks is None or blocks.snapshot is not snapshot:
+            blocks = WholeBlocks(snapshot)
+        same_epoch = self.epoch == snapshot.hello.epoch
+        self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
+        self._take_over(blocks)
+        if not same_epoch:
+            self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
+            self.used_share, self.figures = -1.0, ()
+            self.stops, self.last_hashes = RunningTime(), {}
+        self.stops.catch_up(snapshot.stops, snapshot.time_ns)
+        self.requests.num_reserved = snapshot.hello.cache.num_reserved_blocks
+        self.requests.group_of_states = snapshot.hello.cache.group_of_states
+        self.hello, self.counters = snapshot.hello, snapshot.counters
+        self.seq, self.step, self.time_ns = snapshot.seq, snapshot.step, snapshot.time_ns
+        self.version += 1
+
+    def _checked(self, update: Update) -> RequestRows:
+        """Return the merged changes of requests. Raises ProtocolError if the update does not fit this state."""
+        if self.hello is None:
+            if update.series or update.block_ids.size or update.new_requests or update.requests:
+                raise ProtocolError("frames came before the first snapshot")
+            return RequestRows()
+        if update.block_ids.size:
+            highest = int(update.block_ids.max())
+            if highest >= self.num_rows:
+                raise ProtocolError(f"block {highest} changed, but the pool has {self.num_rows} blocks")
+            check_rows(update.block_columns, max(self.hello.cache.block_sizes))
+        rows = join_request_rows(update.requests) if update.requests else RequestRows()
+        _check_table_blocks(rows, self.num_rows)
+        return rows
+
+    def _write_blocks(self, ids: npt.NDArray[np.uint32], columns: Mapping[str, Column]) -> None:
+        if not ids.size:
+            return
+        last = self._last_rows(ids)
+        at = ids[last].astype(np.intp)  # otherwise, numpy would convert it again for each column
+        before = self._counts(at)
+        for name in COLUMNS:
+            getattr(self.ledger, name)[at] = columns[name][last]
+        self._num_by_state += self._counts(at) - before
+
+    def _counts(self, at: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+        return count_kinds(self.ledger.tier[at], self.ledger.state[at])
+
+    def _last_rows(self, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.intp]:
+        """Return the ascending positions in `ids` of the last entry of each block: later entries win."""
+        at, order = ids.astype(np.intp), np.arange(len(ids), dtype=np.int32)
+        self._order[at] = order
+        last: npt.NDArray[np.intp] = (self._order[at] == order).nonzero()[0]
+        return last
+
+    def _take_over(self, blocks: WholeBlocks) -> None:
+        """Write in place if the number of rows is unchanged, so that views of the columns remain valid."""
+        if blocks.num_rows == self.num_rows:
+            blocks.write_to(self.ledger)
+        else:
+            self.ledger, self._order = blocks.take_ledger(), np.empty(blocks.num_rows, np.int32)
+        self._num_by_state = blocks.counts.copy()
+
+
+def _check_table_blocks(rows: RequestRows, num_rows: int) -> None:
+    blocks = np.frombuffer(rows.table_blocks, "<u4")
+    if blocks.size and int(blocks.max()) >= num_rows:
+        raise ProtocolError(f"a block table names block {blocks.max()}, the pool has {num_rows} blocks")

@@ -1,0 +1,290 @@
+"""Decides which frames are applied and when a snapshot is requested: the Clone pattern of the ZeroMQ guide.
+
+Owns the outstanding requests and held frames. A frame is passed on only if it directly follows the previous one, so a
+mirror fed from here is never wrong, only late. A gap stops this until a snapshot arrives. Only a snapshot, which is an
+answer to our request, changes the epoch; stray messages cannot. Must not depend on sockets, threads or clocks: `now_ns`
+is passed in, monotonic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
+from kvscope_telemetry.mirror.continuity import StatePlace
+from kvscope_telemetry.mirror.engine_clock import EngineClock
+
+MAX_FRAMES: Final = 20_000
+MAX_BYTES: Final = 64 << 20
+"""Maximum size of held frames on the wire."""
+REQUEST_INTERVAL_NS: Final = 1_000_000_000
+"""Minimum time between two snapshot requests."""
+MAX_INTERVAL_NS: Final = 30_000_000_000
+"""Maximum of that interval, which grows while frames or snapshots cannot be decoded: another snapshot would be no
+better.
+"""
+MAX_ANSWER_NS: Final = 10_000_000_000
+"""Maximum time to wait for an answer before requesting again; one interval at first, then doubled."""
+BEHIND_GRACE_NS: Final = 300_000_000
+"""Time for which a frame announced by a heartbeat may still be in transit."""
+FIRST_TAG: Final = 1 << 52
+"""Lowest tag of our own requests, so that they do not collide with a caller's tags."""
+
+
+@dataclass(slots=True)
+class FrameRun:
+    """A snapshot (None if the run continues the previous one) and the frames that follow it."""
+
+    snapshot: Snapshot | None = None
+    frames: list[Frame] = field(default_factory=list)
+
+
+Passed = Callable[[Frame | Snapshot, bytes | None], None]
+"""Called with each snapshot or frame to be applied, and its encoded bytes, if given."""
+
+
+class Sync:
+    """Follows one engine across restarts: consumes messages and returns `FrameRun`s and snapshot requests.
+
+    `passed` is called immediately and in order with each snapshot and frame that is added to a run.
+    """
+
+    def __init__(self, passed: Passed = lambda message, data: None) -> None:
+        self._place = StatePlace()
+        self._clock = EngineClock()
+        self._passed = passed
+        self.in_sync = False
+        self.num_dropped = 0
+        """Number of frames that were never received."""
+        self.num_resyncs = 0
+        """Number of snapshots applied after the first one."""
+        self._runs: list[FrameRun] = []
+        self._held = HeldFrames()
+        self._last_seen: int | None = None  # highest seq received of the epoch, None before the first frame
+        self._last_frame_ns = 0
+        self._behind: tuple[int, int] | None = None  # (seq announced by a heartbeat, time of its receipt)
+        self._tag = FIRST_TAG - 1
+        self._oldest_tag = FIRST_TAG  # answers to requests with lower tags are ignored
+        self._wants = False
+        self._asked_ns: int | None = None
+        self._patience_ns = REQUEST_INTERVAL_NS
+        self._interval_ns = REQUEST_INTERVAL_NS
+
+    @property
+    def epoch(self) -> int | None:
+        """Epoch of the followed engine; None before the first snapshot."""
+        return self._place.epoch
+
+    @property
+    def seq(self) -> int:
+        """Number of the last frame that was passed on."""
+        return self._place.seq
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is missing and no answer is outstanding."""
+        return self.in_sync and not self._wants and self._behind is None
+
+    def accepts_time(self, epoch: int, time_ns: int, now_ns: int) -> bool:
+        """Return whether a message of the followed engine may have this time: its clock does not jump.
+
+        Must be called before the message is passed to `frame` or `heartbeat`.
+        """
+        return epoch != self.epoch or self._clock.accepts(epoch, time_ns, now_ns)
+
+    def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
+        """Process a received frame, encoded as `data`."""
+        if frame.epoch != self.epoch:
+            self._held.hold(frame, data)
+            self.want_snapshot()
+            return
+        self._last_frame_ns = now_ns
+        if self._last_seen is not None:
+            self.num_dropped += max(0, frame.seq - self._last_seen - 1)
+        self._last_seen = max(self._last_seen or 0, frame.seq)
+        if not self.in_sync:
+            self._held.hold(frame, data)
+        elif self._place.is_before(frame):
+            self._pass_on(frame, data)
+        elif not self._place.has(frame):
+            self.lose()
+            self._held.hold(frame, data)
+
+    def heartbeat(self, heartbeat: Heartbeat, now_ns: int) -> None:
+        """Process a heartbeat, which may show that a frame was missed, or that the engine was restarted."""
+        if heartbeat.epoch != self.epoch:
+            self.want_snapshot()
+        elif self._behind is None and (heartbeat.seq > self._newest or self._is_behind(heartbeat.seq)):
+            self._behind = (heartbeat.seq, now_ns)
+
+    def snapshot(self, snapshot: Snapshot, now_ns: int, data: bytes | None = None) -> bool:
+        """Process a snapshot, encoded as `data`. Returns whether it was applied: only awaited snapshots are, if they
+        are needed.
+        """
+        if not self.is_awaited(snapshot):
+            return False
+        self._wants, self._oldest_tag = False, self._tag + 1
+        self._patience_ns = REQUEST_INTERVAL_NS
+        is_news = snapshot.hello.epoch != self.epoch or not self.in_sync
+        if is_news:
+            self._clock.start(snapshot.hello.epoch, snapshot.time_ns, now_ns)
+            self._begin(snapshot, data, now_ns)
+            self._last_frame_ns = now_ns
+            self._interval_ns = max(REQUEST_INTERVAL_NS, self._interval_ns // 2)
+        if self.in_sync:
+            self._held.clear()
+        return is_news
+
+    def is_awaited(self, snapshot: Snapshot) -> bool:
+        """Return whether `snapshot` answers an outstanding request."""
+        return self._oldest_tag <= snapshot.tag <= self._tag
+
+    def lose(self) -> None:
+        """Mark the state as invalid: nothing is passed on until a snapshot arrives."""
+        self.in_sync, self._behind = False, None
+        self.want_snapshot()
+
+    def unreadable(self) -> None:
+        """Process a frame or snapshot that could not be decoded: double the interval between requests."""
+        self._interval_ns = min(2 * self._interval_ns, MAX_INTERVAL_NS)
+
+    def want_snapshot(self) -> None:
+        """Request a snapshot as soon as the rate limit allows."""
+        self._wants = True
+
+    def refused(self, tag: int) -> None:
+        """Process the engine's refusal of request `tag`: it is repeated after the interval."""
+        if tag == self._tag:
+            self._oldest_tag, self._patience_ns = tag + 1, REQUEST_INTERVAL_NS
+
+    def tick(self, now_ns: int) -> None:
+        """Count frames that a heartbeat announced as dropped if they did not arrive in time, and then request a
+        snapshot.
+        """
+        if self._behind is None:
+            return
+        seq, since_ns = self._behind
+        num_missing = max(0, seq - self._newest)
+        if not (num_missing or self._is_behind(seq)):
+            self._behind = None
+        elif now_ns - max(since_ns, self._last_frame_ns) > BEHIND_GRACE_NS:
+            self._behind, self._last_seen = None, max(seq, self._newest)
+            self.num_dropped += num_missing
+            if self._is_behind(seq):
+                self.lose()
+
+    def next_request(self, now_ns: int) -> int | None:
+        """Return the tag of a snapshot request to be sent now, or None. The caller must call `sent` once it is sent."""
+        if not self._wants:
+            return None
+        if self._asked_ns is None:
+            return self._tag + 1
+        is_waiting = self._tag >= self._oldest_tag
+        pause_ns = max(self._patience_ns, self._interval_ns) if is_waiting else self._interval_ns
+        return self._tag + 1 if now_ns - self._asked_ns >= pause_ns else None
+
+    def sent(self, tag: int, now_ns: int) -> None:
+        """Record that request `tag` was sent."""
+        if self._tag >= self._oldest_tag:  # the previous request is unanswered: the engine is slow
+            self._patience_ns = min(2 * self._patience_ns, MAX_ANSWER_NS)
+        self._tag, self._asked_ns = tag, now_ns
+
+    def disconnected(self) -> None:
+        """Process the loss of the connection, and with it of all outstanding answers."""
+        self._clock.forget()
+        self._oldest_tag, self._patience_ns = self._tag + 1, REQUEST_INTERVAL_NS
+        self._interval_ns = REQUEST_INTERVAL_NS
+        self._wants = self._wants or not self.in_sync
+
+    def take_runs(self) -> list[FrameRun]:
+        """Return and clear the runs to be applied, in order."""
+        runs, self._runs = self._runs, []
+        return runs
+
+    @property
+    def _newest(self) -> int:
+        """Number of the newest frame of the epoch that was received or counted as dropped."""
+        return self.seq if self._last_seen is None else self._last_seen
+
+    def _is_behind(self, seq: int) -> bool:
+        """Return whether the state lacks frame `seq`: a frame counted as received or dropped may still be missing from
+        a snapshot.
+        """
+        return self.in_sync and seq > self.seq
+
+    def _begin(self, snapshot: Snapshot, data: bytes | None, now_ns: int) -> None:
+        """Replace the state with `snapshot`, and apply the held frames that follow it."""
+        is_same = self.epoch == snapshot.hello.epoch
+        self.num_resyncs += self.epoch is not None
+        self._place.go_to(snapshot)
+        self.in_sync = True
+        self._behind = self._behind if is_same else None
+        self._runs.append(FrameRun(snapshot))
+        self._passed(snapshot, data)
+        held = [
+            (frame, its_data)
+            for frame, its_data in self._held.take()
+            if frame.epoch == self.epoch and self.accepts_time(frame.epoch, frame.time_ns, now_ns)
+        ]
+        if not is_same:
+            self._count_holes({frame.seq for frame, _ in held})
+        following = {frame.seq: (frame, its_data) for frame, its_data in held if frame.seq > self.seq}
+        for seq in sorted(following):
+            frame, its_data = following[seq]
+            if self._place.is_before(frame):
+                self._pass_on(frame, its_data)
+            else:
+                self._held.hold(frame, its_data)
+        if self._held:
+            self.lose()
+
+    def _count_holes(self, seqs: set[int]) -> None:
+        """Count gaps among the first frames of a new epoch, which were not counted on arrival."""
+        self._last_seen = max(seqs, default=None)
+        if seqs:
+            self.num_dropped += max(seqs) - min(seqs) + 1 - len(seqs)
+
+    def _pass_on(self, frame: Frame, data: bytes | None) -> None:
+        self._place.advance(frame)
+        self._passed(frame, data)
+        if not self._runs:
+            self._runs.append(FrameRun())
+        self._runs[-1].frames.append(frame)
+
+
+class HeldFrames:
+    """Frames retained while a snapshot is outstanding, bounded in number and bytes.
+
+    If there are too many, the older half is dropped: the snapshot is more likely to contain those.
+    """
+
+    def __init__(self) -> None:
+        self._frames: list[tuple[Frame, bytes | None]] = []
+        self._num_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    def hold(self, frame: Frame, data: bytes | None = None) -> None:
+        """Add a frame and its encoded bytes."""
+        num_bytes = len(data or b"")
+        while self._frames and (len(self._frames) >= MAX_FRAMES or self._num_bytes + num_bytes > MAX_BYTES):
+            self._drop_older_half()
+        self._frames.append((frame, data))
+        self._num_bytes += num_bytes
+
+    def take(self) -> list[tuple[Frame, bytes | None]]:
+        """Return and clear all frames."""
+        frames = self._frames
+        self.clear()
+        return frames
+
+    def clear(self) -> None:
+        self._frames, self._num_bytes = [], 0
+
+    def _drop_older_half(self) -> None:
+        num_dropped = -(-len(self._frames) // 2)
+        self._num_bytes -= sum(len(data or b"") for _, data in self._frames[:num_dropped])
+        del self._frames[:num_dropped]

@@ -1,0 +1,412 @@
+"""Alarms in a window: told once, kept with the session, set on a sheet, and where they would have rung in a file."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from msgspec.structs import replace
+from PySide6.QtCore import QRect, Qt, QTimer
+from PySide6.QtWidgets import QDialogButtonBox
+from shiboken6 import isValid
+from tests.app import window_driver as driver
+from tests.simulated_engine.engine import SimulatedEngine
+
+from kvscope_app.alarms import alarm_strip
+from kvscope_app.alarms.alarm_sheet import AlarmSheet
+from kvscope_app.alarms.alarm_strip import AlarmLine, AlarmStrip
+from kvscope_app.alarms.alarm_watch import AlarmWatch
+from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_telemetry.alarms.alarm_engine import Alarm
+from kvscope_telemetry.alarms.figures import SECOND_FIGURES
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, parse_rule
+from kvscope_telemetry.messages.capabilities import Capabilities
+from kvscope_telemetry.messages.telemetry import Stop
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+from kvscope_telemetry.summaries.bookmark import settled
+from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
+
+WAIT_MS = 120_000
+START_NS = 1_700_000_000 * SECOND_NS
+
+
+RULES = {rule.name: rule for rule in DEFAULT_RULES}
+KV_USAGE = "KV usage high"
+SOON = replace(RULES[KV_USAGE], expression="kv_usage > 0.01", seconds=1.0)
+
+
+def second(at, used=50, **more):
+    return Summary(time_ns=START_NS + at * SECOND_NS, epoch=7, active_blocks=used, free_blocks=100 - used, **more)
+
+
+def tell(session, summaries):
+    """The overview grows, as the ring's writer makes it."""
+    session.overview.extend(summaries)
+    session.overview_changed.emit()
+
+
+@pytest.fixture
+def scripted(session, make_window, qtbot):
+    """A window whose overview the test writes."""
+    window = make_window(session)
+    session.overview_changed.emit()
+    qtbot.wait(1)
+    return window
+
+
+def test_one_trouble_is_one_notice_and_one_bookmark(scripted, session):
+    strip = scripted.alarm_strip
+    assert not strip.isVisible()
+    for at in range(30):
+        tell(session, [second(at, used=97 if at >= 5 else 50)])
+    assert strip.isVisible()
+    assert strip.names == [KV_USAGE]
+    assert strip.text.startswith("KV usage high share of the pool held by requests > 95.0 % for 5 s, since ")
+    (mark,) = session.bookmarks.shown
+    assert (mark.kind, mark.time_ns, mark.until_ns) == (KV_USAGE, START_NS + 5 * SECOND_NS, 0)
+    for at in range(30, 50):
+        tell(session, [second(at)])
+    assert "over after 25.0 s, up to 97.0 %" in strip.text
+    (mark,) = session.bookmarks.shown
+    assert mark.until_ns == START_NS + 30 * SECOND_NS
+    assert strip.isVisible()
+
+
+def test_alarm_that_goes_on_shows_its_worst_value_so_far(scripted, session):
+    tell(session, [second(at, longest_wait_s=float(at)) for at in range(12)])
+    strip, at_first = scripted.alarm_strip, session.bookmarks.shown
+    assert strip.text.endswith(", up to 11 s so far")
+    assert [mark.text for mark in at_first] == ["up to 11 s"]
+    for at in range(12, 96):
+        tell(session, [second(at, longest_wait_s=float(at))])
+    assert strip.text.endswith(", up to 95 s so far")
+    assert [(mark.bookmark_id, mark.text) for mark in session.bookmarks.shown] == [
+        (at_first[0].bookmark_id, "up to 95 s")
+    ]
+
+
+def test_renamed_bookmark_of_an_alarm_that_goes_on_keeps_its_name(scripted, session):
+    tell(session, [second(at, longest_wait_s=float(at)) for at in range(12)])
+    session.bookmarks.rename(session.bookmarks.shown[0], "the long one")
+    tell(session, [second(at, longest_wait_s=float(at)) for at in range(12, 20)])
+    assert [mark.text for mark in session.bookmarks.shown] == ["the long one"]
+
+
+def test_a_notice_of_what_is_over_goes_by_itself(scripted, session, monkeypatch, qtbot):
+    monkeypatch.setattr(alarm_strip, "GOES_AFTER_S", 0.0)
+    tell(session, [second(at, used=97 if at < 20 else 50) for at in range(40)])
+    strip = scripted.alarm_strip
+    assert strip.isVisible()
+    qtbot.waitUntil(lambda: not strip.isVisible(), timeout=WAIT_MS)
+    assert driver.is_at_rest(strip)
+    assert len(session.bookmarks.shown) == 1
+
+
+def test_what_ends_meanwhile_does_not_put_off_that_a_notice_goes(scripted, monkeypatch, qtbot):
+    strip, now_s = scripted.alarm_strip, [time.monotonic()]
+    monkeypatch.setattr(alarm_strip, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    rung = [Alarm(rule, 7, START_NS, START_NS, 1.0) for rule in DEFAULT_RULES[:2]]
+    for alarm in rung:
+        scripted.alarms.rang.emit(alarm)
+    (clock,) = strip.findChildren(QTimer)
+    clock.setInterval(20)
+    scripted.alarms.over.emit(rung[0])
+    now_s[0] += 2 * alarm_strip.GOES_AFTER_S
+    ending = QTimer(strip, interval=1)
+    ending.timeout.connect(lambda: scripted.alarms.over.emit(rung[1]))
+    ending.start()
+    qtbot.waitUntil(lambda: strip.names == [rung[1].name], timeout=WAIT_MS)
+    ending.stop()
+
+
+def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session, qtbot):
+    strip, went = scripted.alarm_strip, []
+    alone = AlarmStrip(scripted.alarms, went.append, lambda: None)
+    qtbot.addWidget(alone)
+    tell(session, [second(at, used=97, longest_wait_s=15.0 if at > 10 else 0.0) for at in range(20)])
+    assert strip.names == [KV_USAGE, "Long wait"]
+    assert strip.text.startswith("Long wait longest wait of a request for its first step > 10 s, since ")
+    assert "and 1 more" in driver.lines(strip)
+    strip.dismiss.click()
+    assert strip.names == [KV_USAGE]
+    alone.go.click()
+    alone.dismiss.click()
+    alone.go.click()
+    assert went == [START_NS + 11 * SECOND_NS, START_NS]
+    strip.all.click()
+    assert scripted.docks["bookmarks"].isVisible()
+    strip.dismiss.click()
+    assert not strip.isVisible()
+    tell(session, [second(at, used=97) for at in range(20, 30)])
+    assert not strip.isVisible()  # it is the same trouble still
+    assert len(session.bookmarks.shown) == 2
+
+
+@pytest.fixture
+def keeper(settings):
+    """What is kept."""
+    return SettingsKeeper(settings)
+
+
+def test_with_all_rules_off_nobody_looks(session, keeper):
+    keeper.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
+    watch, looks = AlarmWatch(session, keeper), []
+    watch.looked.connect(lambda: looks.append(1))
+    tell(session, [second(at, used=100) for at in range(60)])
+    assert session.bookmarks.shown == looks == []
+    keeper.change(alarm_rules=(RULES[KV_USAGE],))
+    tell(session, [second(at, used=100) for at in range(60, 70)])
+    assert session.bookmarks.shown
+    assert looks
+    watch.deleteLater()
+
+
+def test_a_long_overview_is_looked_at_in_parts(session, keeper, qtbot):
+    session.overview.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
+    watch = AlarmWatch(session, keeper)
+    qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 10, timeout=WAIT_MS)
+    assert all(mark.until_ns for mark in session.bookmarks.shown)
+    watch.deleteLater()
+
+
+def test_rules_that_change_end_what_goes_on_by_the_old_ones(scripted, session):
+    tell(session, [second(at, used=97) for at in range(20)])
+    scripted.themes.settings.change(alarm_rules=(replace(RULES[KV_USAGE], expression="kv_usage > 0.99"),))
+    (mark,) = session.bookmarks.shown
+    assert mark.until_ns
+    tell(session, [second(at, used=98) for at in range(20, 40)])
+    assert len(session.bookmarks.shown) == 1
+
+
+def test_a_rule_of_a_person_rings_as_the_others_do(scripted, session):
+    """And not while the engine is paused, nor while its figure is unknown."""
+    rule = parse_rule("Too full: free_blocks < 0.05 * num_blocks and running > 8 for 3 s")
+    scripted.themes.settings.change(alarm_rules=(rule, parse_rule("temperature_celsius > 20")))
+    stops = (Stop(begin_ns=START_NS, end_ns=START_NS + 10 * SECOND_NS),)
+    tell(session, [second(at, used=97, num_running=9, stops=stops if at == 0 else ()) for at in range(10)])
+    assert session.bookmarks.shown == []
+    tell(session, [second(at, used=97, num_running=8 if at % 2 else 9) for at in range(10, 20)])
+    assert session.bookmarks.shown == []
+    tell(session, [second(at, used=97, num_running=9) for at in range(20, 30)])
+    (mark,) = session.bookmarks.shown
+    assert (mark.kind, mark.text, mark.time_ns) == ("Too full", "down to 3 blocks", START_NS + 20 * SECOND_NS)
+    assert scripted.alarm_strip.text.startswith(
+        "Too full free blocks < 0.05 * blocks of the pool and requests running > 8 for 3 s, since "
+    )
+
+
+def test_rules_of_the_command_line_are_beside_those_that_are_kept(scripted, session):
+    scripted.alarms.use([parse_rule("Busy: running > 3")])
+    tell(session, [second(at, used=97, num_running=9) for at in range(10)])
+    assert {mark.kind for mark in session.bookmarks.shown} == {"Busy", KV_USAGE}
+    assert scripted.themes.settings.values.alarm_rules == DEFAULT_RULES
+    assert "Busy" in scripted.alarms.own_words
+
+
+@pytest.fixture
+def sheet(scripted, qtbot):
+    """Opened from the menu's action."""
+    scripted.actions_by_name["alarm_rules"].trigger()
+    found = next(each for each in scripted.findChildren(AlarmSheet) if each.isVisible())
+    yield found
+    if isValid(found):  # it goes when it is closed
+        found.close()
+
+
+def ok(sheet):
+    return sheet.buttons.button(QDialogButtonBox.StandardButton.Ok)
+
+
+def test_the_sheet_is_what_rules_are_and_what_is_kept(scripted, sheet, settings, qtbot):
+    assert sheet.rules == DEFAULT_RULES
+    row = sheet.rows[0]
+    row.expression.selectAll()
+    qtbot.keyClicks(row.expression, "kv_usage > 0.8")
+    row.seconds.setValue(2)
+    sheet.rows[4].is_on.click()
+    sheet.rows[6].remove.click()
+    ok(sheet).click()
+    kept = SettingsKeeper(settings).values.alarm_rules
+    assert kept[0] == Rule(name=KV_USAGE, expression="kv_usage > 0.8", seconds=2.0)
+    assert not kept[4].is_on
+    assert kept[1:4] == DEFAULT_RULES[1:4]
+    assert len(kept) == len(DEFAULT_RULES) - 1
+    assert scripted.alarms.rules == kept
+    again = AlarmSheet(scripted.alarms, scripted.themes.theme, scripted)
+    again.add.click()
+    again.rows[-1].expression.setText("running > 8")
+    again.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).click()
+    assert again.rules[:-1] == DEFAULT_RULES
+    assert again.rules[-1].expression == "running > 8"
+    again.all.setChecked(True)
+    again.all.click()
+    assert not any(rule.is_on for rule in again.rules)
+    again.close()
+
+
+def test_a_rule_is_written_and_checked_while_it_is_typed(scripted, sheet, qtbot):
+    sheet.add.click()
+    row = sheet.rows[-1]
+    assert not ok(sheet).isEnabled()
+    qtbot.keyClicks(row.expression, "ttft_p99 > 500")
+    assert row.note.startswith("'ttft_p99' is not a figure (did you mean ttft_p99_ms?); accepted: kv_usage, ")
+    assert not ok(sheet).isEnabled()
+    row.expression.setCursorPosition(len("ttft_p99"))
+    qtbot.keyClicks(row.expression, "_ms")
+    assert (row.note, ok(sheet).isEnabled()) == ("", True)
+    row.name.setText(KV_USAGE)
+    assert row.note == sheet.rows[0].note == "Another alarm has this name"
+    row.name.setText("Slow")
+    row.expression.end(False)
+    qtbot.keyClicks(row.expression, " for 20 s")
+    qtbot.keyClick(row.expression, Qt.Key.Key_Tab)
+    assert (row.expression.text(), row.seconds.value()) == ("ttft_p99_ms > 500", 20.0)
+    ok(sheet).click()
+    assert scripted.alarms.rules[-1] == Rule(name="Slow", expression="ttft_p99_ms > 500", seconds=20.0)
+
+
+def test_figures_are_picked_from_a_list(sheet, qtbot):
+    groups = [action.menu() for action in sheet.figures.menu().actions()]
+    entries = {action.text().split("\t")[0]: action for group in groups for action in group.actions()}
+    assert set(entries) == set(SECOND_FIGURES)
+    sheet.add.click()
+    entries["free_blocks"].trigger()
+    qtbot.keyClicks(sheet.rows[-1].expression, " < 100")
+    assert sheet.rules[-1].expression == "free_blocks < 100"
+
+
+def test_the_sheet_tells_what_a_figure_is_now(scripted, session, sheet):
+    tell(session, [second(at, used=43) for at in range(3)])
+    assert sheet.rows[0].now == "last second: 43.0 %"
+    assert sheet.rows[4].now == "last second: unknown"
+
+
+def test_the_sheet_tells_what_cannot_be_measured_at_an_engine(make_engine, make_session, make_window):
+    capabilities = Capabilities(engine="vllm", commands=False, free_rows=False, requests=False, steps=False)
+    window = make_window(make_session(make_engine(capabilities=capabilities)))
+    sheet = AlarmSheet(window.alarms, window.themes.theme, window)
+    notes = {row.rule.name: row.note for row in sheet.rows}
+    assert notes["Blocks run out"] == "Cannot be measured here: vLLM does not report blocks_run_out_s"
+    assert notes["Engine stuck"] == "Cannot be measured here: vLLM does not report stalled_s"
+    assert notes[KV_USAGE] == notes["Frames lost"] == ""
+    assert ok(sheet).isEnabled()  # the rules are sound
+    sheet.close()
+
+
+def test_a_narrow_sheet_has_expressions_in_lines_of_their_own(sheet, qtbot):
+    sheet.resize(960, 600)
+    qtbot.waitUntil(lambda: not sheet.rows[0].is_folded, timeout=WAIT_MS)
+    sheet.resize(420, 400)
+    qtbot.waitUntil(lambda: all(row.is_folded for row in sheet.rows), timeout=WAIT_MS)
+    area = sheet.area
+    qtbot.waitUntil(lambda: area.widget().width() <= area.viewport().width(), timeout=WAIT_MS)
+
+
+def test_live_alarms_are_kept_in_the_ring(window, qtbot):
+    """On real sockets: a threshold that is passed at once."""
+    session = window.session
+    window.themes.settings.change(alarm_rules=(SOON,))
+    qtbot.waitUntil(lambda: window.alarm_strip.isVisible(), timeout=WAIT_MS)
+    assert [mark.kind for mark in session.bookmarks.shown] == [KV_USAGE]
+    assert session.kept.ring.flush(60.0)
+    ring_recording = Recording.open(session.kept.ring.folder, origin_ns=session.kept.ring.origin_ns)
+    assert list(settled(ring_recording.bookmarks()).values()) == session.bookmarks.shown
+    window.alarm_strip.go.click()
+    assert session.timeline.paused
+    qtbot.waitUntil(lambda: session.timeline.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)
+
+
+def test_alarms_of_a_window_are_posted(window, receiver, qtbot):
+    """On real sockets, to a real server: that one fires, and that it is over when its rule goes."""
+    window.themes.settings.change(alarm_rules=(SOON,), alarm_webhook=receiver.url)
+    qtbot.waitUntil(lambda: len(receiver.posts) == 1, timeout=WAIT_MS)
+    post = receiver.posts[0]
+    assert (post["name"], post["state"], post["expression"]) == (KV_USAGE, "firing", "kv_usage > 0.01")
+    assert (post["engine"], post["instance"]) == ("kvscope", window.session.source.name)
+    assert post["value"] > 0.01
+    window.themes.settings.change(alarm_rules=DEFAULT_RULES)
+    qtbot.waitUntil(lambda: len(receiver.posts) >= 2, timeout=WAIT_MS)
+    assert receiver.posts[1]["state"] == "resolved"
+    assert receiver.posts[1]["fingerprint"] == post["fingerprint"]
+
+
+def test_a_webhook_that_cannot_be_reached_is_told_once(scripted, session, qtbot, monkeypatch):
+    monkeypatch.setattr("kvscope_telemetry.alarms.webhook.RETRY_AFTER_S", ())
+    received = []
+    session.noticed.connect(received.append)
+    scripted.themes.settings.change(alarm_webhook="http://127.0.0.1:9/secret")
+    at = iter(range(10_000))
+
+    def ring_until(condition):
+        for _ in range(40):
+            tell(session, [second(next(at), used=97) for _ in range(8)] + [second(next(at)) for _ in range(12)])
+            qtbot.wait(50)
+            if condition():
+                return
+
+    ring_until(lambda: received)
+    ring_until(lambda: len(session.bookmarks.shown) > 8)
+    (line,) = received
+    assert line.startswith("Alarm not posted: webhook at 127.0.0.1:9: ")
+    assert "secret" not in line
+
+
+def test_a_sheet_takes_no_webhook_that_is_none(sheet, scripted):
+    sheet.url.setText("ftp://host/x")
+    assert not ok(sheet).isEnabled()
+    sheet.url.setText(" https://host/x ")
+    ok(sheet).click()
+    assert scripted.alarms.webhook_url == "https://host/x"
+
+
+def test_a_recording_shows_where_they_would_have_rung(play, themes, tmp_path, qtbot, receiver):
+    themes.settings.change(alarm_rules=(SOON,), alarm_webhook=receiver.url)
+    path, now = tmp_path / "r.mcap", [1_000_000_000]
+
+    def tick():
+        now[0] += 25_000_000
+        return now[0]
+
+    engine = SimulatedEngine(num_blocks=100, num_running=6, clock=tick)
+    with RecordingWriter(path) as writer:
+        writer.write(engine.snapshot(), wait=True)
+        for _ in range(200):
+            writer.write(engine.advance(), wait=True)
+    window = play(path)
+    session = window.session
+    qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 1, timeout=WAIT_MS)
+    (mark,) = session.bookmarks.shown
+    assert mark.kind == KV_USAGE
+    assert not session.bookmarks.is_kept(mark)
+    assert not window.alarm_strip.isVisible()  # nothing rings now
+    window.themes.settings.change(alarm_rules=())
+    assert session.bookmarks.shown == []
+    window.themes.settings.change(alarm_rules=(parse_rule("Mine: active_blocks > 0 for 2 s"),))
+    qtbot.waitUntil(lambda: [mark.kind for mark in session.bookmarks.shown] == ["Mine"], timeout=WAIT_MS)
+    assert receiver.posts == []
+
+
+def test_alarm_line_without_room_wraps_its_rule_and_details_and_cuts_neither(qtbot):
+    line = AlarmLine()
+    qtbot.addWidget(line)
+    rule, detail = "Long wait: longest_wait_s > 10 and running > 8 for 10 s", "up to 97.0 %; since 12:00:00.000, " * 4
+    line.tell(rule, detail)
+    line.resize(2_000, 40)
+    line.show()
+    assert not line.is_narrow
+    low = line.heightForWidth(2_000) if line.hasHeightForWidth() else line.sizeHint().height()
+    width = round(line.rule.fontMetrics().horizontalAdvance(rule) * 0.7)
+    line.resize(width, 400)
+    assert line.is_narrow
+    qtbot.waitUntil(lambda: line.detail.width() == width, timeout=WAIT_MS)
+    for label in (line.rule, line.detail):
+        metrics = label.fontMetrics()
+        needed = metrics.boundingRect(QRect(0, 0, label.width(), 9999), Qt.TextFlag.TextWordWrap, label.text())
+        assert needed.height() >= 2 * metrics.height(), "two lines or more"
+        assert label.height() >= needed.height()
+        assert label.width() >= needed.width()
+    assert line.heightForWidth(width) > 3 * low
+    line.resize(2_000, 40)
+    assert not line.is_narrow

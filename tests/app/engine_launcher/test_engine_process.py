@@ -1,0 +1,145 @@
+"""The desktop's own engine as a process: started, watched, restarted, ended. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+
+import pytest
+
+from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
+from kvscope_app.engine_launcher.engine_process import EngineProcess, serve_command
+from kvscope_telemetry.errors import KvscopeError
+
+SLEEP = [sys.executable, "-c", "import time; print('serving {endpoint}', flush=True); time.sleep(600)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
+]
+FAILS = [
+    sys.executable,
+    "-c",
+    "import sys; sys.stderr.write('first\\nkvscope-engine: no such model: x\\n'); sys.exit(2)",
+]
+
+
+@pytest.fixture
+def make(request):
+    processes = []
+
+    def start(command, **options):
+        process = EngineProcess(command=command, **options)
+        processes.append(process)
+        process.start()
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.keep = False
+        process.close()
+
+
+def wait_for(process, qtbot, text):
+    qtbot.waitUntil(lambda: text in process.log_text(), timeout=120_000)
+
+
+def test_the_folder_is_private_and_goes_with_the_engine(make, qtbot):
+    process = make(SLEEP)
+    assert stat.S_IMODE(process.folder.stat().st_mode) == 0o700
+    wait_for(process, qtbot, f"serving ipc://{process.folder}/telemetry")
+    assert process.end_reason() is None
+    process.close()
+    assert not process.is_running
+    assert not process.folder.exists()
+
+
+def test_one_that_ignores_sigterm_is_killed(make, qtbot):
+    process = make(STUBBORN)
+    wait_for(process, qtbot, "deaf")
+    process.close()
+    assert not process.is_running
+    assert "SIGKILL" in process.end_reason()
+
+
+def test_one_to_be_kept_is_left_alone(make, qtbot):
+    process = make(SLEEP, keep=True)
+    wait_for(process, qtbot, "serving")
+    process.close()
+    assert process.is_running
+    assert process.folder.exists()
+
+
+def test_the_last_line_of_the_log_is_the_reason(make, qtbot):
+    process = make(FAILS)
+    qtbot.waitUntil(lambda: not process.is_running, timeout=120_000)
+    assert process.end_reason() == "no such model: x"
+    assert "first" in process.log_text()
+
+
+def test_an_option_is_told_at_the_next_start_instead_of_the_one_before(make, qtbot):
+    process = make([sys.executable, "-c", "import sys; print('told', sys.argv[1:])", "--dtype=float32"])
+    wait_for(process, qtbot, "told ['--dtype=float32']")
+    for value in ("a8", "auto"):
+        process.set_option("--quantization", value)
+        qtbot.waitUntil(lambda: not process.is_running, timeout=120_000)
+        process.start()
+        wait_for(process, qtbot, f"told ['--dtype=float32', '--quantization={value}']")
+
+
+def test_a_program_that_is_not_there_is_told(make):
+    with pytest.raises(KvscopeError, match="cannot be started"):
+        make(["/no/such/program"])
+
+
+def test_progress_bars_leave_only_their_last_state(make, qtbot):
+    process = make([sys.executable, "-c", "print('10 %\\r50 %\\r100 %')"])
+    qtbot.waitUntil(lambda: not process.is_running, timeout=120_000)
+    assert process.log_text() == "100 %"
+
+
+def test_keeper_tells_of_a_killed_engine_once_and_restarts_it(make, qtbot):
+    process = make(SLEEP)
+    keeper = EngineKeeper(process)
+    try:
+        wait_for(process, qtbot, "serving")
+        with qtbot.waitSignal(keeper.ended, timeout=120_000) as waited:
+            os.kill(process.pid, signal.SIGKILL)
+        assert waited.args == ["killed by SIGKILL"]
+        with qtbot.assertNotEmitted(keeper.ended, wait=300):
+            pass
+        with qtbot.waitSignal(keeper.started, timeout=120_000):
+            keeper.restart()
+        assert keeper.is_running
+    finally:
+        keeper.forget()
+        keeper.deleteLater()
+
+
+def test_keeper_restarts_a_running_engine_without_calling_it_an_end(make, qtbot):
+    process = make(SLEEP)
+    keeper = EngineKeeper(process)
+    try:
+        wait_for(process, qtbot, "serving")
+        old = process.pid
+        with qtbot.assertNotEmitted(keeper.ended), qtbot.waitSignal(keeper.started, timeout=120_000):
+            keeper.restart()
+        assert process.pid != old
+    finally:
+        keeper.forget()
+        keeper.deleteLater()
+
+
+def test_the_engine_ends_with_its_parent_unless_kept():
+    pytest.importorskip("torch", reason="the engine is not installed here")
+    assert serve_command("ipc:///x/telemetry", ["--seed=1"], keep=False)[-2:] == ["--seed=1", "--exit-with-parent"]
+    assert "--exit-with-parent" not in serve_command("ipc:///x/telemetry", [], keep=True)
+
+
+def test_without_an_engine_installed_it_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("kvscope_app.engine_launcher.engine_process.find_spec", lambda name: None)
+    with pytest.raises(KvscopeError, match="--attach ENDPOINT"):
+        EngineProcess()

@@ -1,0 +1,146 @@
+"""A picture of a view is what the view shows: at any scale, in either theme, with a line below it or without."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QPoint, QSize
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QAbstractButton, QApplication
+
+from kvscope_app.media_export.picture import PictureLook, Taken, caption_height, copy_picture, picture_of, svg_of
+from kvscope_app.media_export.svg_file import svg_painter
+from kvscope_app.ui.theme import THEMES
+from kvscope_app.ui.widgets import SegmentedControl
+from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
+from kvscope_app.views.page_map.page_map_view import PageMapView
+
+
+@pytest.fixture
+def view(session, themes, qtbot):
+    view = PageMapView(session)
+    qtbot.addWidget(view)
+    view.resize(420, 360)
+    view.apply_theme(themes.theme)
+    view.show()
+    view.refresh()
+    return view
+
+
+def pixels(image):
+    image = image.convertToFormat(QImage.Format.Format_RGB888)
+    lines = np.frombuffer(image.constBits(), np.uint8).reshape(image.height(), image.bytesPerLine())
+    return np.array(lines[:, : image.width() * 3]).reshape(image.height(), image.width(), 3)
+
+
+def cells(view, shown, scale=1):
+    """The part that is cells, and no words."""
+    rect = view.canvas.geometry()
+    gutter = view.canvas.gutter
+    return shown[
+        scale * rect.top() : scale * (rect.top() + 40), scale * (rect.left() + gutter) : scale * (rect.right() - 40)
+    ]
+
+
+def test_it_is_what_is_on_the_screen_without_controls(view):
+    shown, drawn = pixels(view.grab().toImage()), pixels(picture_of(view))
+    controls = [each for each in view.findChildren(QAbstractButton) if each.isVisible()]
+    assert controls
+    for control in controls:
+        at = control.mapTo(view, QPoint())
+        here = np.s_[at.y() : at.y() + control.height(), at.x() : at.x() + control.width()]
+        assert np.unique(drawn[here].reshape(-1, 3), axis=0).shape[0] == 1, control.accessibleName()
+    frame = view.findChild(SegmentedControl)
+    at = frame.mapTo(view, QPoint())
+    here = np.s_[at.y() : at.y() + frame.height(), at.x() : at.x() + frame.width()]
+    drawn[here] = shown[here]
+    for control in controls:
+        at = control.mapTo(view, QPoint())
+        here = np.s_[at.y() : at.y() + control.height(), at.x() : at.x() + control.width()]
+        drawn[here] = shown[here]
+    assert np.array_equal(drawn, shown)
+    assert np.array_equal(pixels(view.grab().toImage()), shown), "the window keeps them"
+
+
+@pytest.mark.parametrize("scale", [2, 3])
+def test_a_pixel_of_the_map_becomes_a_square(view, scale):
+    small, large = pixels(picture_of(view)), pixels(picture_of(view, PictureLook(scale)))
+    assert large.shape == (view.height() * scale, view.width() * scale, 3)
+    repeated = cells(view, small).repeat(scale, axis=0).repeat(scale, axis=1)
+    drawn = cells(view, large, scale)[: repeated.shape[0], : repeated.shape[1]]
+    assert (drawn == repeated).all(axis=2).mean() > 0.9  # numbers in cells are drawn finer
+
+
+def test_in_the_other_theme_and_back(view, qapp):
+    before, sheet = pixels(picture_of(view)), qapp.styleSheet()
+    light = pixels(picture_of(view, PictureLook(theme=THEMES["light"])))
+    assert light[2, 2].mean() > 200 > before[2, 2].mean()
+    assert (view.theme, qapp.styleSheet()) == (THEMES["dark"], sheet)
+    assert np.array_equal(pixels(picture_of(view)), before)
+
+
+def test_a_caption_is_below_the_view(view):
+    plain, captioned = pixels(picture_of(view)), pixels(picture_of(view, PictureLook(caption="a model · at noon")))
+    assert captioned.shape[0] == plain.shape[0] + caption_height(view)
+    assert np.array_equal(captioned[: plain.shape[0]], plain)
+    assert len(np.unique(captioned[plain.shape[0] :].reshape(-1, 3), axis=0)) > 3
+
+
+def test_a_drawing_has_words_and_unsmoothed_cells(view):
+    root = ElementTree.fromstring(svg_of(view, PictureLook(caption="a model")).data())
+    assert (root.get("width"), root.get("height")) == (str(view.width()), str(view.height() + caption_height(view)))
+    words = "".join(root.itertext())
+    assert "Page map" in words
+    assert "a model" in words
+    images = [element for element in root.iter() if element.tag.endswith("image")]
+    assert images
+    assert all("pixelated" in str(image.get("style")) for image in images)
+
+
+def test_into_the_clipboard(view):
+    copy_picture(view, PictureLook(2))
+    assert QApplication.clipboard().image().size() == view.size() * 2
+
+
+def test_a_file_is_written_as_its_name_ends(view, tmp_path):
+    taken = Taken.of(view)
+    for name in ("x.png", "x.svg", "plain"):
+        assert taken.save(tmp_path / name) == ""
+    assert QImage(str(tmp_path / "x.png")).size() == QImage(str(tmp_path / "plain")).size() == view.size()
+    assert (tmp_path / "x.svg").read_bytes().startswith(b"<?xml")
+    assert taken.save(tmp_path / "nowhere" / "x.png") == "No such file or directory"
+    assert taken.save(Path("/dev/null")) == "it is a device, not a file"
+
+
+def test_curves_of_long_ago_are_drawn_as_fine(qtbot, themes):
+    """A file of SVG has six digits a number."""
+    panel = ChartPanel("Curve", (CurveSpec("y", "", 0),), str)
+    qtbot.addWidget(panel)
+    panel.resize(400, 200)
+    panel.apply_theme(themes.theme)
+    panel.show()
+    x = 123_456_789.0 + np.arange(100) * 0.1
+    panel.show_time(x[0], x[-1], None)
+    panel.show_curve("y", x, np.arange(100) % 7 / 7, 0)
+    panel.settle()
+    with svg_painter(panel.size(), "x") as (painter, made):
+        panel.render(painter, QPoint())
+    drawn = made().data().decode()
+    longest = max(re.findall(r'd="(M[^"]*)"', drawn), key=len)
+    columns = [float(pair.split(",")[0]) for pair in re.findall(r"[ML]([\d.,e+-]+)", longest)]
+    assert len(columns) == 100
+    assert np.allclose(np.diff(columns), np.diff(columns).mean(), rtol=0.01)
+
+
+def test_svg_of_text_with_control_characters_is_well_formed(qapp):
+    text = "id\0\x01\x1b[2J\x0b\ufffe\ud800]]><&"
+    with svg_painter(QSize(200, 50), f"title {text}") as (painter, made):
+        painter.drawText(5, 20, text)
+    root = ElementTree.fromstring(made().data())
+    texts = [element.text or "" for element in root.iter() if element.text and "id" in element.text]
+    assert len(texts) == 2
+    assert all("[2J" in each and each.endswith("<&") for each in texts)

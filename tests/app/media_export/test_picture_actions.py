@@ -1,0 +1,129 @@
+"""Pictures and videos from the window: every way to ask for one, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QApplication, QFileDialog
+from tests.app import window_driver as driver
+from tests.telemetry.conftest import record_in
+
+from kvscope_app.media_export import picture_actions
+from kvscope_app.media_export.picture_actions import ask_picture, ask_video, save_taken, view_in_focus
+from kvscope_app.media_export.picture_dialog import PictureDialog
+from kvscope_app.media_export.video_dialog import VideoDialog
+from kvscope_app.media_export.video_making import make_video
+from kvscope_app.session.session import Session
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+
+WAIT_MS = 120_000
+
+
+@pytest.fixture
+def window(session, make_window):
+    return make_window(session)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return record_in(tmp_path_factory.mktemp("recorded"), 400, "session.mcap").path
+
+
+@pytest.fixture
+def player(path, make_window, qtbot):
+    """A window on a recording."""
+    session = Session(PlaybackSource.open(path))
+    window = make_window(session)
+    session.start()
+    qtbot.waitUntil(lambda: session.mirror.hello is not None, timeout=WAIT_MS)
+    yield window
+    window.close()
+    session.close()
+    session.deleteLater()
+
+
+def dialog_of(window, kind):
+    return next(dialog for dialog in window.findChildren(kind) if dialog.isVisible())
+
+
+def test_a_picture_of_the_view_that_has_the_keyboard_or_is_pointed_at(session, make_window):
+    window = make_window(session, with_views=("memory", "throughput"))
+    memory, throughput = window.views["memory"], window.views["throughput"]
+    window.focus_view("memory")
+    assert view_in_focus(window) is memory
+    window.actions_by_name["copy_picture"].trigger()
+    assert QApplication.clipboard().image().size() == memory.size()
+    assert "memory copied" in window.statusBar().currentMessage()
+    for name, dock in window.docks.items():
+        assert dock.contextMenuPolicy() is Qt.ContextMenuPolicy.ActionsContextMenu
+        offered = [action.text() for action in dock.actions()]
+        assert offered[:2] == ["Save picture of this view…", "Copy picture of this view"], name
+    window.docks["throughput"].actions()[1].trigger()
+    assert QApplication.clipboard().image().size() == throughput.size()
+
+
+def test_asking_how_and_where(window, tmp_path, settings):
+    window.page_map.canvas.setFocus()
+    window.actions_by_name["save_picture"].trigger()
+    dialog = dialog_of(window, PictureDialog)
+    dialog.scale.setCurrentIndex(2)
+    dialog.theme.setCurrentText("light")
+    dialog.captioned.setChecked(False)
+    driver.press(dialog, "Save…")
+    dialog_of(window, QFileDialog).fileSelected.emit(str(tmp_path / "x.png"))
+    dialog_of(window, QFileDialog).close()
+    assert QImage(str(tmp_path / "x.png")).size() == window.page_map.size() * 3
+    again = ask_picture(window, window.page_map)  # what was chosen is remembered
+    assert (again.scale.currentIndex(), again.theme.currentText()) == (2, "light")
+    assert not again.captioned.isChecked()
+    again.reject()
+
+
+def test_what_cannot_be_written_is_said(window, tmp_path):
+    taken = picture_actions.Taken.of(window.page_map)
+    assert not save_taken(window, "Page map", taken, str(tmp_path / "nowhere" / "x.png"))
+    assert window.banner.isVisible()
+
+
+def test_a_live_session_without_a_past_has_no_video(window):
+    assert ask_video(window) is None
+    assert "No history" in window.statusBar().currentMessage()
+
+
+def test_a_video_is_made_beside_the_window(player, tmp_path, qtbot):
+    player.actions_by_name["save_video"].trigger()
+    dialog = dialog_of(player, VideoDialog)
+    dialog.first.setValue(1.0)
+    dialog.last.setValue(2.0)
+    dialog.form.setCurrentIndex(3)
+    wish = dialog.wish(tmp_path / "x")
+    dialog.reject()
+    assert (wish.path.name, wish.suffix, wish.from_s, wish.until_s) == ("x.apng", ".apng", 1.0, 2.0)
+    task = make_video(player, wish)
+    qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
+    assert task.work.failure == ""
+    assert wish.path.read_bytes().startswith(b"\x89PNG")
+    qtbot.waitUntil(lambda: "The video is in" in player.statusBar().currentMessage(), timeout=WAIT_MS)
+
+
+def test_a_video_that_is_given_up_leaves_nothing(player, tmp_path, qtbot):
+    dialog = ask_video(player)
+    wish = dialog.wish(tmp_path / "x.apng")
+    dialog.reject()
+    task = make_video(player, wish)
+    qtbot.waitUntil(lambda: task.work.share > 0, timeout=WAIT_MS)
+    task.work.cancel()
+    qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("x")]
+
+
+def test_why_a_video_was_not_made_is_said(player, tmp_path, qtbot):
+    dialog = ask_video(player)
+    wish = dialog.wish(tmp_path / "x.apng")
+    dialog.reject()
+    wish.path.write_text("mine")
+    task = make_video(player, wish)
+    qtbot.waitUntil(lambda: player.banner.isVisible(), timeout=WAIT_MS)
+    assert "already exists" in task.work.failure
+    assert wish.path.read_text() == "mine"

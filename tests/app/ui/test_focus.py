@@ -1,0 +1,81 @@
+"""The Tab order of a window: every widget once, and nothing is held or lost because it was asked for."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import shiboken6
+from PySide6.QtCore import QCoreApplication, QEvent, Qt
+from PySide6.QtWidgets import QDockWidget, QLineEdit, QMainWindow, QSpinBox, QTabBar, QWidget
+
+from kvscope_app.ui.focus import tab_order
+
+
+class Window(QMainWindow):
+    """In a subclass, as ours are: Qt holds its Python part."""
+
+    def __init__(self):
+        super().__init__()
+        self.box = QWidget(self)
+        self.fields = [QLineEdit(self.box) for _ in range(3)]
+
+
+def delete(widget):
+    widget.deleteLater()
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
+
+
+def test_each_other_widget_comes_once_in_either_direction(qapp):
+    window, empty = Window(), QWidget()
+    first, second, third = window.fields
+    after = [each for each in tab_order(second) if each in window.fields]
+    before = [each for each in tab_order(second, forward=False) if each in window.fields]
+    assert (after, before) == ([third, first], [first, third])
+    assert [each for each in tab_order(window) if each in window.fields] == window.fields
+    everything = [*tab_order(second)]
+    assert second not in everything
+    assert len({id(each) for each in everything}) == len(everything)
+    assert [*tab_order(empty)] == []
+    assert all(each.parent() is not None for each in everything if each is not window)
+    delete(window)
+    delete(empty)
+
+
+def test_a_window_is_freed_although_its_order_was_asked_for(qapp):
+    window = Window()
+    freed = weakref.ref(window)
+    list(tab_order(window.fields[0]))
+    delete(window.fields.pop())  # the one that the window followed
+    list(tab_order(window.fields[0]))
+    delete(window)
+    del window
+    gc.collect()
+    assert freed() is None
+
+
+def test_a_widget_stays_when_the_one_before_it_goes(qapp):
+    window = Window()
+    spin = QSpinBox(window.box)
+    inner = [each for each in tab_order(window) if each.parent() is spin]
+    assert inner
+    delete(window.fields[-1])
+    assert all(shiboken6.isValid(each) for each in inner)
+    delete(window)
+
+
+def test_child_met_before_its_parent_that_qt_created_is_not_marked_deleted(qapp, qtbot):
+    """The tab bar of docks and its buttons: backwards, the buttons come first, as with Shift+Tab."""
+    window = Window()
+    qtbot.addWidget(window)
+    docks = [QDockWidget(f"dock {number}", window) for number in range(2)]
+    for dock in docks:
+        window.addDockWidget(Qt.DockWidgetArea.LeftDockWidgetArea, dock)
+    window.tabifyDockWidget(*docks)
+    window.show()
+    qapp.processEvents()  # now Qt creates the tab bar
+    in_bar = 0
+    for each in tab_order(window, forward=False):
+        assert each.window() is window
+        in_bar += isinstance(each.parent(), QTabBar)
+    assert in_bar == 2, "the buttons that scroll the bar"

@@ -1,0 +1,71 @@
+"""Marks around calls that are tokens which an answer's text does not show: made visible, all others stay hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvscope_engine.http.schemas.bodies import Function
+from kvscope_engine.http.tool_calling.formats import BY_NAME
+from kvscope_engine.http.tool_calling.reader import ToolCallReader
+from kvscope_engine.http.tool_calling.use import MarkedText, ToolUse, hidden_tokens
+from kvscope_engine.tokenization.tokenizer import Tokenizer
+from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
+
+WORDS = ("<s>", "[TOOL_CALLS]", "[ARGS]", "time", "{}", "Well, ", "</s>", "<think>", "</think>", "\n")
+SPECIAL = frozenset((0, 1, 2, 6))
+
+
+class Codec:
+    """Tokens are whole words."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [WORDS.index(text)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return "".join(WORDS[token] for token in ids if not (skip_special_tokens and token in SPECIAL))
+
+    def vocabulary(self) -> Mapping[str, int]:
+        return {word: token for token, word in enumerate(WORDS)}
+
+    def special_ids(self) -> frozenset[int]:
+        return SPECIAL
+
+    def is_byte_level(self) -> bool:
+        return False
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return 0
+
+
+TOKENIZER = Tokenizer(Codec(), {})
+
+
+def test_marks_are_shown_and_calls_are_read() -> None:
+    mistral = BY_NAME["mistral"]
+    hidden = hidden_tokens(mistral, TOKENIZER)
+    assert hidden == {0, 6}
+    marked, reader = MarkedText(TOKENIZER, hidden), ToolCallReader(mistral, {"time": {}})
+    shown, calls = "", []
+    for token in (5, 1, 3, 2, 4, 6):
+        text, more = reader.add(marked.add(Tokens(request_id="a", token_ids=(token,), text="")))
+        shown, calls = shown + text, calls + more
+    last = Finished(request_id="a", finish_reason="stop", usage=Usage(), timing=RequestTiming())
+    text, more = reader.add(marked.add(last))
+    rest, others = reader.flush()
+    assert shown + text + rest == "Well, "
+    assert [(call.function.name, call.function.arguments) for call in [*calls, *more, *others]] == [("time", "{}")]
+
+
+def test_marks_that_are_text_need_nothing() -> None:
+    assert hidden_tokens(BY_NAME["hermes"], TOKENIZER) is None
+
+
+def test_prompt_that_ends_with_the_reasoning_mark_begins_reasoning() -> None:
+    use = ToolUse([Function(name="time")], BY_NAME["mistral"])
+    answer = "[TOOL_CALLS]time{} </think>[TOOL_CALLS]time{}"
+    for prompt, num_calls in (([5, 7, 9], 1), ([5, 7, 8], 2), ([], 2)):
+        reader = use.reader(TOKENIZER, prompt)
+        assert reader is not None
+        reader.add(answer)
+        reader.flush()
+        assert reader.num_calls == num_calls

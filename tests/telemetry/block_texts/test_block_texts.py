@@ -1,0 +1,251 @@
+"""Texts of blocks: asked for once, believed only of a block that stayed the same, written, copied and found again."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from tests.simulated_engine.engine import SimulatedEngine
+
+from kvscope_telemetry.block_texts.block_texts import Asked, RecordedText, TextIndex, decode_text
+from kvscope_telemetry.block_texts.published_texts import PublishedTexts
+from kvscope_telemetry.block_texts.text_collector import PARTIAL_EVERY, TextCollector
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.ledger import BlockState, Ledger
+from kvscope_telemetry.messages.commands import BlockContent
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.ring import Ring
+from kvscope_telemetry.recordings.save import save
+from kvscope_telemetry.recordings.writer import RecordingWriter
+
+EPOCH = 7
+
+
+@pytest.fixture
+def ledger():
+    """Blocks 2 and 3 are full and of request 1, block 4 is filling."""
+    made = Ledger(8)
+    made.state[2:5] = BlockState.ACTIVE
+    made.owner[2:5] = 1
+    made.filled[2:5] = 16, 16, 5
+    made.hash[2:4] = 0xA2, 0xA3
+    return made
+
+
+def content(block, num_tokens=16, number=1):
+    return BlockContent(block=block, number=number, token_ids=tuple(range(num_tokens)), text=f"block {block}")
+
+
+def answer(collector, ledger, *contents):
+    collector.add_contents(contents)
+    return collector.confirmed(ledger, EPOCH)
+
+
+def test_a_hash_is_found_in_whatever_row_it_was_and_forgotten_with_its_text():
+    index = TextIndex()
+    index.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="moved")])
+    assert index.find(Asked(EPOCH, 70, 9, 16, 0xA2), 99).text == "moved"
+    assert index.find(Asked(EPOCH + 1, 70, 9, 16, 0xA2), 99) is None
+    small = TextIndex(max_bytes=1)
+    small.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="gone")])
+    assert small.find(Asked(EPOCH, 2, 1, 16, 0xA2), 99) is None
+
+
+def test_words_are_found_once_a_text_in_the_order_of_time():
+    def written(time_ns, block, text, hash_="", owner=1):
+        return RecordedText(time_ns=time_ns, epoch=EPOCH, block=block, owner=owner, hash=hash_, text=text)
+
+    index = TextIndex()
+    index.extend(
+        [
+            written(5, 2, "The blue s"),
+            written(7, 2, "The blue sky", "a2"),
+            written(9, 70, "The blue sky", "a2"),
+            written(3, 4, "BLUE", owner=8),
+            written(1, 5, "red", "a5"),
+        ]
+    )
+    assert [(text.time_ns, text.text) for text in index.containing("blue", 9)] == [(3, "BLUE"), (7, "The blue sky")]
+    assert [text.block for text in index.containing("blue", 1)] == [4]
+    assert index.containing("green", 9) == []
+
+
+def test_full_blocks_are_asked_for_once_and_those_that_fill_less_often(ledger):
+    collector = TextCollector()
+    assert collector.due(ledger, EPOCH, 100) == (2, 3)
+    assert collector.due(ledger, EPOCH, 100) == ()
+    texts = answer(collector, ledger, content(2), content(3))
+    assert [(text.block, text.owner, text.hash) for text in texts] == [
+        (2, 1, "00000000000000a2"),
+        (3, 1, "00000000000000a3"),
+    ]
+    assert [collector.due(ledger, EPOCH, 100) for _ in range(PARTIAL_EVERY - 1)] == [(), (), (4,)]
+    assert [text.hash for text in answer(collector, ledger, content(4, 5))] == [""]
+    collector.changed(np.array([2, 3, 4], np.uint32))  # of other columns
+    assert not any(collector.due(ledger, EPOCH, 100) for _ in range(2 * PARTIAL_EVERY))
+
+
+def test_a_block_that_went_to_another_meanwhile_is_asked_for_again(ledger):
+    collector = TextCollector()
+    collector.due(ledger, EPOCH, 100)
+    ledger.owner[2], ledger.hash[2] = 9, 0xB2
+    assert [text.block for text in answer(collector, ledger, content(2), content(3))] == [3]
+    assert collector.due(ledger, EPOCH, 100) == (2,)
+
+
+def test_so_many_at_a_time_and_none_is_forgotten(ledger):
+    ledger.state[:], ledger.owner[:], ledger.filled[:] = BlockState.CACHED, 3, 16
+    ledger.hash[:] = np.arange(1, 9)
+    collector, seen = TextCollector(), []
+    while asked := collector.due(ledger, EPOCH, 3):
+        seen += asked
+        answer(collector, ledger, *(content(block) for block in asked))
+    assert sorted(seen) == list(range(8))
+
+
+def test_answers_that_never_come_are_asked_for_again(ledger):
+    collector = TextCollector()
+    collector.due(ledger, EPOCH, 100)
+    assert collector.is_waiting
+    collector.forget_asked()
+    assert collector.due(ledger, EPOCH, 100) == (2, 3)
+
+
+def test_blocks_without_words_are_not_asked_for_for_ever(ledger):
+    collector = TextCollector()
+    for block in collector.due(ledger, EPOCH, 100):
+        assert answer(collector, ledger, BlockContent(block=block)) == []
+    assert collector.due(ledger, EPOCH, 100) == ()
+
+
+def test_a_new_engine_and_a_new_file_begin_anew(ledger):
+    collector = TextCollector()
+    answer(collector, ledger, *(content(block) for block in collector.due(ledger, EPOCH, 100)))
+    collector.forget_written()
+    assert collector.due(ledger, EPOCH, 100) == (2, 3)
+    assert collector.due(ledger, EPOCH + 1, 100) == (2, 3)
+
+
+def text_of(block, time_ns, owner=1, num_tokens=16, block_hash=""):
+    return RecordedText(
+        time_ns=time_ns,
+        epoch=EPOCH,
+        block=block,
+        owner=owner,
+        hash=block_hash,
+        token_ids=(5,) * num_tokens,
+        text=f"{owner} at {time_ns}",
+    )
+
+
+def test_a_text_is_found_by_what_the_block_was_then():
+    index = TextIndex()
+    index.extend([text_of(3, 10, num_tokens=4), text_of(3, 20, block_hash=f"{0xAB:016x}"), text_of(3, 30, owner=2)])
+
+    def found(owner, filled, block_hash, at_ns):
+        content = index.find(Asked(EPOCH, 3, owner, filled, block_hash), at_ns)
+        return content and content.text
+
+    assert found(1, 16, 0xAB, 99) == "1 at 20"
+    assert found(1, 16, 0xCD, 20) is None
+    assert found(1, 3, 0, 8) == "1 at 10"
+    assert found(1, 9, 0, 12) == "1 at 20"
+    assert found(2, 16, 0, 30) == "2 at 30"
+    assert found(3, 16, 0, 30) is None
+    assert index.find(Asked(EPOCH + 1, 3, 1, 16, 0xAB), 20) is None
+
+
+def test_memory_of_texts_is_bounded_and_the_newest_stay():
+    index, asked, most = TextIndex(max_bytes=10_000_000), Asked(EPOCH, 3, 1, 1_000, 0), 0
+    for newest_ns in range(1_000):
+        index.extend([text_of(3, newest_ns, num_tokens=1_000)])
+        if newest_ns % 20 == 0:
+            found = [index.find(asked, at_ns) for at_ns in range(newest_ns + 1)]
+            most = max(most, len({content.text for content in found if content is not None}))
+            assert found[-1].text == f"1 at {newest_ns}"
+    assert 200 < most <= 10_000_000 // (1_000 * 32), "32 bytes a token, and some more"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b'{"epoch": "x", "block": 1, "owner": 2}', b"[" * 100_000, b"x" * (2 << 20)]
+)
+def test_what_is_no_text_is_refused(data):
+    with pytest.raises(ProtocolError):
+        decode_text(data)
+
+
+def recorded(path, with_texts=True):
+    """Frames of a simulated engine, with the texts of blocks between them."""
+    engine = SimulatedEngine(num_blocks=60, num_running=4, epoch=EPOCH)
+    with RecordingWriter(path) as writer:
+        texts = PublishedTexts(writer.write_texts)
+        texts._next_s = -1.0
+        for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(200))):
+            writer.write(message, wait=True)
+            if message is not engine.hello and with_texts:
+                texts.follow(message)
+                texts._next_s = -1.0
+                texts.add_contents(content(block) for block in texts.due())
+        if with_texts:
+            texts.write()
+    return Recording.open(path)
+
+
+def test_a_file_says_whether_it_has_texts_and_reads_the_same_beside_them(tmp_path):
+    without, recording = recorded(tmp_path / "no.mcap", with_texts=False), recorded(tmp_path / "yes.mcap")
+    assert (without.has_texts, list(without.texts())) == (False, [])
+    texts = list(recording.texts())
+    assert recording.has_texts
+    assert len(texts) > 20
+    assert all(recording.start_ns <= text.time_ns <= recording.end_ns for text in texts)
+    assert recording.info.num_frames == without.info.num_frames
+    assert list(recording.overview_items())
+    ends = [each.state_at(each.info.duration_s) for each in (recording, without)]  # clocks are the machine's
+    assert ends[0].seq == ends[1].seq == 200
+    assert ends[0].ledger.equals(ends[1].ledger)
+    assert recording.path.stat().st_size < 2 * without.path.stat().st_size  # texts do not break up what frames come to
+    index = TextIndex()
+    index.extend(texts)
+    mirror = recording.state_at(recording.info.duration_s)
+    block = int(np.flatnonzero((mirror.ledger.hash != 0) & (mirror.ledger.state == BlockState.ACTIVE))[0])
+    asked = Asked(EPOCH, block, int(mirror.ledger.owner[block]), 16, int(mirror.ledger.hash[block]))
+    assert index.find(asked, recording.end_ns).text == f"block {block}"
+
+
+def test_a_recovered_and_a_shortened_file_keep_them(tmp_path):
+    recording = recorded(tmp_path / "a.mcap")
+    save(recording, tmp_path / "b.mcap")
+    whole = [msgspec.structs.replace(text, time_ns=0) for text in recording.texts()]
+    assert [msgspec.structs.replace(text, time_ns=0) for text in Recording.open(tmp_path / "b.mcap").texts()] == whole
+    save(recording, tmp_path / "c.mcap", recording.info.duration_s / 2)
+    kept = list(Recording.open(tmp_path / "c.mcap").texts())
+    held = {text.block for text in whole}
+    assert {text.block for text in kept} == held
+    assert len(kept) <= len(whole)
+
+
+def test_a_ring_has_them_when_it_is_given_them(tmp_path):
+    engine = SimulatedEngine(num_blocks=60, num_running=4, epoch=EPOCH)
+    ring = Ring(tmp_path / "ring")
+    for message in (engine.hello, engine.snapshot(), engine.advance()):
+        ring.write(message, wait=True)
+    ring.write_texts([RecordedText(epoch=EPOCH, block=3, owner=1, text="hello")])
+    ring.flush()
+    ring_recording = Recording.open(ring.folder)
+    assert ring_recording.has_texts
+    assert [text.text for text in ring_recording.texts()] == ["hello"]
+    ring.close()
+
+
+def test_other_programs_read_them_by_their_schema(tmp_path):
+    from mcap.reader import make_reader
+
+    recorded(tmp_path / "a.mcap")
+    with (tmp_path / "a.mcap").open("rb") as file:
+        reader = make_reader(file)
+        schema, channel, message = next(iter(reader.iter_messages(topics=["/kvscope/texts"])))
+    assert (schema.name, schema.encoding, channel.message_encoding) == ("kvscope.RecordedText", "jsonschema", "json")
+    assert "token_ids" in json.loads(schema.data)["$defs"]["RecordedText"]["properties"]
+    assert json.loads(message.data)["text"].startswith("block ")

@@ -1,0 +1,136 @@
+"""Prompts to an engine that is watched from inside: by its telemetry it is known where they go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.inside.conftest import hello_of
+from tests.telemetry.collectors.prompting.conftest import (
+    Call,
+    FakeOpenAI,
+    piece_of,
+    replies_until,
+    to_the_end,
+    wait_for,
+)
+
+from kvscope_inside import CacheState, Publisher
+from kvscope_telemetry.addresses import open_source
+from kvscope_telemetry.collectors.own_api import seen_from_here
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import (
+    Abort,
+    Done,
+    Failed,
+    Finished,
+    GetStatus,
+    LoadedAdapter,
+    Refused,
+    Submit,
+    Tokens,
+)
+from kvscope_telemetry.mirror.sync import FIRST_TAG
+
+
+def tell(call: Call) -> None:
+    call.stream()
+    call.event(**piece_of("Hello", finish_reason="stop"))
+    call.done()
+
+
+@pytest.mark.parametrize(
+    ("told", "endpoint", "is_same_machine", "host"),
+    [
+        ("vllm://127.0.0.1:8000", "ipc:///tmp/v", True, "127.0.0.1"),
+        ("vllm://0.0.0.0:8000/?rank=2", "ipc:///tmp/v", True, "127.0.0.1"),
+        ("vllm://[::]:8000", "tcp://gpu1:7000", False, "gpu1"),
+        ("vllm://10.0.0.5:8000/?tls=1", "tcp://gpu1:7000", False, "10.0.0.5"),
+        ("sglang://0.0.0.0:30000", "tcp://127.0.0.1:7000", True, "127.0.0.1"),
+    ],
+)
+def test_where_the_api_is_seen_from_here(told: str, endpoint: str, is_same_machine: bool, host: str) -> None:
+    address = seen_from_here(told, endpoint, is_same_machine=is_same_machine)
+    assert (address.host, address.tls, address.rank) == (host, "tls" in told, 2 if "rank" in told else 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "endpoint", "words"),
+    [
+        ("vllm://0.0.0.0:8000", "ssh://gpu1", "not carried through ssh: forward that port, and attach to vllm://127"),
+        ("vllm://127.0.0.1:8000", "tcp://gpu1:7000", "vLLM's own API at 127.0.0.1:8000, which answers on its own"),
+        ("vllm://0.0.0.0:8000", "tcp://127.0.0.1:7000", "of another machine, which cannot be found from here"),
+    ],
+)
+def test_what_cannot_be_reached_is_said_in_a_line(told: str, endpoint: str, words: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        seen_from_here(told, endpoint, is_same_machine=False)
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_file_of_this_machine_is_read_because_an_engine_says_so() -> None:
+    address = seen_from_here("vllm://127.0.0.1:1/?ca=/etc/passwd&tokenizer=/etc", "ipc:///a", is_same_machine=True)
+    assert (address.ca, address.tokenizer, address.tls) == ("", "", True)
+
+
+@pytest.fixture
+def watched(fake: FakeOpenAI, tmp_path: Path) -> Any:
+    """A source that is attached to an engine inside of which kvscope runs."""
+    endpoint = f"ipc://{tmp_path}/e"
+    state = CacheState(replace(hello_of(), api=fake.address))
+    with Publisher(endpoint, state), open_source(endpoint) as source:
+
+        def has_state() -> bool:
+            source.update_mirror()
+            return source.mirror.hello is not None
+
+        wait_for(has_state)
+        yield source
+
+
+def test_prompts_go_to_its_own_api_and_all_else_to_its_socket(watched: Any, fake: FakeOpenAI) -> None:
+    fake.script = tell
+    watched.send(Submit(request_id="mine", prompt="hello"))
+    replies = to_the_end(watched)
+    assert "".join(reply.text for reply in replies if isinstance(reply, Tokens)) == "Hello"
+    headers = fake.calls[0].headers
+    assert headers["X-Request-Id"] == "mine"
+    watched.send(Abort(request_id="theirs"))
+    (reply,) = replies_until(watched, bool)
+    assert isinstance(reply, Failed), "the engine was asked, which does no such thing here"
+
+
+def test_its_api_says_which_adapters_there_are(watched: Any, fake: FakeOpenAI) -> None:
+    fake.models["data"] += [{"id": "sql", "parent": "m"}]
+    assert watched.status.adapters is None
+    watched.send(GetStatus(tag=FIRST_TAG))
+    wait_for(lambda: watched.status.adapters is not None)
+    assert watched.status.adapters == (LoadedAdapter(name="sql", path=""),)
+
+
+def test_a_prompt_is_ended_by_hanging_up(watched: Any, fake: FakeOpenAI) -> None:
+    def forever(call: Call) -> None:
+        call.stream()
+        call.event(**piece_of("Hel"))
+        call.wait_hung_up()
+
+    fake.script = forever
+    watched.send(Submit(request_id="mine", prompt="hello"))
+    replies_until(watched, lambda got: any(isinstance(reply, Tokens) for reply in got))
+    watched.send(Abort(request_id="mine"))
+    done, end = replies_until(watched, lambda got: len(got) == 2)
+    assert isinstance(done, Done)
+    assert isinstance(end, Finished)
+    assert end.finish_reason == "abort"
+
+
+def test_one_that_is_gone_is_said_in_a_line(watched: Any, fake: FakeOpenAI) -> None:
+    fake.close()
+    watched.send(Submit(request_id="mine", prompt="hello"))
+    (refused,) = to_the_end(watched)
+    assert isinstance(refused, Refused)
+    assert fake.url in refused.reason
+    wait_for(lambda: not watched.take_replies())

@@ -1,0 +1,123 @@
+"""Events out of pieces cut anywhere, and what they say."""
+
+from __future__ import annotations
+
+import pytest
+from tests.telemetry.collectors.prompting.conftest import event, piece_of
+
+from kvscope_telemetry.collectors.prompting.error_text import MAX_LETTERS, error_text
+from kvscope_telemetry.collectors.prompting.streamed_answer import (
+    MAX_EVENT_BYTES,
+    AnswerError,
+    EventLines,
+    StreamedAnswer,
+)
+from kvscope_telemetry.errors import ProtocolError
+from kvscope_telemetry.messages.commands import Usage
+
+STREAM = b": ping\r\n\r\ndata: one\r\n\r\nevent: x\nid: 5\ndata:two\ndata: and more\n\n\ndata: \xc3\xa9\n\n"
+
+
+@pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
+def test_events_cut_anywhere(size: int) -> None:
+    lines, events = EventLines(), []
+    for start in range(0, len(STREAM), size):
+        events += lines.feed(STREAM[start : start + size])
+    assert events == [b"one", b"two\nand more", b"\xc3\xa9"]
+
+
+@pytest.mark.parametrize("piece", [b"x" * 70_000, b"data: " + b"x" * 70_000 + b"\n"])
+def test_an_event_without_an_end_is_not_kept(piece: bytes) -> None:
+    lines = EventLines()
+    for _ in range(MAX_EVENT_BYTES // len(piece)):
+        lines.feed(piece)
+    with pytest.raises(ProtocolError, match="more than 1 MB"):
+        lines.feed(piece)
+
+
+def data(**body: object) -> bytes:
+    return event(**body).removeprefix(b"data: ").strip()
+
+
+def test_text_token_ids_and_usage() -> None:
+    telling = StreamedAnswer("a", 1)
+    assert telling.take(data(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}])) == []
+    (tokens,) = telling.take(data(**piece_of("Hi", token_ids=[5, 6])))
+    assert (tokens.text, tokens.token_ids, tokens.request_id) == ("Hi", (5, 6), "a")
+    (tokens,) = telling.take(data(choices=[{"index": 0, "text": "!", "finish_reason": "length"}]))
+    assert (tokens.text, telling.is_whole) == ("!", True)
+    details = {"cached_tokens": 16}
+    usage = {"prompt_tokens": 20, "completion_tokens": 4, "total_tokens": 24, "prompt_tokens_details": details}
+    assert telling.take(data(choices=[], usage=usage)) == []
+    (end,) = telling.ends()
+    assert (end.finish_reason, end.usage) == ("length", Usage(prompt_tokens=20, cached_tokens=16, completion_tokens=4))
+    assert end.timing.ttft_s is not None
+    assert end.timing.total_s >= end.timing.ttft_s
+
+
+def test_several_completions_are_counted_by_what_came() -> None:
+    telling = StreamedAnswer("a", 2)
+    for index, text in ((0, "a"), (1, "b"), (1, "c")):
+        telling.take(data(**piece_of(text, index)))
+    telling.take(data(choices=[{"index": 1, "finish_reason": "stop"}], usage={"completion_tokens": 9}))
+    assert not telling.is_whole
+    ends = telling.ends("abort")
+    assert [(end.index, end.finish_reason, end.usage.completion_tokens) for end in ends] == [
+        (0, "abort", 1),
+        (1, "stop", 2),
+    ]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_is_told_as_models_write_it(name: str) -> None:
+    telling = StreamedAnswer("a", 1)
+    pieces = [{name: "hm"}, {name: ", so"}, {"content": "Yes"}, {"content": "."}]
+    texts = [t.text for piece in pieces for t in telling.take(data(choices=[{"index": 0, "delta": piece}]))]
+    assert "".join(texts) == "<think>\nhm, so\n</think>\n\nYes."
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"",
+        b"no json",
+        b"[]",
+        b"[" * 5000,
+        b"\xff",
+        b'{"choices": 5}',
+        b'{"choices": [{"index": "x"}]}',
+        b'{"choices": [{"index": 1}]}',
+        b'{"choices": [{"index": -1}]}',
+        b'{"choices": [{"token_ids": [-1]}]}',
+        b'{"choices": [{"delta": {"content": 5}}]}',
+        b'{"usage": {"completion_tokens": -1}}',
+    ],
+)
+def test_what_is_no_answer(event: bytes) -> None:
+    with pytest.raises(ProtocolError, match="its answer"):
+        StreamedAnswer("a", 1).take(event)
+
+
+def test_errors_in_the_middle() -> None:
+    for body in ({"error": {"message": "out of\nmemory"}}, {"object": "error", "message": "out of memory"}):
+        with pytest.raises(AnswerError, match=r"^out of memory$"):
+            StreamedAnswer("a", 1).take(data(**body))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"error": {"message": "no such model", "code": 404}}', "no such model"),
+        (b'{"object": "error", "message": "too long"}', "too long"),
+        (b'{"error": "Unauthorized"}', "Unauthorized"),
+        (b'{"detail": [{"loc": ["body"], "msg": "field required"}]}', "field required"),
+        (b"plain\r\ntext \x1b[31m", "plain text ?[31m"),
+        (b"<html>busy</html>", ""),
+        (b"", ""),
+        (b"5", ""),
+        (b'{"error": {"error": {"error": {"error": {"error": "deep"}}}}}', ""),
+        (b"x" * 5000, "x" * MAX_LETTERS + "…"),
+    ],
+)
+def test_words_of_an_error(body: bytes, words: str) -> None:
+    assert error_text(body) == words

@@ -1,0 +1,130 @@
+"""An engine is a module and a line: one that is added is watched, and nobody but its module knows its name."""
+
+from __future__ import annotations
+
+import ast
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.telemetry.collectors.conftest import WAIT_S, FakeServer, until
+from tests.telemetry.collectors.made_up_engine import MADE_UP, METRICS
+
+from kvscope_telemetry.addresses import Address, open_source
+from kvscope_telemetry.collectors import engines
+from kvscope_telemetry.collectors.prompting.question import question_of
+from kvscope_telemetry.collectors.source import ExternalSource
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.fleet.entries import parse_list
+from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.kv_events.batches import BlockStored
+from kvscope_telemetry.kv_events.config import KvEventsConfig
+from kvscope_telemetry.kv_events.publisher import KvEventPublisher
+from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.messages.commands import Control, Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.structured import Structured
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> str:
+    """The address of one that runs."""
+    monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, MADE_UP))
+    server.tell("/metrics", METRICS)
+    return f"madeup://127.0.0.1:{server.port}"
+
+
+def test_one_that_is_added_is_watched(made_up: str, server: FakeServer, make_endpoint: Callable[[str], str]) -> None:
+    endpoint = make_endpoint("ipc")
+    server.tell("/about", msgspec.json.encode({"release": "2.5", "events": endpoint}))
+    config = KvEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint)
+    with KvEventPublisher(config) as publisher, open_source(made_up) as source:
+        assert isinstance(source, ExternalSource)
+        mirror = source.mirror
+
+        def is_mirrored() -> bool:
+            publisher.publish([BlockStored((11,), None, (1, 2), 2)])  # again, for who comes late
+            return bool((mirror.ledger.hash[mirror.ledger.state == BlockState.CACHED] == 11).any())
+
+        until(source, is_mirrored)
+        hello = mirror.hello
+        assert hello is not None
+        assert (hello.engine_version, hello.capabilities.engine) == ("Made-up 2.5", "madeup")
+        assert mirror.num_blocks == 32
+        until(source, lambda: mirror.counters.num_running == 3 and mirror.used_share == 0.5)
+        source.send(Control(action="pause", tag=1))
+        (reply,) = source.take_replies()
+        assert "Made-up can be watched but not controlled" in str(reply)
+
+
+def test_its_ranks_its_prompts_and_its_place_in_a_fleet(made_up: str) -> None:
+    with open_source(f"{made_up}/?rank=1") as source:
+        until(source, lambda: source.mirror.counters.num_running == 5)  # type: ignore[arg-type]
+    form = SamplingParams(max_tokens=1, structured=Structured(kind="regex", text="a+"))
+    asked = question_of(Submit(request_id="a", prompt="x", raw=True, sampling=form), MADE_UP)
+    assert asked.fields["pattern"] == "a+"
+    fleet = Fleet()
+    try:
+        fleet.watch(parse_list(f"{made_up}/?ranks=2").entries)
+        deadline = time.monotonic() + WAIT_S
+        while [row.num_running for row in fleet.rows] != [3, 5]:
+            assert time.monotonic() < deadline, fleet.rows
+            time.sleep(0.02)
+        assert {row.engine for row in fleet.rows} == {"madeup"}
+    finally:
+        fleet.close()
+
+
+def test_what_a_person_is_told_of_it(made_up: str, server: FakeServer) -> None:
+    with open_source(made_up.replace("madeup", "vllm")) as mistaken:
+        until(mistaken, lambda: f"these are metrics of Made-up: attach {made_up}" in mistaken.status.reason)  # type: ignore[arg-type]
+    server.tell("/metrics", b"", status=404)
+    with open_source(made_up) as source:
+        until(source, lambda: "(HTTP 404): start Made-up with --figures" in source.status.reason)  # type: ignore[arg-type]
+    for wrong in ("nowhere", "vllm://box"):
+        with pytest.raises(
+            BadInput, match=r"vllm://HOST:PORT, sglang://HOST:PORT, llama://HOST:PORT or madeup://HOST:PORT"
+        ):
+            Address(wrong).check()
+    with pytest.raises(BadInput, match=r"say which engine it is, .* or madeup://box"):
+        Address("http://box").check()
+    with pytest.raises(BadInput, match=r"--tls is for vllm://, sglang://, llama:// and madeup://, "):
+        Address("ipc:///tmp/a", tls=True).check()
+
+
+@pytest.fixture(scope="module")
+def watching() -> dict[Path, list[ast.Constant | ast.ImportFrom]]:
+    """Constants and imports of what watches engines. Our own engine has an option with a value that is called as
+    another's."""
+    paths = [path for folder in ("app", "engine/kvscope_telemetry") for path in sorted((ROOT / folder).rglob("*.py"))]
+    kinds = (ast.Constant, ast.ImportFrom)
+    return {
+        path: [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, kinds)]
+        for path in paths
+        if path.name != "engine_config.py"
+    }
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES, ids=lambda engine: engine.scheme)
+def test_nobody_but_its_module_knows_its_name(
+    engine: engines.ExternalEngine, watching: dict[Path, list[ast.Constant | ast.ImportFrom]]
+) -> None:
+    """No comparison, no table and no list by the name of an engine."""
+    home = ROOT / f"engine/kvscope_telemetry/collectors/{engine.scheme}.py"
+    assert home.is_file()
+    found = []
+    for path, nodes in watching.items():
+        if path == home:
+            continue
+        for node in nodes:
+            is_import = (
+                isinstance(node, ast.ImportFrom) and node.module == f"kvscope_telemetry.collectors.{engine.scheme}"
+            )
+            is_name = isinstance(node, ast.Constant) and node.value in (engine.scheme, engine.name)
+            if (is_import and path.name != "engines.py") or is_name:
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not found

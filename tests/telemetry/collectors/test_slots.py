@@ -1,0 +1,217 @@
+"""Rows that are given out: copies, unknown removals, media, groups, sizes; against a model."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from kvscope_telemetry.collectors.slots import MAX_ROWS, Slots
+from kvscope_telemetry.collectors.tiers import tier_of
+from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from kvscope_telemetry.ledger import BlockState, Ledger, Tier
+
+
+def stored(
+    *hashes: int, parent: int | None = None, medium: str | None = "GPU", group: int | None = None
+) -> BlockStored:
+    return BlockStored(hashes, parent, tuple(range(4 * len(hashes))), 4, medium=medium, group_idx=group)
+
+
+def settle(slots: Slots) -> None:
+    if slots.must_change:
+        slots.lay_out(Ledger(sum(slots.num_rows.values())))
+    ids, columns = slots.take_changes()
+    for name, values in columns.items():
+        getattr(slots.ledger, name)[ids] = values
+
+
+def held(slots: Slots, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
+    """Hashes and parents, as the ledger has them."""
+    ledger = slots.ledger
+    rows = np.flatnonzero((ledger.state == BlockState.CACHED) & (ledger.tier == tier))
+    assert (ledger.filled[rows] == 4).all()
+    assert np.array_equal(ledger.hash != 0, ledger.state == BlockState.CACHED)
+    return sorted(zip(ledger.hash[rows].tolist(), ledger.parent[rows].tolist(), strict=True))
+
+
+def test_a_block_told_of_again_takes_no_row_and_unknown_removals_are_nothing() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, 2))
+    settle(slots)
+    before = slots.ledger.hash.copy()
+    slots.apply(stored(1, 2))
+    slots.apply(BlockRemoved((99,), "GPU"))
+    slots.apply(BlockRemoved((1,), "CPU"))
+    assert not slots.take_changes()[0].size
+    assert np.array_equal(before, slots.ledger.hash)
+    assert held(slots) == [(1, 0), (2, 1)]
+
+
+def test_a_block_in_two_media_and_two_groups_has_a_row_in_each() -> None:
+    slots = Slots(8)
+    for event in (
+        stored(1, group=0),
+        stored(1, group=1),
+        stored(1, medium="CPU", group=0),
+        stored(1, medium="STORAGE"),
+    ):
+        slots.apply(event)
+    settle(slots)
+    assert (held(slots), held(slots, Tier.HOST), held(slots, Tier.DISK)) == ([(1, 0)] * 2, [(1, 0)], [(1, 0)])
+    slots.apply(BlockRemoved((1,), "GPU", 1))
+    settle(slots)
+    assert (held(slots), held(slots, Tier.HOST)) == ([(1, 0)], [(1, 0)])
+
+
+def test_of_several_copies_the_last_to_go_takes_the_row_with_it() -> None:
+    slots = Slots(8)
+    for _ in range(3):
+        slots.apply(stored(7, group=0))
+    slots.apply(stored(7, group=1))
+    for num_left in (1, 1, 0):
+        slots.apply(BlockRemoved((7,), "GPU", 0))
+        settle(slots)
+        assert len(held(slots)) == num_left + 1
+    slots.apply(BlockRemoved((7,), "GPU", 0))
+    settle(slots)
+    assert held(slots) == [(7, 0)]
+    assert slots.num_removed[Tier.HBM] == 1
+
+
+def test_after_a_loss_of_events_a_block_that_is_told_of_again_is_there_once() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, 2))
+    slots.apply(stored(1))
+    slots.doubt_copies()
+    slots.apply(stored(1))
+    slots.apply(stored(2))
+    slots.apply(stored(2))
+    slots.apply(BlockRemoved((1, 2), "GPU"))
+    settle(slots)
+    assert held(slots) == [(2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("tier", "media"),
+    [
+        (Tier.HBM, (None, "GPU", "gpu", "cuda:0")),
+        (Tier.HOST, ("CPU", "cpu", "CPU_PINNED", "CPU_TIER1", "Host", "LocalCPUBackend")),
+        (Tier.DISK, ("DISK", "disk", "local_disk", "file", "nvme0", "storage_nixl", "EXTERNAL", "s3", "remote")),
+        (Tier.UNKNOWN, ("FRIDGE", "")),
+    ],
+)
+def test_media_are_known_by_how_they_begin_in_any_case(tier: Tier, media: tuple[str | None, ...]) -> None:
+    assert {tier_of(medium) for medium in media} == {tier}
+
+
+def test_a_block_is_found_again_however_its_medium_is_written() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, medium="cpu"))
+    slots.apply(BlockRemoved((1,), "CPU"))
+    slots.apply(stored(2, medium=None))
+    slots.apply(BlockRemoved((2,), "gpu"))
+    settle(slots)
+    assert slots.num_held == 0
+
+
+def test_blocks_of_an_unknown_medium_are_in_a_tier_of_their_own() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, medium="STORAGE"))
+    slots.apply(stored(1, medium="FRIDGE"))
+    settle(slots)
+    assert (held(slots, Tier.DISK), held(slots, Tier.UNKNOWN)) == ([(1, 0)], [(1, 0)])
+    assert slots.unknown_media == ["fridge"]
+
+
+def test_who_does_not_know_of_groups_means_all_of_them() -> None:
+    slots = Slots(8)
+    slots.apply(stored(1, group=0))
+    slots.apply(stored(1, group=1))
+    slots.apply(BlockRemoved((1,), None))
+    settle(slots)
+    assert held(slots) == []
+
+
+def test_a_row_that_is_given_back_is_given_out_again() -> None:
+    slots = Slots(2)
+    settle(slots)
+    for number in range(1, 100):
+        slots.apply(stored(number))
+        slots.apply(BlockRemoved((number,), "GPU"))
+    slots.apply(stored(100, 101))
+    assert not slots.must_change
+    settle(slots)
+    assert held(slots) == [(100, 0), (101, 100)]
+
+
+def test_tiers_grow_and_keep_what_they_hold() -> None:
+    slots = Slots(2)
+    slots.apply(stored(*range(1, 6)))
+    assert slots.must_change
+    settle(slots)
+    assert len(held(slots)) == 5
+    slots.apply(stored(7, medium="CPU"))
+    settle(slots)
+    slots.apply(stored(*range(100, 100 + slots.num_rows[Tier.HBM])))
+    assert slots.must_change
+    settle(slots)
+    assert held(slots, Tier.HOST) == [(7, 0)]
+
+
+def test_rows_that_were_never_used_can_go() -> None:
+    slots = Slots()
+    slots.apply(stored(1, 2))
+    settle(slots)
+    assert not slots.shrink(Tier.HBM, 1)
+    assert slots.shrink(Tier.HBM, 2)
+    settle(slots)
+    assert slots.ledger.num_blocks == 2
+    assert held(slots) == [(1, 0), (2, 1)]
+
+
+def test_the_number_of_rows_is_bounded() -> None:
+    slots = Slots(4)
+    slots.want(Tier.HBM, 1 << 40)
+    slots.want(Tier.HOST, 1 << 40)
+    settle(slots)
+    assert slots.ledger.num_blocks == MAX_ROWS
+
+
+def test_a_hash_of_nothing_but_zeros_is_a_block_too() -> None:
+    slots = Slots(4)
+    slots.apply(stored(0, 5))
+    settle(slots)
+    assert held(slots) == [(5, HASH_MASK), (HASH_MASK, 0)]
+    slots.apply(BlockRemoved((0,), "GPU"))
+    settle(slots)
+    assert held(slots) == [(5, HASH_MASK)]
+
+
+def test_many_events_in_any_order_leave_what_a_counter_has() -> None:
+    chance = random.Random(7)
+    slots, model = Slots(4), {"GPU": Counter[int](), "CPU": Counter[int]()}
+    for _ in range(4000):
+        medium, number = chance.choice(("GPU", "CPU")), chance.randrange(1, 300)
+        event: KvEvent
+        match chance.randrange(20):
+            case 0:
+                event = AllBlocksCleared()
+                model = {"GPU": Counter(), "CPU": Counter()}
+            case kind if kind < 12:
+                event = stored(number, number + 1, medium=medium)
+                model[medium].update((number, number + 1))
+            case _:
+                event = BlockRemoved((number,), medium)
+                model[medium].subtract((number,))
+                if medium == "CPU":  # it is there once, however often that is told
+                    model[medium][number] = 0
+                model[medium] = +model[medium]
+        slots.apply(event)
+        if chance.randrange(10) == 0:
+            settle(slots)
+            assert [each for each, _ in held(slots)] == sorted(model["GPU"])
+            assert [each for each, _ in held(slots, Tier.HOST)] == sorted(model["CPU"])
+            assert slots.num_held == sum(map(len, model.values()))

@@ -1,0 +1,31 @@
+"""Who sends thousands of messages a second lets some come together."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_telemetry.transport.server_sockets import CROWDED_HZ, NAP_S, Crowding
+
+
+def naps(crowding, hz, begin_s, seconds=1.0):
+    """Of a second of turns in which one message each was sent, so many turns a second."""
+    return [crowding.nap_s(1, begin_s + turn / hz) for turn in range(int(seconds * hz))]
+
+
+@pytest.mark.parametrize("hz", [1, 30, 200, CROWDED_HZ // 2])
+def test_nothing_of_an_engine_with_a_model_waits(hz):
+    assert not any(naps(Crowding(), hz, 100.0, seconds=3.0))
+
+
+def test_a_busy_one_naps_until_it_is_busy_no_more():
+    crowding = Crowding()
+    assert set(naps(crowding, 2 * CROWDED_HZ, 100.0)[100:]) == {NAP_S}
+    together = [crowding.nap_s(6, 101.0 + turn * 0.0012) for turn in range(100)]
+    assert set(together) == {NAP_S}, "it is as busy when they come together"
+    assert not any(naps(crowding, 200, 102.0))
+
+
+def test_a_turn_without_a_message_has_no_nap():
+    crowding = Crowding()
+    naps(crowding, 2 * CROWDED_HZ, 100.0)
+    assert crowding.nap_s(0, 101.0) == 0.0
