@@ -385,9 +385,9 @@ def below_truth(scheduler: Any) -> list[tuple[int, str | None]]:
 
 def break_hook(name: str) -> None:
     """Have a hook of ours raise when it is called for the fifth time."""
-    from kvscope_inside.vllm.notes import VllmStepNotes
+    from kvscope_inside.vllm.vllm_recorder import VllmRecorder
 
-    hook, calls = getattr(VllmStepNotes, name), 0
+    hook, calls = getattr(VllmRecorder, name), 0
 
     def broken(*given: Any, **named: Any) -> Any:
         nonlocal calls
@@ -396,7 +396,7 @@ def break_hook(name: str) -> None:
             raise RuntimeError("broken by a test")
         return hook(*given, **named)
 
-    setattr(VllmStepNotes, name, broken)
+    setattr(VllmRecorder, name, broken)
 
 
 def drive(args: argparse.Namespace) -> None:
