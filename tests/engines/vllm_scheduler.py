@@ -461,7 +461,7 @@ def cost(args: argparse.Namespace) -> None:
         driver.step()
         steps_us.append((time.perf_counter() - began) * 1e6)
         hooks_us.append(spent * 1e6)
-        time.sleep(0.005)  # a model would run: the thread that tells has its turn
+        time.sleep(0.005)  # a model would run: the publishing thread has its turn
     decodes = sorted(hooks_us[10:])
     figures = {
         "step_median_us": round(statistics.median(steps_us[10:]), 1),

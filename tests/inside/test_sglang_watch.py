@@ -109,7 +109,7 @@ def test_a_thread_that_fails_takes_the_hooks_away_and_says_why(watched: Any, mon
     monkeypatch.setattr(watching._translator, "apply", broken)
     scheduler.add(Request("a", list(range(10)), 2))
     scheduler.step()
-    assert client.goodbye(5.0) == "kvscope stopped watching: RuntimeError in the thread that tells: ours"
+    assert client.goodbye(5.0) == "kvscope stopped watching: RuntimeError in the publishing thread: ours"
     while scheduler.step():
         pass
     assert not vars(scheduler).keys() & {"run_batch", "process_batch_result"}
