@@ -120,7 +120,7 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
         from kvscope_app.ui.theme import DARK
         from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
         from kvscope_app.session.session import Session
-        from kvscope_app.settings.settings_keeper import read_settings
+        from kvscope_app.settings.settings_store import read_settings
         from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
         from kvscope_app.window.main_window import MainWindow
         from kvscope_telemetry.messages.capabilities import Capabilities
@@ -325,7 +325,7 @@ def test_a_view(recipe: Recipe) -> None:
         from kvscope_telemetry.recordings.sample import sample_recording
         from kvscope_app.ui.theme import DARK
         from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
-        from kvscope_app.media_export.stage import offscreen_application
+        from kvscope_app.media_export.offscreen_view import offscreen_application
         from kvscope_app.session.session import Session
         from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
         from kvscope_app.window.main_window import MainWindow
@@ -378,10 +378,10 @@ def test_a_predefined_alarm(recipe: Recipe) -> None:
         """
         from PySide6.QtWidgets import QApplication
         from kvscope_app.ui.theme import DARK
-        from kvscope_app.alarms.alarm_sheet import AlarmSheet
-        from kvscope_app.alarms.alarm_watch import AlarmWatch
+        from kvscope_app.alarms.alarm_dialog import AlarmSheet
+        from kvscope_app.alarms.alarm_evaluator import AlarmWatch
         from kvscope_app.session.session import Session
-        from kvscope_app.settings.settings_keeper import SettingsKeeper
+        from kvscope_app.settings.settings_store import SettingsKeeper
         from kvscope_telemetry.alarms.alarm_engine import AlarmEngine, alarm_text
         from kvscope_telemetry.alarms.rules import DEFAULT_RULES
         from kvscope_telemetry.summaries.session_overview import SessionOverview
