@@ -378,10 +378,10 @@ def test_a_predefined_alarm(recipe: Recipe) -> None:
         """
         from PySide6.QtWidgets import QApplication
         from kvscope_app.ui.theme import DARK
-        from kvscope_app.alarms.alarm_dialog import AlarmSheet
-        from kvscope_app.alarms.alarm_evaluator import AlarmWatch
+        from kvscope_app.alarms.alarm_dialog import AlarmDialog
+        from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
         from kvscope_app.session.session import Session
-        from kvscope_app.settings.settings_store import SettingsKeeper
+        from kvscope_app.settings.settings_store import SettingsStore
         from kvscope_telemetry.alarms.alarm_engine import AlarmEngine, alarm_text
         from kvscope_telemetry.alarms.rules import DEFAULT_RULES
         from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -396,13 +396,13 @@ def test_a_predefined_alarm(recipe: Recipe) -> None:
         assert [alarm_text(alarm) for alarm in rang if alarm.name == "Many refusals"], rang
 
         app = QApplication([])
-        keeper = SettingsKeeper(QSettings("settings.ini", QSettings.Format.IniFormat))
+        keeper = SettingsStore(QSettings("settings.ini", QSettings.Format.IniFormat))
         assert "Many refusals" in [rule.name for rule in keeper.values.alarm_rules]
         engine = FakeEngine()
         session = Session(engine.source)
         poll_all(session)
-        watch = AlarmWatch(session, keeper)
-        sheet = AlarmSheet(watch, DARK, None)
+        watch = AlarmEvaluator(session, keeper)
+        sheet = AlarmDialog(watch, DARK, None)
         row = next(row for row in sheet.rows if row.name.text() == "Many refusals")
         assert row.expression.text() == "refused_per_s > 2" and row.is_on.isChecked()
         session.close()
