@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipes ("To add a …") are true: what is made up here by changing the files of a recipe alone shows up
+"""CONTRIBUTING's recipes are true: what is made up here by changing the files of a recipe alone shows up
 in every place where things of its kind stand.
 
 The tree is not copied: a fresh Python takes the changed files from a folder, and all others from where they are.
