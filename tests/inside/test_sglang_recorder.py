@@ -259,7 +259,9 @@ def test_what_keeps_like_texts_apart_is_told(more: dict[str, str], missed: str, 
     while told.recorder.records:
         told.frames.append(told.translator.apply(told.recorder.records.popleft()))
     assert missed in by_kind(list(told.frames[-1].events), "admitted").cause
-    (page,) = {each for each in np.flatnonzero(told.state.ledger.owner == 2) if told.translator.pages.positions[each] == 1}
+    (page,) = {
+        each for each in np.flatnonzero(told.state.ledger.owner == 2) if told.translator.pages.positions[each] == 1
+    }
     (content,) = told.translator.contents([page])
     assert content.token_ids[:4] == ((4, 5, 6, 7) if more else (5, 6, 7, 8))
     assert content.notes == notes
@@ -317,7 +319,9 @@ def test_batches_say_who_prefills_and_who_decodes() -> None:
     assert sizes[:4] == [(12, 0), (2, 0), (0, 1), (0, 1)]
 
 
-@pytest.mark.parametrize("hook", ["_launches", "_after_results", "_added", "_allocated_rows", "_releases_row", "_pages"])
+@pytest.mark.parametrize(
+    "hook", ["_launches", "_after_results", "_added", "_allocated_rows", "_releases_row", "_pages"]
+)
 def test_a_hook_that_raises_ends_ours_and_sglang_goes_on(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("ours")
