@@ -77,7 +77,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert main([*words, "--no-prefix-caching"]) == 0
     assert "ns a scheduled request" in capsys.readouterr().out
     assert main([*words, "--profile"]) == 0
-    assert "write_down" in capsys.readouterr().out
+    assert "commit_plan" in capsys.readouterr().out
     assert main([*words, "--pool", "offloading", "--steps", "20", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["pool"] == "offloading"
