@@ -32,7 +32,7 @@ def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> 
 def _by_block(
     pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32], is_selected: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the blocks of the plan's decodes selected by `is_selected` (groups, num_single_token), with their values."""
+    """Return the blocks of the decodes that `is_selected` (groups, num_single_token) selects, with their values."""
     decodes = plan.scheduled[: plan.num_single_token]
     ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     values: list[NDArray[np.float32]] = [np.empty(0, np.float32)]
