@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         )
         built.append(engine)
         ends_with_ranks(engine)
-        print_notes([line for line in (engine.weights, engine.attention, engine.memory_plan) if line])
+        print_notes([line for line in (engine.weights, engine.hello.device.attention, engine.memory_plan) if line])
         print_notes(engine.notes)
         num_printed = len(engine.notes)
         return engine

@@ -136,7 +136,7 @@ def test_parts_that_stand_together_have_colours_of_their_own(qtbot, theme):
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_shares_are_those_of_the_terminal_and_say_of_what(qtbot, fits):
-    from kvscope_engine.planning.report_text import text
+    from kvscope_engine.planning.plan_report_text import text
 
     view, made = PlanView(DARK), _answer(fits=fits)
     qtbot.addWidget(view)
