@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
-from tests.telemetry.alarms.receiver import receiving
+from tests.telemetry.alarms.receiver import open_receiver
 
 from kvscope_app.session.recording.kept_timeline import KeptTimeline
 from kvscope_app.session.recording.rings import make_ring
@@ -60,7 +60,7 @@ def open_playback_window(make_window, qtbot):
 @pytest.fixture
 def webhook_server():
     """HTTP server that records the posts of webhooks."""
-    with receiving() as made:
+    with open_receiver() as made:
         yield made
 
 

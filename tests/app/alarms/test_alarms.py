@@ -14,10 +14,10 @@ from tests.app import window_driver as driver
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.alarms import alarm_strip
-from kvscope_app.alarms.alarm_sheet import AlarmSheet
+from kvscope_app.alarms.alarm_dialog import AlarmDialog
+from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
 from kvscope_app.alarms.alarm_strip import AlarmLine, AlarmStrip
-from kvscope_app.alarms.alarm_watch import AlarmWatch
-from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_telemetry.alarms.alarm_engine import Alarm
 from kvscope_telemetry.alarms.figures import SECOND_FIGURES
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, parse_rule
@@ -146,12 +146,12 @@ def test_each_alarm_has_one_notice_and_the_newest_is_shown_first(window_with_scr
 
 @pytest.fixture
 def settings_keeper(settings):
-    return SettingsKeeper(settings)
+    return SettingsStore(settings)
 
 
 def test_overview_is_not_checked_while_all_rules_are_off(session, settings_keeper):
     settings_keeper.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
-    watch, looks = AlarmWatch(session, settings_keeper), []
+    watch, looks = AlarmEvaluator(session, settings_keeper), []
     watch.looked.connect(lambda: looks.append(1))
     extend_overview(session, [second(at, used=100) for at in range(60)])
     assert session.bookmarks.shown == looks == []
@@ -164,7 +164,7 @@ def test_overview_is_not_checked_while_all_rules_are_off(session, settings_keepe
 
 def test_long_overview_is_checked_in_several_parts(session, settings_keeper, qtbot):
     session.overview.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
-    watch = AlarmWatch(session, settings_keeper)
+    watch = AlarmEvaluator(session, settings_keeper)
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 10, timeout=WAIT_MS)
     assert all(mark.until_ns for mark in session.bookmarks.shown)
     watch.deleteLater()
@@ -209,7 +209,7 @@ def test_command_line_rules_apply_in_addition_to_saved_rules(window_with_scripte
 def sheet(window_with_scripted_overview, qtbot):
     """Alarm sheet, opened by the menu action."""
     window_with_scripted_overview.actions_by_name["alarm_rules"].trigger()
-    found = next(each for each in window_with_scripted_overview.findChildren(AlarmSheet) if each.isVisible())
+    found = next(each for each in window_with_scripted_overview.findChildren(AlarmDialog) if each.isVisible())
     yield found
     if isValid(found):  # the sheet deletes itself when it is closed
         found.close()
@@ -228,13 +228,13 @@ def test_sheet_shows_the_rules_and_saves_edits_to_the_settings(window_with_scrip
     sheet.rows[4].is_on.click()
     sheet.rows[6].remove.click()
     ok_button(sheet).click()
-    kept = SettingsKeeper(settings).values.alarm_rules
+    kept = SettingsStore(settings).values.alarm_rules
     assert kept[0] == Rule(name=KV_USAGE, expression="kv_usage > 0.8", seconds=2.0)
     assert not kept[4].is_on
     assert kept[1:4] == DEFAULT_RULES[1:4]
     assert len(kept) == len(DEFAULT_RULES) - 1
     assert window_with_scripted_overview.alarms.rules == kept
-    again = AlarmSheet(
+    again = AlarmDialog(
         window_with_scripted_overview.alarms, window_with_scripted_overview.themes.theme, window_with_scripted_overview
     )
     again.add.click()
@@ -290,7 +290,7 @@ def test_sheet_shows_the_last_value_of_each_figure_or_unknown(window_with_script
 def test_sheet_notes_which_rules_the_engine_cannot_measure(make_engine, make_session, make_window):
     capabilities = Capabilities(engine="vllm", commands=False, free_rows=False, requests=False, steps=False)
     window = make_window(make_session(make_engine(capabilities=capabilities)))
-    sheet = AlarmSheet(window.alarms, window.themes.theme, window)
+    sheet = AlarmDialog(window.alarms, window.themes.theme, window)
     notes = {row.rule.name: row.note for row in sheet.rows}
     assert notes["Blocks run out"] == "Cannot be measured here: vLLM does not report blocks_run_out_s"
     assert notes["Engine stuck"] == "Cannot be measured here: vLLM does not report stalled_s"

@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtWidgets import QApplication, QMenu, QMessageBox
 
-from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, LimitsSheet
+from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, LimitsDialog
 from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import BlockState
@@ -341,7 +341,7 @@ def test_context_menu_of_the_request_table_contains_debugger_actions(session, ma
 def test_limits_sheet_sends_new_limits_and_shows_the_reply(engine, session, window, poll):
     send_heartbeat(engine, poll, session, max_num_seqs=8, max_num_batched_tokens=512)
     window.actions_by_name["limits"].trigger()
-    sheet = next(w for w in QApplication.topLevelWidgets() if isinstance(w, LimitsSheet))
+    sheet = next(w for w in QApplication.topLevelWidgets() if isinstance(w, LimitsDialog))
     assert sheet.fields["max_num_seqs"].value() == 8
     sheet.fields["max_num_seqs"].setValue(3)
     sheet.apply()

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
 from kvscope_app.engine_launcher.engine_process import EngineProcess, serve_command
+from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_telemetry.errors import KvscopeError
 
 SLEEP = [sys.executable, "-c", "import time; print('serving {endpoint}', flush=True); time.sleep(600)"]
@@ -103,7 +103,7 @@ def test_log_contains_only_the_last_state_of_a_progress_bar(start_process, qtbot
 
 def test_keeper_reports_a_killed_engine_once_and_restarts_it(start_process, qtbot):
     process = start_process(SLEEP)
-    keeper = EngineKeeper(process)
+    keeper = EngineSupervisor(process)
     try:
         wait_for(process, qtbot, "serving")
         with qtbot.waitSignal(keeper.ended, timeout=120_000) as waited:
@@ -121,7 +121,7 @@ def test_keeper_reports_a_killed_engine_once_and_restarts_it(start_process, qtbo
 
 def test_keeper_restart_of_a_running_engine_does_not_emit_ended(start_process, qtbot):
     process = start_process(SLEEP)
-    keeper = EngineKeeper(process)
+    keeper = EngineSupervisor(process)
     try:
         wait_for(process, qtbot, "serving")
         old = process.pid

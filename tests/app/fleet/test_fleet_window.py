@@ -10,13 +10,13 @@ from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from tests.app import window_driver as driver
 
 from kvscope_app.fleet.fleet_columns import COLUMNS, ENGINE, HIT_RATE, MAP, NAME, RUNNING, STATE, USAGE
-from kvscope_app.fleet.fleet_keeper import Watched
+from kvscope_app.fleet.fleet_manager import WatchedList
 from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetWindow, list_text
 from kvscope_app.fleet.map_picture import SIZE, cells, map_pixmap
 from kvscope_app.ui.number_text import NOTHING
 from kvscope_app.ui.theme import DARK
 from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
-from kvscope_app.window.dialogs.attach_sheet import AttachSheet
+from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.entries import FleetEntry
@@ -75,7 +75,7 @@ def make_fleet(qtbot, tmp_path):
 
     def make(attach):
         fleet = FakeFleet()
-        made = FleetWindow(fleet, themes, attach, FakeReader(), Watched(fleet.watch).add)
+        made = FleetWindow(fleet, themes, attach, FakeReader(), WatchedList(fleet.watch).add)
         qtbot.addWidget(made)
         made.show()
         show_rows(made, ROWS)
@@ -280,7 +280,7 @@ def test_invalid_fleet_arguments_are_refused(tmp_path):
 def open_attach_sheet(window):
     """Press *Add engine…* and return the sheet."""
     window.add_button.click()
-    return window.findChildren(AttachSheet)[-1]
+    return window.findChildren(AttachDialog)[-1]
 
 
 def press_button(sheet, text):
@@ -310,7 +310,7 @@ def test_added_engine_is_validated_watched_and_saved(window, monkeypatch, tmp_pa
 
 def test_added_engine_is_still_watched_after_the_list_is_reread():
     fleet = FakeFleet()
-    watched = Watched(fleet.watch)
+    watched = WatchedList(fleet.watch)
     one, two = FleetEntry(Address("tcp://10.0.0.1:1"), "one"), FleetEntry(Address("tcp://10.0.0.2:1"), "two")
     watched.show_list((one,))
     watched.add(two)
