@@ -118,7 +118,7 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
         from PySide6.QtCore import QSettings
         from PySide6.QtWidgets import QApplication
         from kvscope_app.ui.theme import DARK
-        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theming.theme_manager import ThemeKeeper
         from kvscope_app.session.session import Session
         from kvscope_app.settings.settings_keeper import read_settings
         from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
@@ -218,7 +218,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         from PySide6.QtCore import QSettings
         from PySide6.QtWidgets import QApplication
         from kvscope_app.ui.theme import DARK
-        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theming.theme_manager import ThemeKeeper
         from kvscope_app.session.session import Session
         from kvscope_app.views.timeline.lane_layout import LANES, LaneLayout
         from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
@@ -324,7 +324,7 @@ def test_a_view(recipe: Recipe) -> None:
         from kvscope_app.commands.export import add_export_parser
         from kvscope_telemetry.recordings.sample import sample_recording
         from kvscope_app.ui.theme import DARK
-        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theming.theme_manager import ThemeKeeper
         from kvscope_app.media_export.stage import offscreen_application
         from kvscope_app.session.session import Session
         from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
@@ -524,7 +524,7 @@ def test_an_export_kind(recipe: Recipe) -> None:
         from PySide6.QtWidgets import QApplication
         from kvscope_app.commands.export import add_export_parser
         from kvscope_telemetry.recordings.sample import sample_recording
-        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theming.theme_manager import ThemeKeeper
         from kvscope_app.recording.export_dialog import ExportDialog
         from kvscope_app.session.session import Session
         from kvscope_app.window.main_window import MainWindow

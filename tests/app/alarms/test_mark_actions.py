@@ -43,7 +43,7 @@ def test_a_bookmark_is_there_at_once_and_words_follow(window, qtbot):
     assert session.bookmarks.shown == [made]
     named = mark(window, qtbot, "a spike")
     assert named.text == "a spike"
-    assert not session.timeline.paused  # nobody was taken anywhere
+    assert not session.timeline.is_paused  # nobody was taken anywhere
     window.focus_view("bookmarks")
     window.views["bookmarks"].refresh()
     assert [line.partition("  ")[2] for line in list_of(window)] == ["Bookmark", "a spike"]
@@ -51,8 +51,8 @@ def test_a_bookmark_is_there_at_once_and_words_follow(window, qtbot):
 
 def test_next_and_before_and_the_list_go_there(window, qtbot, arrive):
     session, view = window.session, window.views["bookmarks"]
-    assert session.kept.ring.flush(60.0)  # what is gone to can be read, however late the ring is
-    first, last = session.kept.range_ns
+    assert session.disk_history.ring.flush(60.0)  # what is gone to can be read, however late the ring is
+    first, last = session.disk_history.range_ns
     session.bookmarks.add(first + (last - first) // 4, "one")
     session.bookmarks.add(first + (last - first) // 2, "two")
     one, two = session.bookmarks.shown
@@ -83,7 +83,7 @@ def test_rename_delete_and_undo_in_the_list(window, qtbot):
     view.list.setCurrentIndex(view.model.index(0, 0))
     view.rename.click()
     editor = view.list.viewport().findChild(QLineEdit)
-    session.bookmarks.say([new_bookmark(session.timeline.cursor_ns, "rings meanwhile", "kv_usage")])
+    session.bookmarks.add_revisions([new_bookmark(session.timeline.cursor_ns, "rings meanwhile", "kv_usage")])
     qtbot.keyClick(editor, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
     qtbot.keyClicks(editor, "right")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
@@ -135,7 +135,7 @@ def test_a_loop_is_played_until_esc(window, qtbot, arrive):
     session, actions = window.session, window.actions_by_name
     qtbot.waitUntil(lambda: len(session.overview) >= 3, timeout=WAIT_MS)
     begin_ns = session.timeline.range_ns[0] + SECOND_NS // 2
-    assert session.kept.ring.flush(60.0)
+    assert session.disk_history.ring.flush(60.0)
     session.timeline.go_to(begin_ns)
     arrive(session)
     actions["loop_begin"].trigger()
@@ -154,7 +154,7 @@ def test_a_loop_is_played_until_esc(window, qtbot, arrive):
         return turns >= 2
 
     qtbot.waitUntil(has_turned, timeout=WAIT_MS)
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     assert actions["clear"].shortcut().toString() == "Esc"
     actions["clear"].trigger()
     assert session.timeline.loop.range_ns is None
@@ -210,9 +210,11 @@ def test_saved_with_the_last_minutes_and_added_to_a_file_that_stays_as_it_is(win
     gone = mark(window, qtbot, "gone")
     window.session.bookmarks.delete([gone])
     path = tmp_path / "kept.mcap"
-    qtbot.waitUntil(lambda: (window.session.kept.range_ns or (0, 0))[1] > made.time_ns + SECOND_NS, timeout=WAIT_MS)
+    qtbot.waitUntil(
+        lambda: (window.session.disk_history.range_ns or (0, 0))[1] > made.time_ns + SECOND_NS, timeout=WAIT_MS
+    )
     task = keep_last(window, 600.0, str(path))
-    qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert in_order(settled(Recording.open(path).bookmarks()).values()) == [made]
     whole = path.read_bytes()
 

@@ -150,7 +150,7 @@ def test_a_viewer_sees_the_bar_and_cannot_press_its_buttons(engine, session, win
 def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, window):
     actions = window.actions_by_name
     assert "No request is selected" in actions["preempt_swap"].toolTip()
-    session.select_request(3)
+    session.selection.select_request(3)
     assert actions["preempt_recompute"].text() == "Preempt request #3 (recompute)"
     actions["preempt_recompute"].trigger()
     assert engine.source.sent[-1] == Preempt(number=3, how="recompute", tag=engine.source.sent[-1].tag)
@@ -159,7 +159,7 @@ def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, 
     actions["abort_request"].trigger()
     (question,) = window.findChildren(QMessageBox)
     assert "Abort request chat-3?" in question.text()
-    session.select_request(None)
+    session.selection.select_request(None)
     next(button for button in question.buttons() if button.text().startswith("Abort")).click()
     assert engine.source.sent[-1] == Abort(request_id="chat-3", anyones=True)
     engine.source.replies.append(Done(request_id="chat-3"))
@@ -172,7 +172,7 @@ def test_what_waits_or_has_ended_cannot_be_preempted(engine, session, window, po
     engine.request(6, state=3)
     poll(session)
     be(engine, session)
-    session.select_request(5)
+    session.selection.select_request(5)
     assert "waiting" in window.actions_by_name["preempt_swap"].toolTip()
     assert window.actions_by_name["abort_request"].isEnabled()
 
@@ -206,7 +206,7 @@ def test_actions_that_the_engine_refuses_are_disabled_and_say_why(
     poll(session)
     window = make_window(session)
     be(engine, session)
-    session.select_request(3)
+    session.selection.select_request(3)
     choose(window, 4)
     names = ("preempt_swap", "preempt_recompute", "pin_block", "pin_prefix", "pin_request", "limits")
     disabled = {name: window.actions_by_name[name] for name in names if not window.actions_by_name[name].isEnabled()}
@@ -253,7 +253,7 @@ def test_a_pin_that_would_leave_an_unfinished_request_too_few_blocks_is_disabled
     assert not actions["pin_prefix"].isEnabled()
     reason = "Pinning these would leave 62 of 64 blocks to others, and request 4 may need 63"
     assert actions["pin_prefix"].toolTip() == reason
-    session.select_request(2)
+    session.selection.select_request(2)
     assert actions["pin_request"].toolTip() == reason
     beat(engine, poll, session, pinned=pack(40))
     be(engine, session)
@@ -284,10 +284,10 @@ def test_a_pin_of_what_a_request_begins_with_or_may_begin_with_is_offered(engine
 
 
 def test_what_a_request_wrote_is_pinned_and_evicted_together(engine, session, window):
-    session.select_request(2)
+    session.selection.select_request(2)
     window.actions_by_name["evict_request"].trigger()
     assert engine.source.sent[-1].blocks == (8, 9)
-    session.select_request(3)
+    session.selection.select_request(3)
     assert not window.actions_by_name["evict_request"].isEnabled()
     window.actions_by_name["pin_request"].trigger()
     assert engine.source.sent[-1].blocks == (4,)
@@ -314,7 +314,7 @@ def test_pinned_blocks_are_marked_on_the_map(engine, session, window, poll):
 
 def test_the_past_is_not_acted_on(engine, session, window):
     choose(window, 8)
-    session.select_request(3)
+    session.selection.select_request(3)
     session.timeline.pause()
     be(engine, session)
     for name in (*OF_BLOCK, *OF_REQUEST):
