@@ -33,7 +33,7 @@ from kvscope_app.ui.number_text import count, plural
 from kvscope_app.ui.passing_strip import FloatingStrips
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.window.dialogs.help_sheets import versions_text
+from kvscope_app.window.dialogs.help_dialogs import versions_text
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.printable import print_line, print_text
 
@@ -46,16 +46,16 @@ _AGAIN_MS: Final = 1_000
 _OTHER_PARTS: Final = {"page_map": "Page map", "chart": "a chart"}
 _FEATURES: Final = {
     "recording": "Recording",
-    "pictures": "the export of a picture",
+    "media_export": "the export of pictures and videos",
     "playback": "Playback",
     "compare": "the comparison",
     "fleet": "the fleet",
     "recent_recordings": "the list of recordings",
-    "marks": "bookmarks and alarms",
+    "alarms": "bookmarks and alarms",
     "planning": "the memory plan",
-    "load": "the load generator",
+    "load_generator": "the load generator",
     "debugger": "the step debugger",
-    "own_engine": "the start of the engine",
+    "engine_launcher": "the start of the engine",
 }
 """Names of the packages other than views, as shown in the strip."""
 _QUOTED: Final = re.compile(r"""['"](?:.*['"]|.*$)""")

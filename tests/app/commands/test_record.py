@@ -20,7 +20,7 @@ from tests.telemetry.alarms.receiver import receiving
 from tests.telemetry.collectors.conftest import FakeServer, server
 from tests.telemetry.conftest import assert_same_state, make_endpoint, make_messages, serve
 
-from kvscope_app.commands.segments import SegmentedWriter
+from kvscope_app.commands.segmented_writer import SegmentedWriter
 from kvscope_app.main import main
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
