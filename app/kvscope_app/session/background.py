@@ -19,7 +19,7 @@ class Background(Generic[_Made]):
     """Runs `work` on a daemon thread, which starts in the constructor.
 
     `work` receives a progress callback: it passes the completed share (0 to 1) and gets False once it was cancelled.
-    After the thread ended, `made` is the return value, or `failure` the error text. Both are empty if the work was
+    After the thread ended, `result` is the return value, or `failure` the error text. Both are empty if the work was
     cancelled.
     """
 

@@ -32,7 +32,7 @@ memory.
 
 
 class OverviewReader:
-    """Reader thread for an overview. It starts in the constructor; call `drain_into` until `is_over`."""
+    """Reader thread for an overview. It starts in the constructor; call `drain_into` until `is_finished`."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording

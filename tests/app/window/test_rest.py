@@ -155,7 +155,7 @@ def test_at_rest_the_overview_goes_on_seldom(engine, session, poll, monkeypatch)
     taken = []
     ring = SimpleNamespace(start_ns=None)
     kept = SimpleNamespace(
-        take_into=lambda overview: taken.append(now_ns[0]), ring=ring, recorder=None, failure="", close=lambda: None
+        drain_into=lambda overview: taken.append(now_ns[0]), ring=ring, recorder=None, failure="", close=lambda: None
     )
     monkeypatch.setattr(session, "disk_history", kept)
 
