@@ -265,7 +265,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         settings = QSettings("settings.ini", QSettings.Format.IniFormat)
         source = PlaybackSource(recording, is_playing=False)
         session = Session(source)
-        while not session.is_overview_whole:
+        while not session.is_overview_complete:
             session.poll()
         window = MainWindow(session, ThemeManager(app, settings, "dark"), settings)
         window.resize(1500, 900)
@@ -542,7 +542,7 @@ def test_an_export_kind(recipe: Recipe) -> None:
         app = QApplication([])
         settings = QSettings("settings.ini", QSettings.Format.IniFormat)
         session = Session(PlaybackSource(Recording.open(sample), is_playing=False))
-        while not session.is_overview_whole:
+        while not session.is_overview_complete:
             session.poll()
         window = MainWindow(session, ThemeManager(app, settings, "dark"), settings)
         dialog = ExportDialog(window)

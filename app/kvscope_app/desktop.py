@@ -38,6 +38,7 @@ from kvscope_app.window import dock_state
 from kvscope_app.window.dock_layouts.arrangement import KNOWN
 from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
 from kvscope_app.window.main_window import MainWindow, window_kind
+from kvscope_app.window.override_errors import call_with_exception_objects
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address, WatchedSource
 from kvscope_telemetry.errors import BadInput
@@ -347,7 +348,7 @@ def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequen
     app = make_application()
     errors = InternalErrors(debug=options.debug, parent=app)
     with errors.listening():
-        return _run(app, options, engine, openings, errors)
+        return call_with_exception_objects(partial(_run, app, options, engine, openings, errors))
 
 
 def _run(

@@ -34,6 +34,7 @@ from kvscope_app.ui.passing_strip import FloatingStrips
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.window.dialogs.help_dialogs import versions_text
+from kvscope_app.window.override_errors import remove_placeholder
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.printable import print_line, print_text
 
@@ -151,6 +152,7 @@ class InternalErrors(QObject):
         if issubclass(kind, KeyboardInterrupt):
             return
         try:
+            remove_placeholder(error)
             exception = traceback.TracebackException(kind, error or kind(), trace)
             text = "\n".join(_without_texts(exception))
             times = self._count(kind.__name__, _part_of(exception), text, _action_of(error))

@@ -17,18 +17,19 @@ from kvscope_inside.publisher import Answer
 from kvscope_telemetry.messages.commands import Abort, Control, Done, Evict, Preempt, refuse
 
 if TYPE_CHECKING:
-    from kvscope_inside.vllm.notes import VllmStepNotes
+    from kvscope_inside.vllm.vllm_recorder import VllmRecorder
     from kvscope_inside.vllm.vllm_translator import VllmTranslator
 
 Action = Abort | Control | Preempt | Evict
-LONGEST_LEASE_S: Final = 30.0
+MAX_LEASE_S: Final = 30.0
 """Lease in seconds of a pause whose client requests none. Each message of the client renews it."""
 
 
 class VllmActions:
     """Carries out commands on one scheduler. `serving` is called with its engine core when that begins to serve.
 
-    `ask` and `heard` are called on the sockets' thread, `look` on the publishing thread, all else on the engine core's.
+    `submit` and `record_activity` are called on the sockets' thread, `poll` on the publishing thread, and everything
+    else on the engine core's.
     """
 
     def __init__(self, hooks: Hooks, serving: Callable[[Any], None]) -> None:
@@ -37,36 +38,36 @@ class VllmActions:
         self._waiting: deque[tuple[bytes, Action, str, Answer]] = deque()
         self._engine: Any = None
         self._pauser = b""
-        self._lease_s = LONGEST_LEASE_S
-        self._heard_s = 0.0
+        self._lease_s = MAX_LEASE_S
+        self._last_activity_s = 0.0
         self._paused_ns = 0
         self._steps_left = 0
         self._step_answer: Answer | None = None
-        self._notes: VllmStepNotes
+        self._recorder: VllmRecorder
         self._translator: VllmTranslator
-        self._put(hooks)
+        self._install_hooks(hooks)
 
-    def bind(self, notes: VllmStepNotes, translator: VllmTranslator) -> None:
-        self._notes, self._translator = notes, translator
+    def bind(self, recorder: VllmRecorder, translator: VllmTranslator) -> None:
+        self._recorder, self._translator = recorder, translator
 
     # Called on other threads.
 
-    def heard(self, client: bytes) -> None:
+    def record_activity(self, client: bytes) -> None:
         """Renew the lease of a pause by this client."""
         if client == self._pauser:
-            self._heard_s = time.monotonic()
+            self._last_activity_s = time.monotonic()
 
-    def ask(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
+    def submit(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
         """Queue a command, to be carried out before the next step."""
         self._waiting.append((client, command, by, answer))
         self._wake()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """End a pause whose lease has expired."""
-        if self.paused_by and time.monotonic() - self._heard_s > self._lease_s:
+        if self.paused_by and time.monotonic() - self._last_activity_s > self._lease_s:
             resume = Control(action="resume")
             self._waiting.append((b"", resume, f"{self.paused_by} (not heard any more)", lambda reply: None))
-            self._heard_s = time.monotonic()
+            self._last_activity_s = time.monotonic()
             self._wake()
 
     def _wake(self) -> None:
@@ -84,7 +85,7 @@ class VllmActions:
 
     # Called on the engine core's thread.
 
-    def _put(self, hooks: Hooks) -> None:
+    def _install_hooks(self, hooks: Hooks) -> None:
         from vllm.v1.engine import core
 
         hooks.before(core.EngineCoreProc, "_handle_client_request", self._requested)
@@ -93,15 +94,15 @@ class VllmActions:
                 hooks.before(kind, "run_busy_loop", self._serves)
 
     def _serves(self, engine: Any, *_: Any, **__: Any) -> None:
-        if engine.scheduler is self._notes.scheduler:
+        if engine.scheduler is self._recorder.scheduler:
             self._engine = engine
             self._serving(engine)
 
     def _requested(self, engine: Any, *_: Any, **__: Any) -> None:
-        if engine.scheduler is self._notes.scheduler:
+        if engine.scheduler is self._recorder.scheduler:
             self._engine = engine
             self.run()
-            self._notes.flush()
+            self._recorder.flush()
 
     def before_step(self) -> None:
         """Carry out queued commands before a step, and pause again if the requested single steps are over."""
@@ -113,13 +114,13 @@ class VllmActions:
         while self._waiting:
             client, command, by, answer = self._waiting.popleft()
             try:
-                reply = self._do(client, command, by, answer)
+                reply = self._execute(client, command, by, answer)
             except Exception as error:
                 reply = refuse(command, f"vLLM did not do it: {type(error).__name__}: {error}"[:500])
             if reply is not None:
                 answer(reply)
 
-    def _do(self, client: bytes, command: Action, by: str, answer: Answer) -> Any:
+    def _execute(self, client: bytes, command: Action, by: str, answer: Answer) -> Any:
         if isinstance(command, Abort):
             return self._abort(command)
         if isinstance(command, Preempt):
@@ -142,13 +143,13 @@ class VllmActions:
         send = getattr(self._engine, "_send_abort_outputs", None)
         if send is None:
             return refuse(command, "this version of vLLM has no way to tell the client of an aborted request")
-        scheduler = self._notes.scheduler
+        scheduler = self._recorder.scheduler
         aborted = scheduler.finish_requests(command.request_id, RequestStatus.FINISHED_ABORTED)
         send(aborted)
         return Done(request_id=command.request_id)
 
     def _preempt(self, command: Preempt, by: str) -> Any:
-        scheduler, known = self._notes.scheduler, self._translator.request_by_number(command.number)
+        scheduler, known = self._recorder.scheduler, self._translator.request_by_number(command.number)
         request_id = known.host.request_id if known is not None else None
         request = next((each for each in scheduler.running if each.request_id == request_id), None)
         if request is None:
@@ -158,25 +159,25 @@ class VllmActions:
         if not hasattr(request, "drop_stale_output"):
             return refuse(command, "this version of vLLM cannot preempt between two steps")
         scheduler.running.remove(request)
-        self._notes.asked_by = by
+        self._recorder.asked_by = by
         try:
             scheduler._preempt_request(request, time.monotonic(), drop_stale_output=True)
         finally:
-            self._notes.asked_by = ""
+            self._recorder.asked_by = ""
         getattr(scheduler, "prev_step_scheduled_req_ids", set()).discard(request_id)
         return Done(tag=command.tag, what=f"request #{command.number} was preempted")
 
     def _evict(self, command: Evict) -> Any:
-        pool = self._notes.scheduler.kv_cache_manager.block_pool
+        pool = self._recorder.scheduler.kv_cache_manager.block_pool
         blocks = [pool.blocks[block] for block in set(command.blocks) if block < len(pool.blocks)]
         idle = {block.block_id for block in blocks if block.ref_cnt == 0 and block.block_hash is not None}
         pool.evict_blocks(idle)
         left = len(set(command.blocks)) - len(idle)
-        what = "1 cached block was evicted" if len(idle) == 1 else f"{len(idle)} cached blocks were evicted"
-        return Done(tag=command.tag, what=what + (f"; {left} hold no idle prefix" if left else ""))
+        reason = "1 cached block was evicted" if len(idle) == 1 else f"{len(idle)} cached blocks were evicted"
+        return Done(tag=command.tag, what=reason + (f"; {left} hold no idle prefix" if left else ""))
 
     def _reset(self, command: Control) -> Any:
-        if self._notes.scheduler.reset_prefix_cache():
+        if self._recorder.scheduler.reset_prefix_cache():
             return Done(tag=command.tag, what="the prefix cache is empty")
         return refuse(command, "vLLM empties its prefix cache only while no request holds a block")
 
@@ -184,9 +185,9 @@ class VllmActions:
         if self.paused_by:
             return refuse(command, f"paused by {self.paused_by} already")
         self._set_paused(True)
-        self.paused_by, self._pauser, self._heard_s = by or "somebody", client, time.monotonic()
-        self._lease_s, self._paused_ns = command.lease_s or LONGEST_LEASE_S, time.monotonic_ns()
-        self._notes.happen("paused", self.paused_by)
+        self.paused_by, self._pauser, self._last_activity_s = by or "somebody", client, time.monotonic()
+        self._lease_s, self._paused_ns = command.lease_s or MAX_LEASE_S, time.monotonic_ns()
+        self._recorder.record_event("paused", self.paused_by)
         return Done(tag=command.tag)
 
     def _resume(self, command: Control, by: str) -> Any:
@@ -195,13 +196,13 @@ class VllmActions:
         self._end_steps("engine resumed")
         self._set_paused(False)
         paused_by, self.paused_by, self._pauser = self.paused_by, "", b""
-        self._notes.happen("resumed", paused_by, time.monotonic_ns() - self._paused_ns, f"resumed by {by}")
+        self._recorder.record_event("resumed", paused_by, time.monotonic_ns() - self._paused_ns, f"resumed by {by}")
         return Done(tag=command.tag)
 
     def _step(self, command: Control, answer: Answer) -> Any:
         if not self.paused_by:
             return refuse(command, "the engine is not paused")
-        if not self._notes.scheduler.requests:
+        if not self._recorder.scheduler.requests:
             return refuse(command, "no unfinished request: there is no step to run")
         if self._step_answer is not None:
             return refuse(command, "steps are being run already")
@@ -214,16 +215,16 @@ class VllmActions:
     def _count_steps(self) -> None:
         """Count down before each step. The last requested step is over when another one would begin."""
         self._steps_left -= 1
-        if self._steps_left <= 0 or not self._notes.scheduler.requests:
+        if self._steps_left <= 0 or not self._recorder.scheduler.requests:
             self._set_paused(True)
             self._end_steps("")
 
-    def _end_steps(self, what: str) -> None:
+    def _end_steps(self, reason: str) -> None:
         answer, self._step_answer = self._step_answer, None
         if answer is not None:
-            answer(Done(what=what))
+            answer(Done(what=reason))
 
     def _set_paused(self, is_paused: bool) -> None:
         from vllm.v1.core.sched.interface import PauseState
 
-        self._notes.scheduler.set_pause_state(PauseState.PAUSED_ALL if is_paused else PauseState.UNPAUSED)
+        self._recorder.scheduler.set_pause_state(PauseState.PAUSED_ALL if is_paused else PauseState.UNPAUSED)

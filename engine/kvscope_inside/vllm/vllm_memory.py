@@ -16,7 +16,7 @@ from kvscope_inside.engine_log import engine_log
 from kvscope_inside.weights import bytes_by_part
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, ModuleBytes, RankMemory
 
-ANSWER_S: Final = 30.0
+REPLY_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class EngineMemory:
         self._hello, self._kv_bytes = hello, kv_bytes
         self._workers: list[WorkerMemory] = []
 
-    def ask(self, engine: Any) -> None:
+    def query(self, engine: Any) -> None:
         """Query all workers of an engine core. Called on its own thread before it serves.
 
         Errors are logged, and the memory remains unknown.
         """
         try:
-            self._workers = engine.model_executor.collective_rpc(worker_memory, timeout=ANSWER_S)
+            self._workers = engine.model_executor.collective_rpc(worker_memory, timeout=REPLY_TIMEOUT_S)
         except Exception as error:
             engine_log("vllm").warning("kvscope: the workers do not tell where their memory went: %s", error)
 
@@ -98,7 +98,7 @@ class EngineMemory:
         """Process id of the first worker."""
         return self._workers[0].pid if self._workers else os.getpid()
 
-    def told(self) -> MemoryBreakdown | None:
+    def breakdown(self) -> MemoryBreakdown | None:
         """Return the memory with the current time; None before the workers answered."""
         if not self._workers:
             return None

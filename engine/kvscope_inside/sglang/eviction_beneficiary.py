@@ -24,19 +24,19 @@ class Evicted(NamedTuple):
     """The request it was for; None if unknown."""
 
 
-class Asking:
+class EvictionBeneficiary:
     """Hooks on a scheduler's tree and batches. `evicted` is called for each eviction that freed something."""
 
     def __init__(self, scheduler: Any, hooks: Hooks, evicted: Callable[[Evicted], None]) -> None:
         self._allocator = full_allocator(scheduler)
         self._page_size = int(self._allocator.page_size)
-        self._tell = evicted
+        self._on_eviction = evicted
         self._requests: Sequence[Any] = ()
         self._need: Callable[[Any], int] = self._next_page
         """Returns the number of tokens for which a request needs space."""
-        self._put(scheduler, hooks)
+        self._install_hooks(scheduler, hooks)
 
-    def nobody(self) -> None:
+    def clear(self) -> None:
         """Forget the requests: they have what they need."""
         self._requests = ()
 
@@ -44,7 +44,7 @@ class Asking:
         """Return the first request that `num_free` tokens do not cover; None if unknown."""
         found = self._first(num_free, self._need)
         # SGLang reserves a page for each request
-        return found if found is not None else self._first(num_free, _something)
+        return found if found is not None else self._first(num_free, _one_token)
 
     def _first(self, num_free: int, need_of: Callable[[Any], int]) -> Any:
         size, last = self._page_size, None
@@ -56,7 +56,7 @@ class Asking:
                     break
         return last
 
-    def _put(self, scheduler: Any, hooks: Hooks) -> None:
+    def _install_hooks(self, scheduler: Any, hooks: Hooks) -> None:
         cache, kind_of_batch = scheduler.tree_cache, type(getattr(scheduler, "running_batch", None))
         hooks.before(kind_of_batch, "prepare_for_extend", self._extends)
         hooks.before(kind_of_batch, "prepare_for_decode", self._decodes)
@@ -81,11 +81,11 @@ class Asking:
         self._need = self._next_page
 
     def _for_one(self, request: Any, *_: Any, **__: Any) -> None:
-        self._requests, self._need = (request,), _something
+        self._requests, self._need = (request,), _one_token
 
     def _for_one_of(self, params: Any, *_: Any, **__: Any) -> None:
         request = getattr(params, "req", None)
-        self._requests, self._need = () if request is None else (request,), _something
+        self._requests, self._need = () if request is None else (request,), _one_token
 
     def _next_page(self, request: Any) -> int:
         return int(request.kv.kv_committed_len % self._page_size == 0)
@@ -97,12 +97,12 @@ class Asking:
         names = ("num_tokens_evicted", "swa_num_tokens_evicted", "mamba_num_evicted")
         tokens, of_windows, states = (int(getattr(result, name, 0) or 0) for name in names)
         if tokens or of_windows or states:
-            self._tell(Evicted(tokens, of_windows, states, self.first(num_free)))
+            self._on_eviction(Evicted(tokens, of_windows, states, self.first(num_free)))
 
 
 def _extension(request: Any) -> int:
     return int(request.extend_len)
 
 
-def _something(request: Any) -> int:
+def _one_token(request: Any) -> int:
     return 1

@@ -1,6 +1,6 @@
 """Records what vLLM's scheduler and block pool do, on the engine core's thread.
 
-A note contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
+A record contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
 hooks and what is read of vLLM's objects. It never copies a whole table or pool, reads no device and does not block;
 another thread (`vllm_translator`) does everything else.
 """
@@ -16,8 +16,8 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.vllm.offloading import note_offloading, offloading_of, second_pool
-from kvscope_inside.vllm.second_pool import note_second_pool
+from kvscope_inside.vllm.offloading import hook_offloading, offloading_of, second_pool
+from kvscope_inside.vllm.second_pool import hook_second_pool
 from kvscope_telemetry.messages.telemetry import Timings
 
 MAX_NOT_READY: Final = 256
@@ -26,8 +26,8 @@ Happened = tuple[Any, ...]
 """An event: its kind and arguments, such as ("added", request) or ("scheduled", output, time)."""
 
 
-class VllmNote(NamedTuple):
-    """Events since the previous note, in order, and the state after them."""
+class VllmRecord(NamedTuple):
+    """Events since the previous record, in order, and the state after them."""
 
     time_ns: int
     happened: list[Happened]
@@ -53,17 +53,17 @@ class VllmNote(NamedTuple):
     state_tables: dict[tuple[str, int], list[int]]
     """Whole block tables that are not append-only (recurrent states), by request id and group."""
     timings: Timings | None
-    """Durations of the step and of recording the previous note; None between two steps."""
+    """Durations of the step and of making the previous record; None between two steps."""
 
 
-class VllmStepNotes:
-    """Hooks on one scheduler, installed on construction. Another thread pops from `notes`.
+class VllmRecorder:
+    """Hooks on one scheduler, installed on construction. Another thread pops from `records`.
 
     `between_steps` is called on the engine core's thread before each step.
     """
 
     def __init__(self, scheduler: Any, hooks: Hooks, between_steps: Callable[[], None]) -> None:
-        self.notes: deque[VllmNote] = deque()
+        self.records: deque[VllmRecord] = deque()
         self.scheduler = scheduler
         self.asked_by = ""
         """Name of the user who requested the preemptions in progress; empty if vLLM preempts."""
@@ -75,25 +75,25 @@ class VllmStepNotes:
         self._touched: list[Any] = []
         self._touched_below: list[Any] = []
         """Touched blocks of the second pool."""
-        self._letting_go: tuple[str, int] | None = None
+        self._freeing_for: tuple[str, int] | None = None
         """Request id and group from whose table a manager is freeing blocks; None otherwise."""
         self._is_in_step = False
-        self._scheduled_ns = self._schedule_ns = self._commits_ns = self._note_ns = 0
+        self._scheduled_ns = self._schedule_ns = self._commits_ns = self._recording_ns = 0
         self._state_groups: list[int] = []
         self._hash_of = _hash_reader(self._pool.blocks[0])
         self._not_ready = "deferred_waiting" if hasattr(scheduler, "deferred_waiting") else "skipped_waiting"
-        self._put(hooks)
+        self._install_hooks(hooks)
 
-    def happen(self, *happened: Any) -> None:
+    def record_event(self, *happened: Any) -> None:
         """Record an event outside the scheduler and its pool. Called on the engine core's thread."""
         self._happened.append(happened)
 
     def flush(self) -> None:
-        """Record a note of what happened between two steps."""
+        """Append a record of what happened between two steps."""
         if self._happened or self._touched or self._touched_below:
-            self._note(None)
+            self._record(None)
 
-    def _put(self, hooks: Hooks) -> None:
+    def _install_hooks(self, hooks: Hooks) -> None:
         scheduler, pool = self.scheduler, self._pool
         hooks.before(scheduler, "schedule", self._before_schedule)
         hooks.after(scheduler, "schedule", self._after_schedule)
@@ -107,21 +107,21 @@ class VllmStepNotes:
         hooks.after(pool, "touch", self._hit)
         hooks.before(pool, "evict_blocks", self._evicts)
         hooks.after(pool, "reset_prefix_cache", self._reset)
-        self._put_around_free(hooks, "free_blocks", pool=pool)
+        self._hook_free(hooks, "free_blocks", pool=pool)
         if hasattr(pool, "unpin_blocks"):
-            self._put_around_free(hooks, "unpin_blocks", pool=pool)
+            self._hook_free(hooks, "unpin_blocks", pool=pool)
         queue = pool.free_block_queue
-        hooks.after(queue, "append_n", lambda _, blocks: self._queued("last", blocks))
+        hooks.after(queue, "append_n", lambda _, blocks: self._record_queued("last", blocks))
         if hasattr(queue, "prepend_n"):
-            hooks.after(queue, "prepend_n", lambda _, blocks: self._queued("first", blocks))
+            hooks.after(queue, "prepend_n", lambda _, blocks: self._record_queued("first", blocks))
         if (connector := getattr(scheduler, "connector", None)) is not None:
             hooks.after(connector, "update_state_after_alloc", self._loads)
         if (offloading := offloading_of(scheduler)) is not None:
-            note_offloading(hooks, offloading, self.happen)
+            hook_offloading(hooks, offloading, self.record_event)
             hooks.after(scheduler, "reset_prefix_cache", lambda *_, **__: self._unless_in_step())
         if (second := second_pool(scheduler)) is not None:
-            put = partial(self._put_around_free, hooks, pool=second.pool, touched=self._touched_below)
-            note_second_pool(hooks, second.pool, self._touched_below, put)
+            put = partial(self._hook_free, hooks, pool=second.pool, touched=self._touched_below)
+            hook_second_pool(hooks, second.pool, self._touched_below, put)
             hooks.after(scheduler, "reset_prefix_cache", lambda *_, **__: self._unless_in_step())
         cached = self._by_name(pool, "cache_full_blocks", self._cached)
         if cached is not None:
@@ -131,14 +131,14 @@ class VllmStepNotes:
             if "Mamba" in name:
                 self._state_groups.append(group)
             elif not name.startswith(("FullAttention", "MLA")):
-                self._put_around_skipping(hooks, manager, group)
+                self._hook_skipped_blocks(hooks, manager, group)
 
-    def _put_around_free(self, hooks: Hooks, name: str, *, pool: Any, touched: list[Any] | None = None) -> None:
+    def _hook_free(self, hooks: Hooks, name: str, *, pool: Any, touched: list[Any] | None = None) -> None:
         """Hook a method whose argument may be an iterator, which can be read only once.
 
         `touched`: list for the blocks of the second pool.
         """
-        original = hooks.find(pool, name)
+        original = hooks.lookup(pool, name)
         if original is None:
             return
 
@@ -151,35 +151,35 @@ class VllmStepNotes:
                 touched.extend(blocks)
                 return result
             self._touched += blocks
-            if self._letting_go is not None and blocks:
-                self._happened.append(("let go", *self._letting_go, [block.block_id for block in blocks]))
+            if self._freeing_for is not None and blocks:
+                self._happened.append(("let go", *self._freeing_for, [block.block_id for block in blocks]))
             return result
 
-        hooks.put(pool, name, free_blocks)
+        hooks.install(pool, name, free_blocks)
 
-    def _put_around_skipping(self, hooks: Hooks, manager: Any, group: int) -> None:
+    def _hook_skipped_blocks(self, hooks: Hooks, manager: Any, group: int) -> None:
         """Hook the method that frees blocks outside a window and replaces their entries by the null block."""
         original = manager.remove_skipped_blocks
 
         def remove_skipped_blocks(request_id: str, *args: Any, **kwargs: Any) -> Any:
-            self._letting_go = request_id, group
+            self._freeing_for = request_id, group
             try:
                 return original(request_id, *args, **kwargs)
             finally:
-                self._letting_go = None
+                self._freeing_for = None
 
-        hooks.put(manager, "remove_skipped_blocks", remove_skipped_blocks)
+        hooks.install(manager, "remove_skipped_blocks", remove_skipped_blocks)
 
     @staticmethod
-    def _by_name(owner: Any, name: str, note: Callable[[dict[str, Any]], None]) -> Callable[..., None] | None:
-        """Return a hook that calls `note` with arguments by name, however they were passed; None without such a
+    def _by_name(owner: Any, name: str, callback: Callable[[dict[str, Any]], None]) -> Callable[..., None] | None:
+        """Return a hook that calls `callback` with arguments by name, however they were passed; None without such a
         method.
         """
         method = getattr(owner, name, None)
         names = list(inspect.signature(method).parameters) if method is not None else []
 
         def hook(result: Any, *args: Any, **kwargs: Any) -> None:
-            note(dict(zip(names, args, strict=False)) | kwargs if args else kwargs)
+            callback(dict(zip(names, args, strict=False)) | kwargs if args else kwargs)
 
         return hook if method is not None else None
 
@@ -209,7 +209,7 @@ class VllmStepNotes:
 
     def _after_update(self, result: Any, step: Any, *_: Any, **__: Any) -> None:
         self._is_in_step = False
-        self._note(step)
+        self._record(step)
 
     def _unless_in_step(self) -> None:
         if not self._is_in_step:
@@ -237,7 +237,7 @@ class VllmStepNotes:
             self._touched += blocks
             self._happened.append(("hit", [block.block_id for block in blocks]))
 
-    def _queued(self, where: str, blocks: list[Any]) -> None:
+    def _record_queued(self, where: str, blocks: list[Any]) -> None:
         """Record blocks queued for reuse: `where` is "last" (after all others) or "first"."""
         if blocks:
             self._happened.append((where, [block.block_id for block in blocks]))
@@ -253,14 +253,14 @@ class VllmStepNotes:
         self._touched += blocks
         self._happened.append(("evicted", [block.block_id for block in blocks]))
 
-    def _cached(self, said: dict[str, Any]) -> None:
-        first, end = said["num_cached_blocks"], said["num_full_blocks"]
+    def _cached(self, arguments: dict[str, Any]) -> None:
+        first, end = arguments["num_cached_blocks"], arguments["num_full_blocks"]
         if first < end:
-            blocks = said["blocks"][first:end]
+            blocks = arguments["blocks"][first:end]
             self._touched += blocks
             ids = [block.block_id for block in blocks]
             self._happened.append(
-                ("cached", said["request"], said["kv_cache_group_id"], first, ids, said["block_size"])
+                ("cached", arguments["request"], arguments["kv_cache_group_id"], first, ids, arguments["block_size"])
             )
 
     def _reset(self, was_reset: bool, *_: Any, **__: Any) -> None:
@@ -268,7 +268,7 @@ class VllmStepNotes:
             self._happened.append(("reset",))
             self._unless_in_step()
 
-    def _note(self, step: Any) -> None:
+    def _record(self, step: Any) -> None:
         now_ns = time.monotonic_ns()
         scheduler = self.scheduler
         if below := self._touched_below:
@@ -279,8 +279,8 @@ class VllmStepNotes:
         touched, self._touched = self._touched, []
         running = list(scheduler.running)
         _, num_waiting = scheduler.get_request_counts()
-        self.notes.append(
-            VllmNote(
+        self.records.append(
+            VllmRecord(
                 now_ns,
                 happened,
                 step,
@@ -288,35 +288,35 @@ class VllmStepNotes:
                 [request.num_computed_tokens for request in running],
                 [request.num_output_tokens for request in running],
                 num_waiting,
-                self._next_in_queue(),
+                self._first_waiting(),
                 [
                     (each.request_id, each.status.name, each.num_computed_tokens)
-                    for each in islice(self._waiting_otherwise(), MAX_NOT_READY)
+                    for each in islice(self._not_ready_requests(), MAX_NOT_READY)
                 ],
                 self._pool.get_num_free_blocks(),
                 [block.block_id for block in touched],
                 [block.ref_cnt for block in touched],
                 self._hash_of(touched),
-                self._tables_of_states(running) if self._state_groups else {},
+                self._state_tables(running) if self._state_groups else {},
                 None if step is None else self._timings(now_ns),
             )
         )
         if step is not None:
             self.step_started_ns = 0
-        self._note_ns = time.monotonic_ns() - now_ns
+        self._recording_ns = time.monotonic_ns() - now_ns
 
     def _timings(self, now_ns: int) -> Timings:
         run_ns = self._commits_ns - self._scheduled_ns
-        return Timings(self._schedule_ns, run_ns, 0, now_ns - self._commits_ns, self._note_ns)
+        return Timings(self._schedule_ns, run_ns, 0, now_ns - self._commits_ns, self._recording_ns)
 
-    def _next_in_queue(self) -> Any:
+    def _first_waiting(self) -> Any:
         queue = self.scheduler.waiting
         return queue.peek_request() if queue else None
 
-    def _waiting_otherwise(self) -> Iterable[Any]:
+    def _not_ready_requests(self) -> Iterable[Any]:
         return getattr(self.scheduler, self._not_ready, None) or ()
 
-    def _tables_of_states(self, running: list[Any]) -> dict[tuple[str, int], list[int]]:
+    def _state_tables(self, running: list[Any]) -> dict[tuple[str, int], list[int]]:
         return {
             (request.request_id, group): [
                 block.block_id for block in self._managers[group].req_to_blocks.get(request.request_id, ())

@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from kvscope_inside.engine_log import engine_log
-from kvscope_inside.sglang.facts import kv_bytes
 from kvscope_inside.sglang.pools import pools_of
+from kvscope_inside.sglang.sglang_facts import kv_bytes
 from kvscope_inside.weights import bytes_by_part
 from kvscope_telemetry.messages.telemetry import Hello, MemoryBreakdown, ModuleBytes
 
@@ -36,7 +36,7 @@ class SchedulerMemory:
         except Exception as error:
             engine_log("sglang").warning("kvscope: where the memory went is unknown: %s", error)
 
-    def told(self) -> MemoryBreakdown | None:
+    def breakdown(self) -> MemoryBreakdown | None:
         """Return the current memory use; None if unknown. Thread-safe."""
         if not self._weights:
             return None
@@ -57,8 +57,8 @@ class SchedulerMemory:
 
 def _graph_bytes(runner: Any) -> int:
     """Return the bytes of CUDA graphs as measured by SGLang; -1 if it has not measured them."""
-    said = getattr(runner, "graph_memory_usage", None)
-    return int(sum(said.values()) * GIB) if said is not None else -1
+    measured = getattr(runner, "graph_memory_usage", None)
+    return int(sum(measured.values()) * GIB) if measured is not None else -1
 
 
 def _torch_stats(device: str, index: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ from kvscope_inside.hooks import Hooks
 from kvscope_telemetry.messages.telemetry import Timings
 
 
-class PretendedNote(NamedTuple):
+class PretendedRecord(NamedTuple):
     """One step."""
 
     time_ns: int
@@ -24,9 +24,9 @@ class PretendedNote(NamedTuple):
     timings: Timings | None
 
 
-class PretendedNotes:
+class PretendedRecorder:
     def __init__(self, engine: Any, hooks: Hooks) -> None:
-        self.notes: deque[PretendedNote] = deque()
+        self.records: deque[PretendedRecord] = deque()
         self.step_started_ns = 0
         self._engine = engine
         self._happened: list[tuple[Any, ...]] = []
@@ -39,7 +39,7 @@ class PretendedNotes:
         hooks.after(engine, "cache", self._cached)
         hooks.before(engine, "preempt", self._preempted)
         hooks.before(engine, "end", self._ended)
-        hooks.around(engine, "step", self._begins, self._note)
+        hooks.around(engine, "step", self._begin, self._record)
 
     def _found(self, found: list[Any], job: Any) -> None:
         self._touched.update(block.index for block in found)
@@ -63,16 +63,16 @@ class PretendedNotes:
         self._touched.update(block.index for block in job.blocks)
         self._happened.append(("ended", job, reason, job.num_done, len(job.answer)))
 
-    def _begins(self) -> int:
+    def _begin(self) -> int:
         self.step_started_ns = time.monotonic_ns()
         return self.step_started_ns
 
-    def _note(self, started_ns: int, ran: dict[str, int]) -> None:
+    def _record(self, started_ns: int, ran: dict[str, int]) -> None:
         now_ns = time.monotonic_ns()
         pool, happened, touched = self._engine.pool, self._happened, sorted(self._touched)
         self._happened, self._touched, self.step_started_ns = [], set(), 0
-        self.notes.append(
-            PretendedNote(
+        self.records.append(
+            PretendedRecord(
                 now_ns,
                 happened,
                 ran,

@@ -1,6 +1,6 @@
 """Watches one SGLang scheduler: composes hooks, publishing thread and sockets, and limits how often pages are copied.
 
-Their lifetime is managed by `Teller`.
+Their lifetime is managed by `PublishingThread`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from kvscope_inside.endpoints import endpoint_of_rank, file_of_rank, free_file, 
 from kvscope_inside.engine_log import engine_log
 from kvscope_inside.metrics_process import MetricsProcess
 from kvscope_inside.publisher import Publisher
-from kvscope_inside.sglang.actions import SglangActions
-from kvscope_inside.sglang.facts import adapter_names, drafts_per_step, hello_of, rank_of
-from kvscope_inside.sglang.memory import SchedulerMemory
-from kvscope_inside.sglang.notes import SglangNote, SglangStepNotes
+from kvscope_inside.publishing_thread import PublishingThread
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import knows_free, pools_of
+from kvscope_inside.sglang.sglang_actions import SglangActions
+from kvscope_inside.sglang.sglang_facts import adapter_names, drafts_per_step, hello_of, rank_of
+from kvscope_inside.sglang.sglang_memory import SchedulerMemory
+from kvscope_inside.sglang.sglang_recorder import SglangRecord, SglangRecorder
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
-from kvscope_inside.teller import Teller
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.producer.cache_state import CacheState
 
-REST: Final = 9
+MIN_COPY_PAUSE_FACTOR: Final = 9
 """Minimum time between publishing a copy and making the next one, as a multiple of the time that publishing took."""
 
 
@@ -49,8 +49,8 @@ class SglangWatch:
     def __init__(
         self, scheduler: Any, address: str, record: Path | None = None, *, num_ranks: int = 1, data_parallel: int = 0
     ) -> None:
-        self._teller = Teller("SGLang", engine_log("sglang"))
-        hooks = self._teller.hooks
+        self._thread = PublishingThread("SGLang", engine_log("sglang"))
+        hooks = self._thread.hooks
         pools, args = pools_of(scheduler), scheduler.server_args
         state = CacheState(
             hello_of(scheduler, secrets.randbits(48), num_ranks=num_ranks, knows_free=knows_free(pools.full))
@@ -67,8 +67,8 @@ class SglangWatch:
         )
         actions = SglangActions(scheduler, num_ranks)
         detokenizer = DetokenizerProcess(str(getattr(args, "tokenizer_path", None) or args.model_path))
-        with self._teller.beginning():
-            self._notes = SglangStepNotes(scheduler, hooks, reader, actions.run)
+        with self._thread.installing_hooks():
+            self._recorder = SglangRecorder(scheduler, hooks, reader, actions.run)
             hooks.after(scheduler, "run_event_loop", lambda *_: self.close())
             publisher = Publisher(
                 address,
@@ -78,26 +78,28 @@ class SglangWatch:
                 actions=actions,
                 contents=self._translator.contents,
                 texts=detokenizer.texts,
-                memory=SchedulerMemory(scheduler, state.hello).told,
-                tell=engine_log("sglang").warning,
+                memory=SchedulerMemory(scheduler, state.hello).breakdown,
+                on_problem=engine_log("sglang").warning,
             )
         metrics = MetricsProcess(address, data_parallel, engine_log("sglang").warning)
-        ends = [metrics.close, detokenizer.close]
-        self._teller.start(publisher, address, self._notes, self._tell, can_tell=_has_arrived, ends=ends)
+        on_close = [metrics.close, detokenizer.close]
+        self._thread.start(
+            publisher, address, self._recorder, self._publish, can_publish=_has_arrived, on_close=on_close
+        )
 
     def close(self, reason: str = "") -> None:
         """Remove the hooks and publish a goodbye. Idempotent."""
-        self._teller.close(reason)
+        self._thread.close(reason)
 
-    def _tell(self, note: SglangNote) -> Frame:
+    def _publish(self, record: SglangRecord) -> Frame:
         began_ns = time.monotonic_ns()
-        frame = self._translator.apply(note)
-        if note.pages is not None:
+        frame = self._translator.apply(record)
+        if record.pages is not None:
             ended_ns = time.monotonic_ns()
-            self._notes.no_copy_before_ns = ended_ns + REST * (ended_ns - began_ns)
+            self._recorder.no_copy_before_ns = ended_ns + MIN_COPY_PAUSE_FACTOR * (ended_ns - began_ns)
         return frame
 
 
-def _has_arrived(note: SglangNote) -> bool:
-    """Whether the copy of page tables in this note, if any, has arrived on the host."""
-    return note.pages is None or note.pages.copy.has_arrived()
+def _has_arrived(record: SglangRecord) -> bool:
+    """Whether the copy of page tables in this record, if any, has arrived on the host."""
+    return record.pages is None or record.pages.copy.has_arrived()

@@ -15,8 +15,8 @@ from tests.inside.fake_vllm import SIZE, Request, Scheduler, Status
 from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.vllm.block_texts import hash_of_row
-from kvscope_inside.vllm.notes import VllmStepNotes
-from kvscope_inside.vllm.offloading import offloading_of, untold
+from kvscope_inside.vllm.offloading import offloading_of, unpublished_connectors
+from kvscope_inside.vllm.vllm_recorder import VllmRecorder
 from kvscope_inside.vllm.vllm_translator import VllmTranslator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
@@ -34,10 +34,10 @@ class Told:
         limits = {"max_num_seqs": 100, "max_num_batched_tokens": 1000} | (limits or {})
         offloading = offloading_of(self.scheduler)
         limits["num_host_blocks"] = offloading.num_blocks if offloading is not None else 0
-        self.per_place = offloading.blocks_per_place if offloading is not None else 1
+        self.per_place = offloading.blocks_per_slot if offloading is not None else 1
         self.state = CacheState(replace(hello, cache=replace(hello.cache, **limits)))
-        self.notes = VllmStepNotes(self.scheduler, self.hooks, lambda: None)
-        self.translator = VllmTranslator(self.state, hash_block_size=SIZE, blocks_per_place=self.per_place)
+        self.recorder = VllmRecorder(self.scheduler, self.hooks, lambda: None)
+        self.translator = VllmTranslator(self.state, hash_block_size=SIZE, blocks_per_slot=self.per_place)
         self.frames: list[Frame] = []
 
     def add(self, name: str, tokens: list[int], max_tokens: int = 5, **more: Any) -> Request:
@@ -52,8 +52,8 @@ class Told:
 
     def tell(self) -> list[Event]:
         told = []
-        while self.notes.notes:
-            self.frames.append(self.translator.apply(self.notes.notes.popleft()))
+        while self.recorder.records:
+            self.frames.append(self.translator.apply(self.recorder.records.popleft()))
             told += self.frames[-1].events
         assert self.failures == []
         assert self.differences() == []
@@ -139,7 +139,7 @@ def test_whatever_happens_is_told_as_it_is(seed: int) -> None:
         if chance.random() < 0.05:
             idle = [b.block_id for b in told.scheduler.pool.blocks if b.block_hash is not None and not b.ref_cnt]
             told.scheduler.pool.evict_blocks(set(idle[:2]))
-            told.notes.flush()
+            told.recorder.flush()
         kinds |= {event.kind for event in told.tell()} | {event.kind for event in told.step()}
     assert kinds - {"note"} == {"admitted", "resumed", "preempted", "evicted", "finished", "aborted"}
     totals = told.state.totals
@@ -150,10 +150,10 @@ def test_whatever_happens_is_told_as_it_is(seed: int) -> None:
     )
 
 
-@pytest.mark.parametrize("blocks_per_place", [1, 2, 3])
-def test_what_is_offloaded_is_told_as_it_is(blocks_per_place: int) -> None:
-    told = Told(num_blocks=30, budget=40, num_places=6, blocks_per_place=blocks_per_place)
-    chance, writing, reading = random.Random(blocks_per_place), set[bytes](), list[bytes]()
+@pytest.mark.parametrize("blocks_per_slot", [1, 2, 3])
+def test_what_is_offloaded_is_told_as_it_is(blocks_per_slot: int) -> None:
+    told = Told(num_blocks=30, budget=40, num_slots=6, blocks_per_slot=blocks_per_slot)
+    chance, writing, reading = random.Random(blocks_per_slot), set[bytes](), list[bytes]()
     prefix = [chance.randrange(50) for _ in range(12)]
     kinds: set[str] = set()
     for step in range(400):
@@ -181,7 +181,7 @@ def test_what_is_offloaded_is_told_as_it_is(blocks_per_place: int) -> None:
 
 
 def test_an_offloaded_block_follows_the_pools_and_says_its_text() -> None:
-    told = Told(num_blocks=30, budget=40, num_places=3)
+    told = Told(num_blocks=30, budget=40, num_slots=3)
     request = told.add("first", list(range(13)), 3)
     told.step()
     keys = told.offload(request)
@@ -209,12 +209,15 @@ def test_an_offloaded_block_follows_the_pools_and_says_its_text() -> None:
 
 
 def test_what_a_connector_keeps_and_is_not_told_is_named() -> None:
-    assert untold(Scheduler()) == "blocks that Connector may keep outside the pool are not told"
-    scheduler = Scheduler(num_places=4)
-    assert untold(scheduler) == ""
+    assert unpublished_connectors(Scheduler()) == "blocks that Connector may keep outside the pool are not told"
+    scheduler = Scheduler(num_slots=4)
+    assert unpublished_connectors(scheduler) == ""
     scheduler.connector.connector_scheduler.manager.secondary_tiers = [SimpleNamespace()]
     scheduler.connector = SimpleNamespace(_connectors=[Scheduler().connector, scheduler.connector])
-    assert untold(scheduler) == "blocks that Connector, SimpleNamespace may keep outside the pool are not told"
+    assert (
+        unpublished_connectors(scheduler)
+        == "blocks that Connector, SimpleNamespace may keep outside the pool are not told"
+    )
     found = offloading_of(scheduler)
     assert found is not None
     assert found.num_blocks == 4
@@ -431,7 +434,7 @@ def test_a_hook_that_raises_ends_ours_and_vllm_goes_on(name: str, monkeypatch: p
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(VllmStepNotes, hook, broken)
+    monkeypatch.setattr(VllmRecorder, hook, broken)
     told = Told(num_blocks=30)
     for each in (told.scheduler, plain):
         each.add_request(Request("a", list(range(9)), 6))

@@ -34,7 +34,7 @@ RESERVED_SECTORS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LedgerRows:
     """Maps blocks of each group to rows of the ledger.
 
     transformers divides its memory into sectors and assigns each to one group while needed; a group has as many blocks
@@ -70,7 +70,7 @@ class Rows:
 def hello_of(manager: Any, processor: Any, epoch: int) -> Hello:
     """Return the hello of a ContinuousBatchingManager and its batch processor."""
     cache, config = processor.cache, manager.continuous_batching_config
-    rows = Rows.of(cache)
+    rows = LedgerRows.of(cache)
     allocators = list(cache.cache_allocators.values())
     return Hello(
         epoch=epoch,

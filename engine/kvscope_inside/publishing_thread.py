@@ -1,8 +1,8 @@
-"""Thread that translates the notes of an engine's hooks to frames and publishes them.
+"""Thread that translates the records of an engine's hooks to frames and publishes them.
 
 Owns the hooks, the thread, and their end: by `close`, or by the first exception in kvscope's code, which removes all
-hooks, is logged in the engine's log and is the reason of the goodbye. The engine continues. The thread polls for notes
-every few milliseconds, so that the engine never has to wake it.
+hooks, is logged in the engine's log and is the reason of the goodbye. The engine continues. The thread polls for
+records every few milliseconds, so that the engine never has to wake it.
 
 See docs/internals/decisions/0025-hooks-record-and-a-thread-translates.md.
 """
@@ -22,20 +22,20 @@ from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
 from kvscope_telemetry.messages.telemetry import Event, Frame
 
-NAP_S: Final = 0.004
-"""Seconds between two polls for notes."""
-MAX_NOTES: Final = 10_000
-"""Maximum number of unpublished notes. More mean that publishing has stalled, so recording ends as well."""
+POLL_INTERVAL_S: Final = 0.004
+"""Seconds between two polls for records."""
+MAX_RECORDS: Final = 10_000
+"""Maximum number of unpublished records. More mean that publishing has stalled, so recording ends as well."""
 
 
-class StepNotes(Protocol):
-    """Notes that the hooks of a host engine recorded in its steps, oldest first."""
+class HostRecorder(Protocol):
+    """Records that the hooks of a host engine made of its steps, oldest first."""
 
-    notes: deque[Any]
+    records: deque[Any]
     step_started_ns: int
 
 
-class Teller:
+class PublishingThread:
     """Owns an engine's hooks, and a publishing thread from `start` to `close`.
 
     Args:
@@ -51,11 +51,11 @@ class Teller:
         self._engine, self._log = engine, log
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._ends: list[Callable[[], None]] = []
+        self._on_close: list[Callable[[], None]] = []
 
     @contextlib.contextmanager
-    def beginning(self) -> Iterator[None]:
-        """Install hooks inside. If that raises, all are removed, because nothing would publish their notes."""
+    def installing_hooks(self) -> Iterator[None]:
+        """Install hooks inside. If that raises, all are removed, because nothing would publish their records."""
         try:
             yield
         except BaseException:
@@ -66,31 +66,31 @@ class Teller:
         self,
         publisher: Publisher,
         address: str,
-        notes: StepNotes,
+        recorder: HostRecorder,
         apply: Callable[[Any], Frame],
         *,
-        can_tell: Callable[[Any], bool] = lambda note: True,
-        look: Callable[[], None] = lambda: None,
-        ends: Sequence[Callable[[], None]] = (),
+        can_publish: Callable[[Any], bool] = lambda record: True,
+        after_poll: Callable[[], None] = lambda: None,
+        on_close: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Start publishing.
 
         Args:
             publisher: Publishes the frames.
             address: Address to log, for `kvscope --attach`.
-            notes: Notes recorded by the hooks.
-            apply: Converts a note to a frame.
-            can_tell: Whether a note can be published yet. Later notes wait for it.
-            look: Called after each poll.
-            ends: Called after the goodbye.
+            recorder: Holds the records of the hooks.
+            apply: Converts a record to a frame.
+            can_publish: Whether a record can be published yet. Later records wait for it.
+            after_poll: Called after each poll.
+            on_close: Called after the goodbye.
         """
         if self.hooks.missing:
             missing = ", ".join(self.hooks.missing)
-            line = f"this version of {self._engine} does not have {missing}: what they tell is unknown"
+            line = f"this version of {self._engine} does not have {missing}: what they report is unknown"
             publisher.state.add_event(Event(kind="note", time_ns=time.monotonic_ns(), cause=line))
             self._log.warning("kvscope: %s", line)
-        self._publisher, self._notes, self._apply = publisher, notes, apply
-        self._can_tell, self._look, self._ends = can_tell, look, list(ends)
+        self._publisher, self._recorder, self._apply = publisher, recorder, apply
+        self._can_publish, self._after_poll, self._on_close = can_publish, after_poll, list(on_close)
         if self._closing.is_set():  # a hook raised already
             publisher.close("kvscope stopped watching")
             return
@@ -99,7 +99,7 @@ class Teller:
         self._log.info("kvscope: this engine can be seen by kvscope --attach %s", address)
 
     def close(self, reason: str = "") -> None:
-        """Remove the hooks, publish the remaining notes, then a goodbye. Idempotent."""
+        """Remove the hooks, publish the remaining records, then a goodbye. Idempotent."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -109,45 +109,47 @@ class Teller:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
         self._publisher.close(reason)
-        for end in self._ends:
-            end()
+        for callback in self._on_close:
+            callback()
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(NAP_S):
-                self._tell()
-                self._look()
-            self._tell()
+            while not self._closing.wait(POLL_INTERVAL_S):
+                self._publish_pending()
+                self._after_poll()
+            self._publish_pending()
         except Exception as error:
-            self.hooks.fail("the thread that tells", error)
+            self.hooks.fail("the publishing thread", error)
 
-    def _tell(self) -> None:
-        """Publish notes up to the first one that cannot be published yet."""
-        notes, publisher = self._notes.notes, self._publisher
-        publisher.step_started_ns = self._notes.step_started_ns
-        if not notes:
+    def _publish_pending(self) -> None:
+        """Publish records up to the first one that cannot be published yet."""
+        records, publisher = self._recorder.records, self._publisher
+        publisher.step_started_ns = self._recorder.step_started_ns
+        if not records:
             return
-        if len(notes) > MAX_NOTES:
-            raise RuntimeError(f"{len(notes)} steps wait to be told")
-        with publisher.telling():
-            while notes and self._can_tell(notes[0]):
-                publisher.publish(self._apply(notes.popleft()))
+        if len(records) > MAX_RECORDS:
+            raise RuntimeError(f"{len(records)} steps wait to be published")
+        with publisher.updating():
+            while records and self._can_publish(records[0]):
+                publisher.publish(self._apply(records.popleft()))
             publisher.state.totals["messages_dropped"] = publisher.messages_dropped
 
     def _fail(self, name: str, error: Exception) -> None:
-        end_after(error, name, self._log, self._engine, self.close)
+        close_after_error(error, name, self._log, self._engine, self.close)
 
 
-def end_after(error: Exception, name: str, log: logging.Logger, who: str, close: Callable[[str], None]) -> None:
+def close_after_error(
+    error: Exception, name: str, log: logging.Logger, engine: str, close: Callable[[str], None]
+) -> None:
     """Log an error and call `close` with the reason on a new thread, because this thread may be the engine's.
 
-    `who`: name of the engine, which continues.
+    `engine`: name of the engine, which continues.
     """
 
-    def end() -> None:
+    def run() -> None:
         with contextlib.suppress(Exception):
             close(reason)
 
     reason = f"kvscope stopped watching: {type(error).__name__} in {name}: {error}"
-    log.error("%s; %s goes on", reason, who, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
-    threading.Thread(target=end, name="kvscope-inside-end", daemon=True).start()
+    log.error("%s; %s continues", reason, engine, exc_info=bool(os.environ.get("KVSCOPE_DEBUG")))
+    threading.Thread(target=run, name="kvscope-inside-end", daemon=True).start()

@@ -25,10 +25,10 @@ class SglangActions:
 
     # Called on the sockets' thread.
 
-    def heard(self, client: bytes) -> None:
+    def record_activity(self, client: bytes) -> None:
         """Do nothing: there are no pauses with leases."""
 
-    def ask(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
+    def submit(self, client: bytes, command: Action, by: str, answer: Answer) -> None:
         """Queue a command, which the scheduler's loop carries out soon."""
         self._waiting.append((command, answer))
 
@@ -38,12 +38,12 @@ class SglangActions:
         while self._waiting:
             command, answer = self._waiting.popleft()
             try:
-                reply = self._do(command)
+                reply = self._execute(command)
             except Exception as error:
                 reply = refuse(command, f"SGLang did not do it: {type(error).__name__}: {error}"[:500])
             answer(reply)
 
-    def _do(self, command: Action) -> Any:
+    def _execute(self, command: Action) -> Any:
         if not self._is_alone:
             return refuse(command, CANNOT_ALONE)
         if isinstance(command, Abort):

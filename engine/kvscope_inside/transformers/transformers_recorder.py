@@ -1,6 +1,6 @@
 """Records what transformers' continuous batching does, on the generating thread.
 
-A note contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
+A record contains a tuple for each event of a step and, at its end, the state of the blocks that were touched. Owns the
 hooks and what is read of transformers' objects. It copies a block table only where transformers itself iterates over
 one, reads no device and does not block; another thread (`transformers_translator`) does everything else.
 """
@@ -35,8 +35,8 @@ class Touched(NamedTuple):
     """0 for blocks without a hash."""
 
 
-class TransformersNote(NamedTuple):
-    """Events since the previous note, in order, and the state after them."""
+class TransformersRecord(NamedTuple):
+    """Events since the previous record, in order, and the state after them."""
 
     time_ns: int
     began_ns: int
@@ -53,17 +53,17 @@ class TransformersNote(NamedTuple):
     touched: list[Touched]
     """Touched blocks, by group."""
     timings: Timings | None
-    """Durations of the step and of recording the previous note; None between two steps."""
+    """Durations of the step and of making the previous record; None between two steps."""
 
 
-class TransformersStepNotes:
-    """Hooks on one batch processor, installed on construction. Another thread pops from `notes`.
+class TransformersRecorder:
+    """Hooks on one batch processor, installed on construction. Another thread pops from `records`.
 
-    The first note describes the state before the hooks were installed.
+    The first record describes the state before the hooks were installed.
     """
 
     def __init__(self, processor: Any, hooks: Hooks) -> None:
-        self.notes: deque[TransformersNote] = deque()
+        self.records: deque[TransformersRecord] = deque()
         self.step_started_ns = 0
         self._scheduler = processor.scheduler
         self._cache = processor.cache
@@ -72,14 +72,14 @@ class TransformersStepNotes:
         self._touched: list[list[int]] = [[] for _ in self._allocators]
         self._batch: list[BatchEntry] = []
         self._is_offloading = False
-        self._began_ns = self._scheduled_ns = self._commits_ns = self._note_ns = 0
+        self._began_ns = self._scheduled_ns = self._commits_ns = self._recording_ns = 0
         self._began_with()
-        self._put(processor, hooks)
+        self._install_hooks(processor, hooks)
 
     def flush(self) -> None:
-        """Record a note of what happened between two steps."""
+        """Append a record of what happened between two steps."""
         if self._happened or any(self._touched):
-            self._note(None, time.monotonic_ns())
+            self._record(None, time.monotonic_ns())
 
     def _began_with(self) -> None:
         """Record everything that existed before the hooks were installed."""
@@ -102,7 +102,7 @@ class TransformersStepNotes:
             self._touched[group] += cached
         self.flush()
 
-    def _put(self, processor: Any, hooks: Hooks) -> None:
+    def _install_hooks(self, processor: Any, hooks: Hooks) -> None:
         scheduler, cache, pool = self._scheduler, self._cache, self._cache.pool
         hooks.before(processor, "prepare_next_batch", self._begins)
         hooks.after(processor, "prepare_next_batch", self._prepared)
@@ -123,7 +123,7 @@ class TransformersStepNotes:
         hooks.after(pool, "free_blocks", self._freed)
         hooks.after(pool, "reset", lambda *_, **__: self._happened.append(("emptied",)))
         for group, allocator in enumerate(self._allocators):
-            _GroupNotes(self, group, allocator, hooks)
+            _GroupRecorder(self, group, allocator, hooks)
 
     # Called on the generating thread, within its steps.
 
@@ -147,7 +147,7 @@ class TransformersStepNotes:
         ]
 
     def _committed(self, *_: Any, **__: Any) -> None:
-        self._note(self._batch, self._began_ns)
+        self._record(self._batch, self._began_ns)
 
     def _scheduled(self, result: Any, *_: Any, **__: Any) -> None:
         if result[0]:
@@ -230,13 +230,13 @@ class TransformersStepNotes:
         blocks = table[first:]
         return "hashed", group, request_id, first, blocks, [hash_of(block, 0) for block in blocks], parent
 
-    def _note(self, batch: list[BatchEntry] | None, began_ns: int) -> None:
+    def _record(self, batch: list[BatchEntry] | None, began_ns: int) -> None:
         now_ns = time.monotonic_ns()
         happened, self._happened = self._happened, []
         touched, self._touched = self._touched, [[] for _ in self._allocators]
         active = list(self._scheduler.active_requests.values())
-        self.notes.append(
-            TransformersNote(
+        self.records.append(
+            TransformersRecord(
                 now_ns,
                 began_ns,
                 happened,
@@ -251,21 +251,21 @@ class TransformersStepNotes:
         )
         if batch is not None:
             self.step_started_ns = 0
-        self._note_ns = time.monotonic_ns() - now_ns
+        self._recording_ns = time.monotonic_ns() - now_ns
 
     def _timings(self, now_ns: int) -> Timings:
         run_ns = max(0, self._commits_ns - self._scheduled_ns)
-        return Timings(self._scheduled_ns - self._began_ns, run_ns, 0, now_ns - self._commits_ns, self._note_ns)
+        return Timings(self._scheduled_ns - self._began_ns, run_ns, 0, now_ns - self._commits_ns, self._recording_ns)
 
 
-class _GroupNotes:
+class _GroupRecorder:
     """Hooks on the allocator of one group."""
 
-    def __init__(self, notes: TransformersStepNotes, group: int, allocator: Any, hooks: Hooks) -> None:
-        self._notes, self._group = notes, group
+    def __init__(self, recorder: TransformersRecorder, group: int, allocator: Any, hooks: Hooks) -> None:
+        self._recorder, self._group = recorder, group
         self._tables: dict[str, list[int]] = allocator.block_table
         self._hash_of: dict[int, int] = allocator.ledger.block_to_hash
-        hooks.around(allocator, "allocate_cache_to_request", self._num_blocks, self._gave)
+        hooks.around(allocator, "allocate_cache_to_request", self._num_blocks, self._allocated)
         hooks.around(allocator, "mark_complete_blocks", self._table, self._completed)
         hooks.before(allocator, "free_blocks", self._releases)
         hooks.after(allocator, "acquire_prefix_blocks", self._hit)
@@ -275,11 +275,11 @@ class _GroupNotes:
     def _num_blocks(self, request_id: str, *_: Any, **__: Any) -> int:
         return len(self._tables.get(request_id, ()))
 
-    def _gave(self, num_before: int, result: None, request_id: str, *_: Any, **__: Any) -> None:
+    def _allocated(self, num_before: int, result: None, request_id: str, *_: Any, **__: Any) -> None:
         table = self._tables[request_id]
         if len(table) > num_before:
             new = table[num_before:]
-            self._notes.touch(self._group, new, "gave", self._group, request_id, num_before, new)
+            self._recorder.touch(self._group, new, "gave", self._group, request_id, num_before, new)
 
     def _table(self, request_id: str, *_: Any, **__: Any) -> list[int]:
         return list(self._tables.get(request_id, ()))
@@ -289,24 +289,24 @@ class _GroupNotes:
         while end and table[end - 1] not in self._hash_of:
             end -= 1
         first = max(0, end - new_new_blocks)
-        self._notes.complete(self._group, request_id, first, before[first:end])
+        self._recorder.complete(self._group, request_id, first, before[first:end])
 
     def _releases(self, request_id: str, *_: Any, **__: Any) -> None:
         table = self._tables.get(request_id)
         if table is not None:
-            self._notes.touch(self._group, table[:], "released", self._group, request_id)
+            self._recorder.touch(self._group, table[:], "released", self._group, request_id)
 
     def _hit(self, result: None, request_id: str, prefix_len: int, *_: Any, **__: Any) -> None:
         blocks = self._tables[request_id][:]
-        self._notes.touch(self._group, blocks, "hit", self._group, request_id, blocks, prefix_len)
+        self._recorder.touch(self._group, blocks, "hit", self._group, request_id, blocks, prefix_len)
 
     def _forked(self, result: Any, source_id: str, request_id: str, *_: Any, **__: Any) -> None:
         table, copied = self._tables[request_id][:], result[1]
-        self._notes.touch(self._group, table, "shared", self._group, request_id, table, copied[:])
+        self._recorder.touch(self._group, table, "shared", self._group, request_id, table, copied[:])
 
     def _evicted(self, blocks: list[int], *_: Any, **__: Any) -> None:
         if blocks:
-            self._notes.evict(self._group, blocks)
+            self._recorder.evict(self._group, blocks)
 
 
 def _rows(ledger: Any, blocks: list[int]) -> Touched:

@@ -13,11 +13,11 @@ from tests.inside.fake_sglang import Batch, Request, Scheduler
 
 from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.sglang import notes as notes_module
-from kvscope_inside.sglang.facts import hello_of
-from kvscope_inside.sglang.notes import SglangStepNotes
+from kvscope_inside.sglang import sglang_recorder
 from kvscope_inside.sglang.pages import MAX_ENTRIES, reader_of
 from kvscope_inside.sglang.pools import pools_of
+from kvscope_inside.sglang.sglang_facts import hello_of
+from kvscope_inside.sglang.sglang_recorder import SglangRecorder
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_inside.sglang.text_hashes import text_sums
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
@@ -27,8 +27,8 @@ from kvscope_telemetry.messages.telemetry import Event, Frame
 
 @pytest.fixture(autouse=True)
 def _no_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
-    monkeypatch.setattr(notes_module, "COPIES_PER_S", 1_000_000_000)
+    monkeypatch.setattr("kvscope_inside.sglang.sglang_facts._version", lambda: "0.0")
+    monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", 1_000_000_000)
 
 
 class Told:
@@ -44,7 +44,7 @@ class Told:
         pools = pools_of(self.scheduler)
         self.reader = reader_of(self.scheduler.req_to_token_pool.req_to_token, pools)
         self.state = CacheState(hello_of(self.scheduler, 7))
-        self.notes = SglangStepNotes(self.scheduler, self.hooks, self.reader, lambda: None)
+        self.recorder = SglangRecorder(self.scheduler, self.hooks, self.reader, lambda: None)
         self.translator = SglangTranslator(self.state, pools=pools, drafts_per_step=drafts_per_step, name_of=name_of)
         self.frames: list[Frame] = []
 
@@ -65,8 +65,8 @@ class Told:
 
     def tell(self) -> list[Event]:
         told, is_whole = [], False
-        while self.notes.notes:
-            note = self.notes.notes.popleft()
+        while self.recorder.records:
+            note = self.recorder.records.popleft()
             self.frames.append(self.translator.apply(note))
             told += self.frames[-1].events
             is_whole = note.pages is not None and note.pages.is_whole
@@ -119,7 +119,7 @@ class Told:
 def test_whatever_happens_is_told_as_it_is(
     page_size: int, copies_per_s: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notes_module, "COPIES_PER_S", copies_per_s)
+    monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", copies_per_s)
     told, chance = Told(num_pages=14 * 4 // page_size, page_size=page_size), random.Random(seed)
     prefixes = [[chance.randrange(50) for _ in range(12)] for _ in range(3)]
     kinds: set[str] = set()
@@ -183,7 +183,7 @@ def test_a_prefix_that_was_evicted_is_missed_with_its_step() -> None:
 def test_an_eviction_is_for_the_first_that_is_not_served_by_what_was_free(num_free: int, who: int) -> None:
     told = Told(num_pages=9)
     requests = [Request(f"r{number}", [], extend_len=need) for number, need in enumerate([4, 0, 6, 4])]
-    asking = told.notes._asking
+    asking = told.recorder._beneficiary
     assert asking.first(num_free) is None
     asking._extends(Batch(None, requests))
     assert asking.first(num_free) is requests[who]
@@ -231,8 +231,8 @@ def test_the_same_text_of_another_adapter_is_another_text() -> None:
     told.add("second", list(range(9)), 1, extra_key="other")
     told.scheduler.step()
     told.scheduler.step()
-    while told.notes.notes:
-        told.translator.apply(told.notes.notes.popleft())
+    while told.recorder.records:
+        told.translator.apply(told.recorder.records.popleft())
     assert len(set(told.state.ledger.hash.tolist()) - before) == 2
 
 
@@ -256,10 +256,12 @@ def test_what_keeps_like_texts_apart_is_told(more: dict[str, str], missed: str, 
     told.scheduler.tree_cache.match = lambda tokens: []  # type: ignore[method-assign] # the tree of the other
     told.add("second", list(range(9)) if more else list(range(1, 10)), 1, **more)
     told.scheduler.step()
-    while told.notes.notes:
-        told.frames.append(told.translator.apply(told.notes.notes.popleft()))
+    while told.recorder.records:
+        told.frames.append(told.translator.apply(told.recorder.records.popleft()))
     assert missed in by_kind(list(told.frames[-1].events), "admitted").cause
-    (page,) = {each for each in np.flatnonzero(told.state.ledger.owner == 2) if told.translator.pages.places[each] == 1}
+    (page,) = {
+        each for each in np.flatnonzero(told.state.ledger.owner == 2) if told.translator.pages.positions[each] == 1
+    }
     (content,) = told.translator.contents([page])
     assert content.token_ids[:4] == ((4, 5, 6, 7) if more else (5, 6, 7, 8))
     assert content.notes == notes
@@ -317,12 +319,14 @@ def test_batches_say_who_prefills_and_who_decodes() -> None:
     assert sizes[:4] == [(12, 0), (2, 0), (0, 1), (0, 1)]
 
 
-@pytest.mark.parametrize("hook", ["_launches", "_after_results", "_added", "_got_rows", "_gives_row", "_pages"])
+@pytest.mark.parametrize(
+    "hook", ["_launches", "_after_results", "_added", "_allocated_rows", "_releases_row", "_pages"]
+)
 def test_a_hook_that_raises_ends_ours_and_sglang_goes_on(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(SglangStepNotes, hook, broken)
+    monkeypatch.setattr(SglangRecorder, hook, broken)
     told, plain = Told(num_pages=30), Scheduler(num_pages=30)
     for each in (told.scheduler, plain):
         each.add(Request("a", list(range(9)), 6))
@@ -343,5 +347,5 @@ def test_methods_that_are_missing_are_named() -> None:
     hooks = Hooks(lambda name, error: None)
     scheduler = Older()
     reader = reader_of(scheduler.req_to_token_pool.req_to_token, pools_of(scheduler))
-    SglangStepNotes(scheduler, hooks, reader, lambda: None)
+    SglangRecorder(scheduler, hooks, reader, lambda: None)
     assert hooks.missing == ["send_abort_output"]

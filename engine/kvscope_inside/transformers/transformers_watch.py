@@ -22,9 +22,9 @@ from kvscope_inside.endpoints import ENDPOINT, free_file, keys_for
 from kvscope_inside.engine_log import engine_log
 from kvscope_inside.hooks import Hooks
 from kvscope_inside.publisher import Publisher
-from kvscope_inside.teller import Teller, end_after
-from kvscope_inside.transformers.facts import Rows, hello_of, memory_of
-from kvscope_inside.transformers.notes import TransformersStepNotes
+from kvscope_inside.publishing_thread import PublishingThread, close_after_error
+from kvscope_inside.transformers.transformers_facts import LedgerRows, hello_of, memory_of
+from kvscope_inside.transformers.transformers_recorder import TransformersRecorder
 from kvscope_inside.transformers.transformers_translator import TransformersTranslator
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.producer.cache_state import CacheState
@@ -60,22 +60,24 @@ class TransformersWatch:
         """Endpoint to which a desktop attaches."""
         self._manager, self._record = manager, record
         self._hooks = Hooks(self._fail)
-        self._cache: _CacheWatch | None = None
-        self._keeps_cache = self._is_closed = False
+        self._cache: _CacheWatcher | None = None
+        self._is_cache_reused = self._is_closed = False
         hooks = self._hooks
-        hooks.after(manager, "_create_batch_processor", lambda processor: self._made(processor))
-        self._stop_form = inspect.signature(manager.stop)
+        hooks.after(manager, "_create_batch_processor", lambda processor: self._created_processor(processor))
+        self._stop_signature = inspect.signature(manager.stop)
         hooks.before(manager, "stop", self._stops)
-        hooks.after(manager, "join", lambda *_, **__: self._let_go())
-        hooks.after(manager, "stop", lambda *_, **__: self._let_go())
+        hooks.after(manager, "join", lambda *_, **__: self._release_cache())
+        hooks.after(manager, "stop", lambda *_, **__: self._release_cache())
         processor = manager.batch_processor
         if processor is None:
             return
         if manager.is_running():
-            hooks.before(manager, "_generation_loop_body", lambda processor, *_, **__: self._made(processor))
+            hooks.before(
+                manager, "_generation_loop_body", lambda processor, *_, **__: self._created_processor(processor)
+            )
             return
         try:
-            self._begin(processor)
+            self._start(processor)
         except BaseException:
             hooks.remove()
             raise
@@ -96,25 +98,25 @@ class TransformersWatch:
 
     # Called on the manager's threads.
 
-    def _made(self, processor: Any) -> None:
+    def _created_processor(self, processor: Any) -> None:
         """Begin to watch the processor's cache unless it is watched already."""
-        if self._cache is None or not self._cache.is_of(processor):
-            self._begin(processor)
+        if self._cache is None or not self._cache.watches(processor):
+            self._start(processor)
 
-    def _begin(self, processor: Any) -> None:
+    def _start(self, processor: Any) -> None:
         if self._cache is not None:
             self._cache.close()
         record = None if self._record is None else free_file(self._record)
-        self._cache = _CacheWatch(self._manager, processor, self.endpoint, record, self._fail)
+        self._cache = _CacheWatcher(self._manager, processor, self.endpoint, record, self._fail)
 
     def _stops(self, *args: Any, **kwargs: Any) -> None:
-        self._keeps_cache = bool(self._stop_form.bind(*args, **kwargs).arguments.get("keep_for_next_session"))
+        self._is_cache_reused = bool(self._stop_signature.bind(*args, **kwargs).arguments.get("keep_for_next_session"))
 
-    def _let_go(self) -> None:
+    def _release_cache(self) -> None:
         """Drop references to a stopped manager's cache, so that its memory is freed, unless it is kept for the next
         session.
         """
-        if self._cache is not None and not self._keeps_cache and not self._manager.is_running():
+        if self._cache is not None and not self._is_cache_reused and not self._manager.is_running():
             self._cache.close()
             self._cache = None
 
@@ -123,24 +125,24 @@ class TransformersWatch:
         if self._is_closed:
             return
         self._is_closed = True
-        end_after(error, name, engine_log("transformers"), "generation", self.close)
+        close_after_error(error, name, engine_log("transformers"), "generation", self.close)
 
 
-class _CacheWatch:
+class _CacheWatcher:
     """Watches one batch processor and its cache."""
 
     def __init__(self, manager: Any, processor: Any, endpoint: str, record: Path | None, fail: Any) -> None:
         self._processor = processor
-        self._teller = Teller("transformers", engine_log("transformers"), on_failure=fail)
-        hooks = self._teller.hooks
+        self._thread = PublishingThread("transformers", engine_log("transformers"), on_failure=fail)
+        hooks = self._thread.hooks
         hello = hello_of(manager, processor, secrets.randbits(48))
         state = CacheState(hello)
         module = import_module("transformers.generation.continuous_batching.cache_allocators.cache_allocator")
-        translator = TransformersTranslator(state, Rows.of(processor.cache), module.compute_block_hash)
+        translator = TransformersTranslator(state, LedgerRows.of(processor.cache), module.compute_block_hash)
         name = str(getattr(manager.model.config, "_name_or_path", "") or "")
         detokenizer = DetokenizerProcess(name)
-        with self._teller.beginning():
-            notes = TransformersStepNotes(processor, hooks)
+        with self._thread.installing_hooks():
+            recorder = TransformersRecorder(processor, hooks)
             publisher = Publisher(
                 endpoint,
                 state,
@@ -149,13 +151,13 @@ class _CacheWatch:
                 contents=translator.contents,
                 texts=detokenizer.texts if name else None,
                 memory=lambda: memory_of(manager.model, processor, hello.epoch),
-                tell=engine_log("transformers").warning,
+                on_problem=engine_log("transformers").warning,
             )
-        self._teller.start(publisher, endpoint, notes, translator.apply, ends=[detokenizer.close])
+        self._thread.start(publisher, endpoint, recorder, translator.apply, on_close=[detokenizer.close])
 
-    def is_of(self, processor: Any) -> bool:
+    def watches(self, processor: Any) -> bool:
         return self._processor is processor
 
     def close(self, reason: str = "") -> None:
-        """Publish the remaining notes, then a goodbye. Idempotent."""
-        self._teller.close(reason)
+        """Publish the remaining records, then a goodbye. Idempotent."""
+        self._thread.close(reason)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from kvscope_inside.cached_texts import BlockNotes
 
-MAX_KNOWN: Final = 10_000
+MAX_BEGINNINGS: Final = 10_000
 """Maximum number of text beginnings that are remembered, the newest."""
 NameOf = Callable[[str], str | None]
 """Function that returns an adapter's name for SGLang's id of it; None if unknown."""
@@ -34,8 +34,8 @@ class TextKey(NamedTuple):
         return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=8).digest(), "little")
 
     def notes(self) -> BlockNotes:
-        words = zip(("LoRA", "Cache salt", "Extra key"), self, strict=True)
-        return tuple((name, value) for name, value in words if value)
+        labels = zip(("LoRA", "Cache salt", "Extra key"), self, strict=True)
+        return tuple((name, value) for name, value in labels if value)
 
 
 def key_of(request: Any, name_of: NameOf = lambda _: None) -> TextKey:
@@ -55,20 +55,20 @@ def media_of(request: Any) -> list[tuple[str, int, int]]:
     return found
 
 
-class Beginnings:
+class TextBeginnings:
     """Keys under which texts with equal first pages are cached. Used on the publishing thread only."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, dict[TextKey, int]] = OrderedDict()
 
-    def note(self, plain: int, key: TextKey, own: int) -> None:
+    def record(self, plain: int, key: TextKey, own: int) -> None:
         """Record a text whose first page has the hash `plain` without its key and `own` with it."""
         self._known.setdefault(plain, {})[key] = own
         self._known.move_to_end(plain)
-        while len(self._known) > MAX_KNOWN:
+        while len(self._known) > MAX_BEGINNINGS:
             self._known.popitem(last=False)
 
-    def missed(self, plain: int, key: TextKey, is_cached: Callable[[int], bool]) -> str:
+    def explain_miss(self, plain: int, key: TextKey, is_cached: Callable[[int], bool]) -> str:
         """Return why a text's first page is not cached: "adapter", "salt", or "new"."""
         others = self._known.get(plain, {})
         for other, own in others.items():

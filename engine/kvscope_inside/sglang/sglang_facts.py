@@ -69,7 +69,7 @@ def hello_of(scheduler: Any, epoch: int, *, num_ranks: int = 1, knows_free: bool
     """Return the hello for the scheduler's pools. The first row is the page to which padding is written."""
     pools = pools_of(scheduler)
     groups = _groups(scheduler, pools)
-    api = api_of("sglang", said=_said_of_api(scheduler.server_args))
+    api = api_of("sglang", said=_api_description(scheduler.server_args))
     return Hello(
         epoch=epoch,
         time_ns=time.monotonic_ns(),
@@ -120,7 +120,7 @@ def _page_bytes(pools: Pools) -> int:
     return sum(parts) if all(parts) else 0
 
 
-def _said_of_api(args: Any) -> str:
+def _api_description(args: Any) -> str:
     """Return http://HOST:PORT of SGLang's server; empty if it has none."""
     host, port = getattr(args, "host", ""), getattr(args, "port", 0)
     scheme = "https" if getattr(args, "ssl_keyfile", None) else "http"

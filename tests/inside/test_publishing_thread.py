@@ -12,7 +12,7 @@ from tests.engines.watching import FrameByFrame
 from tests.inside.conftest import hello_of
 
 from kvscope_inside import CacheState, Publisher
-from kvscope_inside.teller import Teller
+from kvscope_inside.publishing_thread import PublishingThread
 from kvscope_telemetry.errors import EndpointInUse
 from kvscope_telemetry.messages.telemetry import Frame
 
@@ -27,27 +27,27 @@ class Watched:
 
     def __init__(self, endpoint: str, *, waits_for: int = 1000) -> None:
         self.engine, self.state = Engine(), CacheState(hello_of())
-        self.told = SimpleNamespace(notes=deque[int](), step_started_ns=0)
-        self.teller = Teller("Mine", logging.getLogger("mine"))
-        with self.teller.beginning():
-            self.teller.hooks.after(self.engine, "step", self.note)
+        self.told = SimpleNamespace(records=deque[int](), step_started_ns=0)
+        self.thread = PublishingThread("Mine", logging.getLogger("mine"))
+        with self.thread.installing_hooks():
+            self.thread.hooks.after(self.engine, "step", self.note)
             self.publisher = Publisher(endpoint, self.state)
         self.watcher = FrameByFrame(endpoint)
         self.watcher.begin()
         self.ended: list[str] = []
-        self.teller.start(
+        self.thread.start(
             self.publisher,
             endpoint,
             self.told,
             self.apply,
-            can_tell=lambda number: number < waits_for,
-            ends=[lambda: self.ended.append("ended")],
+            can_publish=lambda number: number < waits_for,
+            on_close=[lambda: self.ended.append("ended")],
         )
 
     def note(self, result: int, number: int) -> None:
         if number == 13:
             raise RuntimeError("ours")
-        self.told.notes.append(number)
+        self.told.records.append(number)
 
     def apply(self, number: int) -> Frame:
         return self.state.frame(number, number)
@@ -63,8 +63,8 @@ def test_steps_are_told_in_order_and_those_that_must_wait_wait(endpoint: str) ->
     for number in range(1, 8):
         assert watched.engine.step(number) == 2 * number
     assert [frame.step for frame in watched.watcher.frames(0.3)] == [1, 2, 3, 4]
-    watched.teller.close()
-    watched.teller.close()
+    watched.thread.close()
+    watched.thread.close()
     assert watched.ended == ["ended"]
     assert "step" not in vars(watched.engine), "the engine is as it was"
     watched.watcher.close()
@@ -73,7 +73,7 @@ def test_steps_are_told_in_order_and_those_that_must_wait_wait(endpoint: str) ->
 def test_what_was_noted_is_told_before_the_goodbye(endpoint: str) -> None:
     watched = Watched(endpoint)
     watched.engine.step(1)
-    watched.teller.close("the end")
+    watched.thread.close("the end")
     assert [frame.step for frame in watched.watcher.frames(0.3)] == [1]
     watched.watcher.close()
 
@@ -83,40 +83,40 @@ def test_a_hook_that_raises_ends_it_and_the_engine_goes_on(endpoint: str, caplog
     assert watched.engine.step(13) == 26
     assert watched.watcher.goodbye(5).endswith("RuntimeError in step: ours")
     assert watched.engine.step(14) == 28
-    assert not watched.told.notes
+    assert not watched.told.records
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
-        "kvscope stopped watching: RuntimeError in step: ours; Mine goes on"
+        "kvscope stopped watching: RuntimeError in step: ours; Mine continues"
     ]
     watched.watcher.close()
 
 
 def test_where_it_cannot_begin_no_hook_stays(endpoint: str) -> None:
     first = Watched(endpoint)
-    engine, teller = Engine(), Teller("Mine", logging.getLogger("mine"))
+    engine, thread = Engine(), PublishingThread("Mine", logging.getLogger("mine"))
 
     def begin() -> None:
-        with teller.beginning():
-            teller.hooks.after(engine, "step", lambda *_: None)
+        with thread.installing_hooks():
+            thread.hooks.after(engine, "step", lambda *_: None)
             Publisher(endpoint, CacheState(hello_of()))
 
     with pytest.raises(EndpointInUse):
         begin()
     assert "step" not in vars(engine)
-    first.teller.close()
+    first.thread.close()
     first.watcher.close()
 
 
 def test_a_method_that_is_not_there_is_told_by_name(endpoint: str) -> None:
-    teller, state = Teller("Mine", logging.getLogger("mine")), CacheState(hello_of())
-    teller.hooks.before(Engine(), "swap", lambda *_: None)
+    thread, state = PublishingThread("Mine", logging.getLogger("mine")), CacheState(hello_of())
+    thread.hooks.before(Engine(), "swap", lambda *_: None)
     publisher = Publisher(endpoint, state)
     watcher = FrameByFrame(endpoint)
     watcher.begin()
-    told = SimpleNamespace(notes=deque([1]), step_started_ns=0)
-    teller.start(publisher, endpoint, told, lambda number: state.frame(number, number))
+    told = SimpleNamespace(records=deque([1]), step_started_ns=0)
+    thread.start(publisher, endpoint, told, lambda number: state.frame(number, number))
     (frame,) = watcher.frames(0.3)
     assert [event.cause for event in frame.events] == [
-        "this version of Mine does not have swap: what they tell is unknown"
+        "this version of Mine does not have swap: what they report is unknown"
     ]
-    teller.close()
+    thread.close()
     watcher.close()
