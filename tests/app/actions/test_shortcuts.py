@@ -63,9 +63,9 @@ def test_changed_shortcut_takes_effect_and_is_saved(editor, window, session, set
     window.page_map.canvas.setFocus()
     qtbot.waitUntil(window.isActiveWindow)
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Space)
-    assert not session.timeline.paused
+    assert not session.timeline.is_paused
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
-    assert session.timeline.paused
+    assert session.timeline.is_paused
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])

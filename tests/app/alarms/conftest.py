@@ -9,7 +9,7 @@ from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 from tests.telemetry.alarms.receiver import open_receiver
 
-from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.disk_history import DiskHistory
 from kvscope_app.session.recording.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
@@ -28,7 +28,7 @@ def window(make_window, settings, tmp_path, qtbot):
     with closing(SimulatedServer(SimulatedEngine(num_blocks=100, num_running=6), endpoint, rate=25.0)):
         source = LiveSource(endpoint)
         session = Session(source)
-        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.set_disk_history(DiskHistory(make_ring(settings), source.set_sink))
         made = make_window(session, with_views=("timeline", "bookmarks"))
         session.start()
         qtbot.waitUntil(lambda: len(session.overview) >= 2 and session.timeline.range_ns is not None, timeout=WAIT_MS)
@@ -48,7 +48,7 @@ def open_playback_window(make_window, qtbot):
         sessions.append(session)
         made = make_window(session, with_views=with_views)
         session.start()
-        qtbot.waitUntil(lambda: session.is_overview_whole and len(session.overview) > 0, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: session.is_overview_complete and len(session.overview) > 0, timeout=WAIT_MS)
         return made
 
     yield open_window
@@ -72,7 +72,7 @@ def wait_for_seek(qtbot):
         qtbot.waitUntil(
             lambda: (
                 session.timeline.player is not None
-                and session.timeline.cursor.point.has_state
+                and session.timeline.cursor.viewpoint.has_state
                 and not session.timeline.cursor.is_seeking
                 and not session.timeline.cursor._source._spans  # and the updates found there are applied
             ),

@@ -313,11 +313,11 @@ def test_live_alarm_bookmarks_are_saved_in_the_recent_history(window, qtbot):
     window.themes.settings.change(alarm_rules=(SOON,))
     qtbot.waitUntil(lambda: window.alarm_strip.isVisible(), timeout=WAIT_MS)
     assert [mark.kind for mark in session.bookmarks.shown] == [KV_USAGE]
-    assert session.kept.ring.flush(60.0)
-    ring_recording = Recording.open(session.kept.ring.folder, origin_ns=session.kept.ring.origin_ns)
+    assert session.disk_history.ring.flush(60.0)
+    ring_recording = Recording.open(session.disk_history.ring.folder, origin_ns=session.disk_history.ring.origin_ns)
     assert list(settled(ring_recording.bookmarks()).values()) == session.bookmarks.shown
     window.alarm_strip.go.click()
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     qtbot.waitUntil(lambda: session.timeline.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)
 
 
@@ -387,7 +387,7 @@ def test_recording_shows_bookmarks_where_alarms_would_have_fired(
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 1, timeout=WAIT_MS)
     (mark,) = session.bookmarks.shown
     assert mark.kind == KV_USAGE
-    assert not session.bookmarks.is_kept(mark)
+    assert not session.bookmarks.is_stored(mark)
     assert not window.alarm_strip.isVisible()  # no alarm fires live
     window.themes.settings.change(alarm_rules=())
     assert session.bookmarks.shown == []

@@ -43,7 +43,7 @@ def test_bookmark_exists_before_its_name_is_typed(window, qtbot):
     assert session.bookmarks.shown == [made]
     named = add_named_bookmark(window, qtbot, "a spike")
     assert named.text == "a spike"
-    assert not session.timeline.paused  # adding a bookmark does not move the cursor
+    assert not session.timeline.is_paused  # adding a bookmark does not move the cursor
     window.focus_view("bookmarks")
     window.views["bookmarks"].refresh()
     assert [line.partition("  ")[2] for line in listed_bookmarks(window)] == ["Bookmark", "a spike"]
@@ -51,8 +51,8 @@ def test_bookmark_exists_before_its_name_is_typed(window, qtbot):
 
 def test_next_previous_and_list_clicks_move_the_cursor_to_the_bookmark(window, qtbot, wait_for_seek):
     session, view = window.session, window.views["bookmarks"]
-    assert session.kept.ring.flush(60.0)  # flush, so that the bookmarked times can be read
-    first, last = session.kept.range_ns
+    assert session.disk_history.ring.flush(60.0)  # flush, so that the bookmarked times can be read
+    first, last = session.disk_history.range_ns
     session.bookmarks.add(first + (last - first) // 4, "one")
     session.bookmarks.add(first + (last - first) // 2, "two")
     one, two = session.bookmarks.shown
@@ -83,7 +83,7 @@ def test_bookmarks_are_renamed_deleted_and_restored_in_the_list(window, qtbot):
     view.list.setCurrentIndex(view.model.index(0, 0))
     view.rename.click()
     editor = view.list.viewport().findChild(QLineEdit)
-    session.bookmarks.say([new_bookmark(session.timeline.cursor_ns, "rings meanwhile", "kv_usage")])
+    session.bookmarks.add_revisions([new_bookmark(session.timeline.cursor_ns, "rings meanwhile", "kv_usage")])
     qtbot.keyClick(editor, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
     qtbot.keyClicks(editor, "right")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
@@ -135,7 +135,7 @@ def test_loop_repeats_until_escape_is_pressed(window, qtbot, wait_for_seek):
     session, actions = window.session, window.actions_by_name
     qtbot.waitUntil(lambda: len(session.overview) >= 3, timeout=WAIT_MS)
     begin_ns = session.timeline.range_ns[0] + SECOND_NS // 2
-    assert session.kept.ring.flush(60.0)
+    assert session.disk_history.ring.flush(60.0)
     session.timeline.go_to(begin_ns)
     wait_for_seek(session)
     actions["loop_begin"].trigger()
@@ -154,7 +154,7 @@ def test_loop_repeats_until_escape_is_pressed(window, qtbot, wait_for_seek):
         return turns >= 2
 
     qtbot.waitUntil(has_turned, timeout=WAIT_MS)
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     assert actions["clear"].shortcut().toString() == "Esc"
     actions["clear"].trigger()
     assert session.timeline.loop.range_ns is None
@@ -212,9 +212,11 @@ def test_bookmarks_are_saved_with_recordings_and_edits_leave_the_file_unchanged(
     gone = add_named_bookmark(window, qtbot, "gone")
     window.session.bookmarks.delete([gone])
     path = tmp_path / "kept.mcap"
-    qtbot.waitUntil(lambda: (window.session.kept.range_ns or (0, 0))[1] > made.time_ns + SECOND_NS, timeout=WAIT_MS)
+    qtbot.waitUntil(
+        lambda: (window.session.disk_history.range_ns or (0, 0))[1] > made.time_ns + SECOND_NS, timeout=WAIT_MS
+    )
     task = keep_last(window, 600.0, str(path))
-    qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert in_order(settled(Recording.open(path).bookmarks()).values()) == [made]
     whole = path.read_bytes()
 

@@ -32,8 +32,8 @@ def test_idle_states_are_entered_and_undone(engine, session, make_window, qtbot)
     window = make_window(session, with_views=True, size=(1500, 900))
     ways = {name: (begin, end) for name, begin, end in ways_to_rest(window)}
     ways["paused"][0]()
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     ways["paused"][1]()
-    assert not session.timeline.paused
+    assert not session.timeline.is_paused
     ways["every_view"][0]()
     assert all(window.docks[name].isVisible() and window.docks[name].isFloating() for name in EVERY_VIEW)

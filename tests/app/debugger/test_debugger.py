@@ -150,7 +150,7 @@ def test_buttons_of_the_paused_bar_are_disabled_for_viewers(engine, session, win
 def test_selected_request_can_be_preempted_and_aborted(engine, session, window):
     actions = window.actions_by_name
     assert "No request is selected" in actions["preempt_swap"].toolTip()
-    session.select_request(3)
+    session.selection.select_request(3)
     assert actions["preempt_recompute"].text() == "Preempt request #3 (recompute)"
     actions["preempt_recompute"].trigger()
     assert engine.source.sent[-1] == Preempt(number=3, how="recompute", tag=engine.source.sent[-1].tag)
@@ -159,7 +159,7 @@ def test_selected_request_can_be_preempted_and_aborted(engine, session, window):
     actions["abort_request"].trigger()
     (question,) = window.findChildren(QMessageBox)
     assert "Abort request chat-3?" in question.text()
-    session.select_request(None)
+    session.selection.select_request(None)
     next(button for button in question.buttons() if button.text().startswith("Abort")).click()
     assert engine.source.sent[-1] == Abort(request_id="chat-3", anyones=True)
     engine.source.replies.append(Done(request_id="chat-3"))
@@ -172,7 +172,7 @@ def test_waiting_request_cannot_be_preempted(engine, session, window, poll):
     engine.request(6, state=3)
     poll(session)
     set_status(engine, session)
-    session.select_request(5)
+    session.selection.select_request(5)
     assert "waiting" in window.actions_by_name["preempt_swap"].toolTip()
     assert window.actions_by_name["abort_request"].isEnabled()
 
@@ -206,7 +206,7 @@ def test_actions_that_the_engine_refuses_are_disabled_and_say_why(
     poll(session)
     window = make_window(session)
     set_status(engine, session)
-    session.select_request(3)
+    session.selection.select_request(3)
     select_block(window, 4)
     names = ("preempt_swap", "preempt_recompute", "pin_block", "pin_prefix", "pin_request", "limits")
     disabled = {name: window.actions_by_name[name] for name in names if not window.actions_by_name[name].isEnabled()}
@@ -250,7 +250,7 @@ def test_pin_is_disabled_if_an_unfinished_request_would_have_too_few_blocks(engi
     assert not actions["pin_prefix"].isEnabled()
     reason = "Pinning these would leave 62 of 64 blocks to others, and request 4 may need 63"
     assert actions["pin_prefix"].toolTip() == reason
-    session.select_request(2)
+    session.selection.select_request(2)
     assert actions["pin_request"].toolTip() == reason
     send_heartbeat(engine, poll, session, pinned=pack_block_ids(40))
     set_status(engine, session)
@@ -281,10 +281,10 @@ def test_pin_is_enabled_for_blocks_that_the_largest_request_uses_or_may_reuse(en
 
 
 def test_blocks_of_the_selected_request_are_pinned_or_evicted_together(engine, session, window):
-    session.select_request(2)
+    session.selection.select_request(2)
     window.actions_by_name["evict_request"].trigger()
     assert engine.source.sent[-1].blocks == (8, 9)
-    session.select_request(3)
+    session.selection.select_request(3)
     assert not window.actions_by_name["evict_request"].isEnabled()
     window.actions_by_name["pin_request"].trigger()
     assert engine.source.sent[-1].blocks == (4,)
@@ -311,7 +311,7 @@ def test_pinned_block_is_marked_on_the_page_map(engine, session, window, poll):
 
 def test_block_and_request_actions_are_disabled_in_the_past(engine, session, window):
     select_block(window, 8)
-    session.select_request(3)
+    session.selection.select_request(3)
     session.timeline.pause()
     set_status(engine, session)
     for name in (*OF_BLOCK, *OF_REQUEST):

@@ -15,7 +15,7 @@ from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetW
 from kvscope_app.fleet.map_picture import SIZE, cells, map_pixmap
 from kvscope_app.ui.number_text import NOTHING
 from kvscope_app.ui.theme import DARK
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
@@ -70,7 +70,7 @@ def opened_addresses():
 def make_fleet(qtbot, tmp_path):
     """Return a function that creates a fleet window with four engines; `attach` is called to open an engine."""
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
-    themes = ThemeKeeper(QApplication.instance(), settings, "dark")
+    themes = ThemeManager(QApplication.instance(), settings, "dark")
     windows = []
 
     def make(attach):

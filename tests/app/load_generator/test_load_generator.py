@@ -208,11 +208,11 @@ def test_load_settings_are_saved_and_restored(engine, session, qtbot, tmp_path):
     first.rate.setValue(2.5)
     first.longest.setValue(1024)
     first.shortest.setValue(8)
-    first.remember(kept)
-    second.recall(kept)
+    first.save_settings(kept)
+    second.restore_settings(kept)
     assert second.settings() == chosen
     kept.setValue(LOAD, '{"pace": "no such thing"}')
-    third.recall(kept)
+    third.restore_settings(kept)
     assert third.settings() == LoadSettings()
 
 
@@ -224,9 +224,9 @@ def test_load_view_starts_and_stops_with_one_button(engine, session, qtbot):
     session.status_changed.emit()
     assert view.button.isEnabled()
     view.concurrency.setValue(2)
-    session.select_request(1)
+    session.selection.select_request(1)
     view.button.click()
-    assert session.selected_request is None, "starting the load clears the selection"
+    assert session.selection.request is None, "starting the load clears the selection"
     assert len(submitted_ids(engine)) == 2
     assert view.button.text() == "Stop"
     view.concurrency.setValue(3)

@@ -101,7 +101,7 @@ def test_video_is_made_in_the_background(playback_window, tmp_path, qtbot):
     dialog.reject()
     assert (wish.path.name, wish.suffix, wish.from_s, wish.until_s) == ("x.apng", ".apng", 1.0, 2.0)
     task = make_video(playback_window, wish)
-    qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert task.work.failure == ""
     assert wish.path.read_bytes().startswith(b"\x89PNG")
     qtbot.waitUntil(lambda: "The video is in" in playback_window.statusBar().currentMessage(), timeout=WAIT_MS)
@@ -114,7 +114,7 @@ def test_cancelled_video_leaves_no_file(playback_window, tmp_path, qtbot):
     task = make_video(playback_window, wish)
     qtbot.waitUntil(lambda: task.work.share > 0, timeout=WAIT_MS)
     task.work.cancel()
-    qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("x")]
 
 

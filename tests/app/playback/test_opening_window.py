@@ -70,7 +70,7 @@ def test_cancel_button_cancels_the_opening(blocked_opening, qtbot):
     window = OpeningWindow(opening)
     window.show()
     window.button.click()
-    qtbot.waitUntil(lambda: opening.is_over, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: opening.is_finished, timeout=WAIT_MS)
     assert opening.recording is None
 
 
