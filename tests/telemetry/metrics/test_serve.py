@@ -43,7 +43,7 @@ def test_metrics_process_reports_only_what_vllm_does_not(endpoint: str, monkeypa
         metrics = MetricsProcess(endpoint, 1, said.append)
         try:
             wait_for(lambda: "kvscope_up 1.0" in page_at(port), "a page")
-            with publisher.telling():
+            with publisher.updating():
                 state.set_blocks([3, 4], state=BlockState.ACTIVE, ref_count=1, group=1)
                 publisher.publish(state.frame(1, 5, timings=Timings(10, 20, 0, 30, 2_000_000_000)))
             labels = 'engine="0",model_name="theirs"'
