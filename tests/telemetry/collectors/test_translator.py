@@ -360,9 +360,7 @@ def test_no_frame_is_lost_while_the_pool_grows() -> None:
     for number in range(1, 40):
         driver.apply_events(stored(3 * number, 3 * number + 1), stored(number, medium="CPU"))
         driver.translator.restate()
-        driver.translator.read(
-            READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True
-        )
+        driver.translator.read(READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True)
         driver.publish_messages()
     for message in driver.messages:
         follower += sum(summary.num_lost_frames for summary in summarizer.add_message(message, driver.now_ns))
