@@ -35,7 +35,7 @@ def compare_with(window: SessionWindow, path: str) -> None:
 
 
 def _open_own(window: SessionWindow, other: Recording) -> None:
-    work = _own(window.session)
+    work = _copy_of_recording(window.session)
 
     def done() -> None:
         if work.made is not None and window.openers.compare is not None:
@@ -46,7 +46,7 @@ def _open_own(window: SessionWindow, other: Recording) -> None:
     Task(window, work, "Opening the timeline", done)
 
 
-def _own(session: Session) -> Background[Recording]:
+def _copy_of_recording(session: Session) -> Background[Recording]:
     """Open a separate handle on the session's recording, because each handle is read by one thread."""
     handle = session.own_handle()
     assert handle is not None, "a session without a past"

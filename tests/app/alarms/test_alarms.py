@@ -95,7 +95,7 @@ def test_renamed_bookmark_of_an_alarm_that_goes_on_keeps_its_name(scripted, sess
 
 
 def test_a_notice_of_what_is_over_goes_by_itself(scripted, session, monkeypatch, qtbot):
-    monkeypatch.setattr(alarm_strip, "GOES_AFTER_S", 0.0)
+    monkeypatch.setattr(alarm_strip, "HIDE_AFTER_S", 0.0)
     tell(session, [second(at, used=97 if at < 20 else 50) for at in range(40)])
     strip = scripted.alarm_strip
     assert strip.isVisible()
@@ -113,7 +113,7 @@ def test_what_ends_meanwhile_does_not_put_off_that_a_notice_goes(scripted, monke
     (clock,) = strip.findChildren(QTimer)
     clock.setInterval(20)
     scripted.alarms.over.emit(rung[0])
-    now_s[0] += 2 * alarm_strip.GOES_AFTER_S
+    now_s[0] += 2 * alarm_strip.HIDE_AFTER_S
     ending = QTimer(strip, interval=1)
     ending.timeout.connect(lambda: scripted.alarms.over.emit(rung[1]))
     ending.start()

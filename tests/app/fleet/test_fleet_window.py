@@ -186,7 +186,7 @@ def test_the_list_is_told_of(window):
     window.list_reader.listed = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
     window.refresh()
     assert "'ls' failed" in window.status_label.text()
-    window.again.click()
+    window.reload.click()
     assert window.list_reader.num_asked == 1
     show(window, ())
     assert NOTHING_LISTED in driver.lines(window)

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtWidgets import QFileDialog
 
 from kvscope_app.recording.export_actions import ask_export
-from kvscope_app.recording.export_dialog import ExportDialog, _begin
+from kvscope_app.recording.export_dialog import ExportDialog, _start
 
 WAIT_MS = 120_000
 
@@ -15,13 +15,13 @@ def export(window, qtbot, path, what, form="CSV"):
     dialog = ask_export(window)
     dialog.what.setCurrentText(what)
     dialog.table_form.setCurrentText(form)
-    wish = dialog.wish()
+    selection = dialog.selection()
     dialog.reject()
-    _begin(window, wish, str(path))
+    _start(window, selection, str(path))
     qtbot.waitUntil(
         lambda: path.name in window.statusBar().currentMessage() or bool(window.banner.text), timeout=WAIT_MS
     )
-    return wish
+    return selection
 
 
 def test_each_form_is_written_from_what_is_kept(window, qtbot, tmp_path):
@@ -41,7 +41,7 @@ def test_a_loop_is_the_range_that_is_proposed(window):
     window.session.timeline.loop.set_range(begin_ns + third_ns, end_ns - third_ns)
     dialog = ask_export(window)
     assert (dialog.first.minimum(), dialog.first.value()) == (0.0, pytest.approx(third_ns / 1e9, abs=0.1))
-    wish = dialog.wish()
+    selection = dialog.selection()
     assert wish.from_ns == pytest.approx(begin_ns + third_ns, abs=1e8)
     assert wish.until_ns == pytest.approx(end_ns - third_ns, abs=1e8)
     window.session.timeline.loop.clear()
