@@ -163,16 +163,16 @@ class BookmarkNotePopup(QFrame):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.setProperty("look", "card")
         self.setAccessibleName("Bookmark note")
-        self.push_undo = QLineEdit()
-        self.push_undo.setMaxLength(MAX_TEXT)
-        self.push_undo.setPlaceholderText("Note (optional); Enter saves")
-        self.push_undo.setAccessibleName("Note")
-        self.push_undo.installEventFilter(self)
-        self.push_undo.returnPressed.connect(self._save)
+        self.note = QLineEdit()
+        self.note.setMaxLength(MAX_TEXT)
+        self.note.setPlaceholderText("Note (optional); Enter saves")
+        self.note.setAccessibleName("Note")
+        self.note.installEventFilter(self)
+        self.note.returnPressed.connect(self._save)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 8, 12, 8)
         row.addWidget(label(f"Bookmark at {wall_text(bookmark.time_ns)}", "heading"))
-        row.addWidget(self.push_undo, 1)
+        row.addWidget(self.note, 1)
 
     def show_above(self, height: int) -> None:
         """Show the popup `height` pixels above the lower edge of its parent."""
@@ -181,7 +181,7 @@ class BookmarkNotePopup(QFrame):
         self.move((room.width() - self.width()) // 2, max(0, room.height() - height - self.height()))
         self.show()
         self.raise_()
-        self.push_undo.setFocus()
+        self.note.setFocus()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Handle Esc in the note, so that it does not trigger the window's Esc action."""
@@ -197,8 +197,8 @@ class BookmarkNotePopup(QFrame):
         return False
 
     def _save(self) -> None:
-        if self.push_undo.text().strip():
-            self._bookmarks.rename(self._bookmark, self.push_undo.text())
+        if self.note.text().strip():
+            self._bookmarks.rename(self._bookmark, self.note.text())
         self._leave()
 
     def _leave(self) -> None:

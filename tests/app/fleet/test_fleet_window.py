@@ -95,7 +95,7 @@ def window(make_fleet, opened):
 
 def show(window, rows):
     window.fleet.rows = rows
-    window._settled_s = 0.0
+    window._sorted_s = 0.0
     window.refresh()
 
 

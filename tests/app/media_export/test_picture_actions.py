@@ -97,21 +97,21 @@ def test_a_video_is_made_beside_the_window(player, tmp_path, qtbot):
     dialog.first.setValue(1.0)
     dialog.last.setValue(2.0)
     dialog.form.setCurrentIndex(3)
-    wish = dialog.wish(tmp_path / "x")
+    spec = dialog.spec(tmp_path / "x")
     dialog.reject()
-    assert (wish.path.name, wish.suffix, wish.from_s, wish.until_s) == ("x.apng", ".apng", 1.0, 2.0)
-    task = make_video(player, wish)
+    assert (spec.path.name, spec.suffix, spec.from_s, spec.until_s) == ("x.apng", ".apng", 1.0, 2.0)
+    task = make_video(player, spec)
     qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
     assert task.work.failure == ""
-    assert wish.path.read_bytes().startswith(b"\x89PNG")
+    assert spec.path.read_bytes().startswith(b"\x89PNG")
     qtbot.waitUntil(lambda: "The video is in" in player.statusBar().currentMessage(), timeout=WAIT_MS)
 
 
 def test_a_video_that_is_given_up_leaves_nothing(player, tmp_path, qtbot):
     dialog = ask_video(player)
-    wish = dialog.wish(tmp_path / "x.apng")
+    spec = dialog.spec(tmp_path / "x.apng")
     dialog.reject()
-    task = make_video(player, wish)
+    task = make_video(player, spec)
     qtbot.waitUntil(lambda: task.work.share > 0, timeout=WAIT_MS)
     task.work.cancel()
     qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
@@ -120,10 +120,10 @@ def test_a_video_that_is_given_up_leaves_nothing(player, tmp_path, qtbot):
 
 def test_why_a_video_was_not_made_is_said(player, tmp_path, qtbot):
     dialog = ask_video(player)
-    wish = dialog.wish(tmp_path / "x.apng")
+    spec = dialog.spec(tmp_path / "x.apng")
     dialog.reject()
-    wish.path.write_text("mine")
-    task = make_video(player, wish)
+    spec.path.write_text("mine")
+    task = make_video(player, spec)
     qtbot.waitUntil(lambda: player.banner.isVisible(), timeout=WAIT_MS)
     assert "already exists" in task.work.failure
-    assert wish.path.read_text() == "mine"
+    assert spec.path.read_text() == "mine"

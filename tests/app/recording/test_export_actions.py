@@ -29,8 +29,8 @@ def test_each_form_is_written_from_what_is_kept(window, qtbot, tmp_path):
     out.mkdir()
     begins = {"HTML report": b"<!", "Perfetto trace": b"\n", "Table of metrics": b"", "Table of bookmarks": b""}
     for number, (what, begin) in enumerate(begins.items()):
-        wish = export(window, qtbot, out / f"{number}.of", what)
-        assert (wish.from_ns, wish.until_ns) == (None, None)  # all there is
+        selection = export(window, qtbot, out / f"{number}.of", what)
+        assert (selection.from_ns, selection.until_ns) == (None, None)  # all there is
         assert (out / f"{number}.of").read_bytes().startswith(begin)
     assert sorted(path.name for path in out.iterdir()) == [f"{number}.of" for number in range(len(begins))]
 
@@ -42,8 +42,8 @@ def test_a_loop_is_the_range_that_is_proposed(window):
     dialog = ask_export(window)
     assert (dialog.first.minimum(), dialog.first.value()) == (0.0, pytest.approx(third_ns / 1e9, abs=0.1))
     selection = dialog.selection()
-    assert wish.from_ns == pytest.approx(begin_ns + third_ns, abs=1e8)
-    assert wish.until_ns == pytest.approx(end_ns - third_ns, abs=1e8)
+    assert selection.from_ns == pytest.approx(begin_ns + third_ns, abs=1e8)
+    assert selection.until_ns == pytest.approx(end_ns - third_ns, abs=1e8)
     window.session.timeline.loop.clear()
 
 

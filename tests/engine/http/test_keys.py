@@ -64,10 +64,10 @@ def test_a_key_that_is_not_let_in(serving: Callable[..., Served], ring: KeyRing,
     ring.new("gone", Role.OPERATOR, tmp_path / "gone.key")
     ring.remove("gone")
     served = serving(keys=ring, key=tmp_path / "gone.key")
-    wait_for(lambda: served.api.line.refusal, "a refusal")
+    wait_for(lambda: served.api.engine_client.refusal, "a refusal")
     status, answer = served.ask("/health")
     assert status == 503
-    assert answer["error"]["message"] == served.api.line.refusal
+    assert answer["error"]["message"] == served.api.engine_client.refusal
 
 
 @pytest.mark.parametrize("key", ["none", "missing.key"])
