@@ -33,7 +33,7 @@ def test_a_child_with_the_operator_s_key(serving: Callable[..., Served], ring: K
     operator = tmp_path / "keys" / LOCAL_KEY
     served = serving(keys=ring, key=operator)
     served.wait_ready()
-    child = HttpChild("127.0.0.1:0", api_key="secret", options=[], tell=pytest.fail)
+    child = HttpChild("127.0.0.1:0", api_key="secret", options=[], report=pytest.fail)
     with child.running(connectable(served.service.telemetry_endpoint), operator):
         request = urllib.request.Request(f"{child.url}{COMPLETIONS}", json.dumps({"prompt": "x"}).encode())
         request.add_header("Content-Type", "application/json")
