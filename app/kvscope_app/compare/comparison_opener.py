@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from kvscope_app.recent_recordings.open_file import FILES, recording_folder, try_to_open
+from kvscope_app.recent_recordings.open_file import FILES, try_to_open
+from kvscope_app.recent_recordings.recent_files import recording_folder
 from kvscope_app.recording.recording_actions import Task
 from kvscope_app.session.background import Background
 from kvscope_app.session.session import Session
@@ -21,7 +22,8 @@ def ask_other(window: SessionWindow) -> None:
     if not has_past(window.session):
         window.statusBar().showMessage("This session has no history to compare yet", _NOTICE_MS)
         return
-    ask_open(window, "Compare with a recording", recording_folder(window), FILES, partial(compare_with, window))
+    folder = str(recording_folder(window.themes.settings.values))
+    ask_open(window, "Compare with a recording", folder, FILES, partial(compare_with, window))
 
 
 def has_past(session: Session) -> bool:
@@ -38,16 +40,16 @@ def _open_own(window: SessionWindow, other: Recording) -> None:
     work = _copy_of_recording(window.session)
 
     def done() -> None:
-        if work.made is not None and window.openers.compare is not None:
-            window.openers.compare(work.made, other, window)
+        if work.result is not None and window.openers.compare is not None:
+            window.openers.compare(work.result, other, window)
         elif work.failure:
-            window.banner.tell("These recordings cannot be compared", work.failure, passes=True)
+            window.banner.show_message("These recordings cannot be compared", work.failure, is_temporary=True)
 
     Task(window, work, "Opening the timeline", done)
 
 
 def _copy_of_recording(session: Session) -> Background[Recording]:
     """Open a separate handle on the session's recording, because each handle is read by one thread."""
-    handle = session.own_handle()
+    handle = session.new_recording_handle()
     assert handle is not None, "a session without a past"
     return Background(handle.get, "kvscope-compare")

@@ -53,7 +53,7 @@ def choices_of(views: Mapping[str, View]) -> Choices:
     with TemporaryDirectory(prefix="kvscope-") as folder:
         stored = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():
-            view.remember(stored)
+            view.save_settings(stored)
         choices = {name: str(stored.value(name)) for name in sorted(stored.allKeys())}
         del stored  # writes its file now, while the folder still exists
     found: dict[str, object] = {}
@@ -75,11 +75,11 @@ def choose(views: Mapping[str, View], choices: Choices) -> None:
     with TemporaryDirectory(prefix="kvscope-") as folder:
         stored = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():
-            view.remember(stored)
+            view.save_settings(stored)
         for name, value in choices.views.items():
             stored.setValue(name, value)
         for view in views.values():
-            view.recall(stored)
+            view.restore_settings(stored)
         del stored
     page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
     if isinstance(page_map, PageMapView):

@@ -1,0 +1,218 @@
+"""The slots of one lower tier: rows of the ledger after those of the pool's blocks.
+
+Owns these rows, their free list, the index of cached prefixes, and the eviction order. Knows neither the bytes nor
+where a slot's content comes from or goes to (`LowerTiers`). A slot is free, cached (not held, its prefix can be found)
+or active (held by `ref_count` swapped-out requests or copies in progress).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.eviction_order import EvictionOrder
+from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash
+from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
+
+
+class TierSlots:
+    """The pool's rows of `tier`, all free at first. Rows are numbered as in the ledger."""
+
+    def __init__(self, pool: BlockPool, tier: Tier) -> None:
+        rows = pool.rows_by_tier[tier]
+        self.first = first = rows.start
+        self.count = count = len(rows)
+        self._pool = pool
+        self._tier = tier
+        self._columns = _Columns(pool.ledger)
+        self._free = list(range(first + count - 1, first - 1, -1))
+        self._cached = EvictionOrder(pool.ledger.eviction_order, pool.changed_rows)  # nothing in it is pinned
+        self._row_of: dict[bytes, int] = {}
+        self._prefix_of: dict[int, Prefix] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Number of slots that are not held, kept for their prefix."""
+        return len(self._cached)
+
+    def __contains__(self, row: int) -> bool:
+        return self.first <= row < self.first + self.count
+
+    def slots(self, rows: Sequence[int]) -> list[int]:
+        """Return slot numbers within the tier, from 0, as the mover uses them."""
+        return [row - self.first for row in rows]
+
+    def find(self, digest: bytes) -> int | None:
+        return self._row_of.get(digest)
+
+    def prefix(self, row: int) -> Prefix | None:
+        """Return the prefix stored in `row`; None for a swapped-out request's own content."""
+        return self._prefix_of.get(row)
+
+    def ref_count(self, row: int) -> int:
+        return self._columns.ref_count[row]
+
+    def oldest(self, count: int) -> list[int]:
+        """Return up to `count` cached rows, in the order in which they are evicted."""
+        return [row for row, _ in zip(self._cached.idle, range(count), strict=False)]
+
+    def allocate(self, count: int, owners: Sequence[int] | int) -> list[int]:
+        """Return `count` free rows, at most `num_free`, with one reference each, for content written by requests
+        `owners`.
+        """
+        rows = [self._free.pop() for _ in range(count)]
+        for row, owner in zip(rows, [owners] * count if isinstance(owners, int) else owners, strict=True):
+            self._activate(row, owner)
+        return rows
+
+    def adopt(self, rows: Sequence[int]) -> None:
+        """Allocate these free rows, with one reference each."""
+        taken = set(rows)
+        self._free = [row for row in self._free if row not in taken]
+        for row in rows:
+            self._activate(row, 0)
+
+    def fill(
+        self, rows: Sequence[int], filled: Sequence[int], prefixes: Sequence[Prefix | None], groups: Sequence[int]
+    ) -> None:
+        """Record that newly allocated rows hold `filled` token slots of KV groups.
+
+        Rows with a prefix enter the index, unless it has the prefix already.
+        """
+        columns = self._columns
+        for row, count, prefix, group in zip(rows, filled, prefixes, groups, strict=True):
+            columns.filled[row] = count
+            columns.group[row] = group
+            if prefix is not None and self._row_of.setdefault(prefix.digest, row) == row:
+                self._prefix_of[row] = prefix
+                columns.hash[row] = published_hash(prefix.digest)
+                columns.parent[row] = prefix.published_parent
+                if self._pool.cache_log is not None:
+                    self._pool.cache_log.stored(prefix, self._tier)
+
+    def acquire(self, rows: Sequence[int]) -> None:
+        """Add a reference to these cached or active rows, which must be distinct."""
+        columns, step = self._columns, self._pool.step
+        for row in rows:
+            if row in self._cached:
+                self._cached.remove(row)
+            columns.ref_count[row] += 1
+            columns.state[row] = BlockState.ACTIVE
+            columns.last_used_step[row] = step
+            self._pool.changed_rows.add_one(row)
+
+    def release(self, rows: Sequence[int]) -> None:
+        """Remove a reference to these distinct rows.
+
+        Those without any become cached if they are in the index, otherwise free.
+        """
+        columns, step = self._columns, self._pool.step
+        for row in rows:
+            count = columns.ref_count[row] - 1
+            assert count >= 0, f"place {row} was released more often than held"
+            columns.ref_count[row] = count
+            columns.last_used_step[row] = step
+            self._pool.changed_rows.add_one(row)
+            if count == 0 and row in self._prefix_of:
+                columns.state[row] = BlockState.CACHED
+                self._cached.add_one(row)
+            elif count == 0:
+                self._clear(row)
+
+    def refresh(self, row: int) -> None:
+        """Make a cached row the last to be evicted, because it was used.
+
+        Rows that are held are not in the eviction order.
+        """
+        if row in self._cached:
+            self._cached.refresh(row)
+
+    def drop_prefix(self, row: int) -> Prefix | None:
+        """Remove the row's prefix from the index, and free the row if it is not held. Returns the prefix."""
+        prefix = self._prefix_of.pop(row, None)
+        if prefix is not None:
+            del self._row_of[prefix.digest]
+            self._columns.hash[row] = 0
+            self._columns.parent[row] = 0
+            if self._pool.cache_log is not None:
+                self._pool.cache_log.removed([prefix], self._tier)
+        if row in self._cached:
+            self._cached.remove(row)
+            self._clear(row)
+        self._pool.changed_rows.add_one(row)
+        return prefix
+
+    def clear(self) -> None:
+        for row in list(self._prefix_of):
+            self.drop_prefix(row)
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless the rows agree with each other and with `tables`, which hold rows of any tier."""
+        ledger = self._pool.ledger.part(self.first, self.first + self.count)
+        held = np.zeros(self.count, np.int64)
+        for table in tables:
+            mine = [row - self.first for row in table if row in self]
+            assert len(set(mine)) == len(mine), f"a place is held twice by one table: {mine}"
+            held[mine] += 1
+        assert (held == ledger.ref_count).all(), (
+            f"references of places disagree: {np.flatnonzero(held != ledger.ref_count)}"
+        )
+        expected = np.full(self.count, BlockState.ACTIVE, np.uint8)
+        expected[[row - self.first for row in self._free]] = BlockState.FREE
+        expected[[row - self.first for row in self._cached.idle]] = BlockState.CACHED
+        assert (expected == ledger.state).all(), f"states disagree: {np.flatnonzero(expected != ledger.state)}"
+        free = ledger.state == BlockState.FREE
+        assert len(self._free) == len(set(self._free)) == free.sum(), "a place is free twice"
+        assert ((ledger.ref_count > 0) == (ledger.state == BlockState.ACTIVE)).all(), "a held place is not active"
+        assert not ledger.filled[free].any(), "a free place is filled"
+        assert (ledger.owner[free] == NO_OWNER).all(), "a free place has an owner"
+        parents = {row: int(self._columns.parent[row]) for row in self._prefix_of}
+        assert parents == {row: p.published_parent for row, p in self._prefix_of.items()}, "a place has another parent"
+        assert not ledger.parent[ledger.hash == 0].any(), "a place that is not hashed has a parent"
+        assert {row: p.digest for row, p in self._prefix_of.items()} == {r: d for d, r in self._row_of.items()}
+        assert {row - self.first for row in self._prefix_of} == set(np.flatnonzero(ledger.hash).tolist())
+        self._cached.check(self.first, self.first + self.count)
+        assert set(self._cached.idle) <= set(self._prefix_of), "a place is cached and cannot be found"
+
+    def _activate(self, row: int, owner: int) -> None:
+        columns = self._columns
+        columns.state[row] = BlockState.ACTIVE
+        columns.ref_count[row] = 1
+        columns.owner[row] = owner
+        columns.last_used_step[row] = self._pool.step
+        self._pool.changed_rows.add_one(row)
+
+    def _clear(self, row: int) -> None:
+        columns = self._columns
+        columns.state[row] = BlockState.FREE
+        columns.owner[row] = NO_OWNER
+        columns.filled[row] = 0
+        columns.group[row] = 0
+        self._free.append(row)
+
+
+class _Columns:
+    """The ledger's columns as memoryviews: rows are changed one or two at a time, where numpy takes 10 times
+    as long.
+    """
+
+    __slots__ = ("filled", "group", "hash", "last_used_step", "owner", "parent", "ref_count", "state")
+
+    def __init__(self, ledger: Ledger) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(ledger, name).data)
+
+    filled: memoryview[int]
+    group: memoryview[int]
+    hash: memoryview[int]
+    last_used_step: memoryview[int]
+    owner: memoryview[int]
+    parent: memoryview[int]
+    ref_count: memoryview[int]
+    state: memoryview[int]

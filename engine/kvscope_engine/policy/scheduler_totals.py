@@ -1,0 +1,33 @@
+"""Counters of the scheduler since the start. `messages.Counters` publishes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class SchedulerTotals:
+    """Counters that only the scheduler writes. Those without a docstring have the meaning of `messages.Counters`."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    restored_tokens: int = 0
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+    admitted: int = 0
+    """First admissions; a request that returns after a preemption is not counted again."""
+    finished: int = 0
+    aborted: int = 0
+    refused: int = 0
+    swapped_blocks: int = 0
+    offloaded_blocks: int = 0
+    loaded_blocks: int = 0
+    copied_blocks: int = 0
+    lost_blocks: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+    def count_admission(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """Count a first admission, with the prompt tokens found in the prefix cache and those left to compute."""
+        self.cached_tokens += num_cached_tokens
+        self.prompt_tokens += max(0, num_prompt_tokens - num_cached_tokens)

@@ -1,0 +1,75 @@
+"""Fairness between clients, and between one client's batches: chooses running requests to preempt for a waiting one.
+
+A client that runs nothing may preempt requests of clients that run several; a batch that runs nothing may preempt
+requests of the same client's batches that run several. Each victim leaves its client or batch something that runs, so
+the number of clients, or of a client's batches, that run grows each time. No victim has a higher priority than the
+waiting request. Reads the queues and changes nothing.
+"""
+
+from __future__ import annotations
+
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.ranked_queue import RankedQueue
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.admission import Admission
+from kvscope_engine.policy.scheduling.preemption import victim_order
+from kvscope_engine.policy.waiting_queue import WaitingQueue
+
+
+class FairPreemption:
+    """Chooses the running requests that are preempted so that a client or batch that runs nothing gets a turn."""
+
+    def __init__(self, waiting: WaitingQueue, running: RankedQueue, pool: BlockPool, admission: Admission) -> None:
+        self._waiting = waiting
+        self._running = running
+        self._pool = pool
+        self._admission = admission
+
+    def victims_for_first(self, max_requests: int) -> list[Request]:
+        """Return the running requests to preempt for the first waiting request, where at most `max_requests` may run.
+
+        Empty if it fits without preemption, if its client or batch runs already, or if it would not fit even then.
+        """
+        first = self._waiting.first
+        candidates = self._candidates(first)
+        if not candidates:
+            return []
+        missing_seats = len(self._running) + 1 - max_requests
+        missing = self._admission.num_missing(first, self._admission.find(first))
+        victims: list[Request] = []
+        while (missing_seats > 0 or missing > 0) and len(victims) < len(candidates):
+            victim = candidates[len(victims)]
+            victims.append(victim)
+            missing_seats -= 1
+            missing -= sum(self._pool.ref_count(block) == 1 for block in victim.held_blocks)
+        return [] if missing_seats > 0 or missing > 0 else victims
+
+    def _candidates(self, first: Request) -> list[Request]:
+        """Return the running requests that may be preempted, in victim order; each leaves its client or batch another
+        one.
+        """
+        queue = self._waiting
+        usage = queue.client_usage(first)
+        is_batch = bool(usage.num_requests)
+        if not (usage.num_preemptible_batches if is_batch else queue.num_preemptible_clients):
+            return []
+        if is_batch and queue.batch_usage(first).num_requests:
+            return []
+        usage_of = queue.batch_usage if is_batch else queue.client_usage
+        candidates = [
+            request
+            for request in self._running
+            if request.priority <= first.priority
+            and (request.client == first.client) is is_batch
+            and usage_of(request).num_requests > 1
+        ]
+        candidates.sort(key=lambda request: victim_order(request, usage_of(request).num_tokens))
+        num_left: dict[int, int] = {}  # requests that the client or batch would have left, by the id of its usage
+        victims: list[Request] = []
+        for request in candidates:
+            usage = usage_of(request)
+            count = num_left.setdefault(id(usage), usage.num_requests)
+            if count > 1:
+                num_left[id(usage)] = count - 1
+                victims.append(request)
+        return victims

@@ -1,0 +1,49 @@
+"""Further completions of a prompt that is not computed yet."""
+
+from __future__ import annotations
+
+from kvscope_engine.policy.plan import Scheduled
+from kvscope_engine.policy.request import Request
+
+
+class WaitingForks:
+    """Requests that wait for another request to compute their prompt, whose blocks they will share.
+
+    Stored by the number of the parent, in order of arrival. Does not know blocks.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[int, list[Request]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def __contains__(self, child: Request) -> bool:
+        return child in self._children.get(child.parent, ())
+
+    def are_released_by(self, item: Scheduled) -> bool:
+        """Whether this item computes the rest of a prompt for which other requests wait."""
+        request = item.request
+        return request.number in self._children and item.start + item.num_tokens >= request.num_prompt_tokens
+
+    def add_request(self, child: Request) -> None:
+        self._children.setdefault(child.parent, []).append(child)
+        self._count += 1
+
+    def remove(self, child: Request) -> None:
+        """Remove a request that ends before its parent is ready. It must be present."""
+        siblings = self._children[child.parent]
+        siblings.remove(child)
+        self._count -= 1
+        if not siblings:
+            del self._children[child.parent]
+
+    def pop_children(self, parent: Request) -> list[Request]:
+        """Remove and return all requests that waited for `parent`."""
+        children = self._children.pop(parent.number, [])
+        self._count -= len(children)
+        return children

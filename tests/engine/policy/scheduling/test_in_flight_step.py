@@ -1,0 +1,158 @@
+"""Scheduling a step while another runs: what is known by then, and what makes it wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
+
+
+def ran(plan: Any) -> dict[int, int]:
+    """Request number -> tokens of a plan."""
+    return {item.request.number: item.num_tokens for item in plan.scheduled}
+
+
+def test_a_token_that_nobody_knows_yet_is_followed_by_another(drive: Make) -> None:
+    one = drive()
+    request = one.submit([1] * 5, 4)
+    one.step(ahead=True)
+    assert (request.num_computed_tokens, request.num_tokens) == (5, 6)
+    (item,) = one.flight[0].scheduled
+    assert (item.start, item.num_tokens, item.samples) == (5, 1, True)
+    assert one.scheduler.schedule_ahead(one.flight[0], 0).scheduled[0].start == 6
+
+
+def test_prompts_go_on_piece_by_piece(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=4)
+    one.submit([1] * 11, 2)
+    starts = []
+    while one.scheduler.requests:
+        plan, _ = one.step(ahead=True)
+        starts += [item.start for item in plan.scheduled]
+    assert starts == [0, 4, 8, 11]
+    assert one.num_ahead == 3
+
+
+def test_nothing_follows_an_end_by_length(drive: Make) -> None:
+    one = drive()
+    one.submit([1] * 5, 1)
+    one.step(ahead=True)
+    assert one.num_ahead == 0
+    assert not one.scheduler.requests
+
+
+def test_who_comes_is_let_in_beside_who_runs(drive: Make) -> None:
+    one = drive()
+    first = one.submit([1] * 5, 9)
+    one.step(ahead=True)
+    second = one.submit([2] * 6, 9)
+    one.step(ahead=True)
+    assert [item.request for item in one.flight[0].scheduled] == [first, second]
+
+
+@pytest.mark.parametrize("allocator", ["contiguous", "buddy", "virtual"])
+def test_reserved_blocks_wait(drive: Make, allocator: str) -> None:
+    one = drive(allocator=allocator, prefix_caching=False, max_model_len=64)
+    one.submit([1] * 5, 4)
+    plan, _ = one.step(ahead=True)
+    assert one.scheduler.overlap_blocker(plan) == "an allocator that reserves"
+    assert one.num_ahead == 0
+
+
+def test_completions_of_one_prompt_wait_until_each_has_its_own_end(drive: Make) -> None:
+    one = drive()
+    one.siblings([1] * 6, 9, 2)
+    reasons = []
+    for _ in range(5):
+        plan, _ = one.step(ahead=True)
+        reasons.append(one.scheduler.overlap_blocker(plan))
+    assert reasons[0] == "completions that share their prompt"
+    assert reasons[-1] == ""
+    assert one.num_ahead > 0
+
+
+@pytest.mark.parametrize("option", ["matcher", "presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_who_follows_its_own_tokens_is_scheduled_without_them(drive: Make, option: str) -> None:
+    """Its tokens are sampled once the step before is committed, which is the runner's affair."""
+    one = drive()
+    request = one.request([1] * 5, 9)
+    if option == "matcher":
+        request.matcher = SimpleNamespace(is_ready=True)
+    else:
+        request.sampling = type(request.sampling)(**{option: 0.5})
+    one.scheduler.add_request(request)
+    other = one.submit([2] * 5, 9)
+    for count in range(1, 4):
+        one.step(ahead=True)
+        assert one.num_ahead == count
+        assert [item.request for item in one.flight[0].scheduled] == [request, other]
+
+
+def test_a_prompt_that_another_may_share_is_computed_first(drive: Make) -> None:
+    """So that as much is found in the prefix cache as by steps that take turns."""
+    one = drive(max_num_seqs=2, max_num_batched_tokens=12)
+    one.submit([1] * 12, 3)
+    later = one.submit([1] * 12, 3)
+    plan, _ = one.step(ahead=True)
+    assert one.scheduler.overlap_blocker(plan) == "a prompt in progress that others may share"
+    while one.scheduler.requests:
+        one.step(ahead=True)
+    assert later.num_cached_tokens == 8
+    assert one.num_ahead > 0
+
+
+def test_a_prompt_holds_nothing_up_where_nobody_can_be_let_in(drive: Make) -> None:
+    one = drive(max_num_seqs=1, max_num_batched_tokens=5)
+    one.submit([1] * 12, 3)
+    later = one.submit([1] * 12, 3)
+    for _ in range(3):
+        plan, _ = one.step(ahead=True)
+        assert one.scheduler.overlap_blocker(plan) == ""
+    while one.scheduler.requests:
+        one.step(ahead=True)
+    assert later.num_cached_tokens == 8
+
+
+def test_a_prompt_in_pieces_waits_for_forks_at_its_end_alone(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=5)
+    one.siblings([1] * 12, 9, 2)
+    reasons = []
+    for _ in range(3):
+        plan, _ = one.step(ahead=True)
+        reasons.append(one.scheduler.overlap_blocker(plan))
+    assert reasons == ["", "", "completions that share their prompt"]
+
+
+def test_nobody_is_preempted_for_a_step_ahead(drive: Make) -> None:
+    one = drive(num_blocks=6, prefix_caching=False)
+    one.submit([1] * 8, 9)
+    one.submit([2] * 8, 9)
+    plan, _ = one.step(ahead=True)
+    while one.scheduler.overlap_blocker(plan) == "":
+        plan, _ = one.step(ahead=True)
+    assert one.scheduler.overlap_blocker(plan) == "no free block for each request"
+    assert one.scheduler.totals.preemptions == 0
+    one.run()
+    assert one.scheduler.totals.preemptions > 0
+
+
+def test_who_awaits_its_form_computes_its_prompt_and_samples_later(drive: Make) -> None:
+    one = drive(max_num_batched_tokens=10)
+    request = one.request(range(6), 2)
+    form = request.matcher = SimpleNamespace(is_ready=False)
+    one.scheduler.add_request(request)
+    beside = one.submit([7], 3)
+    assert ran(one.step()[0]) == {1: 5, 2: 1}
+    assert ran(one.step()[0]) == {2: 1}, "others go on without it"
+    form.is_ready = True
+    assert ran(one.step()[0]) == {1: 1, 2: 1}
+    assert beside.is_finished
+    form.is_ready = False
+    assert ran(one.step()[0]) == {}, "there is nothing to do, and it has not ended"
+    form.is_ready = True
+    one.run()
+    assert request.finish_reason == "length"
