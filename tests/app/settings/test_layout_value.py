@@ -1,4 +1,4 @@
-"""A layout in a file of its own."""
+"""Tests of layout files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES
 from kvscope_telemetry.errors import BadInput
 
 
-def test_layout_replaces_an_earlier_file_and_nothing_else(tmp_path: Path) -> None:
+def test_layout_replaces_a_file_but_not_a_named_pipe(tmp_path: Path) -> None:
     path, pipe, layout = tmp_path / "x.json", tmp_path / "pipe", WindowLayout(left=LayoutPart(tabs=("events",)))
     os.mkfifo(pipe)
     write_layout(path, WindowLayout())
