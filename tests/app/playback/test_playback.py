@@ -297,7 +297,7 @@ def test_desktop_opens_a_recording_without_starting_an_engine(path, qapp, qtbot,
     window = desktop.open_recording(Recording.open(path))
     load_only(window)
     assert window.actions_by_name["open"].isEnabled()
-    assert window.keeper is None
+    assert window.supervisor is None
     qtbot.waitUntil(lambda: window.session.mirror.num_blocks == 120, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: window.session.mirror.seq > 0, timeout=WAIT_MS)
     assert try_to_open(window, str(path)) is not None

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtWidgets import QFileDialog
 
 from kvscope_app.recording.export_actions import ask_export
-from kvscope_app.recording.export_dialog import ExportDialog, _begin
+from kvscope_app.recording.export_dialog import ExportDialog, _start
 
 WAIT_MS = 120_000
 
@@ -15,13 +15,13 @@ def export(window, qtbot, path, what, form="CSV"):
     dialog = ask_export(window)
     dialog.what.setCurrentText(what)
     dialog.table_form.setCurrentText(form)
-    wish = dialog.wish()
+    selection = dialog.selection()
     dialog.reject()
-    _begin(window, wish, str(path))
+    _start(window, selection, str(path))
     qtbot.waitUntil(
         lambda: path.name in window.statusBar().currentMessage() or bool(window.banner.text), timeout=WAIT_MS
     )
-    return wish
+    return selection
 
 
 def test_each_export_format_is_written_from_the_recent_history(window, qtbot, tmp_path):
@@ -29,8 +29,8 @@ def test_each_export_format_is_written_from_the_recent_history(window, qtbot, tm
     out.mkdir()
     begins = {"HTML report": b"<!", "Perfetto trace": b"\n", "Table of metrics": b"", "Table of bookmarks": b""}
     for number, (what, begin) in enumerate(begins.items()):
-        wish = export(window, qtbot, out / f"{number}.of", what)
-        assert (wish.from_ns, wish.until_ns) == (None, None)  # the whole history
+        selection = export(window, qtbot, out / f"{number}.of", what)
+        assert (selection.from_ns, selection.until_ns) == (None, None)  # the whole history
         assert (out / f"{number}.of").read_bytes().startswith(begin)
     assert sorted(path.name for path in out.iterdir()) == [f"{number}.of" for number in range(len(begins))]
 
@@ -41,9 +41,9 @@ def test_export_dialog_proposes_the_range_of_the_loop(window):
     window.session.timeline.loop.set_range(begin_ns + third_ns, end_ns - third_ns)
     dialog = ask_export(window)
     assert (dialog.first.minimum(), dialog.first.value()) == (0.0, pytest.approx(third_ns / 1e9, abs=0.1))
-    wish = dialog.wish()
-    assert wish.from_ns == pytest.approx(begin_ns + third_ns, abs=1e8)
-    assert wish.until_ns == pytest.approx(end_ns - third_ns, abs=1e8)
+    selection = dialog.selection()
+    assert selection.from_ns == pytest.approx(begin_ns + third_ns, abs=1e8)
+    assert selection.until_ns == pytest.approx(end_ns - third_ns, abs=1e8)
     window.session.timeline.loop.clear()
 
 

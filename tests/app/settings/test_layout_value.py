@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvscope_app.settings.layout_value import LayoutPart, WindowLayout, read_layout, write_layout
-from kvscope_app.window.dock_layouts.arrangement import KNOWN
+from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES
 from kvscope_telemetry.errors import BadInput
 
 
@@ -17,7 +17,7 @@ def test_layout_replaces_a_file_but_not_a_named_pipe(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     write_layout(path, WindowLayout())
     write_layout(path, layout)
-    assert read_layout(path, KNOWN) == layout
+    assert read_layout(path, KNOWN_NAMES) == layout
     with pytest.raises(BadInput, match="it is a named pipe, not a file"):
         write_layout(pipe, layout)
     assert pipe.is_fifo()
