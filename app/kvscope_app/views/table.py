@@ -44,7 +44,7 @@ class TableHead:
 
     @classmethod
     def of(cls, columns: Sequence[TableColumn[...]]) -> Self:
-        numbers = frozenset(place for place, column in enumerate(columns) if column.is_number)
+        numbers = frozenset(index for index, column in enumerate(columns) if column.is_number)
         return cls([column.title for column in columns], [column.tip for column in columns], numbers)
 
     def __len__(self) -> int:
@@ -99,9 +99,9 @@ class RowTable(QTableView):
     def fit_samples(self, columns: Sequence[TableColumn[...]]) -> None:
         """Make each column as wide as the wider of its sample and its title."""
         self.horizontalHeader().setMinimumSectionSize(40)
-        for place, column in enumerate(columns):
+        for index, column in enumerate(columns):
             width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
-            self.setColumnWidth(place, width + scaled(_SAMPLE_PAD))
+            self.setColumnWidth(index, width + scaled(_SAMPLE_PAD))
 
 
 class SwatchDelegate(QStyledItemDelegate):

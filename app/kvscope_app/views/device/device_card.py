@@ -124,8 +124,8 @@ class DeviceCard(QWidget):
             return
         self._num_columns = columns
         rows = -(-len(self._figures) // columns)
-        for place, (name, value) in enumerate(self._figures.values()):
-            row, column = place % rows, place // rows * 2
+        for index, (name, value) in enumerate(self._figures.values()):
+            row, column = index % rows, index // rows * 2
             self._grid.addWidget(name, row, column)
             self._grid.addWidget(value, row, column + 1)
         for column in range(8):

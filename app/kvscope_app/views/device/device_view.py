@@ -161,7 +161,7 @@ class DeviceView(ChartedView):
         column.addWidget(self.processes)
         column.addStretch(1)
         scroll = scroll_area(body)
-        self.charts.lie_in(scroll)
+        self.charts.set_scroll_area(scroll)
         self.stack = QStackedLayout(self)
         self.stack.addWidget(empty_state(EMPTY_TEXT))
         self.stack.addWidget(scroll)

@@ -264,13 +264,13 @@ def _read_pieces(
     until_s = time.monotonic() + MAX_WORK_S
     recorded, num_rows = handle.get(watch), 0
     earliest_ns: int | None = None
-    for place, (from_ns, until_ns) in enumerate(pieces):
+    for index, (from_ns, until_ns) in enumerate(pieces):
         if earliest_ns is not None and until_ns <= earliest_ns:
             continue  # would not be adjacent to what is known
 
-        def look(share: float, place: int = place) -> bool:
-            time.sleep(0 if place < _NEAR_PIECES else _REST_S)  # lets the window's thread run
-            return watch((place + share) / len(pieces)) and time.monotonic() < until_s
+        def look(share: float, index: int = index) -> bool:
+            time.sleep(0 if index < _NEAR_PIECES else _REST_S)  # lets the window's thread run
+            return watch((index + share) / len(pieces)) and time.monotonic() < until_s
 
         last = end[1] if end is not None and until_ns == end[0] else None
         part = read_part(recorded, block, from_ns, until_ns, block_size, look, last=last)

@@ -210,7 +210,7 @@ class FactModel(QAbstractTableModel):
 
     @property
     def headings(self) -> list[int]:
-        return [place for place, row in enumerate(self._rows) if isinstance(row, Group)]
+        return [index for index, row in enumerate(self._rows) if isinstance(row, Group)]
 
     def fact_at(self, row: int) -> Fact | None:
         """Return the fact in a row, or None for a heading and beyond the end."""

@@ -153,7 +153,7 @@ class MemoryView(ChartedView):
         column.addWidget(self.charts)
         column.addStretch(1)
         scroll = scroll_area(body)
-        self.charts.lie_in(scroll)
+        self.charts.set_scroll_area(scroll)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
         self._stack.addWidget(scroll)
@@ -330,8 +330,8 @@ class ForecastLine(QWidget):
     def _which(self) -> str:
         """Return which blocks are still available, such as "Free and cached blocks". If none is free, cached ones are
         evicted."""
-        overview, place = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
-        there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[place] > 0]
+        overview, index = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
+        there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[index] > 0]
         return f"{' and '.join(there)} blocks".strip().capitalize()
 
     def apply_theme(self, theme: Theme) -> None:

@@ -134,8 +134,8 @@ class MemoryOverTime(ChartStack):
             return {key: _bytes(value) for key, value in self._current(name).items()}
         assert self._window is not None, "there are charts"
         time_s = self._window.time_s + self._window.end_ns / 1e9
-        place = nearest_index(time_s, at_s)
-        return {key: _bytes(float(column[place])) for key, column in self._values[name].items()}
+        index = nearest_index(time_s, at_s)
+        return {key: _bytes(float(column[index])) for key, column in self._values[name].items()}
 
     def snapped(self, x: float) -> float:
         window = self._window

@@ -115,6 +115,6 @@ class _TierPart(QWidget):
             self._grid.addWidget(widget, row, column, alignment)
 
 
-def _segment(kind: str, places: int, use: TierOccupancy, color: str) -> BarSegment:
-    share = places / max(1, use.size)
-    return BarSegment(share, color, f"{_WORDS[kind]}: {plural(places, 'block')}, {percent(share)}")
+def _segment(kind: str, indices: int, use: TierOccupancy, color: str) -> BarSegment:
+    share = indices / max(1, use.size)
+    return BarSegment(share, color, f"{_WORDS[kind]}: {plural(indices, 'block')}, {percent(share)}")

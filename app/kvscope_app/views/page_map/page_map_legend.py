@@ -21,7 +21,7 @@ from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
 _MAX_LINES: Final = 3
-_OWNERS_WORD: Final = "one colour per request, dimmer when only cached"
+_OWNERS_LABEL: Final = "one colour per request, dimmer when only cached"
 
 
 class PageMapLegend(SwatchLegend):
@@ -73,7 +73,7 @@ class PageMapLegend(SwatchLegend):
             self.draw_word(painter, right, self._num_lines - 1, words)
         if self._mode.by_request and self._shown.is_plain and not self._shown.owners:
             room = self.width() - right - self.owners_width("") + _BETWEEN
-            words = self.fontMetrics().elidedText(_OWNERS_WORD, Qt.TextElideMode.ElideRight, room)
+            words = self.fontMetrics().elidedText(_OWNERS_LABEL, Qt.TextElideMode.ElideRight, room)
             self.draw_owners(painter, right, words)
         painter.end()
 
@@ -149,7 +149,7 @@ class PageMapLegend(SwatchLegend):
         if (shades := self._mode.scale(self._shown)) is not None:
             words = [f"from {shades[1]} to {shades[2]}", *words]
         self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
-        plain = _OWNERS_WORD if self._mode.by_request else ""
+        plain = _OWNERS_LABEL if self._mode.by_request else ""
         self.setToolTip(plain if self._shown.is_plain and not self.more_words else _explained(swatches))
 
 
@@ -160,7 +160,7 @@ def _more(num_hidden: int) -> str:
 def _explained(swatches: list[LegendSwatch]) -> str:
     """Return a tooltip for all swatches, including those that did not fit."""
     colors = ", ".join(s.word for s in swatches if s.flash is None and not s.is_pin)
-    owners = [_OWNERS_WORD.capitalize() + "."] if any(s.word.startswith("#") for s in swatches) else []
+    owners = [_OWNERS_LABEL.capitalize() + "."] if any(s.word.startswith("#") for s in swatches) else []
     pins = ["Corner mark: pinned, protected from eviction."] if any(s.is_pin for s in swatches) else []
     flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in swatches if s.flash is not None]
     lights = ["A cell flashes when its block was", *flashes] if flashes else []

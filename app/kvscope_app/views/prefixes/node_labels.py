@@ -94,7 +94,7 @@ class Labels:
 def _num_alike(one: str, other: str) -> int:
     """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _from_word(line: str, start: int) -> str:

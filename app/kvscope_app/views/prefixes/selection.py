@@ -63,10 +63,10 @@ class PrefixSelection(QObject):
             self._mark(self._nodes(moment))
             return
         node = place_of_selection(moment, self._session)
-        place = None if node is None else int(moment.tree.key[node])
-        if place == self._place and (place is not None or not self._table.chosen_rows()):
+        index = None if node is None else int(moment.tree.key[node])
+        if index == self._place and (index is not None or not self._table.chosen_rows()):
             return
-        self._place = place
+        self._place = index
         row = None if node is None else self._model.reveal(node)
         self._mark([] if node is None else [node])
         if row is not None:

@@ -92,8 +92,8 @@ class _Families:
             if not room:
                 left_out += end - begin
                 continue
-            place = int(np.searchsorted(self._openers, begin))
-            opener = int(self._openers[place]) if place < len(self._openers) else end
+            index = int(np.searchsorted(self._openers, begin))
+            opener = int(self._openers[index]) if index < len(self._openers) else end
             until = min(opener + 1, end, begin + room)
             runs.append(self._nodes[begin:until])
             room -= until - begin

@@ -240,8 +240,8 @@ class HistogramPlot(_Plot):
         most = int(histogram.counts.max())
         below = seconds(float(histogram.edges[0])), seconds(float(histogram.edges[-1]))
         self._draw_labels(painter, area, ("0", count(most)), below)
-        for place, number in enumerate(histogram.counts.tolist()):
-            left = area.left() + 1 + place * area.width() // _NUM_BINS
-            right = area.left() + (place + 1) * area.width() // _NUM_BINS
+        for index, number in enumerate(histogram.counts.tolist()):
+            left = area.left() + 1 + index * area.width() // _NUM_BINS
+            right = area.left() + (index + 1) * area.width() // _NUM_BINS
             height = round(number * (area.height() - 2) / most)
             painter.fillRect(left, area.bottom() - height, right - left, height, QColor(self.theme.accent))

@@ -86,8 +86,8 @@ class RequestsView(View):
         """Page shown instead of table and details for an engine that does not report single requests."""
         self.filter = QComboBox()
         self.filter.addItems([wanted.value for wanted in Filter])
-        for place, wanted in enumerate(Filter):
-            self.filter.setItemData(place, FILTER_TIPS[wanted], Qt.ItemDataRole.ToolTipRole)
+        for index, wanted in enumerate(Filter):
+            self.filter.setItemData(index, FILTER_TIPS[wanted], Qt.ItemDataRole.ToolTipRole)
         self.filter.setAccessibleName("Requests shown")
         self.goals = QLineEdit()
         """Field for the goals, visible only with `Filter.MISSED`."""

@@ -116,22 +116,22 @@ class RooflineCanvas(QWidget):
         self._hover(self.point_at(event.position()))
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        place = self.point_at(event.position())
-        if event.button() is Qt.MouseButton.LeftButton and place >= 0:
-            self.chosen.emit(place)
+        index = self.point_at(event.position())
+        if event.button() is Qt.MouseButton.LeftButton and index >= 0:
+            self.chosen.emit(index)
 
     def leaveEvent(self, event: QEvent) -> None:
         self._hover(-1)
         super().leaveEvent(event)
 
-    def _hover(self, place: int) -> None:
-        if place != self._hovered:
-            self._hovered = place
-            self.pointed.emit(place)
+    def _hover(self, index: int) -> None:
+        if index != self._hovered:
+            self._hovered = index
+            self.pointed.emit(index)
             self.update()
 
-    def _ring(self, painter: QPainter, place: int, across: LogScale, up: LogScale, color: str) -> None:
-        x, y = across.at(float(self.points.intensity[place])), up.at(float(self.points.flops_per_s[place]))
+    def _ring(self, painter: QPainter, index: int, across: LogScale, up: LogScale, color: str) -> None:
+        x, y = across.at(float(self.points.intensity[index])), up.at(float(self.points.flops_per_s[index]))
         painter.setBrush(Qt.BrushStyle.NoBrush)
         painter.setPen(QPen(self.theme.color(color), 2))
         painter.drawEllipse(QPoint(round(x), round(y)), scaled(6), scaled(6))

@@ -27,7 +27,7 @@ from kvscope_app.views.timeline.lane_colors import (
     softened,
 )
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES, LaneLayout, axis_height, row_height
-from kvscope_app.views.timeline.mark_lane import Marks
+from kvscope_app.views.timeline.mark_lane import LaneMarks
 from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
 from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
@@ -54,28 +54,28 @@ class ShownLanes:
     """Time up to which open spans are drawn."""
     first_row: int = 0
     by_arrival: bool = False
-    placed_version: int = -1
+    assigned_version: int = -1
     """Version of the lanes for which rows were placed."""
     rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Row of each request, -1 if outside the span; computed by `place_rows`."""
+    """Row of each request, -1 if outside the span; computed by `assign_rows`."""
     num_rows: int = 0
-    marks: Marks = field(default_factory=Marks)
+    marks: LaneMarks = field(default_factory=LaneMarks)
     steps: StepColumns | None = None
     """Steps read for the visible span, while it is short enough to show single steps."""
     adapter_of: Callable[[int, int], str] = lambda epoch, number: ""
     """Function (epoch, number) -> LoRA adapter of a request, "" if none or unknown."""
 
-    def place_rows(self) -> None:
+    def assign_rows(self) -> None:
         """Assign rows to requests in the span: packed, or (`by_arrival`) one row each with the newest at the bottom."""
         requests = self.lanes.requests
-        self.placed_version = self.lanes.version
+        self.assigned_version = self.lanes.version
         seen = (requests["begin"] <= self.span.end_ns) & (requests["end"] >= self.span.begin_ns)
-        places = np.flatnonzero(seen)
+        indices = np.flatnonzero(seen)
         self.rows = np.full(len(requests), -1, np.int64)
         if self.by_arrival:
-            self.rows[places[np.argsort(requests["begin"][places], kind="stable")]] = np.arange(places.size)
+            self.rows[indices[np.argsort(requests["begin"][indices], kind="stable")]] = np.arange(indices.size)
         else:  # omit rows without any request in the span
-            self.rows[places] = np.unique(requests["row"][places], return_inverse=True)[1]
+            self.rows[indices] = np.unique(requests["row"][indices], return_inverse=True)[1]
         self.num_rows = int(self.rows.max(initial=-1)) + 1
 
 
@@ -116,8 +116,8 @@ def usage_shares(overview: SessionOverview) -> tuple[FloatArray, FloatArray]:
 def gaps(overview: SessionOverview) -> tuple[IntArray, IntArray]:
     """Return the start and end of each stretch without data."""
     times = overview.time_ns
-    places = np.flatnonzero(np.diff(times) > SECOND_NS)
-    return times[places] + SECOND_NS, times[places + 1]
+    indices = np.flatnonzero(np.diff(times) > SECOND_NS)
+    return times[indices] + SECOND_NS, times[indices + 1]
 
 
 def bare_lanes(overview: SessionOverview) -> frozenset[str]:
@@ -150,8 +150,8 @@ def _counts(name: str, overview: SessionOverview) -> FloatArray:
 
 def _draw_usage(box: Pixels, overview: SessionOverview, seconds: tuple[IntArray, IntArray], theme: Theme) -> None:
     active, held = usage_shares(overview)
-    raster.fill_below(box, raster.least_and_greatest(held, *seconds)[1], ink("block_cached", theme))
-    low, high = raster.least_and_greatest(active, *seconds)
+    raster.fill_below(box, raster.min_and_max(held, *seconds)[1], ink("block_cached", theme))
+    low, high = raster.min_and_max(active, *seconds)
     raster.fill_below(box, high, softened("block_active", theme, 0.35))
     raster.fill_below(box, low, ink("block_active", theme))
 
@@ -164,7 +164,7 @@ def peak_requests(overview: SessionOverview, state: str) -> float:
 
 
 def _draw_count(box: Pixels, shares: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str) -> None:
-    low, high = raster.least_and_greatest(shares, *seconds)
+    low, high = raster.min_and_max(shares, *seconds)
     raster.fill_below(box, high, softened(color, theme, 0.5))
     raster.fill_below(box, low, ink(color, theme))
 
@@ -206,13 +206,13 @@ def _draw_requests(
     top, height = round(layout.requests_top * scale), round(row_height() * scale)
     num_rows = -(-max(pixels.shape[0] - top, 0) // height)
     seen = (rows >= 0) & (rows < num_rows) & (spans["begin"] <= span.end_ns) & (ends >= span.begin_ns)
-    places = np.flatnonzero(seen)
-    if not places.size:
+    indices = np.flatnonzero(seen)
+    if not indices.size:
         return
-    places = places[np.argsort(spans["phase"][places], kind="stable")]
+    indices = indices[np.argsort(spans["phase"][indices], kind="stable")]
     width = pixels.shape[1]
-    first, last = (_columns(times[places], span, width) for times in (spans["begin"], ends))
-    is_moment = spans["phase"][places] >= RequestPhase.ABORTED
+    first, last = (_columns(times[indices], span, width) for times in (spans["begin"], ends))
+    is_moment = spans["phase"][indices] >= RequestPhase.ABORTED
     first, last = first - is_moment * round(scale), last + is_moment * round(2 * scale)
     palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in RequestPhase], np.uint32)
     palette[RequestPhase.QUEUED] = softened(PHASE_COLORS[RequestPhase.QUEUED], theme, QUEUED_SOFT)
@@ -221,7 +221,7 @@ def _draw_requests(
     if steps is not None and steps_are_apart(steps, span, width):
         for phase in (RequestPhase.RUNNING, RequestPhase.DECODE, RequestPhase.PREFILL):
             palette[phase] = softened(PHASE_COLORS[phase], theme, _BETWEEN_SOFT)
-    raster.draw_spans(lines, rows[places], first, last, palette[spans["phase"][places]])
+    raster.draw_spans(lines, rows[indices], first, last, palette[spans["phase"][indices]])
     if steps is not None and steps_are_apart(steps, span, width):
         draw_pieces(lines, steps, span, _rows_of(steps, shown, num_rows), theme, max(round(scale), 1))
     lines[:, stopped] = np.where(lines[:, stopped] != 0, softened(STOPPED_COLOR, theme, STOPPED_SOFT), 0)
@@ -244,9 +244,9 @@ def _rows_of(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:
         of_epoch = seen[requests["epoch"][seen] == epoch]
         numbers = requests["number"][of_epoch]
         order = np.argsort(numbers, kind="stable")
-        place = np.searchsorted(numbers[order], steps.numbers).clip(max=max(numbers.size - 1, 0))
-        is_it = (numbers[order][place] == steps.numbers) & (epochs == epoch)
-        found[is_it] = rows[of_epoch[order][place]][is_it]
+        index = np.searchsorted(numbers[order], steps.numbers).clip(max=max(numbers.size - 1, 0))
+        is_it = (numbers[order][index] == steps.numbers) & (epochs == epoch)
+        found[is_it] = rows[of_epoch[order][index]][is_it]
     return found
 
 

@@ -50,7 +50,7 @@ def draw_steps(
     """Draw seconds, replaced by steps where these have been read."""
     prefill, decode = overview.column("prefill_tokens"), overview.column("decode_tokens")
     most = float((prefill + decode).max(initial=1.0))
-    total, decoded = (raster.least_and_greatest(values, *seconds)[1] for values in (prefill + decode, decode))
+    total, decoded = (raster.min_and_max(values, *seconds)[1] for values in (prefill + decode, decode))
     if steps is not None:
         middles = (edges[:-1] + edges[1:]) // 2
         is_read = (middles >= steps.first_ns) & (middles <= steps.last_ns)

@@ -98,23 +98,23 @@ def test_a_lookup_that_fails_says_why_and_goes_on_with_the_next(kept, qtbot):
 
 def test_steps_that_cannot_be_read_are_not_asked_for_without_end(kept, qtbot, monkeypatch):
     """Whoever draws asks again as soon as it is told."""
-    monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 1e9)
+    monkeypatch.setattr(step_feed, "RETRY_DELAY_S", 1e9)
     monkeypatch.setattr(step_feed, "read_steps", lambda *_: NO_STEPS)
     feed, span, received = StepFeed(kept), TimeSpan(0, 10**9), []
 
     def ask():
         received.append(feed.failure)
-        feed.want(span, span)
+        feed.request(span, span)
 
     feed.changed.connect(ask)
-    feed.want(span, span)
+    feed.request(span, span)
     qtbot.waitUntil(lambda: bool(received) and not feed.is_reading, timeout=WAIT_MS)
     assert received == ["it is gone"]
     assert kept.num_opened == 1
-    monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr(step_feed, "RETRY_DELAY_S", 0.0)
     kept.is_broken = False
     with qtbot.waitSignal(feed.changed, timeout=WAIT_MS):
-        feed.want(span, span)
+        feed.request(span, span)
     assert feed.failure == ""
     feed.close()
 
@@ -135,7 +135,7 @@ def test_steps_are_read_again_once_there_are_more(kept, qtbot, monkeypatch):
 
     def num_read(begin_ns, end_ns, whole_ns):
         read.clear()
-        feed.want(TimeSpan(begin_ns, end_ns), TimeSpan(0, whole_ns))
+        feed.request(TimeSpan(begin_ns, end_ns), TimeSpan(0, whole_ns))
         qtbot.waitUntil(lambda: not feed.is_reading, timeout=WAIT_MS)
         assert not feed.failure
         return len(read)

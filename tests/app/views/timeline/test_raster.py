@@ -23,7 +23,7 @@ def test_least_and_greatest_are_those_of_the_seconds_touched(seconds, span, num_
     times = np.array(sorted(seconds), np.int64) * SECOND_NS
     values = np.array([(second * 37) % 11 for second in sorted(seconds)], float)
     edges = raster.column_edges(span, num_columns)
-    low, high = raster.least_and_greatest(values, *raster.seconds_in(times, edges)) if seconds else (None, None)
+    low, high = raster.min_and_max(values, *raster.seconds_in(times, edges)) if seconds else (None, None)
     for column in range(num_columns if seconds else 0):
         touched = [
             value

@@ -137,9 +137,9 @@ def _largest_cached(segments: list[TorchSegment]) -> tuple[int, int]:
 def _runs(one: TorchSegment, width: int) -> list[tuple[int, int, int]]:
     """Return (start, end, state) of runs of equal pixels in a row; each pixel has the state of the block at its
     middle."""
-    places = (np.arange(width) + 0.5) * one.num_bytes / width
-    blocks = np.maximum(np.searchsorted(one.offsets, places, "right") - 1, 0)
-    is_there = (places >= one.offsets[blocks]) & (places < one.offsets[blocks] + one.sizes[blocks])
+    indices = (np.arange(width) + 0.5) * one.num_bytes / width
+    blocks = np.maximum(np.searchsorted(one.offsets, indices, "right") - 1, 0)
+    is_there = (indices >= one.offsets[blocks]) & (indices < one.offsets[blocks] + one.sizes[blocks])
     states = np.where(is_there, one.states[blocks].astype(int), -1)
     begins = np.concatenate(([0], np.flatnonzero(np.diff(states)) + 1))
     ends = np.concatenate((begins[1:], [width]))

@@ -124,8 +124,8 @@ class SegmentsSheet(Sheet):
             return
         self._segments = segments
         self._rest()
-        for place, (name, value, meaning) in enumerate(figure_rows(allocator_map)):
-            self._show_figure(place, name, value, meaning)
+        for index, (name, value, meaning) in enumerate(figure_rows(allocator_map)):
+            self._show_figure(index, name, value, meaning)
         took = (
             f"{allocator_map.device}, read in {seconds(allocator_map.took_ns / 1e9)}"
             if allocator_map.took_ns
@@ -152,13 +152,13 @@ class SegmentsSheet(Sheet):
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(as_tsv(self._segments))
 
-    def _show_figure(self, place: int, name: str, value: str, meaning: str) -> None:
+    def _show_figure(self, index: int, name: str, value: str, meaning: str) -> None:
         if name not in self._values:
             named, shown = label(name, "muted"), label()
             shown.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
             for row, widget in enumerate((named, shown)):
                 widget.setToolTip(meaning)
-                self._figures.addWidget(widget, row, place)
+                self._figures.addWidget(widget, row, index)
             self._values[name] = shown
         self._values[name].setText(value)
 

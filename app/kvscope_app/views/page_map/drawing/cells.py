@@ -145,8 +145,8 @@ class CellShape:
         gap = 1 if pitch < 10 else 2 if pitch < 24 else 3 if pitch < 48 else 4
         self.low = gap // 2
         self.high = pitch - (gap - self.low)
-        place = np.arange(pitch)
-        inside = (place >= self.low) & (place < self.high)
+        index = np.arange(pitch)
+        inside = (index >= self.low) & (index < self.high)
         self.gap = np.flatnonzero(~(inside[:, None] & inside[None, :]))
         self.corners, self.smooth = self._corners()
         self.mark = self._mark()
@@ -189,9 +189,9 @@ class CellShape:
         if self.pitch < _OUTLINE_FROM:
             return np.empty(0, np.int64)
         thick = 1 if self.pitch < 24 else 2
-        place = np.arange(self.pitch)
-        inside = (place >= self.low) & (place < self.high)
-        deep = (place >= self.low + thick) & (place < self.high - thick)
+        index = np.arange(self.pitch)
+        inside = (index >= self.low) & (index < self.high)
+        deep = (index >= self.low + thick) & (index < self.high - thick)
         ring = (inside[:, None] & inside[None, :]) & ~(deep[:, None] & deep[None, :])
         return np.setdiff1d(np.flatnonzero(ring), self.corners)
 
@@ -249,8 +249,8 @@ class CellRaster:
     def _scatter(self, tiles: Pixels, tops: npt.NDArray[np.int64], lefts: npt.NDArray[np.int64]) -> None:
         """Write tiles of shape (n, pitch, pitch) at their positions, clipped at the edges of the window."""
         height, width = self._pixels.shape
-        place = np.arange(self._shape.pitch)
-        ys, xs = tops[:, None] + place, lefts[:, None] + place
+        index = np.arange(self._shape.pitch)
+        ys, xs = tops[:, None] + index, lefts[:, None] + index
         if ys.min() >= 0 and xs.min() >= 0 and ys.max() < height and xs.max() < width:
             self._pixels[ys[:, :, None], xs[:, None, :]] = tiles
             return
@@ -268,9 +268,9 @@ class CellRaster:
         rows = self._row_pattern(ids, ranks, 0, level, ink)
         tiles = np.repeat(rows[:, None, :], shape.pitch, axis=1)
         flat = tiles.reshape(len(ids), -1)
-        for coverage, places in enumerate(shape.smooth, start=1):
+        for coverage, indices in enumerate(shape.smooth, start=1):
             blended = self._row_pattern(ids, ranks, coverage, level, ink)
-            flat[:, places] = blended[:, places % shape.pitch]
+            flat[:, indices] = blended[:, indices % shape.pitch]
         flat[:, shape.gap] = ink.background
         flat[:, shape.corners] = ink.background
         self._decorate(flat, ids, ranks, ink)
