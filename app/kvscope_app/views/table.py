@@ -121,15 +121,15 @@ class SwatchDelegate(QStyledItemDelegate):
 class OpenableTable(RowTable):
     """Table whose selected rows are opened by Enter and by a double click."""
 
-    open_wanted = Signal()
+    open_requested = Signal()
 
     def __init__(self, name: str) -> None:
         super().__init__(name, many=True)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.doubleClicked.connect(lambda _: self.open_wanted.emit())
+        self.doubleClicked.connect(lambda _: self.open_requested.emit())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self.open_wanted.emit()
+            self.open_requested.emit()
         else:
             super().keyPressEvent(event)

@@ -84,7 +84,7 @@ def test_a_slot_that_raised_is_told_where_it_was(window, notices, session, qtbot
 
 def test_the_part_is_named_by_the_room_of_the_newest_call(window, notices, session, qtbot, poll, monkeypatch):
     view = window.views["prefixes"]
-    monkeypatch.setattr(view.keeper, "follow", lambda mirror: 1 / 0)
+    monkeypatch.setattr(view.builder, "follow", lambda mirror: 1 / 0)
     with expected(notices.errors, qtbot):
         QTimer.singleShot(1, view.refresh)
         qtbot.waitUntil(lambda: notices.strip is not None and notices.strip.text != "")

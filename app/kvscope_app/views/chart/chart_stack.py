@@ -207,14 +207,21 @@ class ChartStack(PanelGrid):
         return timeline.is_paused if timeline.player is None else not timeline.player.is_playing
 
     def refresh(self) -> None:
-        """Draw the next `charts_per_refresh` visible charts; draw all visible ones if the shown time does not advance."""
+        """Draw the next `charts_per_refresh` charts; draw all visible ones if the shown time does not advance."""
         if self.is_static:
             self.refresh_visible()
             return
         span = self._prepare()
         num = min(self.charts_per_refresh, len(self.shown))
         self._next_panel = (self._next_panel + num) % len(self.shown) if self.shown else 0
-        self._draw_panels([name for name in (self.shown * 2)[self._next_panel : self._next_panel + num] if self._is_panel_visible(name)], span)
+        self._draw_panels(
+            [
+                name
+                for name in (self.shown * 2)[self._next_panel : self._next_panel + num]
+                if self._is_panel_visible(name)
+            ],
+            span,
+        )
 
     def refresh_all(self) -> None:
         span = self._prepare()
@@ -273,7 +280,7 @@ class ChartStack(PanelGrid):
             panel.range_dragged.connect(self._on_dragged)
             panel.chosen.connect(lambda x: self._go_to(self.snapped(x)))
             panel.peak_chosen.connect(self._go_to)
-            panel.fit_wanted.connect(self._on_follow_chosen)
+            panel.fit_requested.connect(self._on_follow_chosen)
             panel.mark_chosen.connect(self.session.timeline.show_event)
 
     def set_scroll_area(self, area: QScrollArea | None) -> None:

@@ -79,7 +79,7 @@ class ChartPanel(QWidget):
     """Emitted with `ChartMark.about` of the clicked mark."""
     range_dragged = Signal(float, float)
     """Emitted with the new range in seconds when the user pans or zooms."""
-    fit_wanted = Signal()
+    fit_requested = Signal()
     """Emitted when the user wants to follow the present again, with the selected length."""
     _is_built = False
 
@@ -145,7 +145,7 @@ class ChartPanel(QWidget):
     def zoom_by(self, steps: int) -> None:
         """Zoom the time by `steps` around the moment that is read; 0: follow the present again."""
         if not steps:
-            self.fit_wanted.emit()
+            self.fit_requested.emit()
             return
         (first, last), _ = self.plot.view_box.viewRange()
         share = _KEY_ZOOM**steps
@@ -434,14 +434,14 @@ class StopBands(GapBands):
         painter.setFont(sans(0.82))
         painter.setPen(QPen(self._ink))
         for band in self.bands:
-            place = self.rect_of(to_picture, band.first_s, band.last_s)
+            rect = self.rect_of(to_picture, band.first_s, band.last_s)
             if band.run:
-                place.setHeight(place.height() / 2)
+                rect.setHeight(rect.height() / 2)
             if band.run == "B":
-                place.translate(0.0, place.height())
-            painter.fillRect(place, self.color)
+                rect.translate(0.0, rect.height())
+            painter.fillRect(rect, self.color)
             for words in band.texts:
-                if painter.fontMetrics().horizontalAdvance(words) + 2 * _PAD <= place.width():
-                    painter.drawText(place.adjusted(_PAD, 1, 0, 0), Qt.AlignmentFlag.AlignTop, words)
+                if painter.fontMetrics().horizontalAdvance(words) + 2 * _PAD <= rect.width():
+                    painter.drawText(rect.adjusted(_PAD, 1, 0, 0), Qt.AlignmentFlag.AlignTop, words)
                     break
         painter.restore()

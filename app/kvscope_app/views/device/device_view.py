@@ -42,8 +42,8 @@ from kvscope_app.views.device.device_figures import (
     memory_line,
     no_gpu_words,
 )
-from kvscope_app.views.device.memory_parts import ProcessRow, gpu_pieces, host_pieces, process_rows
-from kvscope_app.views.device.piece_color import piece_color
+from kvscope_app.views.device.memory_users import ProcessRow, gpu_pieces, host_pieces, process_rows
+from kvscope_app.views.device.process_color import piece_color
 from kvscope_app.views.table import Index, RowTable, TableHead, TableModel
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 

@@ -257,8 +257,8 @@ class IndexModel(EventEntries):
         return int(self._serials.size - np.searchsorted(self._serials, first))
 
     def shown_events(self) -> list[TimedEvent]:
-        places = self._serials - self._events.num_forgotten
-        return [self._events[index] for index in places[places >= 0].tolist()]
+        indices = self._serials - self._events.num_forgotten
+        return [self._events[index] for index in indices[indices >= 0].tolist()]
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else int(self._serials.size)

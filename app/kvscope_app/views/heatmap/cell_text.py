@@ -7,9 +7,9 @@ import numpy as np
 from kvscope_app.session.stop_bands import stop_text_at
 from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.block_locations import locate_block
+from kvscope_app.views.heatmap.curve_strips import clock_text
 from kvscope_app.views.heatmap.measures import size_text
 from kvscope_app.views.heatmap.pools import PoolRegistry
-from kvscope_app.views.heatmap.strips import clock_text
 from kvscope_telemetry.summaries.address_bins import bin_edges
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS

@@ -14,7 +14,7 @@ from kvscope_app.views.block_locations import tier_title
 from kvscope_app.views.heatmap.cell_keys import HeatMode, unheld_color
 from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
 from kvscope_app.views.page_map.legend_items import LegendSwatch, ShownItems
-from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
+from kvscope_app.views.page_map.swatch_legend import PlacedSwatch, SwatchLegend
 from kvscope_app.views.tier_style import distinct_tier_colors
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import DeviceInfo
@@ -29,7 +29,7 @@ _OWNERS_LABEL: Final = "one colour per request"
 
 def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo) -> list[LegendSwatch]:
     if mode is HeatMode.STATE:
-        return [swatch for swatch in STATE.legend(theme, shown) if swatch.word not in _NOT_DRAWN]
+        return [swatch for swatch in STATE.legend(theme, shown) if swatch.label not in _NOT_DRAWN]
     free = LegendSwatch(theme.block_free, "free")
     if mode is HeatMode.USED:
         return [free]
@@ -98,7 +98,7 @@ class HeatLegend(SwatchLegend):
                 self._draw_swatch(painter, placed)
         painter.end()
 
-    def _placed(self) -> Iterator[Placed]:
+    def _placed(self) -> Iterator[PlacedSwatch]:
         return self.placed(self._swatches, self._begin)
 
     @property
@@ -109,7 +109,7 @@ class HeatLegend(SwatchLegend):
         return self.owners_width(_OWNERS_LABEL) if self._mode is HeatMode.OWNER else 0
 
     def _description(self) -> str:
-        words = [swatch.word for swatch in self._swatches]
+        words = [swatch.label for swatch in self._swatches]
         if self._mode is HeatMode.USED:
             words.insert(0, "blocks in use, from full to empty slots")
         if self._mode is HeatMode.OWNER:
@@ -117,10 +117,10 @@ class HeatLegend(SwatchLegend):
         strong = "" if self._mode in (HeatMode.USED, HeatMode.OWNER) else " Fainter rows have fewer blocks."
         return f"Colours: {', '.join(words)}.{strong}"
 
-    def _draw_swatch(self, painter: QPainter, placed: Placed) -> None:
+    def _draw_swatch(self, painter: QPainter, placed: PlacedSwatch) -> None:
         swatch, *_ = placed
         box = self.draw_swatch(painter, placed)
-        if swatch.word == GAP_LABEL:
+        if swatch.label == GAP_LABEL:
             painter.setPen(QPen(self.theme.color("muted"), 1))
             for left, right in ((2, 6), (5, 9)):
                 painter.drawLine(box.topLeft() + QPointF(left, 9), box.topLeft() + QPointF(right, 2))

@@ -24,16 +24,16 @@ from kvscope_app.views.base import View
 from kvscope_app.views.block_locations import tier_title
 from kvscope_app.views.capability_messages import why_no_addresses
 from kvscope_app.views.heatmap.address_rows import num_cells
-from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas, RowLabel
 from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
 from kvscope_app.views.heatmap.cell_text import cell_text, runs_text
+from kvscope_app.views.heatmap.curve_strips import CurveStrip, Ruler
+from kvscope_app.views.heatmap.heat_canvas import Cell, HeatCanvas, RowLabel
 from kvscope_app.views.heatmap.heat_legend import HeatLegend
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.measures import MAX_LEVEL, NO_RUNS, num_sizes, run_keys
 from kvscope_app.views.heatmap.pools import PoolRegistry
-from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
-from kvscope_app.views.heatmap.time_frame import TimeFrameMode, TimeFrame
+from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.range_link import RangeLink

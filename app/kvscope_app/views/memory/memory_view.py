@@ -29,12 +29,12 @@ from kvscope_app.ui.widget_factories import empty_state, label, number_label, sc
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import ChartedView
-from kvscope_app.views.memory.account import Account, account, kv_detail
-from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
+from kvscope_app.views.memory.memory_breakdown import Account, account, kv_detail
+from kvscope_app.views.memory.memory_part import MemoryPart
 from kvscope_app.views.memory.over_time import MemoryOverTime
-from kvscope_app.views.memory.part import MemoryPart
-from kvscope_app.views.memory.segments.sheet import SegmentsSheet, why_not
+from kvscope_app.views.memory.segments.segments_sheet import SegmentsSheet, why_not
+from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 from kvscope_app.views.memory.workspace import allocator_rows

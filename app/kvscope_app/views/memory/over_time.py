@@ -22,7 +22,7 @@ from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartStack
 from kvscope_app.views.chart.curves import FloatArray, gaps, nearest, nearest_index
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.chart.time_bar import RANGES_S
-from kvscope_app.views.memory.account import block_counts
+from kvscope_app.views.memory.memory_breakdown import block_counts
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.mirror.mirror import Mirror

@@ -28,7 +28,7 @@ class StepTimes:
             self._steps = np.concatenate((steps[known].astype(np.int64), self._steps))
             self._times_ns = np.concatenate((ends_ns, self._times_ns))
 
-    def of(self, steps: Ints) -> Ints:
+    def times_of(self, steps: Ints) -> Ints:
         """Return the approximate time of each step in ns, in the shape of `steps`; `UNKNOWN` before the first known
         step."""
         begin_ns = int(self._times_ns[0])

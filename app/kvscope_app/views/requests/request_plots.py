@@ -228,9 +228,9 @@ class HistogramPlot(_Plot):
         area, histogram = self.area, self.histogram
         if histogram is None or not area.contains(position):
             return ""
-        place = min((position.x() - area.left()) * _NUM_BINS // area.width(), _NUM_BINS - 1)
-        low, high = histogram.edges[place : place + 2].tolist()
-        return f"{seconds(low)} to {seconds(high)}: {plural(int(histogram.counts[place]), 'request')}"
+        bin_index = min((position.x() - area.left()) * _NUM_BINS // area.width(), _NUM_BINS - 1)
+        low, high = histogram.edges[bin_index : bin_index + 2].tolist()
+        return f"{seconds(low)} to {seconds(high)}: {plural(int(histogram.counts[bin_index]), 'request')}"
 
     def _draw(self, painter: QPainter, area: QRect) -> None:
         histogram = self.histogram

@@ -23,9 +23,9 @@ from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import engine_name
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.range_link import RangeLink
-from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
 from kvscope_app.views.roofline.point_text import KIND_COLORS, KIND_WORDS, bound_text, point_text
 from kvscope_app.views.roofline.points import NO_POINTS, PointKind, Points, points_of
+from kvscope_app.views.roofline.roofline_canvas import UNKNOWN, RooflineCanvas
 from kvscope_app.views.time_navigator import TimeNavigator
 from kvscope_app.views.timeline.lane_descriptions import STEP_MARGIN_NS
 from kvscope_app.views.timeline.step_feed import StepFeed

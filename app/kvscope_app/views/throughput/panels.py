@@ -17,7 +17,7 @@ from kvscope_app.session.recent_figures import RECENT_S, recent_latency, recent_
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import NOTHING, percent, plural, seconds, short
 from kvscope_app.views.chart.curves import FloatArray, nearest_index, trailing_mean
-from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, ChartMark
+from kvscope_app.views.chart.panel import ChartMark, ChartPanel, CurveSpec
 from kvscope_app.views.chart.peak_line import CurvePeak
 from kvscope_telemetry.latencies import FIRST_TOKEN, INTER_TOKEN, QUEUED
 from kvscope_telemetry.messages.event_kinds import cause_text
@@ -355,7 +355,8 @@ def marks_of_overview(window: HistoryWindow, first_s: float, last_s: float) -> l
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     sums = np.add.reduceat(counts[indices], starts) if starts.size else np.empty(0)
     return [
-        ChartMark(float(x), plural(round(number), "preemption")) for x, number in zip(times_s[starts], sums, strict=True)
+        ChartMark(float(x), plural(round(number), "preemption"))
+        for x, number in zip(times_s[starts], sums, strict=True)
     ]
 
 

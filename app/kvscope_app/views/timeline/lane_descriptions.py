@@ -72,8 +72,8 @@ def hit_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneH
 
 def _hit_step_lane(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) -> LaneHit:
     steps = shown.steps
-    place = None if steps is None else steps.index_at(time_ns, reach_ns)
-    if steps is None or place is None:
+    index = None if steps is None else steps.index_at(time_ns, reach_ns)
+    if steps is None or index is None:
         if second < 0:
             return LaneHit(time_ns, "no data for this second")
         counts = {name: float(shown.overview.column(name)[second]) for name in _TOKENS}
@@ -82,7 +82,7 @@ def _hit_step_lane(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) 
         if np.isnan(counts["num_steps"]):
             return LaneHit(time_ns, f"in this second: {tokens}")
         return LaneHit(time_ns, f"{plural(numbers['num_steps'], 'step')} in this second: {tokens}")
-    return step_hit(steps, place)
+    return step_hit(steps, index)
 
 
 def step_hit(steps: StepColumns, index: int) -> LaneHit:

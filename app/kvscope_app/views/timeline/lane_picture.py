@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvscope_app.session.stop_bands import stops_until
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import Theme
-from kvscope_app.views.timeline import raster
+from kvscope_app.views.timeline import lane_raster
 from kvscope_app.views.timeline.lane_colors import (
     PHASE_COLORS,
     QUEUED_SOFT,
@@ -27,8 +27,8 @@ from kvscope_app.views.timeline.lane_colors import (
     softened,
 )
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES, LaneLayout, axis_height, row_height
+from kvscope_app.views.timeline.lane_raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.mark_lane import LaneMarks
-from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
 from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
 from kvscope_app.views.timeline.steps import StepColumns
@@ -83,9 +83,9 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
     """Return the pixels of the area right of the lane names, including the axis. `scale`: device pixels per pixel."""
     width, height = (max(1, round(side * scale)) for side in (layout.chart_width, layout.height))
     pixels = np.full((height, width), ink("base", theme), np.uint32)
-    edges = raster.column_edges(shown.span, width)
-    seconds = raster.seconds_in(shown.overview.time_ns, edges)
-    stopped = raster.covered(*stops_until(shown.overview, shown.until_ns).stretches, edges)
+    edges = lane_raster.column_edges(shown.span, width)
+    seconds = lane_raster.seconds_in(shown.overview.time_ns, edges)
+    stopped = lane_raster.covered(*stops_until(shown.overview, shown.until_ns).stretches, edges)
     pixels[round(axis_height() * scale) :, stopped] = softened("warn", theme, STOPPED_GROUND)
     for lane, top, lane_height in layout.boxes():
         box = pixels[round(top * scale) : round((top + lane_height) * scale)]
@@ -99,7 +99,7 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
         elif lane.name == STEPS:
             draw_steps(box, shown.overview, shown.steps, edges, seconds, theme)
         elif lane.name == PAUSED:
-            raster.fill_below(box, stopped.astype(np.float64), ink(_PAUSED_COLOR, theme))
+            lane_raster.fill_below(box, stopped.astype(np.float64), ink(_PAUSED_COLOR, theme))
         elif lane.name != MARKS:  # bookmarks are drawn later, as signs and text
             _draw_moments(box, lane.name, shown, edges, seconds, theme)
     _draw_requests(pixels, shown, layout, theme, scale, stopped)
@@ -150,10 +150,10 @@ def _counts(name: str, overview: SessionOverview) -> FloatArray:
 
 def _draw_usage(box: Pixels, overview: SessionOverview, seconds: tuple[IntArray, IntArray], theme: Theme) -> None:
     active, held = usage_shares(overview)
-    raster.fill_below(box, raster.min_and_max(held, *seconds)[1], ink("block_cached", theme))
-    low, high = raster.min_and_max(active, *seconds)
-    raster.fill_below(box, high, softened("block_active", theme, 0.35))
-    raster.fill_below(box, low, ink("block_active", theme))
+    lane_raster.fill_below(box, lane_raster.min_and_max(held, *seconds)[1], ink("block_cached", theme))
+    low, high = lane_raster.min_and_max(active, *seconds)
+    lane_raster.fill_below(box, high, softened("block_active", theme, 0.35))
+    lane_raster.fill_below(box, low, ink("block_active", theme))
 
 
 def peak_requests(overview: SessionOverview, state: str) -> float:
@@ -164,9 +164,9 @@ def peak_requests(overview: SessionOverview, state: str) -> float:
 
 
 def _draw_count(box: Pixels, shares: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str) -> None:
-    low, high = raster.min_and_max(shares, *seconds)
-    raster.fill_below(box, high, softened(color, theme, 0.5))
-    raster.fill_below(box, low, ink(color, theme))
+    low, high = lane_raster.min_and_max(shares, *seconds)
+    lane_raster.fill_below(box, high, softened(color, theme, 0.5))
+    lane_raster.fill_below(box, low, ink(color, theme))
 
 
 def _draw_moments(
@@ -175,14 +175,14 @@ def _draw_moments(
     overview = shown.overview
     if name == "gaps":
         color = ink(_GAP_COLOR, theme)
-        raster.fill_below(box, raster.covered(*gaps(overview), edges).astype(np.float64), color)
-        raster.draw_ticks(box, raster.sums(overview.column("num_lost_frames"), *seconds), ink("bad", theme))
+        lane_raster.fill_below(box, lane_raster.covered(*gaps(overview), edges).astype(np.float64), color)
+        lane_raster.draw_ticks(box, lane_raster.sums(overview.column("num_lost_frames"), *seconds), ink("bad", theme))
         return
-    lane, counts = TICK_LANES[name], raster.moments(moments_of(name, shown), edges)
+    lane, counts = TICK_LANES[name], lane_raster.moments(moments_of(name, shown), edges)
     values = _counts(name, overview)
     if lane.kind:
         values = np.where(overview.time_ns < _exact_since(overview), values, 0.0)
-    raster.draw_ticks(box, np.maximum(counts, raster.sums(values, *seconds)), ink(lane.color, theme))
+    lane_raster.draw_ticks(box, np.maximum(counts, lane_raster.sums(values, *seconds)), ink(lane.color, theme))
 
 
 def _exact_since(overview: SessionOverview) -> int:
@@ -221,7 +221,7 @@ def _draw_requests(
     if steps is not None and steps_are_apart(steps, span, width):
         for phase in (RequestPhase.RUNNING, RequestPhase.DECODE, RequestPhase.PREFILL):
             palette[phase] = softened(PHASE_COLORS[phase], theme, _BETWEEN_SOFT)
-    raster.draw_spans(lines, rows[indices], first, last, palette[spans["phase"][indices]])
+    lane_raster.draw_spans(lines, rows[indices], first, last, palette[spans["phase"][indices]])
     if steps is not None and steps_are_apart(steps, span, width):
         draw_pieces(lines, steps, span, _rows_of(steps, shown, num_rows), theme, max(round(scale), 1))
     lines[:, stopped] = np.where(lines[:, stopped] != 0, softened(STOPPED_COLOR, theme, STOPPED_SOFT), 0)

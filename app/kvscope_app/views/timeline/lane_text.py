@@ -17,8 +17,8 @@ from kvscope_app.views.timeline.lane_colors import (
     PHASE_LEGEND,
     QUEUED_SOFT,
     STOPPED_COLOR,
-    STOPPED_SOFT,
     STOPPED_LABEL,
+    STOPPED_SOFT,
 )
 from kvscope_app.views.timeline.lane_layout import LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import ShownLanes, peak_requests

@@ -31,8 +31,8 @@ from kvscope_app.views.timeline import lane_text, step_text
 from kvscope_app.views.timeline.lane_descriptions import STEP_MARGIN_NS, LaneHit, hit_lane, hit_row, step_hit
 from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
+from kvscope_app.views.timeline.lane_raster import Pixels
 from kvscope_app.views.timeline.mark_lane import LaneMarks
-from kvscope_app.views.timeline.raster import Pixels
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.step_lane import steps_are_apart
 from kvscope_app.views.timeline.steps import StepColumns
@@ -367,9 +367,9 @@ class LanesCanvas(QWidget):
     def _move_cursor(self, sign: int) -> None:
         """Move to the next or previous step if steps are drawn; otherwise by `_CURSOR_SHARE` of the visible span."""
         span, steps = self.shown.span, self.shown.steps
-        place = None if steps is None else steps.neighbor_index(self.cursor_ns, sign)
-        if steps is not None and place is not None and steps_are_apart(steps, span, self.layout_now.chart_width):
-            self._go_to(step_hit(steps, place))
+        index = None if steps is None else steps.neighbor_index(self.cursor_ns, sign)
+        if steps is not None and index is not None and steps_are_apart(steps, span, self.layout_now.chart_width):
+            self._go_to(step_hit(steps, index))
         else:
             by_ns = sign * round(span.length_ns * _CURSOR_SHARE)
             self._go_to(LaneHit(min(max(self.cursor_ns + by_ns, self.whole.begin_ns), self.whole.end_ns)))

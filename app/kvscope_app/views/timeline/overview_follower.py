@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.views.timeline.request_lanes import RequestLanes, PhaseChange
+from kvscope_app.views.timeline.request_lanes import PhaseChange, RequestLanes
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.request_phases import numbers_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview

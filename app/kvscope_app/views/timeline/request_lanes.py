@@ -106,7 +106,9 @@ class RequestLanes:
         self.requests.filter(is_kept)
         self.requests["newest"][:] = new_span[self.requests["newest"]]
         self._open_requests = {number: int(new_request[request]) for number, request in self._open_requests.items()}
-        self._histories_of = {key: int(new_request[request]) for key, request in self._histories_of.items() if is_kept[request]}
+        self._histories_of = {
+            key: int(new_request[request]) for key, request in self._histories_of.items() if is_kept[request]
+        }
         self.version += 1
 
     def history_of(self, epoch: int, number: int) -> int | None:

@@ -79,7 +79,9 @@ class StepFeed(QObject):
     def _knows_all(self, begin_ns: int) -> bool:
         """Whether only the live end moved, without any new frame."""
         end = self._live_end()
-        return end is not None and end == self._requested_at and not self.failure and self.steps.covers(begin_ns, begin_ns)
+        return (
+            end is not None and end == self._requested_at and not self.failure and self.steps.covers(begin_ns, begin_ns)
+        )
 
     def _live_end(self) -> tuple[int | None, int] | None:
         """Return (epoch, seq) of the newest frame of a live engine; None for a file, which may grow beyond what is

@@ -83,7 +83,17 @@ class StepColumns:
 
 
 NO_STEPS: Final = StepColumns(
-    0, 0, _NO_VALUES, _NO_VALUES, _NO_VALUES, _NO_VALUES, _NO_VALUES, _NO_VALUES, np.zeros(1, np.int64), _NO_VALUES, _NO_VALUES
+    0,
+    0,
+    _NO_VALUES,
+    _NO_VALUES,
+    _NO_VALUES,
+    _NO_VALUES,
+    _NO_VALUES,
+    _NO_VALUES,
+    np.zeros(1, np.int64),
+    _NO_VALUES,
+    _NO_VALUES,
 )
 
 

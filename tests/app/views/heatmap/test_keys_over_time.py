@@ -9,7 +9,7 @@ from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.heatmap.address_rows import NO_ADDRESS, highest, spread
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.measures import NO_RUNS, num_sizes, run_keys, size_text
-from kvscope_app.views.heatmap.time_frame import TimeFrameMode, TimeFrame
+from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
 from kvscope_app.views.heatmap.time_scale import FIRST_COLUMN_NS, TimeScale
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.summaries.address_bins import bin_edges

@@ -171,7 +171,7 @@ def test_a_key_held_down_does_not_put_off_the_reading(recording, played, qtbot):
     """It goes from block to block, sooner one after the other than it is looked at."""
     history, blocks = BlockHistory(played), itertools.cycle((3, recording[1]))
     stepping = QTimer(interval=1)
-    stepping.timeout.connect(lambda: history.show(next(blocks)))
+    stepping.timeout.connect(lambda: history.set_block(next(blocks)))
     stepping.start()
     qtbot.waitUntil(lambda: history._work is not None, timeout=WAIT_MS)
     stepping.stop()
@@ -183,8 +183,8 @@ def test_a_key_held_down_does_not_put_off_the_reading(recording, played, qtbot):
 
 def test_a_block_that_is_left_at_once_is_not_read(played, qtbot):
     history = BlockHistory(played)
-    history.show(3)
-    history.show(None)
+    history.set_block(3)
+    history.set_block(None)
     assert not history.is_reading
     qtbot.waitUntil(lambda: driver.is_at_rest(history), timeout=WAIT_MS)
     history.close()

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from timed_fakes import EPOCH, START_NS, second, small_overview, timed
 
 from kvscope_app.views.timeline.overview_follower import OverviewFollower
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes, PhaseChange
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, PhaseChange, RequestLanes
 from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.request_phases import packed_phases
@@ -208,7 +208,9 @@ def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
     lanes = RequestLanes()
     lanes.has_phases = True
     lanes.add_events([started(1, 5), timed(3, "preempted", 5), started(4, 5, kind="resumed"), timed(9, "finished", 5)])
-    lanes.add_events([phase(5, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE)])
+    lanes.add_events(
+        [phase(5, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE)]
+    )
     assert told_by(lanes) == {
         5: [
             (RequestPhase.PREFILL, 1.0, 2.0),
@@ -230,7 +232,9 @@ def test_who_comes_back_with_all_its_blocks_decodes_at_once():
 def test_who_waits_has_a_lane_before_it_runs_and_when_it_never_does():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add_events([phase(1, 5, RequestPhase.QUEUED), phase(1, 6, RequestPhase.QUEUED), phase(0, 7, RequestPhase.DECODE)])
+    lanes.add_events(
+        [phase(1, 5, RequestPhase.QUEUED), phase(1, 6, RequestPhase.QUEUED), phase(0, 7, RequestPhase.DECODE)]
+    )
     assert told_by(lanes) == {
         5: [(RequestPhase.QUEUED, 1, None)],
         6: [(RequestPhase.QUEUED, 1, None)],

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.views.page_map.color_modes import HAS_CONTENT, ColorMode
-from kvscope_app.views.page_map.drawing.flash_glyphs import glyph_places
+from kvscope_app.views.page_map.drawing.flash_glyphs import glyph_pixels
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
 from kvscope_app.views.page_map.drawing.grid import Camera, Grid
 from kvscope_app.views.page_map.drawing.ink import Emphasis, Ink, Pixels
@@ -151,7 +151,7 @@ class CellShape:
         self.corners, self.smooth = self._corners()
         self.mark = self._mark()
         self.outline = self._outline()
-        self._glyphs = {kind: glyph_places(kind, pitch, self.low, self.width) for kind in MOVES}
+        self._glyphs = {kind: glyph_pixels(kind, pitch, self.low, self.width) for kind in MOVES}
 
     @property
     def width(self) -> int:
@@ -170,10 +170,10 @@ class CellShape:
         cut, most, some = [(0, 0), (0, 1), (1, 0)], [(1, 1), (0, 3), (3, 0)], [(0, 2), (2, 0)]
         return self._mirrored(cut), [self._mirrored(most), self._mirrored(some)]
 
-    def _mirrored(self, places: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    def _mirrored(self, pixels: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
         low, last = self.low, self.high - 1
-        ys = [(low + y, last - y) for y, _ in places]
-        xs = [(low + x, last - x) for _, x in places]
+        ys = [(low + y, last - y) for y, _ in pixels]
+        xs = [(low + x, last - x) for _, x in pixels]
         flat = {y * self.pitch + x for y2, x2 in zip(ys, xs, strict=True) for y in y2 for x in x2}
         return np.array(sorted(flat), np.int64)
 

@@ -31,7 +31,7 @@ def lit():
     scene.resize(640, 400)
     ledger = Ledger(200)
     ledger.state[:], ledger.filled[:] = BlockState.ACTIVE, 16
-    scene.show(ledger, 16, 1)
+    scene.set_ledger(ledger, 16, 1)
     return scene
 
 

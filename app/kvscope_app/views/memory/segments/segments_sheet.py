@@ -22,9 +22,9 @@ from kvscope_app.ui.number_text import seconds
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import empty_state, label, scroll_area
-from kvscope_app.views.memory.bar import Swatch
-from kvscope_app.views.memory.segments.bars import SegmentBars, state_color
-from kvscope_app.views.memory.segments.figures import STATE_TEXTS, as_tsv, figure_rows, left_out
+from kvscope_app.views.memory.segments.segment_bars import SegmentBars, state_color
+from kvscope_app.views.memory.segments.segment_figures import STATE_TEXTS, as_tsv, figure_rows, left_out
+from kvscope_app.views.memory.stacked_bar import Swatch
 from kvscope_telemetry.errors import KvscopeError, ProtocolError
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap, Reply
 from kvscope_telemetry.mirror.allocator_map import State, TorchSegment, unpack_map

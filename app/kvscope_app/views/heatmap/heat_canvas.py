@@ -25,12 +25,12 @@ from kvscope_app.ui.announce import announce
 from kvscope_app.ui.focus import draw_focus
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.theme import Theme, mix
+from kvscope_app.views.heatmap.heat_raster import HeatRaster
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.raster import HeatRaster
 from kvscope_app.views.heatmap.time_area import ZOOM_STEP, TimeArea, gutter
-from kvscope_app.views.heatmap.time_frame import TimeFrameMode, TimeFrame
-from kvscope_app.views.page_map.canvas import CELL_KEYS
+from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
+from kvscope_app.views.page_map.page_map_canvas import CELL_KEYS
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _GAP_SHARE: Final = 0.30

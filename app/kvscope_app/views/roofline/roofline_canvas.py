@@ -13,7 +13,7 @@ from kvscope_app.ui.announce import announce
 from kvscope_app.ui.focus import draw_focus
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.roofline import ink
+from kvscope_app.views.roofline import roofline_painting
 from kvscope_app.views.roofline.log_scale import LogScale, bounds
 from kvscope_app.views.roofline.points import NO_POINTS, Points
 from kvscope_telemetry.messages.telemetry import DeviceInfo
@@ -93,9 +93,9 @@ class RooflineCanvas(QWidget):
         if self.box().width() > 20 and self.box().height() > 20:
             across, up = self.scales()
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-            ink.grid(painter, self.box(), across, up, self.theme)
-            ink.roofs(painter, self.box(), across, up, self.device, self.theme)
-            ink.points(painter, self.points, across, up, self.theme)
+            roofline_painting.grid(painter, self.box(), across, up, self.theme)
+            roofline_painting.roofs(painter, self.box(), across, up, self.device, self.theme)
+            roofline_painting.points(painter, self.points, across, up, self.theme)
             for place, color in ((self._hovered, "text"), (self.selected, "selection")):
                 if place is not None and 0 <= place < len(self.points):
                     self._ring(painter, place, across, up, color)
