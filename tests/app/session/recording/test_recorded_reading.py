@@ -121,7 +121,7 @@ def test_steps_that_cannot_be_read_are_not_asked_for_without_end(kept, qtbot, mo
 
 def test_steps_are_read_again_once_there_are_more(kept, qtbot, monkeypatch):
     """While an engine idles time goes on, and no step with it; who looks elsewhere is shown what is there."""
-    monkeypatch.setattr(step_feed, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(step_feed, "_MIN_INTERVAL_S", 0.0)
     read = []
 
     def read_steps(_recorded, first_ns, last_ns, _watch):

@@ -471,7 +471,7 @@ def test_steps_lie_between_the_seconds_of_the_overview(session):
         UNKNOWN,
     ]
     assert times.first_ns == 3 * SECOND_NS
-    assert StepTimes(SessionOverview(), mirror).of(np.array([99, 100])).tolist() == [UNKNOWN, 10 * SECOND_NS + 1]
+    assert StepTimes(SessionOverview(), mirror).times_of(np.array([99, 100])).tolist() == [UNKNOWN, 10 * SECOND_NS + 1]
 
 
 def test_what_is_chosen_is_chosen_again_where_it_is_there_again(view, engine, session, poll, qtbot):
