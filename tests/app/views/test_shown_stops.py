@@ -46,12 +46,12 @@ def test_a_request_is_not_green_while_the_engine_stands_still(overview):
         assert line[round(0.14 * width)] == ink("good", theme)
         assert line[round(0.20 * width)] == softened(STOPPED_COLOR, theme, STOPPED_SOFT)
         assert line[round(0.26 * width)] == ink("good", theme)
-    assert hit_lane("paused", shown, at(20), 0).words == "Engine paused by Ada, 10.0 s"
-    assert hit_lane("paused", shown, at(30), 0).words == ""
-    assert "(without 10.0 s paused)" in hit_row(row, shown, at(20), 0).words
+    assert hit_lane("paused", shown, at(20), 0).text == "Engine paused by Ada, 10.0 s"
+    assert hit_lane("paused", shown, at(30), 0).text == ""
+    assert "(without 10.0 s paused)" in hit_row(row, shown, at(20), 0).text
     assert "paused" in bare_lanes(small_overview())
     overview.stops.add(Stop(begin_ns=at(26), end_ns=at(28), kind=SUSPENDED))
-    assert "(without 12.0 s paused or suspended)" in hit_row(row, shown, at(20), 0).words
+    assert "(without 12.0 s paused or suspended)" in hit_row(row, shown, at(20), 0).text
 
 
 def test_a_cell_of_the_heatmap_says_why_it_did_not_change(overview):

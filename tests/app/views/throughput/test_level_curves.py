@@ -42,8 +42,8 @@ def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: now_ns[0] / 1e9, monotonic_ns=lambda: now_ns[0])
     monkeypatch.setattr(view_module, "time", clock)
     drawn = []
-    draw = view.charts.draw
-    monkeypatch.setattr(view.charts, "draw", lambda names, span: (drawn.append(names), draw(names, span)))
+    draw = view.charts._draw_panels
+    monkeypatch.setattr(view.charts, "_draw_panels", lambda names, span: (drawn.append(names), draw(names, span)))
 
     def times_in_a_minute(*, level):
         monkeypatch.setattr(view_module, "is_level", lambda _: level)

@@ -174,7 +174,7 @@ def test_calls_that_come_rarely_draw_all_panels_for_one_time(session, view, monk
     feed(session, decode_tokens=1)
     view.refresh()
     drawn = []
-    monkeypatch.setattr(view.charts, "draw", lambda names, span: drawn.append(names))
+    monkeypatch.setattr(view.charts, "_draw_panels", lambda names, span: drawn.append(names))
     for _ in range(4):
         now_s[0] += 2.0
         view.refresh()

@@ -140,7 +140,7 @@ def test_coming_bit_by_bit_they_are_the_same(events, sizes, at_once):
         while follower.update(overview, at_once):
             pass
     whole = OverviewFollower()
-    while whole.follow(overview):
+    while whole.update(overview):
         pass
     assert spans_of(follower.lanes) == spans_of(whole.lanes)
 

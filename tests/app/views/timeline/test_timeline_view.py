@@ -126,23 +126,23 @@ def test_what_is_selected_elsewhere_is_outlined(view, timed_session):
 
 
 def test_what_is_under_the_pointer_is_told_with_its_cause(view):
-    words = view.canvas.hit_test(point(view, 35, row=0)).words
+    words = view.canvas.hit_test(point(view, 35, row=0)).text
     assert "#1 preempted, swapped" in words
     assert "request #1 was chosen, being the newest" in words
-    assert "preempted #1: request #2 needed" in view.canvas.hit_test(point(view, 30, lane="preempted")).words
-    assert "50.0 % in use: 50 blocks active" in view.canvas.hit_test(point(view, 30.5, lane="usage")).words
-    assert view.canvas.hit_test(point(view, 65, lane="gaps")).words == "nothing came for 10.0 s"
-    assert view.canvas.hit_test(point(view, 80.5, lane="gaps")).words == "5 frames lost here"
-    assert "3 copied blocks" in view.canvas.hit_test(point(view, 20.5, lane="copied")).words
-    assert "#3 refused" in view.canvas.hit_test(point(view, 70, row=2)).words
+    assert "preempted #1: request #2 needed" in view.canvas.hit_test(point(view, 30, lane="preempted")).text
+    assert "50.0 % in use: 50 blocks active" in view.canvas.hit_test(point(view, 30.5, lane="usage")).text
+    assert view.canvas.hit_test(point(view, 65, lane="gaps")).text == "nothing came for 10.0 s"
+    assert view.canvas.hit_test(point(view, 80.5, lane="gaps")).text == "5 frames lost here"
+    assert "3 copied blocks" in view.canvas.hit_test(point(view, 20.5, lane="copied")).text
+    assert "#3 refused" in view.canvas.hit_test(point(view, 70, row=2)).text
     assert view.canvas.hit_test(QPoint(5, 100)) is None
 
 
 def test_whose_adapter_a_request_has_is_told_where_it_is_known(view, timed_session):
     told = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
     timed_session.mirror.requests.apply([told], RequestRows(), time_ns=1)
-    assert "#1 (sql) preempted, swapped" in view.canvas.hit_test(point(view, 35, row=0)).words
-    assert "#3 refused" in view.canvas.hit_test(point(view, 70, row=2)).words
+    assert "#1 (sql) preempted, swapped" in view.canvas.hit_test(point(view, 35, row=0)).text
+    assert "#3 refused" in view.canvas.hit_test(point(view, 70, row=2)).text
 
 
 def turn_wheel(view, at, phases, *, keys=Qt.KeyboardModifier.NoModifier):

@@ -33,7 +33,7 @@ _FIRST_TAG: Final = 1 << 46
 """First request tag of this dialog, above the tags of other users of the same socket."""
 _WAIT_MS: Final = 10_000
 NOT_IN_RECORDING: Final = "Recordings do not contain PyTorch memory segments; a running engine provides them"
-NOT_TOLD: Final = "This engine does not provide PyTorch memory segments"
+NOT_REPORTED: Final = "This engine does not provide PyTorch memory segments"
 _NO_ANSWER: Final = "Waiting for the engine, which answers between two steps."
 _tags = itertools.count(_FIRST_TAG)
 
@@ -42,7 +42,7 @@ def why_not(session: Session) -> str:
     """Return why the map is not available, or "" if the engine can be asked."""
     if session.provides_allocator_map:
         return ""
-    return NOT_IN_RECORDING if session.timeline.is_file else NOT_TOLD
+    return NOT_IN_RECORDING if session.timeline.is_file else NOT_REPORTED
 
 
 class SegmentsSheet(Sheet):
