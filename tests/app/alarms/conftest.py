@@ -1,4 +1,4 @@
-"""Windows on a real ring and real sockets, and on recordings, for what is done with bookmarks and alarms."""
+"""Fixtures: windows on a live simulated engine or on recordings, and a webhook server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ WAIT_MS = 120_000
 
 @pytest.fixture
 def window(make_window, settings, tmp_path, qtbot):
-    """On a simulated engine, with two seconds kept; its docks' views are loaded."""
+    """Main window on a simulated engine, once at least two seconds are recorded and its timeline and bookmarks are
+    loaded.
+    """
     endpoint = f"ipc://{tmp_path}/telemetry"
     with closing(SimulatedServer(SimulatedEngine(num_blocks=100, num_running=6), endpoint, rate=25.0)):
         source = LiveSource(endpoint)
@@ -37,8 +39,8 @@ def window(make_window, settings, tmp_path, qtbot):
 
 
 @pytest.fixture
-def play(make_window, qtbot):
-    """Windows on recordings, once their overview was read."""
+def open_playback_window(make_window, qtbot):
+    """Return a function that opens a paused window on a recording and waits until its overview is read."""
     sessions = []
 
     def open_window(path, with_views=False):
@@ -56,15 +58,15 @@ def play(make_window, qtbot):
 
 
 @pytest.fixture
-def receiver():
-    """A server for webhooks."""
+def webhook_server():
+    """HTTP server that records the posts of webhooks."""
     with open_receiver() as made:
         yield made
 
 
 @pytest.fixture
-def arrive(qtbot):
-    """Wait until what is shown is where the cursor is."""
+def wait_for_seek(qtbot):
+    """Return a function that waits until the state shown is that of the cursor."""
 
     def wait(session):
         qtbot.waitUntil(
@@ -72,7 +74,7 @@ def arrive(qtbot):
                 session.timeline.player is not None
                 and session.timeline.cursor.viewpoint.has_state
                 and not session.timeline.cursor.is_seeking
-                and not session.timeline.cursor._source._spans  # and what it found is applied
+                and not session.timeline.cursor._source._spans  # and the updates found there are applied
             ),
             timeout=WAIT_MS,
         )

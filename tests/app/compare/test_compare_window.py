@@ -198,7 +198,7 @@ def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
     assert "Peak of KV usage" in names
     window.align.textActivated.emit("Peak of KV usage")
     settle(window.pair)
-    peaks = [moments["Peak of KV usage"] for moments in [window.align.ways]]
+    peaks = [moments["Peak of KV usage"] for moments in [window.align.alignments]]
     assert window.pair.cursor_ns == peaks[0][1]
     assert window.pair.alignment == peaks[0][0]
 
