@@ -130,7 +130,7 @@ def test_prefix_search_finds_texts_of_rows_that_were_never_visible(open_playback
     session = open_playback(with_texts=True)
     view = show_view(PrefixesView(session))
     view.resize(900, 160)
-    tree = view.keeper.tree
+    tree = view.builder.tree
     row = int(tree.rows[-1])
     view.search.setText(text_of_block(row))
     wanted = tree.node_of(row)

@@ -73,16 +73,16 @@ def test_entries_without_space_are_counted(legend, width, is_low):
     swatches, shown = STATE.legend(DARK, ALL), [swatch for swatch, *_ in legend.fitting]
     assert shown == swatches[: len(shown)]
     hidden = len(swatches) - len(shown)
-    assert legend.more_words == (f"+{hidden} more" if hidden else "")
+    assert legend.more_label == (f"+{hidden} more" if hidden else "")
     assert hidden == 0 or width < 2000
-    assert all(swatch.word in legend.toolTip() for swatch in swatches)
+    assert all(swatch.label in legend.toolTip() for swatch in swatches)
     assert legend.grab().toImage().width() > 0
 
 
 def test_hidden_entries_of_a_plain_pool_are_in_the_tooltip(legend):
     legend.show_mode(STATE, DARK, ShownItems())
     legend.resize(90, 20)
-    assert legend.more_words
+    assert legend.more_label
     assert "free" in legend.toolTip()
 
 
@@ -131,12 +131,12 @@ def test_owners_are_shown_with_their_colors_and_the_rest_is_counted(legend, widt
     legend.resize(width, 20)
     swatches = [swatch for swatch, *_ in legend.fitting]
     for swatch, number in zip(swatches, shown.owners, strict=False):
-        assert (swatch.word, swatch.color) == (f"#{number}", owner_color(number, DARK).name())
-    assert legend.more_words == f"+{40 + 4 - len(swatches)} more", "free blocks have an entry as well"
+        assert (swatch.label, swatch.color) == (f"#{number}", owner_color(number, DARK).name())
+    assert legend.more_label == f"+{40 + 4 - len(swatches)} more", "free blocks have an entry as well"
     assert "#17" in legend.toolTip()
     assert legend.sizeHint().height() == PageMapLegend().sizeHint().height(), "the height must not depend on the owners"
     legend.show_mode(STATE, DARK, shown)
-    assert not any(swatch.word.startswith("#") for swatch, *_ in legend.fitting)
+    assert not any(swatch.label.startswith("#") for swatch, *_ in legend.fitting)
 
 
 def test_owners_in_the_legend_hold_the_most_blocks(make_engine, make_session, poll):

@@ -42,8 +42,8 @@ def test_level_curves_are_redrawn_less_often(engine, session, view, monkeypatch)
     clock = SimpleNamespace(monotonic=lambda: now_ns[0] / 1e9, monotonic_ns=lambda: now_ns[0])
     monkeypatch.setattr(view_module, "time", clock)
     drawn = []
-    draw = view.charts.draw
-    monkeypatch.setattr(view.charts, "draw", lambda names, span: (drawn.append(names), draw(names, span)))
+    draw = view.charts._draw_panels
+    monkeypatch.setattr(view.charts, "_draw_panels", lambda names, span: (drawn.append(names), draw(names, span)))
 
     def times_in_a_minute(*, level):
         monkeypatch.setattr(view_module, "is_level", lambda _: level)
@@ -63,11 +63,11 @@ def test_level_curves_are_redrawn_when_the_mouse_enters(session, view, monkeypat
     monkeypatch.setattr(view.charts, "refresh_all", lambda: drawn.append(1))
     monkeypatch.setattr(view_module, "is_level", lambda _: True)
     draw_all()
-    view.charts.read_at(1.0)
-    view.charts.read_at(2.0)
+    view.charts.show_values_at(1.0)
+    view.charts.show_values_at(2.0)
     assert len(drawn) == 1, "redrawn when the mouse enters, not on each move"
-    view.charts.read_at(None)
+    view.charts.show_values_at(None)
     monkeypatch.setattr(view_module, "is_level", lambda _: False)
     draw_all()
-    view.charts.read_at(1.0)
+    view.charts.show_values_at(1.0)
     assert len(drawn) == 1

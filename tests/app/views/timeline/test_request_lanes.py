@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from timed_fakes import EPOCH, START_NS, second, small_overview, timed
 
 from kvscope_app.views.timeline.overview_follower import OverviewFollower
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes, Turned
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, PhaseChange, RequestLanes
 from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.request_phases import packed_phases
@@ -111,7 +111,7 @@ def event_histories(draw):
 def test_spans_equal_those_of_a_plain_model(events):
     lanes, plain = RequestLanes(), PlainSpans()
     for event in events:
-        lanes.add((event,), START_NS)
+        lanes.add_events((event,), START_NS)
         plain.add(event)
     assert spans_of(lanes) == [tuple(span) for span in plain.spans]
 
@@ -120,7 +120,7 @@ def test_spans_equal_those_of_a_plain_model(events):
 @given(event_histories())
 def test_requests_of_one_row_do_not_overlap(events):
     lanes = RequestLanes()
-    lanes.add(events, START_NS)
+    lanes.add_events(events, START_NS)
     requests = lanes.requests
     for row in np.unique(requests["row"]):
         places = np.flatnonzero(requests["row"] == row)
@@ -137,10 +137,10 @@ def test_spans_do_not_depend_on_how_events_are_batched(events, sizes, at_once):
     for size in [*sizes, len(left)]:
         overview.extend((), left[:size])
         left = left[size:]
-        while follower.follow(overview, at_once):
+        while follower.update(overview, at_once):
             pass
     whole = OverviewFollower()
-    while whole.follow(overview):
+    while whole.update(overview):
         pass
     assert spans_of(follower.lanes) == spans_of(whole.lanes)
 
@@ -148,9 +148,9 @@ def test_spans_do_not_depend_on_how_events_are_batched(events, sizes, at_once):
 def test_late_events_are_added_once():
     overview, follower = SessionOverview(), OverviewFollower()
     overview.extend((), [timed(1, "admitted", 1), timed(5, "admitted", 2)])
-    follower.follow(overview)
+    follower.update(overview)
     overview.extend((), [timed(4, "finished", 1), timed(6, "finished", 2)])
-    follower.follow(overview)
+    follower.update(overview)
     assert [(number, end) for _, number, _, _, end in spans_of(follower.lanes)] == [
         (1, START_NS + 4 * SECOND_NS),
         (2, START_NS + 6 * SECOND_NS),
@@ -163,16 +163,16 @@ def test_forgotten_requests_are_removed_and_running_ones_stay():
     overview.extend((), (timed(0, "admitted", 7),))
     for number in range(8, 3_008):
         overview.extend((), (timed(number, "admitted", number), timed(number + 0.5, "finished", number)))
-        while number % 100 == 0 and follower.follow(overview):
+        while number % 100 == 0 and follower.update(overview):
             pass
-    while follower.follow(overview):
+    while follower.update(overview):
         pass
     numbers = {number for _, number, *_ in spans_of(follower.lanes)}
     assert 7 in numbers
     assert 3_007 in numbers
     assert len(numbers) < 2_000
     overview.extend((), (timed(4_000, "finished", 7),))
-    follower.follow(overview)
+    follower.update(overview)
     assert (EPOCH, 7, RequestPhase.RUNNING, START_NS, START_NS + 4_000 * SECOND_NS) in spans_of(follower.lanes)
     assert follower.lanes.history_of(EPOCH, 7) is not None
 
@@ -180,14 +180,14 @@ def test_forgotten_requests_are_removed_and_running_ones_stay():
 def test_requests_of_an_ended_engine_end_when_it_was_last_seen():
     overview, follower = small_overview(), OverviewFollower()
     overview.extend((), (timed(300, "admitted", 1, epoch=EPOCH + 1),))
-    follower.follow(overview)
+    follower.update(overview)
     assert (EPOCH, 2, RequestPhase.RUNNING, START_NS + 12 * SECOND_NS, START_NS + 100 * SECOND_NS) in spans_of(
         follower.lanes
     )
 
 
 def phase_change(at, number, kind, epoch=EPOCH):
-    return Turned(START_NS + round(at * SECOND_NS), epoch, number, kind)
+    return PhaseChange(START_NS + round(at * SECOND_NS), epoch, number, kind)
 
 
 def phases_by_request(lanes):
@@ -207,8 +207,8 @@ def admission(at, number, known=100, kept=0, kind="admitted"):
 def test_decode_change_ends_the_prefill_even_if_it_arrives_late():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add([admission(1, 5), timed(3, "preempted", 5), admission(4, 5, kind="resumed"), timed(9, "finished", 5)])
-    lanes.add(
+    lanes.add_events([admission(1, 5), timed(3, "preempted", 5), admission(4, 5, kind="resumed"), timed(9, "finished", 5)])
+    lanes.add_events(
         [
             phase_change(5, 5, RequestPhase.DECODE),
             phase_change(2, 5, RequestPhase.DECODE),
@@ -229,14 +229,14 @@ def test_decode_change_ends_the_prefill_even_if_it_arrives_late():
 def test_request_admitted_with_all_its_blocks_decodes_immediately():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add([admission(1, 5, known=100, kept=99), phase_change(1.5, 5, RequestPhase.DECODE)])
+    lanes.add_events([admission(1, 5, known=100, kept=99), phase_change(1.5, 5, RequestPhase.DECODE)])
     assert phases_by_request(lanes) == {5: [(RequestPhase.DECODE, 1.0, None)]}
 
 
 def test_waiting_request_has_a_lane_even_if_it_never_runs():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add(
+    lanes.add_events(
         [
             phase_change(1, 5, RequestPhase.QUEUED),
             phase_change(1, 6, RequestPhase.QUEUED),
@@ -248,11 +248,11 @@ def test_waiting_request_has_a_lane_even_if_it_never_runs():
         6: [(RequestPhase.QUEUED, 1, None)],
         7: [(RequestPhase.DECODE, 0, None)],
     }
-    lanes.add([admission(4, 5), phase_change(1, 5, RequestPhase.QUEUED), timed(6, "aborted", 6)])
+    lanes.add_events([admission(4, 5), phase_change(1, 5, RequestPhase.QUEUED), timed(6, "aborted", 6)])
     found = phases_by_request(lanes)
     assert found[5] == [(RequestPhase.QUEUED, 1, 4), (RequestPhase.PREFILL, 4, None)]
     assert found[6] == [(RequestPhase.QUEUED, 1, 6), (RequestPhase.ABORTED, 6, 6)]
-    lanes.add(
+    lanes.add_events(
         [
             timed(8, "admitted", 1, epoch=EPOCH + 1),
             phase_change(7, 9, RequestPhase.QUEUED),
@@ -269,7 +269,7 @@ def test_waiting_request_has_a_lane_even_if_it_never_runs():
 
 def test_request_without_phase_changes_is_running():
     lanes = RequestLanes()
-    lanes.add([admission(1, 5)])
+    lanes.add_events([admission(1, 5)])
     assert phases_by_request(lanes) == {5: [(RequestPhase.RUNNING, 1, None)]}
 
 
@@ -292,9 +292,9 @@ def test_spans_do_not_depend_on_when_phase_changes_arrive(data):
     lanes = RequestLanes()
     lanes.has_phases = True
     cut = data.draw(st.integers(0, len(late)))
-    lanes.add(events)
-    lanes.add([phase_change(*each) for each in late[:cut]])
-    lanes.add([phase_change(*each) for each in late[cut:]])
+    lanes.add_events(events)
+    lanes.add_events([phase_change(*each) for each in late[:cut]])
+    lanes.add_events([phase_change(*each) for each in late[cut:]])
     assert phases_by_request(lanes) == expected
 
 
@@ -302,11 +302,11 @@ def test_follower_reads_phase_changes_from_summaries():
     overview, follower = SessionOverview(), OverviewFollower()
     packed = packed_phases([(START_NS + 2 * SECOND_NS, 5, RequestPhase.DECODE), (START_NS, 6, RequestPhase.QUEUED)])
     overview.extend([second(1, phases=b"")], [admission(1, 5)])
-    follower.follow(overview)
+    follower.update(overview)
     assert phases_by_request(follower.lanes) == {5: [(RequestPhase.PREFILL, 1, None)]}
     overview.extend([second(2, phases=packed)])
-    follower.follow(overview)
-    follower.follow(overview)
+    follower.update(overview)
+    follower.update(overview)
     assert phases_by_request(follower.lanes) == {
         5: [(RequestPhase.PREFILL, 1, 2), (RequestPhase.DECODE, 2, None)],
         6: [(RequestPhase.QUEUED, 0, None)],

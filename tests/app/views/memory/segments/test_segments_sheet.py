@@ -12,8 +12,8 @@ from tests.simulated_engine.allocator_map import simulated_allocator_map
 
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.memory.memory_view import MemoryView
-from kvscope_app.views.memory.segments.figures import fragmentation, left_out, segment_tip
-from kvscope_app.views.memory.segments.sheet import NOT_IN_RECORDING, NOT_REPORTED, why_not
+from kvscope_app.views.memory.segments.segment_figures import fragmentation, left_out, segment_tip
+from kvscope_app.views.memory.segments.segments_sheet import NOT_IN_RECORDING, NOT_REPORTED, why_not
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap
 from kvscope_telemetry.mirror.allocator_map import pack_map, unpack_map
