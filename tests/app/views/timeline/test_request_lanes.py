@@ -207,7 +207,9 @@ def admission(at, number, known=100, kept=0, kind="admitted"):
 def test_decode_change_ends_the_prefill_even_if_it_arrives_late():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add_events([admission(1, 5), timed(3, "preempted", 5), admission(4, 5, kind="resumed"), timed(9, "finished", 5)])
+    lanes.add_events(
+        [admission(1, 5), timed(3, "preempted", 5), admission(4, 5, kind="resumed"), timed(9, "finished", 5)]
+    )
     lanes.add_events(
         [
             phase_change(5, 5, RequestPhase.DECODE),
