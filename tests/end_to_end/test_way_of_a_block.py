@@ -47,13 +47,13 @@ WAY: Final = (
     "app/kvscope_app/views/page_map/drawing/cells.py",
     "app/kvscope_app/views/page_map/drawing/grid.py",
     "app/kvscope_app/views/page_map/color_modes.py",
-    "app/kvscope_app/views/page_map/canvas.py",
+    "app/kvscope_app/views/page_map/page_map_canvas.py",
 )
 BESIDE: Final = {
     "app/kvscope_app/session/event_log.py": "events of the same frame",
     "app/kvscope_app/session/history.py": "charts",
     "app/kvscope_app/session/latency_window.py": "charts",
-    "app/kvscope_app/session/pace.py": "how often is looked",
+    "app/kvscope_app/session/poll_timer.py": "how often is looked",
     "app/kvscope_app/session/request_times.py": "times of requests",
     "app/kvscope_app/session/session_requests.py": "all requests of the session",
     "app/kvscope_app/views/page_map/drawing/block_numbers.py": "what is written beside the cells",

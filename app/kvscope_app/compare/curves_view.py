@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
 from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.playback.playback import time_text
-from kvscope_app.session.shown_stops import stop_bands
+from kvscope_app.session.stop_bands import stop_bands
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import Theme
 from kvscope_app.views.chart.axes import TimeAxis
@@ -124,7 +124,7 @@ class CurvesView(QWidget):
     def _lay_out(self) -> None:
         scroll = QScrollArea()
         self._charts.setContentsMargins(4, 4, 8, 6)
-        self._charts.lie_in(scroll)
+        self._charts.set_scroll_area(scroll)
         scroll.setWidget(self._charts)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)

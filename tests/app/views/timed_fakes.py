@@ -1,4 +1,4 @@
-"""A session with a timeline, as views on time ask it, and overviews to fill it with."""
+"""Fakes of a session with a timeline, and functions that make overviews for them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.recording.bookmarks import Bookmarks
+from kvscope_app.session.session_selection import SessionSelection
 from kvscope_app.session.timeline import Loop
 from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.messages.telemetry import Event, EventData
@@ -19,7 +20,7 @@ EPOCH = 4_812_049_538_478_226_247
 
 
 class FakeTimeline(QObject):
-    """Goes where it is told at once."""
+    """Timeline whose cursor jumps immediately."""
 
     def __init__(self):
         super().__init__()
@@ -37,10 +38,9 @@ class FakeTimeline(QObject):
 
 
 class FakeTimedSession(QObject):
-    """Has an overview to show, and nothing recorded."""
+    """Session with an overview and without recorded history."""
 
     overview_changed = Signal()
-    selection_changed = Signal()
 
     def __init__(self, overview=None):
         super().__init__()
@@ -49,25 +49,19 @@ class FakeTimedSession(QObject):
         self.timeline.show_event = self._show_event
         self.bookmarks = Bookmarks(self)
         self.mirror = self.live_mirror = SimpleNamespace(epoch=EPOCH, seq=0, requests=RequestMirror(10))
-        self.selected_request = None
-        self.selected_batch = ()
+        self.selection = SessionSelection(self)
 
-    def own_handle(self):
+    def new_recording_handle(self):
         return None
-
-    def select_request(self, number):
-        if number != self.selected_request:
-            self.selected_request = number
-            self.selection_changed.emit()
 
     def _show_event(self, timed, *, before=False):
         self.timeline.go_to(timed.time_ns)
         if timed.event.number:
-            self.select_request(timed.event.number)
+            self.selection.select_request(timed.event.number)
 
 
 def timed(second, kind, number=1, other=0, epoch=EPOCH, about="", **data):
-    """An event, `second` after the start."""
+    """Return an event `second` seconds after the start."""
     time_ns = START_NS + round(second * SECOND_NS)
     made = EventData(kind=about, **data) if about else None
     cause = f"{kind} because of {other}" if other else ""
@@ -75,12 +69,16 @@ def timed(second, kind, number=1, other=0, epoch=EPOCH, about="", **data):
 
 
 def second(at, epoch=EPOCH, **more):
-    """A summary of a pool of 100 blocks."""
+    """Return a summary of one second."""
     return Summary(time_ns=START_NS + at * SECOND_NS, epoch=epoch, **more)
 
 
 def small_overview():
-    """100 s: half in use, from 50 s on all; seconds 60 to 69 are missing; one request swapped out and one refused."""
+    """Return an overview of 100 s.
+
+    The pool is half used, and full from second 50 on; seconds 60 to 69 are missing; one request was swapped out and one
+    refused.
+    """
     overview = SessionOverview()
     seconds = [
         second(

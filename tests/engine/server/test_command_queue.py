@@ -99,7 +99,7 @@ def test_an_allowance_forgets_clients_that_hold_nothing() -> None:
         assert allowance.acquire(client, 10, 2) == ""
         allowance.release(client, 10, 2)
     assert allowance.total == (0, 0)
-    assert not allowance._held
+    assert not allowance._usage
 
 
 def test_an_allowance_moves_whole() -> None:

@@ -61,7 +61,9 @@ def test_an_introduction_is_taken_however_much_the_others_wait_for() -> None:
     receiver = ready_receiver(ServiceLimits(all_commands=Bound(1, MIB)))
     receiver.answer(b"a", SUBMIT)
     hello = GetStatus(session="s", awaited=(Awaited(request_id="mine"),))
-    assert receiver.join(b"b", hello, "me") is None
-    assert isinstance(receiver.join(b"b", hello, "me"), Failed), "a second one at once counts as any command does"
+    assert receiver.enqueue_join(b"b", hello, "me") is None
+    assert isinstance(receiver.enqueue_join(b"b", hello, "me"), Failed), (
+        "a second one at once counts as any command does"
+    )
     joined = [task for client, task in waiting(receiver) if client == b"b"]
     assert joined == [ClientJoined("s", "me", hello.awaited)]

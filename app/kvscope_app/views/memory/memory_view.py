@@ -23,18 +23,18 @@ from shiboken6 import isValid
 
 from kvscope_app.session.session import Session
 from kvscope_app.ui.icons import pixmap
-from kvscope_app.ui.makers import empty_state, label, number_label, scrolled, set_look
 from kvscope_app.ui.number_text import UNKNOWN, num_bytes, percent, seconds, signed_bytes
 from kvscope_app.ui.theme import Theme, mix
+from kvscope_app.ui.widget_factories import empty_state, label, number_label, scroll_area, set_look
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import ChartedView
-from kvscope_app.views.memory.account import Account, account, kv_detail
-from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
+from kvscope_app.views.memory.memory_breakdown import Account, account, kv_detail
+from kvscope_app.views.memory.memory_part import MemoryPart
 from kvscope_app.views.memory.over_time import MemoryOverTime
-from kvscope_app.views.memory.part import MemoryPart
-from kvscope_app.views.memory.segments.sheet import SegmentsSheet, why_not
+from kvscope_app.views.memory.segments.segments_sheet import SegmentsSheet, why_not
+from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 from kvscope_app.views.memory.workspace import allocator_rows
@@ -104,7 +104,7 @@ class MemoryView(ChartedView):
 
     def _on_update(self, update: Update) -> None:
         """Show the first memory breakdown of an engine even while paused, when views are not refreshed."""
-        if update.memory is not None and not self._has_memory and self.session.timeline.paused:
+        if update.memory is not None and not self._has_memory and self.session.timeline.is_paused:
             self.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -152,8 +152,8 @@ class MemoryView(ChartedView):
         column.addLayout(self._tables())
         column.addWidget(self.charts)
         column.addStretch(1)
-        scroll = scrolled(body)
-        self.charts.lie_in(scroll)
+        scroll = scroll_area(body)
+        self.charts.set_scroll_area(scroll)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
         self._stack.addWidget(scroll)
@@ -330,8 +330,8 @@ class ForecastLine(QWidget):
     def _which(self) -> str:
         """Return which blocks are still available, such as "Free and cached blocks". If none is free, cached ones are
         evicted."""
-        overview, place = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
-        there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[place] > 0]
+        overview, index = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
+        there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[index] > 0]
         return f"{' and '.join(there)} blocks".strip().capitalize()
 
     def apply_theme(self, theme: Theme) -> None:

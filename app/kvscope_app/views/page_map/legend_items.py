@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvscope_app.ui.theme import Theme
+from kvscope_app.views.block_locations import group_name
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.places import group_name
 from kvscope_telemetry.ledger import LOWER_TIERS, BlockState, Tier
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.pool_use import RESERVING
@@ -24,7 +24,7 @@ class LegendSwatch(NamedTuple):
     corner."""
 
     color: str
-    word: str
+    label: str
     flash: FlashKind | None = None
     is_pin: bool = False
 
@@ -68,7 +68,7 @@ class ShownItems:
 
 MAX_OWNERS: Final = 24
 """More would not fit in any legend, and would hardly have distinct colours."""
-_FLASH_WORDS: Final = {
+_FLASH_LABELS: Final = {
     FlashKind.EVICTED: "evicted",
     FlashKind.COPIED: "copied",
     FlashKind.SAVED: "saved",
@@ -137,4 +137,4 @@ def _without_content(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 
 def _flashes(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    return [LegendSwatch(getattr(theme, f"flash_{k.name.lower()}"), _FLASH_WORDS[k], k) for k in shown.flashes]
+    return [LegendSwatch(getattr(theme, f"flash_{k.name.lower()}"), _FLASH_LABELS[k], k) for k in shown.flashes]

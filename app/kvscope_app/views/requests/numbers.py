@@ -12,9 +12,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.ui.fonts import sans
-from kvscope_app.ui.makers import label, number_label
 from kvscope_app.ui.number_text import NOTHING, count, num_bytes, percent, seconds
 from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.widget_factories import label, number_label
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.capability_messages import why_no_requests
 from kvscope_telemetry.messages.telemetry import MetricFigure
@@ -46,10 +46,10 @@ class RequestNumbers(QScrollArea):
         grid = QGridLayout()
         grid.setHorizontalSpacing(36)
         grid.setVerticalSpacing(14)
-        for place, (name, words, meaning) in enumerate(_NUMBERS):
-            grid.addWidget(self._cell(name, words, meaning), place // _COLUMNS, place % _COLUMNS)
-        for place in range(_COLUMNS):
-            grid.setColumnStretch(place, 1)
+        for index, (name, words, meaning) in enumerate(_NUMBERS):
+            grid.addWidget(self._cell(name, words, meaning), index // _COLUMNS, index % _COLUMNS)
+        for index in range(_COLUMNS):
+            grid.setColumnStretch(index, 1)
         self.figures = _Figures()
         page = QWidget()
         self.setWidget(page)
@@ -127,9 +127,9 @@ class _Figures(QWidget):
             words = ElidedLabel(name)
             words.setProperty("look", "muted")
             self._values[name].setAccessibleName(name)
-            for place, widget in enumerate((words, self._values[name])):
+            for index, widget in enumerate((words, self._values[name])):
                 widget.setToolTip(plain_tip(figure.metric))
-                self._grid.addWidget(widget, row, place)
+                self._grid.addWidget(widget, row, index)
 
 
 def figure_text(figure: MetricFigure) -> str:

@@ -11,25 +11,25 @@ from PySide6.QtCore import QEvent, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.session.overview_window import first_of_note_ns
+from kvscope_app.session.overview_window import first_relevant_ns
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan, whole_span
-from kvscope_app.ui.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import empty_state, head_row, set_icon, tool_button
 from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import HINT, View
-from kvscope_app.views.choice import Choice
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.range_link import RangeLink
+from kvscope_app.views.time_navigator import TimeNavigator
 from kvscope_app.views.timeline.lane_descriptions import LaneHit
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
-from kvscope_app.views.timeline.mark_lane import Marks
+from kvscope_app.views.timeline.mark_lane import LaneMarks
 from kvscope_app.views.timeline.measured_range import Delayed, WholeSeconds, measured
 from kvscope_app.views.timeline.overview_follower import OverviewFollower
 from kvscope_app.views.timeline.range_card import RangeCard
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.timeline.step_lane import wants_steps
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.summaries.figures import rows_in
 
 _LENGTHS: Final[dict[str, int | None]] = {
@@ -39,9 +39,9 @@ _LENGTHS: Final[dict[str, int | None]] = {
     "10 s": 10_000_000_000,
     "1 s": 1_000_000_000,
 }
-_ROOM_FOR_WORDS: Final = 80
+_MIN_TEXT_WIDTH: Final = 80
 _SPACING: Final = 8
-_HELPS: Final = (
+_HINTS: Final = (
     "Wheel: zoom. Ctrl+wheel or wheel over the names: scroll. Drag: pan. Shift+drag: measure. Click: go there. "
     "Double-click: show all",
     "Wheel: zoom. Ctrl+wheel: scroll. Drag: pan. Shift+drag: measure. Click: go there. Double-click: show all",
@@ -64,10 +64,10 @@ class TimelineView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self._choice = Choice(session)
+        self._choice = TimeNavigator(session)
         self._follower = OverviewFollower()
         self._shown_state: tuple[object, ...] = ()
-        self._wanted_batch: tuple[int, tuple[int, ...]] | None = None
+        self._pending_batch: tuple[int, tuple[int, ...]] | None = None
         self.canvas = LanesCanvas()
         self.canvas.shown.adapter_of = self._adapter_of
         self.card = RangeCard(self.canvas)
@@ -79,7 +79,7 @@ class TimelineView(View):
         self.follow = tool_button("Follow", "Keep the cursor in view", checkable=True, checked=True)
         self.fit = tool_button("Fit", "Show the whole timeline")
         self.link = RangeLink(session.timeline.visible_range, self, self.canvas.show_span, self._show_default)
-        self.pointed = FittingLabel(*_HELPS)
+        self.pointed = FittingLabel(*_HINTS)
         self.pointed.setProperty(HINT, True)
         self.rows = QScrollBar(Qt.Orientation.Vertical)
         self.rows.setAccessibleName("Lanes and request rows")
@@ -91,23 +91,23 @@ class TimelineView(View):
 
     def refresh(self) -> None:
         session = self.session
-        self._choice.settle()
-        self._settle_batch()
+        self._choice.select_pending()
+        self._select_pending_batch()
         self.canvas.show_selected(self._choice.selected)
-        self.canvas.show_batch(session.selected_batch, session.mirror.epoch or 0)
+        self.canvas.show_batch(session.selection.batch, session.mirror.epoch or 0)
         self._show_marks()
         overview, cursor_ns = session.overview, session.timeline.cursor_ns
         whole = self._whole()
         self._stack.setCurrentIndex(0 if whole is None else 1)
         if whole is None:
             return
-        has_more = self._follower.follow(overview)
+        has_more = self._follower.update(overview)
         state = (id(overview), overview.version, self._follower.lanes.version, whole)
         is_moving = self.canvas.follows and self.canvas.length_ns is not None and cursor_ns != self.canvas.cursor_ns
         if is_moving or not self._shown_state or (state != self._shown_state and not has_more):
             self._shown_state = state
             self.canvas.show_overview(overview, self._follower.lanes, whole, cursor_ns)
-            self.link.begin()
+            self.link.start()
         else:
             self.canvas.show_cursor(cursor_ns)
         self._show_steps()
@@ -181,42 +181,42 @@ class TimelineView(View):
         spans = times if there is None else [*times, there]
         begin_ns, end_ns = min(begin for begin, _ in spans), max(end for _, end in spans)
         if not self.session.timeline.is_file:
-            begin_ns = first_of_note_ns(overview, begin_ns, end_ns)
+            begin_ns = first_relevant_ns(overview, begin_ns, end_ns)
         return whole_span(begin_ns, end_ns)
 
     def _on_chosen(self, found: LaneHit) -> None:
         if found.batch:
-            self._wanted_batch = (found.epoch, found.batch)
+            self._pending_batch = (found.epoch, found.batch)
         if found.event is not None:
             self._choice.show_event(found.event)
         else:
             self._choice.choose(found.time_ns, found.epoch, found.number)
         self.refresh()
 
-    def _settle_batch(self) -> None:
-        wanted = self._wanted_batch
+    def _select_pending_batch(self) -> None:
+        wanted = self._pending_batch
         if wanted is not None and self.session.mirror.epoch == wanted[0]:
-            self._wanted_batch = None
-            self.session.select_batch(wanted[1])
+            self._pending_batch = None
+            self.session.selection.select_batch(wanted[1])
 
     def _show_steps(self) -> None:
         canvas = self.canvas
         if not wants_steps(canvas.shown.overview, canvas.shown.span, canvas.layout_now.chart_width):
             canvas.show_steps(None)
             return
-        self.steps.want(canvas.shown.span, canvas.whole)
+        self.steps.request(canvas.shown.span, canvas.whole)
         canvas.show_steps(self.steps.steps)
 
-    def _tell(self, words: str) -> None:
+    def _show_hint(self, words: str) -> None:
         """Show text on what is under the pointer, else why there are no steps, or help on mouse input."""
         failure = self.steps.failure
         text = words or (f"Steps cannot be read: {failure}" if failure else "")
-        self.pointed.set_lengths(*((text,) if text else _HELPS))
+        self.pointed.set_lengths(*((text,) if text else _HINTS))
 
     def _on_steps(self) -> None:
         self._show_steps()
         if self.steps.failure:
-            self._tell("")
+            self._show_hint("")
 
     def shut_down(self) -> None:
         self.steps.close()
@@ -245,39 +245,39 @@ class TimelineView(View):
         self.card.closed.connect(self.dismiss)
         self.card.chosen.connect(self._on_delayed_chosen)
         self.steps.changed.connect(self._on_steps)
-        canvas.pointed.connect(self._tell)
+        canvas.pointed.connect(self._show_hint)
         canvas.span_chosen.connect(self.link.choose)
         self.lengths.chosen.connect(self._on_length_chosen)
         self.orders.chosen.connect(lambda index: canvas.set_by_arrival(index == 1))
         self.follow.clicked.connect(self._on_follow_chosen)
         self.fit.clicked.connect(canvas.fit)
         self.rows.valueChanged.connect(canvas.set_first_row)
-        self.session.selection_changed.connect(self.refresh)
+        self.session.selection.changed.connect(self.refresh)
         self.session.overview_changed.connect(self._on_overview_changed)
         self.session.bookmarks.changed.connect(self._show_marks)
         self.session.timeline.loop.changed.connect(self._show_marks)
 
     def _show_marks(self) -> None:
         loop = self.session.timeline.loop
-        self.canvas.show_marks(Marks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
+        self.canvas.show_marks(LaneMarks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
 
     def _on_overview_changed(self) -> None:
-        if in_sight(self):
+        if is_on_screen(self):
             self.refresh()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Hide buttons that do not fit; mouse wheel and keys do the same."""
         super().resizeEvent(event)
-        self._show_what_fits()
-        self.card.place()
+        self._hide_what_does_not_fit()
+        self.card.move_to_corner()
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() is QEvent.Type.FontChange and hasattr(self, "_stack"):
-            self._show_what_fits()
+            self._hide_what_does_not_fit()
 
-    def _show_what_fits(self) -> None:
-        room = self.width() - 2 * _SPACING - scaled(_ROOM_FOR_WORDS)
+    def _hide_what_does_not_fit(self) -> None:
+        room = self.width() - 2 * _SPACING - scaled(_MIN_TEXT_WIDTH)
         for always in (self.fit, self.follow, self.link.button):
             room -= always.sizeHint().width() + _SPACING
         for part in (self.orders, self.lengths):

@@ -1,0 +1,154 @@
+"""Stored history of a live session: the ring on disk, its overview, and an optional recording written concurrently.
+
+Owns the ring and the recording. The source has a single sink, so `TeeSink` forwards its data to the two. Imports no Qt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kvscope_app.session.background import Background
+from kvscope_app.session.recording.recorder import Recorder
+from kvscope_telemetry.block_texts.block_texts import RecordedText
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.recordings.read_budget import ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.ring_client import RingClient
+from kvscope_telemetry.recordings.save import save
+from kvscope_telemetry.sources.sink import Sink
+from kvscope_telemetry.summaries.bookmark import Bookmark
+from kvscope_telemetry.summaries.session_overview import SessionOverview
+from kvscope_telemetry.summaries.summary import Summary
+
+_END_S: Final = 10.0
+"""Longest time that the end of a session waits for its recording to be completed."""
+
+
+class TeeSink:
+    """Sink that forwards to a ring and a recording.
+
+    A message lost by either is reported as lost; a snapshot repairs both.
+    """
+
+    def __init__(self, ring: Sink, recording: Sink) -> None:
+        self._ring = ring
+        self.recording: Sink | None = recording
+
+    @property
+    def failure(self) -> str:
+        """Failure text once both have failed, else empty."""
+        recording = self.recording
+        return self._ring.failure and (recording.failure if recording is not None else self._ring.failure)
+
+    def write(self, message: TelemetryMessage, data: bytes | None = None) -> bool:
+        """See `Sink`."""
+        taken = [each.write(message, data) for each in (self._ring, self.recording) if each and not each.failure]
+        return all(taken)
+
+
+class DiskHistory:
+    """History in `ring`, which becomes the sink of the source through `set_sink`.
+
+    `close` ends the ring and the recording.
+    """
+
+    def __init__(self, ring: RingClient, set_sink: Callable[[Sink | None], None]) -> None:
+        self.ring = ring
+        self.recorder: Recorder | None = None
+        self.has_texts = False
+        """Whether block texts were ever written to the ring."""
+        self._set_sink = set_sink
+        self._both: TeeSink | None = None
+        set_sink(ring)
+
+    @property
+    def failure(self) -> str:
+        """Why nothing is stored any more, or at present; empty without an error."""
+        return self.ring.failure or self.ring.pause
+
+    @property
+    def range_ns(self) -> tuple[int, int] | None:
+        """Stored range on the wall clock, or None while it is empty."""
+        start_ns, end_ns = self.ring.start_ns, self.ring.end_ns
+        return None if start_ns is None or end_ns is None else (start_ns, end_ns)
+
+    def drain_into(self, overview: SessionOverview) -> bool:
+        """Add new summaries and events to `overview` and drop what left the ring.
+
+        Returns whether there was anything new.
+        """
+        fresh = self.ring.take_overview()
+        if not fresh:
+            return False
+        summaries = [item for item in fresh if isinstance(item, Summary)]
+        overview.extend(summaries, (item for item in fresh if not isinstance(item, Summary)))
+        if self.ring.start_ns is not None:
+            overview.forget_before(self.ring.start_ns)
+        return True
+
+    def store_bookmarks(self, bookmarks: list[Bookmark]) -> str:
+        """Store bookmark revisions, also in a running recording. Returns the error text, empty on success."""
+        taken = [self.ring.mark(bookmark) for bookmark in bookmarks]
+        if self.recorder is not None:
+            for bookmark in bookmarks:
+                self.recorder.writer.mark(bookmark)
+        return "" if all(taken) else f"bookmarks last as long as this window: {self.failure or 'nothing is kept'}"
+
+    def write_texts(self, texts: list[RecordedText]) -> None:
+        """Write block texts to the ring and to a running recording. Only called if the user agreed to record texts."""
+        self.has_texts = self.has_texts or bool(texts)
+        self.ring.write_texts(texts)
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.writer.write_texts(texts)
+
+    def save(self, path: Path, seconds: float) -> Background[str]:
+        """Write the last `seconds` of the ring to `path`.
+
+        The result is a note on defects of the ring, usually empty.
+        """
+
+        def work(watch: ProgressCallback) -> str:
+            recording = self.open_recording(watch)
+            save(recording, path, recording.info.duration_s - seconds, watch=watch)
+            return recording.note
+
+        return Background(work, "kvscope-save")
+
+    def start_recording(self, path: Path) -> None:
+        """Start a recording. Raises BadInput if the path cannot be written."""
+        self.recorder = Recorder(path)
+        self._both = TeeSink(self.ring, self.recorder.writer)
+        self._set_sink(self._both)
+
+    def stop_recording(self) -> Background[Path] | None:
+        """Stop the recording; a thread completes the file.
+
+        The ring continues without a gap. Returns None if none was running.
+        """
+        recorder, self.recorder = self.recorder, None
+        if self._both is not None:
+            self._both.recording = None
+        if recorder is None:
+            return None
+
+        def end(_: ProgressCallback) -> Path:
+            recorder.writer.close()
+            return recorder.path
+
+        return Background(end, "kvscope-end")
+
+    def close(self) -> None:
+        """Complete a running recording and delete the ring."""
+        self._set_sink(None)
+        ending = self.stop_recording()
+        if ending is not None:
+            ending.wait(_END_S)
+        self.ring.close()
+
+    def open_recording(self, watch: ProgressCallback) -> Recording:
+        """Open the current contents of the ring, on the calling thread. The recording can grow."""
+        self.ring.flush()
+        return Recording.open(self.ring.folder, watch, origin_ns=self.ring.origin_ns)

@@ -1,0 +1,117 @@
+"""Locations of ledger rows (a block of the pool, a slot of a lower tier) and names of KV groups. Imports no Qt.
+
+The ledger has the pool's rows first, then those of host memory, of the disk, and of recurrent states. Displayed numbers
+count the rows of each tier from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from kvscope_app.ui.number_text import count, plural
+from kvscope_app.views.tier_style import TIER_STYLES
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.messages.request_state import RequestState
+from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, KVGroup
+from kvscope_telemetry.mirror.mirror import Mirror
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLocation:
+    """Location of one row: its tier, and its number within the tier."""
+
+    tier: Tier
+    number: int
+    slot: int = -1
+    """Slot of an engine that has slots, else -1. `tokens` is then the first and last token of the slot's text that the
+    row holds."""
+    tokens: tuple[int, int] = (0, 0)
+
+    @property
+    def name(self) -> str:
+        """Name such as `Block 7`, `Host block 12` or `Slot 1, tokens 32 to 63`."""
+        if self.slot >= 0:
+            return f"Slot {self.slot}, tokens {count(self.tokens[0])} to {count(self.tokens[1])}"
+        return f"{TIER_STYLES[self.tier].noun} {count(self.number)}"
+
+    @property
+    def short(self) -> str:
+        """Short name for a cell, such as `7` or `H12`."""
+        return f"{TIER_STYLES[self.tier].letter}{self.number}"
+
+
+def section_sizes(cache: CacheInfo) -> dict[Tier, int]:
+    """Return the number of rows of each tier present, in the ledger's order."""
+    return {tier: len(rows) for tier, rows in cache.rows_by_tier.present.items()}
+
+
+MAX_SLOT_SECTIONS: Final = 16
+_GROUPS: Final = {
+    "full": "full attention",
+    "window": "sliding window",
+    "chunked": "chunked attention",
+    "latent": "latent attention (MLA)",
+    "indexed": "attention to what an indexer chooses (DSA)",
+    "state": "recurrent state",
+    "cross": "cross attention",
+    "chunks": "chunks of a store",
+    "prefixes": "places of texts, without keys and values",
+    "": "kind not told",
+}
+
+
+def group_name(group: KVGroup) -> str:
+    """Return text such as `sliding window of 128, 5 layers`."""
+    words = _GROUPS.get(group.kind, group.kind)
+    words += f" of {count(group.window)}" if group.window else ""
+    words += f", {plural(group.num_layers, 'layer')}" if group.num_layers else ""
+    share = group.index_bytes / group.block_bytes if group.block_bytes else 0.0
+    return words + (f", {share:.0%} of it the indexers' keys" if share else "")
+
+
+def map_sections(cache: CacheInfo) -> tuple[int, ...]:
+    """Return the number of rows of each section of the page map: slots if there are a few, else tiers. Empty for a
+    single section."""
+    sizes = tuple(section_sizes(cache).values())
+    num_slots = cache.num_blocks // cache.slot_blocks if cache.slot_blocks else 0
+    if len(sizes) == 1 and 1 < num_slots <= MAX_SLOT_SECTIONS:
+        sizes = (cache.slot_blocks,) * num_slots
+    return sizes if len(sizes) > 1 else ()
+
+
+def locate_block(cache: CacheInfo, row: int) -> BlockLocation:
+    """Return the location of row `row` of the ledger, 0 <= row. Rows past `cache.num_rows` belong to a tier of a later
+    protocol version."""
+    rows = cache.rows_by_tier
+    tier = rows.tier_of(row)
+    if tier is Tier.UNKNOWN:
+        return BlockLocation(tier, row - rows.num_rows)
+    if tier is Tier.HBM and cache.slot_blocks:
+        slot, place = divmod(row, cache.slot_blocks)
+        first = place * cache.block_size
+        return BlockLocation(tier, row, slot, (first, first + cache.block_size - 1))
+    return BlockLocation(tier, row - rows[tier].start)
+
+
+def tier_title(tier: Tier, device: DeviceInfo) -> str:
+    if tier is Tier.HBM:
+        return "GPU memory" if device.kind == "cuda" else "Memory"
+    return TIER_STYLES[tier].title
+
+
+def is_swapped_out(mirror: Mirror, number: int) -> bool:
+    """Whether request `number` is preempted with blocks in a lower tier."""
+    row = mirror.requests.row_of(number)
+    if row is None or mirror.requests.state[row] != RequestState.PREEMPTED:
+        return False
+    return bool(np.any(mirror.requests.blocks(number) >= mirror.num_blocks))
+
+
+def tier_counts_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
+    """Return text such as `62 blocks in host memory, 3 on disk`. Blocks of the pool and states are omitted."""
+    lower = [(number, where) for tier, number in num_by_tier.items() if number and (where := TIER_STYLES[tier].where)]
+    words = [f"{count(number)} {where}" for number, where in lower]
+    return ", ".join([f"{plural(lower[0][0], noun)} {lower[0][1]}", *words[1:]]) if lower else ""

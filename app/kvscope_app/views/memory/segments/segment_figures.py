@@ -1,0 +1,113 @@
+"""Figures and texts about a map of PyTorch's allocator. Imports no Qt."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_app.ui.number_text import count, num_bytes, percent, plural
+from kvscope_telemetry.messages.commands import AllocatorMap
+from kvscope_telemetry.mirror.allocator_map import AllocatorPool, State, TorchSegment
+
+Row = tuple[str, str, str]
+STATE_TEXTS: Final = {
+    State.ALLOCATED: "allocated",
+    State.PENDING: "freed, waiting for a stream",
+    State.CACHED: "cached",
+    State.JOINED: "small blocks of several states",
+}
+POOL_WORDS: Final = {AllocatorPool.SMALL: "small", AllocatorPool.LARGE: "large", AllocatorPool.PRIVATE: "private"}
+_COLUMNS: Final = (
+    "segment_address",
+    "segment_bytes",
+    "pool",
+    "stream",
+    "block_offset",
+    "block_bytes",
+    "state",
+)
+
+
+def fragmentation(allocator_map: AllocatorMap) -> float | None:
+    """Return 1 - (largest cached block / cached bytes), the share of cached memory outside the largest block; None if
+    nothing is cached."""
+    return (
+        1 - allocator_map.largest_cached_bytes / allocator_map.cached_bytes if allocator_map.cached_bytes > 0 else None
+    )
+
+
+def figure_rows(allocator_map: AllocatorMap) -> list[Row]:
+    """Return rows of (name, value, meaning)."""
+    scattered = fragmentation(allocator_map)
+    return [
+        ("Segments", count(allocator_map.num_segments), "Device memory segments held by torch"),
+        ("Blocks", count(allocator_map.num_blocks), "Subdivisions of segments"),
+        ("Held", num_bytes(allocator_map.total_bytes), "All segments together"),
+        ("Allocated", num_bytes(allocator_map.allocated_bytes), "In blocks of tensors, rounded up as torch does"),
+        ("Pending", num_bytes(allocator_map.pending_bytes), "Freed, waiting for a stream that may still read them"),
+        ("Cached", num_bytes(allocator_map.cached_bytes), "Kept for new tensors"),
+        (
+            "Split",
+            num_bytes(allocator_map.split_bytes),
+            "Cached, in partly used segments: cannot be returned to the device",
+        ),
+        (
+            "Largest cached",
+            num_bytes(allocator_map.largest_cached_bytes),
+            "Largest allocation possible without a new segment",
+        ),
+        (
+            "Fragmentation",
+            "nothing is cached" if scattered is None else percent(scattered),
+            "1 − largest cached block / cached",
+        ),
+    ]
+
+
+def left_out(allocator_map: AllocatorMap, segments: list[TorchSegment]) -> str:
+    """Describe what the drawing omits or merges, or return "" if nothing."""
+    words = []
+    if len(segments) < allocator_map.num_segments:
+        words.append(f"the largest {count(len(segments))} of {plural(allocator_map.num_segments, 'segment')} are shown")
+    drawn = sum(len(one.sizes) for one in segments)
+    if drawn < allocator_map.num_blocks and len(segments) == allocator_map.num_segments:
+        words.append(
+            f"{count(allocator_map.num_blocks)} blocks are drawn as {count(drawn)}: the smallest neighbours are merged"
+        )
+    return "; ".join(words)
+
+
+def pool_words(pool: int) -> str:
+    return next((word for known, word in POOL_WORDS.items() if known == pool), f"pool {pool}")
+
+
+def state_words(state: int) -> str:
+    return next((word for known, word in STATE_TEXTS.items() if known == state), f"state {state}")
+
+
+def segment_name(one: TorchSegment) -> str:
+    """Return text such as `2.00 MiB - small`, followed by the stream if it is not the default one."""
+    stream = f" · stream {one.stream:#x}" if one.stream else ""
+    return f"{num_bytes(one.num_bytes)} · {pool_words(one.pool)}{stream}"
+
+
+def segment_tip(one: TorchSegment) -> str:
+    parts = ((state, one.bytes_of(state)) for state in State)
+    parts_text = ", ".join(f"{num_bytes(size)} {state_words(state)}" for state, size in parts if size)
+    return (
+        f"{segment_name(one)}, at {one.address:#x}: {plural(len(one.sizes), 'block')}; {parts_text or 'not reported'}"
+    )
+
+
+def block_tip(one: TorchSegment, block: int) -> str:
+    size, offset, state = int(one.sizes[block]), int(one.offsets[block]), int(one.states[block])
+    return f"{num_bytes(size)} {state_words(state)}, {num_bytes(offset)} into its segment ({segment_name(one)})"
+
+
+def as_tsv(segments: list[TorchSegment]) -> str:
+    """Return one tab-separated line per block after a header line; sizes in bytes."""
+    lines = ["\t".join(_COLUMNS)]
+    for one in segments:
+        head = f"{one.address:#x}\t{one.num_bytes}\t{pool_words(one.pool)}\t{one.stream}"
+        blocks = zip(one.offsets.tolist(), one.sizes.tolist(), one.states.tolist(), strict=True)
+        lines += [f"{head}\t{offset}\t{size}\t{state_words(state)}" for offset, size, state in blocks]
+    return "\n".join(lines) + "\n"

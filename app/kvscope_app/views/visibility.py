@@ -1,0 +1,24 @@
+"""Determines whether a widget may be visible to the user.
+
+Qt's `isVisible` is also true in a minimised window, and for a dock behind another tab, which Qt moves outside its
+window.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QPoint, QRect, QSize
+from PySide6.QtWidgets import QWidget
+
+_SMALLEST: Final = QSize(1, 1)
+"""Assumed minimum size, because a widget without a size yet still has a position."""
+
+
+def is_on_screen(widget: QWidget) -> bool:
+    """Whether any part of `widget` may be on a screen. Other windows on top are not considered."""
+    window = widget.window()
+    if not widget.isVisible() or window.isMinimized():
+        return False
+    area = QRect(widget.mapTo(window, QPoint()), widget.size().expandedTo(_SMALLEST))
+    return widget is window or window.rect().intersects(area)
