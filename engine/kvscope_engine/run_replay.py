@@ -352,7 +352,8 @@ def _difference_text(moment: Moment, run: RecordedRun, num_layers: int, block_si
         return f"at step {moment.step} behind the last layer: other logits for token {position} {of_request}"
     start = moment.position * block_size
     return (
-        f"at step {moment.step} in layer {moment.layer} of {num_layers}: other keys or values in block {moment.position}"
+        f"at step {moment.step} in layer {moment.layer} of {num_layers}: other keys or values in block"
+        f" {moment.position}"
         f" {of_request} (tokens {start} to {start + block_size - 1})"
     )
 
