@@ -1,4 +1,4 @@
-"""For all tests: one thread, no display, no progress bars; and the name of a tiny model."""
+"""Fixtures of all tests: one thread, no display, no progress bars, and the name of a tiny model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: children would ignore Ctrl-C, too
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # started in the background: child processes would ignore Ctrl-C as well
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STORMS = bool(os.environ.get("KVSCOPE_STORMS") or os.environ.get("KVSCOPE_SOAK"))
 
 
 def examples(whole: int) -> int:
-    """How many of `whole` examples hypothesis tries: a fifth, and all of them when `KVSCOPE_STORMS` is set."""
+    """Return how many of `whole` examples hypothesis tries: a fifth, and all of them when `KVSCOPE_STORMS` is set."""
     return whole if STORMS else whole // 5
 
 
-# How long a machine takes to draw examples and to run them says nothing of what is tested.
+# The time to draw and run examples is not part of what is tested.
 settings.register_profile(
     "any machine",
     deadline=None,
@@ -59,7 +61,7 @@ TINY_LLAMA = {
     "head_dim": 16,
     "vocab_size": 256,
     "max_position_embeddings": 512,
-    "initializer_range": 0.4,  # large enough that every token depends on all before it
+    "initializer_range": 0.4,  # large enough that every token depends on all earlier ones
     "bos_token_id": 1,
     "eos_token_id": 2,
     "tie_word_embeddings": False,
@@ -84,19 +86,21 @@ LONG = frozenset(
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Before anything is collected."""
+    """Rewrite assertions before anything is collected."""
     rewrite_share(session.config)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """After they were shuffled: long ones come first, so that at the end no process waits for another's."""
+    """Move long tests to the front after the tests were shuffled, so that no process is left alone with one at the
+    end.
+    """
     items.sort(key=lambda item: LONG.isdisjoint(item.path.parts))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """What is loaded stays: looking for garbage meanwhile finds none."""
+    """Disable garbage collection, which would find nothing while modules are loaded."""
     gc.disable()
     try:
         return (yield)
@@ -105,19 +109,19 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_finish() -> None:
-    """What collecting loaded is never garbage: Python need not look through it again and again."""
+    """Freeze the loaded objects, so that garbage collection does not check them again and again."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is marked `storm` is for those who wait."""
+    """Skip tests marked `storm` unless storms are enabled."""
     if not STORMS and is_marked(item, "storm"):
         pytest.skip("a long one: KVSCOPE_STORMS=1 runs it, as .ci/run does")
 
 
 def is_marked(item: pytest.Item, name: str) -> bool:
-    """By a mark of this name without parameters, or with some that this test has."""
+    """Return whether a test has a mark of this name, without parameters or with some that apply to it."""
     mark, call = item.get_closest_marker(name), getattr(item, "callspec", None)
     given = call.params if call else {}
     return mark is not None and (not mark.args or any(named.items() <= given.items() for named in mark.args))
@@ -125,7 +129,7 @@ def is_marked(item: pytest.Item, name: str) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
-    """A test that fails names the seed of its order and of its random numbers."""
+    """Add the seed of the test order and random numbers to the report of a failed test."""
     report = yield
     seed = _seed(item.config)
     if report.failed and seed is not None:
@@ -134,8 +138,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _imports_are_plain(request: pytest.FixtureRequest) -> Iterator[None]:
-    """PySide, which pytest-qt loads, looks at every import that is run, and torch runs millions in its functions."""
+def _plain_imports(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Remove the import hook of PySide, which pytest-qt loads: it checks every import that runs, and torch runs
+    millions.
+    """
     plain = getattr(builtins, "__orig_import__", None)
     with pytest.MonkeyPatch.context() as patch:
         if plain is not None and "app" not in request.path.parent.relative_to(ROOT).parts:
@@ -145,39 +151,43 @@ def _imports_are_plain(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _torch_seed(request: pytest.FixtureRequest) -> None:
-    """pytest-randomly seeds Python's and numpy's random numbers before each test; torch's are seeded here."""
+    """Seed torch's random numbers before each test; pytest-randomly seeds those of Python and numpy."""
     torch, seed = sys.modules.get("torch"), _seed(request.config)
     if torch is not None and seed is not None:
         torch.manual_seed(seed)
 
 
 def _seed(config: pytest.Config) -> int | None:
-    """None without pytest-randomly."""
+    """Return the seed, or None without pytest-randomly."""
     seed = getattr(config.option, "randomly_seed", None)
     return seed if isinstance(seed, int) else None
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_config_of_a_person(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keys and connections of whoever runs the tests are neither read nor written, by us or by what we start."""
+def _no_user_config(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Use an empty configuration folder, so that keys and connections of the user are neither read nor written."""
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
 
 @pytest.fixture(scope="session")
 def amount() -> Callable[[int, int], int]:
-    """`amount(small, whole)`: how much a soak test does; the whole of it when `KVSCOPE_SOAK` is set."""
+    """Function that returns the size of a soak test, the whole one when `KVSCOPE_SOAK` is set: `amount(small,
+    whole)`.
+    """
     return lambda small, whole: whole if os.environ.get("KVSCOPE_SOAK") else small
 
 
 @pytest.fixture(scope="session")
 def storm() -> Callable[[int, int], int]:
-    """`storm(small, whole)`: how much of a long search to do; the whole of it when `KVSCOPE_STORMS` is set."""
+    """Function that returns the size of a long search, the whole one when `KVSCOPE_STORMS` is set: `storm(small,
+    whole)`.
+    """
     return lambda small, whole: whole if STORMS else small
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """The name of a tiny random Llama without a tokenizer, which loads at once; keyword arguments change its config."""
+    """Function that returns the name of a tiny random Llama without a tokenizer: `tiny_model(**config_changes)`."""
 
     def name(**changes: object) -> str:
         path = tmp_path_factory.mktemp("tiny") / "config.json"
@@ -188,8 +198,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def warm_python(_no_config_of_a_person: None) -> Iterator[WarmPython]:
-    """Starts processes that need not import the engine first."""
+def warm_python(_no_user_config: None) -> Iterator[WarmPython]:
+    """Start processes that need not import the engine first."""
     warm = WarmPython()
     yield warm
     warm.close()

@@ -1,7 +1,7 @@
-"""The same run without the time in which its engine was paused: every time is moved up, every latency measured anew.
+"""The same run without its pauses: all times are moved and all latencies calculated again.
 
-Knows nothing of running time: pauses are what the events say, latencies plain differences of the clock that was cut. So
-it says what a run would have shown that was never paused, from the raw frames.
+This code does not use the running time of the engine: pauses come from the events, and latencies are plain differences
+of the moved clock. So it returns what the run would have shown without a pause, from the raw frames.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_PAUSES = ("engine_paused", "engine_resumed")
 
 
 class CutRun:
-    """Cuts the pauses out of `messages`, which are of one engine start, in their order."""
+    """Removes the pauses from `messages`, which are in order and from one engine start."""
 
     def __init__(self, messages: Iterable[TelemetryMessage]) -> None:
         recorded = list(messages)
@@ -38,13 +38,13 @@ class CutRun:
         self.first_token_ns: list[int] = []
         self.inter_token_ns: list[int] = []
         self.queued_ns: list[int] = []
-        self.messages = [self._cut(message) for message in recorded if not self._is_of_a_pause(message)]
+        self.messages = [self._cut(message) for message in recorded if not self._is_in_pause(message)]
 
     def moved(self, time_ns: int) -> int:
-        """A time without the pauses before it."""
+        """Return a time without the pauses before it."""
         return time_ns - sum(max(0, min(time_ns, end) - begin) for begin, end in self.pauses)
 
-    def _is_of_a_pause(self, message: TelemetryMessage) -> bool:
+    def _is_in_pause(self, message: TelemetryMessage) -> bool:
         return isinstance(message, Heartbeat) and any(begin <= message.time_ns <= end for begin, end in self.pauses)
 
     def _cut(self, message: TelemetryMessage) -> TelemetryMessage:

@@ -1,7 +1,7 @@
-"""Asserts that say what they compared, made once: each process rewrites its share of the test files, for all of them.
+"""Assertion rewriting is shared between processes: each rewrites a share of the test files for all.
 
-pytest rewrites a file when it is first imported and keeps what came of it. Processes that collect the same files in
-the same order would each do all of that work at the same time.
+pytest rewrites a file when it is first imported and keeps the result. Processes that collect the same files in the
+same order would each do all of that work at the same time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import pytest
 
 
 def rewrite_share(config: pytest.Config) -> None:
-    """Where this is one of several processes, and Python keeps what it compiled. A pytest that keeps it in another way
-    does without: then every process rewrites what it imports."""
+    """Rewrite the share of this process, if it is one of several and Python keeps compiled files. A version of pytest
+    that keeps them in another way does without: then every process rewrites what it imports.
+    """
     worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "")
     if sys.dont_write_bytecode or not (worker.startswith("gw") and worker[2:].isdecimal() and count.isdecimal()):
         return
@@ -27,13 +28,13 @@ def rewrite_share(config: pytest.Config) -> None:
 
 
 def _collected(config: pytest.Config) -> set[Path]:
-    """Test files among what this run was asked for."""
+    """Return the test files that this run was asked for."""
     asked = [Path(config.invocation_params.dir, argument.split("::")[0]) for argument in config.args]
     return {path for each in asked for path in ([each] if each.is_file() else each.rglob("test_*.py"))}
 
 
 def _rewrite(path: Path, config: pytest.Config) -> None:
-    """As the first import of `path` would."""
+    """Rewrite a file like the first import of `path`."""
     from _pytest.assertion import rewrite
 
     folder = rewrite.get_cache_dir(path)

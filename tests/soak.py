@@ -1,23 +1,23 @@
-"""Hours at a steady load, and what grows: `python tests/soak.py --minutes 60`.
+"""Run for hours at a steady load and report what grows: `python tests/soak.py --minutes 60`.
 
-An engine on the default model, a desktop (without a display) that opens and closes windows and recordings, and
-clients that come, ask, hang up in the middle or wait for the end, and go. Every ten seconds the resident memory,
-descriptors and threads of engine and desktop are read from /proc. Prints a line a minute, and at the end each quarter,
-and whether the last is as the second was: memory within 2 %, descriptors and threads equal. Exits with 1 where not.
+An engine with the default model, an app (without a display) that opens and closes windows and recordings, and clients
+that connect, submit, disconnect early or wait for the end. Every ten seconds the resident memory, descriptors and
+threads of engine and app are read from /proc. Prints a line a minute, and at the end each quarter and whether the last
+equals the second: memory within 2 %, descriptors and threads equal. Exits with 1 if not.
 
-What a window keeps of the past is bounded, and takes longer than an hour to fill: some 6 MiB of events, 3 MiB of
-requests. So after a minute the events that came are told again until their log is full, and what comes from then on
-takes the place of something. Requests are few: a client comes each second at most.
+The history of a window is limited, and takes longer than an hour to fill: some 6 MiB of events and 3 MiB of requests.
+So after a minute the events are added again until their log is full, and later ones replace older ones. Requests are
+few: at most one client connects each second.
 
-The engine's pool is small: a CPU gives memory to a block when it is first written to, and a large pool fills for longer
-than an hour where answers come slowly.
+The engine's pool is small: a CPU assigns memory to a block at its first write, and a large pool would fill for longer
+than an hour if answers are slow.
 
-There is one other window at a time: with two at once malloc and Python keep some 8 MiB more from then on, in pages that
-are not quite free. With a window opening and closing there are two levels of each. Memory is the mean over a quarter;
-the least, which is when that window was closed, is printed beside it. Of descriptors and threads it is the fewest: a
-leak raises the fewest too, and a median would be on either level by chance.
+There is one other window at a time: with two at once malloc and Python keep some 8 MiB more, in pages that are not
+quite free. With a window opening and closing each value has two levels. Memory is the mean of a quarter; the minimum,
+with that window closed, is printed beside it. For descriptors and threads the minimum counts: a leak raises it as
+well, and a median would be on either level by chance.
 
-Not a test that `make test` runs: it takes as long as it is told to.
+`make test` does not run this script, which takes as long as requested.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ MEMORY_TOLERANCE = 0.02
 ENOUGH_EVENTS = 20
 SECONDS_A_CLIENT = 1.0
 NUM_BLOCKS = 256
-"""Written to within the first minutes."""
+"""Blocks of the pool, all of which are written within the first minutes."""
 WORDS = "the cache holds blocks of keys and values that later prompts may share when they begin the same"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What /proc says of a process."""
+    """Values of a process in /proc."""
 
     resident_mib: float
     num_descriptors: int
@@ -61,7 +61,9 @@ class Reading:
 
 
 def read_process(pid: int) -> Reading:
-    """Now, without the threads of Qt's own pool and the descriptor each is woken by: they come and go with painting."""
+    """Return the current values, without the threads of Qt's own pool and their descriptors, which come and go with
+    painting.
+    """
     process = Path(f"/proc/{pid}")
     fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line)
     resident_kib = int(fields["VmRSS"].split()[0])
@@ -71,7 +73,7 @@ def read_process(pid: int) -> Reading:
 
 
 def _thread_name(task: Path) -> str:
-    """Empty when it ended meanwhile."""
+    """Return the name of a thread, empty if it has ended meanwhile."""
     try:
         return (task / "comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -79,7 +81,7 @@ def _thread_name(task: Path) -> str:
 
 
 def main() -> int:
-    """Run for the time that is asked for, and judge."""
+    """Run for the requested time and judge the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
     parser.add_argument("--model", default="default", help="of the engine (default: default)")
@@ -87,15 +89,15 @@ def main() -> int:
     parser.add_argument("--desktop", nargs=2, metavar=("ENDPOINT", "RECORDING"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.desktop:
-        return run_desktop(*options.desktop)
+        return run_app(*options.desktop)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         return _soak(Path(name), options.minutes * 60, options.model, random.Random(seed))
 
 
-def run_desktop(endpoint: str, recording: str) -> int:
-    """One window that stays, and others on the engine and on a recording that are opened and closed for ever."""
+def run_app(endpoint: str, recording: str) -> int:
+    """Run one window that stays, and others on the engine and on a recording that are opened and closed repeatedly."""
     from PySide6.QtCore import QSettings, QTimer
 
     from kvscope_app.application import make_application
@@ -107,7 +109,7 @@ def run_desktop(endpoint: str, recording: str) -> int:
     desktop = Desktop(app, Options(theme="dark"), QSettings(f"{recording}.ini", QSettings.Format.IniFormat))
     first = desktop.open_window(endpoint)
     turns = itertools.cycle((lambda: desktop.attach(endpoint), lambda: try_to_open(first, recording)))
-    is_awaited = False  # a recording opens on a thread, which takes its time on a busy machine
+    is_awaited = False  # a recording opens in a thread, which takes time on a busy machine
 
     def turn() -> None:
         nonlocal is_awaited
@@ -189,7 +191,7 @@ def _watch(
 
 
 def _one_client(endpoint: str, number: int, draw: random.Random) -> int:
-    """Comes, asks, waits or not, goes; how many answers it saw end."""
+    """Connect, submit, wait or not, and disconnect; return how many completions ended."""
     from kvscope_telemetry import connect
     from kvscope_telemetry.messages.commands import Abort, Finished, Submit
     from kvscope_telemetry.messages.sampling_params import SamplingParams

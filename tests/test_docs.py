@@ -1,4 +1,4 @@
-"""The documentation: commands are accepted by their parsers, links lead somewhere, pages are short, the site builds."""
+"""The documentation: commands are accepted by their parsers, links are valid, pages are short, and the site builds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECORD_PARTS = ["Context", "Decision", "Consequences", "Rejected", "Reconsider"
 
 
 def _commands() -> list[tuple[str, str]]:
-    """Page and line of each command of ours in a block of shell; a line of Markdown may hold it indented."""
+    """Return page and line of each of our commands in a shell block; a line of Markdown may be indented."""
     found = []
     for page in PAGES:
         for block in _FENCE.findall(page.read_text("utf-8")):
@@ -42,7 +42,7 @@ def _commands() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), _commands())
-def test_a_documented_command_is_accepted(page: str, line: str) -> None:
+def test_documented_command_is_accepted(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)
     words = words[: next((at for at, word in enumerate(words) if word in (">", "|", "&&")), len(words))]
     words = [word for word in words if word not in ("[ADDRESS", "…]")]
@@ -70,13 +70,13 @@ def _developers_benchmark(module: str) -> argparse.ArgumentParser:
     return parser
 
 
-def test_the_guides_have_commands() -> None:
-    """Else the pattern above finds nothing, and everything passes."""
+def test_guides_contain_commands() -> None:
+    """Otherwise the pattern above would find nothing, and every test would pass."""
     assert len(_commands()) > 60
 
 
 @pytest.mark.parametrize(("name", "limit"), _LIMITS.items())
-def test_a_page_is_short(name: str, limit: int) -> None:
+def test_page_is_short(name: str, limit: int) -> None:
     assert len((ROOT / name).read_bytes()) <= limit
 
 
@@ -87,7 +87,7 @@ def test_the_list_of_terms_is_short() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_are_valid(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text("utf-8"))
     assert not [target for target in targets if not (page.parent / target).exists()]
 
@@ -96,7 +96,7 @@ _RECORDS = sorted(ROOT.glob("docs/internals/decisions/[0-9]*.md"))
 
 
 @pytest.mark.parametrize("record", _RECORDS, ids=lambda record: record.stem)
-def test_a_decision_record_is_short_and_complete(record: Path) -> None:
+def test_decision_record_is_short_and_complete(record: Path) -> None:
     text = record.read_text("utf-8")
     assert len(text.splitlines()) <= 30
     assert re.findall(r"^\*\*(\w+)", text, re.MULTILINE) == _RECORD_PARTS
@@ -116,7 +116,7 @@ def test_decision_records_are_numbered_without_gaps() -> None:
     assert [int(record.stem[:4]) for record in _RECORDS] == list(range(1, len(_RECORDS) + 1))
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
     if importlib.util.find_spec("sphinx") is None:
         pytest.skip("sphinx is not installed: pip install '.[docs]'")
     build = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
@@ -130,7 +130,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         assert [name for name in package.__all__ if f'id="{package.__name__}.{name}"' not in python] == []
 
 
-def test_the_ways_of_the_architecture_are_those_that_were_traced() -> None:
+def test_code_paths_in_the_architecture_equal_the_traced_ones() -> None:
     said = (ROOT / "ARCHITECTURE.md").read_text("utf-8").partition("## Four ways")[2].partition("\n## ")[0]
     lists = [part.partition("`. ")[0] for part in re.findall(r"```\n\n(kvscope_.*?)(?=\n\n|\Z)", said, re.DOTALL)]
     assert len(lists) == len(_WAYS)
@@ -143,7 +143,7 @@ def test_the_ways_of_the_architecture_are_those_that_were_traced() -> None:
 
 
 def _traced(name: str) -> tuple[str, ...]:
-    """What the test of a way expects; read, since to import it starts torch."""
+    """Return the files that the test of a code path expects; it is parsed, because importing it would import torch."""
     tree = ast.parse((ROOT / f"tests/end_to_end/test_way_of_a_{name}.py").read_text("utf-8"))
     (way,) = (node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "WAY")
     found: tuple[str, ...] = ast.literal_eval(way or ast.Constant(()))

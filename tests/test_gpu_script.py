@@ -1,4 +1,4 @@
-"""`tests/gpu.sh`: what it asks of the GPU's benchmark, and that it claims no pass without a GPU."""
+"""`tests/gpu.sh`: what it requests of the GPU benchmark, and that it claims no pass without a GPU."""
 
 import importlib
 import subprocess
@@ -15,7 +15,7 @@ from kvscope_engine.command_parser import CommandParser
 @pytest.mark.parametrize(
     ("mib", "memory", "share"), [(24_111, "24111MiB", "0.9"), (45_488, "24576MiB", "0.9"), (81_079, "24576MiB", "0.6")]
 )
-def test_script_asks_for_what_a_gpu_has(
+def test_script_requests_what_fits_the_gpu(
     gpu_script: Callable[[int], list[str]], mib: int, memory: str, share: str
 ) -> None:
     """A card that is sold with 24 GB has 23.5 GiB, of which 0.6 would not hold the weights."""
@@ -27,7 +27,7 @@ def test_script_asks_for_what_a_gpu_has(
     assert small.endswith("--shape 135m")
 
 
-def test_script_leaves_out_what_a_gpu_has_no_room_for(gpu_script: Callable[[int], list[str]]) -> None:
+def test_script_leaves_out_what_does_not_fit_the_gpu(gpu_script: Callable[[int], list[str]]) -> None:
     lines = gpu_script(16_376)
     (asked,) = (line for line in lines if line.startswith("asked: "))
     assert asked.endswith("--shape 135m")
@@ -36,7 +36,7 @@ def test_script_leaves_out_what_a_gpu_has_no_room_for(gpu_script: Callable[[int]
 
 
 @pytest.mark.parametrize("rehearsal", ["", "1"])
-def test_script_asks_for_benchmarks_and_tests_that_exist(
+def test_script_requests_existing_benchmarks_and_tests(
     request: pytest.FixtureRequest, tmp_path: Path, rehearsal: str
 ) -> None:
     python = tmp_path / "python"
@@ -60,8 +60,9 @@ def test_script_asks_for_benchmarks_and_tests_that_exist(
 
 @pytest.fixture
 def gpu_script(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], list[str]]:
-    """What tests/gpu.sh prints with a Python that finds a GPU of so many MiB, and tells what of `bench gpu` it is asked
-    for."""
+    """Function that returns the output of tests/gpu.sh with a fake Python that finds a GPU of this size and prints the
+    requested `bench gpu` commands: `gpu_script(mib)`.
+    """
     python = tmp_path / "python"
     python.write_text(
         '#!/bin/sh\ncase "$*" in *mem_get_info*) echo "$MIB" ;; *"bench gpu"*) echo "asked: $*" ;; esac\n', "utf-8"

@@ -1,4 +1,4 @@
-"""The house as ARCHITECTURE.md draws it: no circles, and paths that exist."""
+"""The structure of the code follows ARCHITECTURE.md: no import cycles, and paths that exist."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ PACKAGES = (
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """What each module imports of ours, for types alone too."""
+    """The imports of each module within our packages, including those for types."""
     graph = grimp.build_graph(*PACKAGES)
     return {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
 
 
 def sources() -> list[Path]:
-    """Our modules, without the files that only say what a folder is."""
+    """Return our modules without `__init__.py` files that only describe a folder."""
     folders = [ROOT / name for name in ("app", "engine", "kernels", "resources")]
     return [path for folder in folders for path in folder.rglob("*.py") if path.name != "__init__.py"]
 
 
-def test_no_circle_between_files(imports: dict[str, set[str]]) -> None:
-    """Take away what imports nothing that is left, and what nothing left imports, again and again: circles remain."""
+def test_files_have_no_import_cycles(imports: dict[str, set[str]]) -> None:
+    """Remove modules that import nothing left, and those that nothing left imports, repeatedly: cycles remain."""
     left = dict(imports)
     while True:
         imported = set().union(*left.values()) if left else set()
@@ -43,12 +43,12 @@ def test_no_circle_between_files(imports: dict[str, set[str]]) -> None:
         if not settled:
             break
         left = {module: others - settled for module, others in left.items() if module not in settled}
-    assert not left, f"in a circle, or on a way from one to another: {sorted(left)}"
+    assert not left, f"in an import cycle, or between two of them: {sorted(left)}"
 
 
 @pytest.fixture(scope="module")
 def present() -> set[str]:
-    """Our files and folders, tests and scripts too."""
+    """Our files and folders, including tests and scripts."""
     files = [*sources(), *ROOT.glob("tests/**/*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/**/*.py")]
     folders = {parent for path in files for parent in path.parents if ROOT in parent.parents}
     return {str(path.relative_to(ROOT)) for path in files} | {f"{folder.relative_to(ROOT)}/" for folder in folders}
@@ -58,11 +58,11 @@ INTERNALS = sorted(f"docs/internals/{path.name}" for path in ROOT.glob("docs/int
 
 
 @pytest.mark.parametrize("name", ["CONTRIBUTING.md", "ARCHITECTURE.md", *INTERNALS])
-def test_paths_that_are_named_exist(name: str, present: set[str]) -> None:
+def test_named_paths_exist(name: str, present: set[str]) -> None:
     named = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", (ROOT / name).read_text("utf-8")))
     assert named
     missing = [path for path in named if not any(f"/{known}".endswith(f"/{path}") for known in present)]
-    assert not missing, f"{name} names what is not there: {missing}"
+    assert not missing, f"{name} names paths that do not exist: {missing}"
 
 
 MAKERS = {
@@ -83,7 +83,7 @@ def test_frames_and_snapshots_are_built_in_one_place(message: str) -> None:
 
 
 def test_public_class_names_are_defined_once() -> None:
-    """A search for a class finds one class: a name that is needed twice says too little in both places.
+    """A search for a class must find one class: a name that is used twice says too little in both places.
 
     No name is exempt. A class that only its module uses may start with an underscore instead.
     """

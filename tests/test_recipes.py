@@ -1,7 +1,7 @@
-"""CONTRIBUTING's recipes are true: what is made up here by changing the files of a recipe alone shows up
-in every place where things of its kind stand.
+"""The recipes of CONTRIBUTING ("To add a …") are complete: a made-up addition that changes only the files of a recipe
+appears everywhere.
 
-The tree is not copied: a fresh Python takes the changed files from a folder, and all others from where they are.
+The tree is not copied: a new Python process takes the changed files from a folder, and all others from their place.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ sys.meta_path.insert(0, Changed())
 
 
 class Recipe:
-    """Files of the tree as a recipe leaves them."""
+    """The files of the tree after following a recipe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.files: dict[str, Path] = {}
 
     def insert(self, path: str, before: str, text: str) -> None:
-        """Put `text` before the only line of the file that begins with `before`."""
+        """Insert `text` before the only line of the file that begins with `before`."""
         lines = self._text(path).splitlines(keepends=True)
         places = [place for place, line in enumerate(lines) if line.startswith(before)]
         assert len(places) == 1, f"{path} has {len(places)} lines that begin with {before!r}"
         self.write(path, "".join([*lines[: places[0]], textwrap.dedent(text), *lines[places[0] :]]))
 
     def replace(self, path: str, old: str, new: str) -> None:
-        """Put `new` where `old` stands, once."""
+        """Replace `old`, which occurs once, with `new`."""
         text = self._text(path)
         assert text.count(old) == 1, f"{path} has {old!r} {text.count(old)} times"
         self.write(path, text.replace(old, new))
 
     def write(self, path: str, text: str) -> None:
-        """The whole file."""
+        """Write the whole file."""
         self.files[path] = self._folder / path
         self.files[path].parent.mkdir(parents=True, exist_ok=True)
         self.files[path].write_text(text, encoding="utf-8")
 
     def check(self, script: str) -> None:
-        """Run it in a Python that has these files."""
+        """Run a script in a Python process with these files."""
         modules = {_module(path): str(file) for path, file in self.files.items()}
         check = self._folder / "check.py"
         check.write_text(_PREAMBLE.replace("FILES", repr(modules)) + textwrap.dedent(script), encoding="utf-8")
@@ -82,8 +82,8 @@ def recipe(tmp_path: Path) -> Recipe:
     return Recipe(tmp_path)
 
 
-def listed(what: str) -> set[str]:
-    """The files that CONTRIBUTING lists for adding a `what`."""
+def listed_files(what: str) -> set[str]:
+    """Return the files that CONTRIBUTING lists for adding a `what`."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith(f"| {what} |")]
     assert len(rows) == 1, f"CONTRIBUTING has no recipe for a {what}"
@@ -94,7 +94,7 @@ def _module(path: str) -> str:
     return path.split("/", 1)[1].removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
+def test_recipe_for_a_color_mode_is_complete(recipe: Recipe) -> None:
     modes = "app/kvscope_app/views/page_map/color_modes.py"
     recipe.insert(
         modes,
@@ -166,10 +166,10 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
             each.session.close()
         """
     )
-    assert set(recipe.files) == listed("colour mode of the page map")
+    assert set(recipe.files) == listed_files("colour mode of the page map")
 
 
-def test_an_event_kind(recipe: Recipe) -> None:
+def test_recipe_for_an_event_kind_is_complete(recipe: Recipe) -> None:
     kinds = "engine/kvscope_telemetry/messages/event_kinds.py"
     recipe.insert(
         kinds,
@@ -283,10 +283,10 @@ def test_an_event_kind(recipe: Recipe) -> None:
         session.close()
         """
     )
-    assert set(recipe.files) == listed("event kind")
+    assert set(recipe.files) == listed_files("event kind")
 
 
-def test_a_view(recipe: Recipe) -> None:
+def test_recipe_for_a_view_is_complete(recipe: Recipe) -> None:
     recipe.write("app/kvscope_app/views/made_up/__init__.py", '"""A view that is made up."""')
     recipe.write(
         "app/kvscope_app/views/made_up/made_up_view.py",
@@ -367,10 +367,10 @@ def test_a_view(recipe: Recipe) -> None:
         """
     )
     folder = "app/kvscope_app/views/made_up/"
-    assert {path for path in recipe.files if not path.startswith(folder)} == listed("view")
+    assert {path for path in recipe.files if not path.startswith(folder)} == listed_files("view")
 
 
-def test_a_predefined_alarm(recipe: Recipe) -> None:
+def test_recipe_for_a_predefined_alarm_is_complete(recipe: Recipe) -> None:
     rule = 'Rule(name="Many refusals", expression="refused_per_s > 2", seconds=1.0)'
     rules = "engine/kvscope_telemetry/alarms/rules.py"
     recipe.replace(rules, '    Rule(name="Engine stuck"', f'    {rule},\n    Rule(name="Engine stuck"')
@@ -408,11 +408,11 @@ def test_a_predefined_alarm(recipe: Recipe) -> None:
         session.close()
         """
     )
-    assert set(recipe.files) == listed("predefined alarm")
+    assert set(recipe.files) == listed_files("predefined alarm")
 
 
 @pytest.mark.parametrize("column", ["flops", "lost_blocks"], ids=["of what is counted", "of what nobody counts yet"])
-def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
+def test_recipe_for_a_figure_of_a_run_is_complete(recipe: Recipe, column: str) -> None:
     figures, summary = (f"engine/kvscope_telemetry/summaries/{name}.py" for name in ("figures", "summary"))
     recipe.replace(
         figures,
@@ -490,10 +490,10 @@ def test_a_figure_of_a_run(recipe: Recipe, column: str) -> None:
     )
     needed = {figures} if column == "flops" else {figures, summary}
     assert set(recipe.files) == needed
-    assert needed <= listed("figure of a run") == {figures, summary}
+    assert needed <= listed_files("figure of a run") == {figures, summary}
 
 
-def test_an_export_kind(recipe: Recipe) -> None:
+def test_recipe_for_an_export_kind_is_complete(recipe: Recipe) -> None:
     table, kinds = (f"engine/kvscope_telemetry/exports/{name}.py" for name in ("tables/pauses_table", "kinds"))
     recipe.write(
         table,
@@ -553,4 +553,4 @@ def test_an_export_kind(recipe: Recipe) -> None:
         session.close()
         """
     )
-    assert {path for path in recipe.files if path != table} == listed("export kind (a table)")
+    assert {path for path in recipe.files if path != table} == listed_files("export kind (a table)")

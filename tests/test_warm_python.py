@@ -1,4 +1,4 @@
-"""A process from a warm Python is one of its own."""
+"""A process forked from a warm Python behaves like a new one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _forks(warm_python: WarmPython) -> None:
         pytest.skip("nothing is forked with a GPU or with threads of a library's")
 
 
-def test_it_has_words_folder_environment_and_files_of_its_own(
+def test_process_has_its_own_arguments_folder_environment_and_files(
     warm_python: WarmPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", "elsewhere")
@@ -37,7 +37,7 @@ def test_it_has_words_folder_environment_and_files_of_its_own(
     assert all(done.stdout.endswith(f" {tmp_path} elsewhere ['a', 'b c'] __main__\n") for done in outputs)
 
 
-def test_it_is_the_console_command(warm_python: WarmPython) -> None:
+def test_process_runs_the_console_command(warm_python: WarmPython) -> None:
     done = warm_python.run(["serve", "--endpoint", "nowhere"])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("kvscope-engine: ")
@@ -45,7 +45,7 @@ def test_it_is_the_console_command(warm_python: WarmPython) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_is_killed_and_waited_for(warm_python: WarmPython, number: int) -> None:
+def test_process_can_be_killed_and_waited_for(warm_python: WarmPython, number: int) -> None:
     process = warm_python.start(["-c", WAIT])
     assert process.stderr is not None
     with process.stderr as errors:
@@ -60,7 +60,7 @@ def test_it_is_killed_and_waited_for(warm_python: WarmPython, number: int) -> No
         assert errors.read() == ""
 
 
-def test_it_can_be_interrupted(warm_python: WarmPython) -> None:
+def test_process_can_be_interrupted(warm_python: WarmPython) -> None:
     process = warm_python.start(["-c", WAIT])
     assert process.stderr is not None
     with process.stderr as errors:
@@ -70,7 +70,7 @@ def test_it_can_be_interrupted(warm_python: WarmPython) -> None:
         assert errors.read().endswith("KeyboardInterrupt\n")
 
 
-def test_where_what_an_import_read_is_another_it_imports_again(
+def test_changed_import_environment_starts_a_new_python(
     warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSCOPE_OF_A_TEST", "yes")

@@ -1,8 +1,8 @@
-"""Processes from a Python that is warm: torch and the engine are imported once, and each process is a fork of it.
+"""Start processes from a warm Python: torch and the engine are imported once, and each process is a fork of it.
 
-Importing takes seconds, all else of a small engine's start a tenth of one. What is started is a process as any other:
-it has its own number, environment, folder and files, and is killed and waited for as others are. `warm_server.py` is
-what forks. What a desktop starts beside itself is forked from a Python that has imported that alone.
+Imports take seconds, the rest of a small engine's start a tenth of one. A started process is like any other: it has
+its own id, environment, folder and files, and is killed and waited for as usual. `warm_server.py` forks. Helper
+processes of an app are forked from a Python that has imported only their modules.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import IO, Any
 
 CONSOLE_COMMAND = "import sys; from kvscope_engine.cli.entry import main; sys.exit(main())"
 READ_LATE = ("KVSCOPE_CACHE", "PYTEST_CURRENT_TEST", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY", "QT_")
-"""How names in the environment begin that no import reads. Anything else may have been read by one."""
+"""Prefixes of environment variables that no import reads. Any other may have been read by one."""
 MAX_ANSWER_BYTES = 1 << 12
 LOOK_S = 0.005
 
 
 class Process:
-    """As `subprocess.Popen`, of a process that the server waits for."""
+    """Like `subprocess.Popen`, for a process that the server waits for."""
 
     def __init__(self, warm: WarmPython, words: Sequence[str], *files: IO[Any]) -> None:
-        """`files`: output and errors; before them input, which otherwise gives nothing."""
+        """Start it with `files` for output and errors, and before them input, which is empty by default."""
         self.args = words
         self.returncode: int | None = None
         self.stderr: IO[str] | None = None
@@ -55,7 +55,7 @@ class Process:
         return returncode
 
     def send_signal(self, number: int) -> None:
-        if self.returncode is None:  # until it is known, nobody has waited for it, and the number is its own
+        if self.returncode is None:  # until then it was not waited for, and its process id is valid
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -63,8 +63,8 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
 
-class Piped(Process):
-    """Of which input and output are pipes."""
+class PipedProcess(Process):
+    """A process whose input and output are pipes."""
 
     def __init__(self, warm: WarmPython, words: Sequence[str]) -> None:
         (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
@@ -75,7 +75,7 @@ class Piped(Process):
         self._ended = os.pidfd_open(self.pid)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Nobody asks again and again."""
+        """Wait without polling."""
         select.select([self._ended], [], [], timeout)
         return super().wait(timeout)
 
@@ -84,7 +84,7 @@ class Piped(Process):
 
 
 class WarmPython:
-    """Starts processes that have imported `modules`; without any, the engine."""
+    """Start processes that have imported `modules`; by default those of the engine."""
 
     def __init__(self, *modules: str) -> None:
         self._environment = _read_early(os.environ)
@@ -95,7 +95,7 @@ class WarmPython:
             self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
 
     def start(self, words: Sequence[str]) -> Process | subprocess.Popen[bytes]:
-        """`kvscope-engine WORDS…`, or `-c`, a program and its arguments; `stderr` is a pipe."""
+        """Start `kvscope-engine WORDS…`, or `-c` with a program and its arguments; `stderr` is a pipe."""
         read_end, write_end = os.pipe()
         with open(write_end, "wb") as errors, open(os.devnull, "wb") as nothing:
             process: Any = self._begin(words, nothing, errors)
@@ -103,7 +103,7 @@ class WarmPython:
         return process  # type: ignore[no-any-return]
 
     def run(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """As `start`, to the end; all that it said."""
+        """Run like `start` to the end, and return the output."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
             returncode = self._begin(words, out, errors).wait()
             out.seek(0)
@@ -111,19 +111,21 @@ class WarmPython:
             return subprocess.CompletedProcess(list(words), returncode, out.read(), errors.read())
 
     def ask(self, files: Sequence[int] = (), **question: Any) -> Any:
-        """What the server answers."""
+        """Return the answer of the server."""
         try:
             with self._asking:
                 socket.send_fds(self._channel, [json.dumps(question).encode()], list(files))
                 answer = self._channel.recv(MAX_ANSWER_BYTES)
-        except BaseException:  # a test that takes too long is stopped anywhere: the answer would be the next one's
+        except (
+            BaseException
+        ):  # a test that takes too long may be stopped here: its answer would be taken for that of the next question
             self._channel.close()
             raise
         assert answer, f"the warm Python ended with {self._server.wait()}; it said why on standard error"
         return json.loads(answer)
 
     def can_fork(self) -> bool:
-        """Not where another environment counts; a GPU and other threads are not taken through a fork."""
+        """Return false if another environment is needed; GPUs and other threads do not survive a fork."""
         if self._channel.fileno() == -1 or Path("/dev/nvidiactl").exists():
             return False
         return _read_early(os.environ) == self._environment and self.ask(threads=True) == 1

@@ -1,8 +1,8 @@
-"""What `WarmPython` starts: imports the engine, or what it is told, then forks itself for each process it is asked for.
+"""The server of `WarmPython`: it imports the engine or other modules, then forks itself for each requested process.
 
-Nothing was computed before it forks, and no thread of ours was started, so what it forks is as if it had imported all
-by itself. It tells how many threads libraries have started: with more than one nobody should ask for a fork. Ends when
-nobody can ask any more.
+Nothing is computed before a fork, and no thread of ours is started, so a fork is as if it had imported everything
+itself. It reports how many threads libraries have started: with more than one no fork should be requested. It ends
+when its client is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_QUESTION_BYTES = 1 << 18
 
 
 def import_all() -> None:
-    """What a process that serves has imported once its model is loaded."""
+    """Import what a serving process has imported once its model is loaded."""
     for name in ("cli.entry", "cli.main", "server.service"):
         importlib.import_module(f"kvscope_engine.{name}")
     from kvscope_engine.cli.lazy_engine import engine_class
@@ -28,7 +28,7 @@ def import_all() -> None:
 
 
 def serve(channel: socket.socket) -> list[str]:
-    """Answers until there is a fork; returns in each fork, with its words."""
+    """Answer until there is a fork; return in each fork with its arguments."""
     answer: int | None
     while True:
         message, ends, _, _ = socket.recv_fds(channel, MAX_QUESTION_BYTES, 3)
@@ -50,13 +50,13 @@ def serve(channel: socket.socket) -> list[str]:
 
 
 def _returncode(pid: int) -> int | None:
-    """None while it runs."""
+    """Return the exit code, or None while it runs."""
     ended, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def _be(ends: list[int], words: list[str], folder: str, environment: dict[str, str]) -> list[str]:
-    """Become a process of its own."""
+    """Become a separate process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, end in enumerate(ends, 3 - len(ends)):
         os.dup2(end, number)
@@ -68,7 +68,7 @@ def _be(ends: list[int], words: list[str], folder: str, environment: dict[str, s
 
 
 def run(words: list[str]) -> Any:
-    """`-c`, a program and its arguments; or those of `kvscope-engine`."""
+    """Run `-c` with a program and its arguments, or `kvscope-engine` with its arguments."""
     if words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
         return exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})

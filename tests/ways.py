@@ -1,9 +1,9 @@
-"""Which of our files run while one thing goes from end to end: what the tests of the ways through the house share.
+"""Trace which of our files run while one thing passes through the code, for the tests of code paths.
 
-A way is counted on a real run. Between `begin` and `end` every file of ours is noted of which a function is called, on
-every thread that was started inside the `with`. A test says of each of them what it is: a step of the way, in order, or
-`beside` it, with the reason: it serves something else with the same message (figures, events, checks), or is what any
-message needs. A file in neither list fails the test: a new door is either on the way or has a reason.
+A path is traced in a real run. Between `begin` and `end` every file of ours with a called function is recorded, in
+every thread that was started inside the `with` block. A test lists each of them either as a step of the path, in
+order, or `beside` it with a reason: it uses the same message for something else (figures, events, checks), or every
+message needs it. A file in neither list fails the test, so a new file must be added to one of them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = tuple(str(folder) + "/" for folder in sorted(ROOT.glob("*/kvscope_*")) if folder.is_dir())
 DEPTH: Final = 5
 MANY: Final = 16
-"""From here on a collection is a history."""
+"""From this size on a collection counts as a history."""
 
 
 class Trace:
-    """`ran` has the files, from the repository's root: `engine/kvscope_telemetry/ledger.py`. A context manager."""
+    """Context manager; `ran` has the files, from the root of the repository: `engine/kvscope_telemetry/ledger.py`."""
 
     def __init__(self) -> None:
         self.ran: set[str] = set()
@@ -35,11 +35,11 @@ class Trace:
         self._is_on = False
 
     def begin(self) -> None:
-        """From now on."""
+        """Start recording."""
         self._is_on = True
 
     def end(self) -> None:
-        """Not any more; what runs after it is not noted."""
+        """Stop recording."""
         self._is_on = False
         names = {code.co_filename for code in tuple(self._codes) if code.co_name != "<module>"}
         self.ran |= {str(Path(name).relative_to(ROOT)) for name in names if name.startswith(PACKAGES)}
@@ -64,7 +64,7 @@ class Trace:
 
 
 def check_way(ran: Collection[str], way: Sequence[str], beside: Mapping[str, str]) -> None:
-    """Whether what `ran` is the `way`, and nothing but what is `beside` it: files, or folders that end in a slash."""
+    """Check that `ran` is the `way` and otherwise only `beside` it: files, or folders that end with a slash."""
     folders = tuple(name for name in beside if name.endswith("/"))
     unknown = sorted(name for name in ran if name not in way and name not in beside and not name.startswith(folders))
     assert not unknown, f"on the way, or beside it? {unknown}"
@@ -76,18 +76,17 @@ def check_way(ran: Collection[str], way: Sequence[str], beside: Mapping[str, str
 
 
 class Following(Trace):
-    """Notes a file only where a function of it has the thing in hand as it returns: among its arguments, its locals or
-    in what it gives back, alone or in what carries it from one function to the next (tuples, lists, messages, frozen
-    results). `is_it` knows the thing in each of its forms. What lies in an object that is more than its carrier, such
-    as a request with all its tokens, is in nobody's hand; nor is a collection of more than `MANY`.
+    """Records a file only if one of its functions has the thing when it returns: in its arguments, locals or result,
+    alone or in what carries it between functions (tuples, lists, messages, frozen results). `is_it` recognizes the
+    thing in each of its forms. Something in a larger object, such as a request with all its tokens, does not count,
+    nor does a collection of more than `MANY`.
     """
 
     def __init__(
         self, is_it: Callable[[Any], bool], *, but_not_in: Collection[str] = (), but_not_by: tuple[type, ...] = ()
     ) -> None:
-        """`but_not_in`: functions, by their qualified names, from which on it is another thing's way.
-
-        `but_not_by`: what carries it for another reason.
+        """Leave out what belongs to other things: `but_not_in` are functions, by qualified name, in which another path
+        begins, and `but_not_by` are types that carry it for another reason.
         """
         super().__init__()
         self._other_carriers = but_not_by
@@ -124,7 +123,7 @@ def _carried(value: Any) -> Iterable[Any]:
     if isinstance(value, tuple | list | deque | set | dict):
         try:
             return list(value.values() if isinstance(value, dict) else value) if len(value) <= MANY else ()
-        except RuntimeError:  # another thread changed it meanwhile
+        except RuntimeError:  # another thread has changed it meanwhile
             return ()
     if isinstance(value, msgspec.Struct):
         return [getattr(value, name) for name in value.__struct_fields__]

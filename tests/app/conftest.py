@@ -23,7 +23,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 from tests.app.window_driver import load_only
-from tests.warm_python import Piped, WarmPython
+from tests.warm_python import PipedProcess, WarmPython
 from zmq.utils.garbage import GarbageCollectorThread
 
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Ledger, Tier
@@ -277,7 +277,7 @@ def _warm_rings():
 @pytest.fixture(autouse=True)
 def _rings_start_warm(_warm_rings, monkeypatch):
     """Its process imports for longer than most tests last. tests/telemetry/recordings starts it cold."""
-    popen = SimpleNamespace(Popen=lambda *_, **__: Piped(_warm_rings(), ["-c", RING]), PIPE=subprocess.PIPE)
+    popen = SimpleNamespace(Popen=lambda *_, **__: PipedProcess(_warm_rings(), ["-c", RING]), PIPE=subprocess.PIPE)
     monkeypatch.setattr("kvscope_telemetry.recordings.ring_client.subprocess", popen)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of rejected alternatives runs small, case by case."""
+"""The benchmark of rejected alternatives runs with small sizes, case by case."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_each_case_prints_both_sides(case: str, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.startswith(f"{case.replace('-', ' ')}: ")
 
 
-def test_an_unknown_case_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_case_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("letters") != 0
     assert "there is no case letters; there are ledger, packing" in capsys.readouterr().err

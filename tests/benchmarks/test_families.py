@@ -1,4 +1,4 @@
-"""The benchmark of model families: the engine serves every shape, and times a step beside transformers."""
+"""The benchmark of model families: the engine serves every shape, and a step is timed beside transformers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def main(words: list[str]) -> int:
     return run_benchmark(families.__doc__, families.add_arguments, families.run, words)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_times_and_refuses_invalid_repeats(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     tiny |= {"num_key_value_heads": 1, "head_dim": 32, "intermediate_size": 64}
     monkeypatch.setitem(FAMILIES, "llama", FAMILIES["llama"] | tiny)

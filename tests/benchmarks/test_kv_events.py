@@ -1,4 +1,4 @@
-"""The benchmark of KV events applies what it decoded to a mirror."""
+"""The benchmark of KV events applies the decoded events to a mirror."""
 
 from __future__ import annotations
 

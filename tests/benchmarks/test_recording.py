@@ -1,4 +1,4 @@
-"""The benchmark of recordings makes one and measures it in a process of its own."""
+"""The benchmark of recordings makes a recording and measures it in its own process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(*options: str) -> int:
 def test_recording_is_made_and_measured(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(ROOT)  # the process that measures imports `benchmarks` from there
+    monkeypatch.chdir(ROOT)  # the measuring process imports `benchmarks` from there
     small = ("--blocks", "100", "--rate", "20", "--jumps", "4", "--running", "2")
     assert run("--seconds", "3", *small, "--keep", str(tmp_path / "kept.mcap")) == 0
     printed = capfd.readouterr().out

@@ -1,4 +1,4 @@
-"""The benchmark of the scheduler: the load is steady, its books are right, the numbers are printed."""
+"""The benchmark of the scheduler: the load is steady, its counts are right, and the results are printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.scheduler import SteadyLoad, pool_operations_per_s
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 
 
-def test_as_many_run_as_were_asked_for() -> None:
+def test_load_keeps_the_requested_number_of_requests_running() -> None:
     load = SteadyLoad(20)
     cost = load.run(200)
     assert cost.num_steps == 200
@@ -23,7 +23,7 @@ def test_as_many_run_as_were_asked_for() -> None:
     assert load._scheduler.totals.preemptions == 0
 
 
-def test_block_operations_are_those_that_the_pool_did(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counted_block_operations_equal_those_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     load = SteadyLoad(20)
     counts = dict.fromkeys(("allocate", "hit", "record_write", "seal", "release"), 0)
     for name in counts:
@@ -35,7 +35,7 @@ def test_block_operations_are_those_that_the_pool_did(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", ["evicting", "offloading"])
-def test_a_full_pool_evicts_for_each_block_it_gives(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_full_pool_evicts_for_each_allocated_block(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     load = SteadyLoad(20, kind=kind)
     pool = load._pool
     assert (pool.num_free < 20, pool.num_host) == (True, 1000 if kind == "offloading" else 0)
@@ -59,7 +59,7 @@ def _counted(method, name, counts):  # type: ignore[no-untyped-def]
     return call
 
 
-def test_the_pool_alone() -> None:
+def test_pool_alone_is_measured() -> None:
     assert pool_operations_per_s(200, 5) > 10_000  # with evictions
 
 
@@ -67,7 +67,9 @@ def main(words: list[str]) -> int:
     return run_benchmark(scheduler.__doc__, scheduler.add_arguments, scheduler.run, words)
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_results_and_refuses_invalid_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scheduler, "POOL_LIVES", 10)
     words = ["--small", "2", "--large", "4", "--repeats", "2"]
     assert main([*words, "--json"]) == 0

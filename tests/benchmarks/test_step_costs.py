@@ -1,4 +1,4 @@
-"""The benchmark of step costs: times a model, fits, prints, saves what `simulate --costs` reads."""
+"""The benchmark of step costs times a model, fits, prints, and saves what `simulate --costs` reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.step_costs import Case
 from kvscope_engine.simulator.costs.cost_file import load_costs
 
 
-def test_a_case_in_the_cost_models_terms() -> None:
+def test_case_is_converted_to_a_sample_of_the_cost_model() -> None:
     sample = Case(4, 99, 1).sample(1.0)
     assert (sample.num_tokens, sample.context, sample.pairs) == (4, 400, 400)
     sample = Case(1, 10, 3).sample(1.0)
@@ -25,8 +25,10 @@ def main(words: list[str]) -> int:
     return run_benchmark(step_costs.__doc__, step_costs.add_arguments, step_costs.run, words)
 
 
-def test_a_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(step_costs, "CONTEXTS", (16, 64, 1024))  # the last is more than the model takes
+def test_model_is_measured_and_its_costs_are_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(step_costs, "CONTEXTS", (16, 64, 1024))  # the last is longer than the model accepts
     monkeypatch.setattr(step_costs, "CHUNKS", (8, 32))
     config = tmp_path / "config.json"
     shape = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}

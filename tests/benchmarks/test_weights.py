@@ -1,4 +1,4 @@
-"""The table of what fewer bits cost: each format is measured, and all differ."""
+"""The table of quantization formats measures each format, and all differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real engines as processes, on private sockets."""
+"""Fixtures of end-to-end tests: real engines as processes on private sockets."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ START_S = 240.0
 
 @dataclass
 class RunningEngine:
-    """`kvscope-engine serve` on `endpoint`."""
+    """A process of `kvscope-engine serve` on `endpoint`."""
 
     endpoint: str
     process: Process | subprocess.Popen[Any]
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """Kill the process like `kill -9`."""
         self.process.kill()
         self.process.wait()
 
 
-class Talk:
-    """A client that keeps the answers it got."""
+class ClientLog:
+    """A client that keeps all replies."""
 
     def __init__(self, source: LiveSource) -> None:
         self.source = source
@@ -71,7 +71,7 @@ class Talk:
 
 @pytest.fixture
 def socket_folder() -> Iterator[Path]:
-    """A short path: ipc endpoints are bounded."""
+    """A folder with a short path, because ipc endpoints have a maximum length."""
     folder = Path(tempfile.mkdtemp(prefix="kvs-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -79,16 +79,16 @@ def socket_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def tiny_engine(tiny_model: Callable[..., str], warm_python: WarmPython) -> Iterator[RunningEngine]:
-    """One for all tests of a file: a tiny random model whose requests may be long."""
+    """An engine with a tiny random model and long requests, shared by all tests of a module."""
     model = tiny_model(max_position_embeddings=65536)
     options = ["--model", model, "--dtype", "float32", "--block-size", "16", "--num-gpu-blocks-override", "8192"]
-    with serving(warm_python, *options) as engine:
+    with run_engine(warm_python, *options) as engine:
         yield engine
 
 
 @contextmanager
-def serving(warm_python: WarmPython, *options: str) -> Iterator[RunningEngine]:
-    """An engine on an endpoint of its own; killed at the end."""
+def run_engine(warm_python: WarmPython, *options: str) -> Iterator[RunningEngine]:
+    """Run an engine on its own endpoint, and kill it at the end."""
     folder = Path(tempfile.mkdtemp(prefix="kvs-"))
     engine = RunningEngine(f"ipc://{folder}", warm_python.start(["serve", "--endpoint", f"ipc://{folder}", *options]))
     yield engine
@@ -100,7 +100,9 @@ def serving(warm_python: WarmPython, *options: str) -> Iterator[RunningEngine]:
 
 @pytest.fixture
 def start_engine(socket_folder: Path, warm_python: WarmPython) -> Iterator[Callable[..., RunningEngine]]:
-    """Starts engines on one endpoint, one after the other; none survives the test."""
+    """Function that starts engines on one endpoint, one after the other: `start_engine(*options)`. None survives the
+    test.
+    """
     engines: list[RunningEngine] = []
     endpoint = f"ipc://{socket_folder}/e/telemetry"
 
@@ -116,12 +118,12 @@ def start_engine(socket_folder: Path, warm_python: WarmPython) -> Iterator[Calla
 
 
 @pytest.fixture
-def talk_to() -> Iterator[Callable[[RunningEngine], Talk]]:
-    """Attaches to an engine and waits until it is live."""
-    talks: list[Talk] = []
+def connect_client() -> Iterator[Callable[[RunningEngine], ClientLog]]:
+    """Function that connects to an engine and waits until it is live: `connect_client(engine)`."""
+    talks: list[ClientLog] = []
 
-    def attach(engine: RunningEngine) -> Talk:
-        talk = Talk(LiveSource(engine.endpoint))
+    def attach(engine: RunningEngine) -> ClientLog:
+        talk = ClientLog(LiveSource(engine.endpoint))
         talks.append(talk)
         talk.wait_for(lambda: talk.source.status.state is SourceState.LIVE, START_S)
         return talk

@@ -1,4 +1,4 @@
-"""`told_desktop.py` as a process with folders of its own, and a simulated engine for it to watch."""
+"""Run the app of `scripted_desktop.py` as a process with its own folders, and a simulated engine for it to watch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Self
 from tests.simulated_engine.command import COMMAND
 
 PATIENCE_S = 300.0
-"""Nothing takes so long; a busy machine takes long."""
+"""No step takes this long, even on a busy machine."""
 
 
 class DesktopProcess:
-    """Writes what it keeps below `home`. Nothing is left of it after a `with`."""
+    """An app process with its files below `home`; nothing is left of it after a `with` block."""
 
     def __init__(self, endpoint: str, home: Path) -> None:
         self.rings = home / "cache" / "kvscope" / "rings"
@@ -48,14 +48,14 @@ class DesktopProcess:
         if self.process.poll() is None:
             self.kill()
 
-    def tell(self, line: str) -> None:
-        """Give it a line."""
+    def send_line(self, line: str) -> None:
+        """Write a line to its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def wait_for(self, begin: str) -> str:
-        """The first line that begins so and was not asked for before, whatever else was said."""
+        """Return the first unread line that begins with `begin`."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             found = next((line for line in self._said if line.startswith(begin)), None)
@@ -69,13 +69,13 @@ class DesktopProcess:
                 assert self.process.poll() is None, f"it ended with {self.process.returncode}, after {self._said}"
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """Kill the process like `kill -9`."""
         self.process.kill()
         self._end()
 
     def quit(self) -> int:
-        """Close the window; the exit code."""
-        self.tell("quit")
+        """Close the window and return the exit code."""
+        self.send_line("quit")
         return self._end()
 
     def _end(self) -> int:
@@ -95,7 +95,7 @@ class DesktopProcess:
 
 @contextlib.contextmanager
 def simulated_engine(endpoint: str, blocks: int, rate: float) -> Iterator[None]:
-    """One that serves until the end."""
+    """Run a simulated engine that serves until the end of the block."""
     command = [*COMMAND, "--endpoint", endpoint, "--until-eof"]
     command += ["--blocks", str(blocks), "--rate", str(rate)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -1,11 +1,10 @@
-"""Fills disks under recordings: the window's, its past, `kvscope record` and `kvscope-engine serve --record`.
+"""Fill the disk under recordings: of the window, its past, `kvscope record` and `kvscope-engine serve --record`.
 
     python -m tests.end_to_end.full_disk [window] [past] [record] [serve]
 
-The disks are small file systems in memory, mounted where nobody else sees them (`unshare`, of util-linux). Each time
-what was recorded is a whole file, it is said in a line, what was watched goes on, and with room again a new recording
-begins.
-Prints what was said; 2 where such mounts are not allowed.
+The disks are small file systems in memory, mounted in a private namespace (`unshare`, of util-linux). Each time the
+recording is complete and a line reports the full disk, the engine is still watched, and a new recording works once
+there is room. Prints the output; exits with 2 where such mounts are not permitted.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ TINY_MODEL = {
 
 
 def small_disk(path: Path, kilobytes: int) -> Path:
-    """A new file system of that size at `path`."""
+    """Mount a new file system of that size at `path`."""
     path.mkdir(parents=True, mode=0o700)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k,mode=700", "kvscope-small", str(path)]
     subprocess.run(mount, check=True)
     return path
 
 
-def whole(path: Path) -> Recording:
-    """What is in `path`, which is whole."""
+def complete_recording(path: Path) -> Recording:
+    """Return the recording in `path`, which must be complete."""
     recording = Recording.open(path)
     assert recording.info.is_complete, recording.detail
     assert recording.num_damaged == 0, recording.detail
@@ -61,11 +60,11 @@ def whole(path: Path) -> Recording:
     return recording
 
 
-def goes_on(desktop: DesktopProcess) -> None:
-    """What the window shows is later and later."""
+def assert_continues(desktop: DesktopProcess) -> None:
+    """Check that the window shows later and later steps."""
 
     def step() -> int:
-        desktop.tell("look")
+        desktop.send_line("look")
         return int(desktop.wait_for("at ").split()[1])
 
     before = step()
@@ -73,40 +72,40 @@ def goes_on(desktop: DesktopProcess) -> None:
         pass
 
 
-def window(folder: Path, endpoint: str) -> None:
+def check_window(folder: Path, endpoint: str) -> None:
     """A recording of the window ends; the next one begins once there is room."""
     disk = small_disk(folder / "disk", 100)
     with DesktopProcess(endpoint, folder) as desktop:
         desktop.wait_for("live")
-        desktop.tell(f"record {disk / 'first.mcap'}")
+        desktop.send_line(f"record {disk / 'first.mcap'}")
         desktop.wait_for("recording")
         print(
             desktop.wait_for("notice The recording ended: No space left on device; what came before is in first.mcap")
         )
-        frames = whole(disk / "first.mcap").info.num_frames
-        goes_on(desktop)
+        frames = complete_recording(disk / "first.mcap").info.num_frames
+        assert_continues(desktop)
         (disk / "first.mcap").unlink()
-        desktop.tell(f"record {disk / 'second.mcap'}")
+        desktop.send_line(f"record {disk / 'second.mcap'}")
         desktop.wait_for("recording")
         print(desktop.wait_for("notice The recording ended"))
-        print(f"{frames} frames in the first, {whole(disk / 'second.mcap').info.num_frames} in the second")
+        print(f"{frames} frames in the first, {complete_recording(disk / 'second.mcap').info.num_frames} in the second")
         assert desktop.quit() == 0
 
 
-def past(folder: Path, endpoint: str) -> None:
-    """What a window keeps of its past has no room; a recording elsewhere goes on."""
+def check_past(folder: Path, endpoint: str) -> None:
+    """There is no room for the past of the window; a recording elsewhere continues."""
     small_disk(folder / "cache", 200)
     with DesktopProcess(endpoint, folder) as desktop:
         desktop.wait_for("live")
-        desktop.tell(f"record {folder / 'elsewhere.mcap'}")
+        desktop.send_line(f"record {folder / 'elsewhere.mcap'}")
         desktop.wait_for("recording")
         print(desktop.wait_for("notice The past is not kept"))
-        goes_on(desktop)
+        assert_continues(desktop)
         assert desktop.quit() == 0
-    whole(folder / "elsewhere.mcap")
+    complete_recording(folder / "elsewhere.mcap")
 
 
-def record(folder: Path, endpoint: str) -> None:
+def check_record(folder: Path, endpoint: str) -> None:
     """`kvscope record` ends with what it has."""
     disk = small_disk(folder / "disk", 100)
     words = [sys.executable, "-m", "kvscope_app.main", "record", endpoint, "--out", str(disk / "x.mcap")]
@@ -115,11 +114,11 @@ def record(folder: Path, endpoint: str) -> None:
     print(said)
     assert done.returncode == 1, done.stderr
     assert "No space left on device; what came before is in x.mcap" in said
-    whole(disk / "x.mcap")
+    complete_recording(disk / "x.mcap")
 
 
-def serve(folder: Path, _: str) -> None:
-    """An engine that records itself answers on."""
+def check_serve(folder: Path, _: str) -> None:
+    """An engine that records itself keeps answering."""
     disk, model, own = small_disk(folder / "disk", 48), folder / "model.json", folder / "own"
     model.write_text(json.dumps(TINY_MODEL))
     own.mkdir(mode=0o700)
@@ -131,26 +130,31 @@ def serve(folder: Path, _: str) -> None:
             with LiveSource(f"ipc://{own}/telemetry") as source:
                 assert source.wait(lambda: source.status.state is SourceState.LIVE, PATIENCE_S)
                 while not (disk / "x.mcap").exists():
-                    _answer(source)
-                _answer(source)
+                    _assert_answers(source)
+                _assert_answers(source)
         finally:
             engine.terminate()
             stderr = engine.stderr.read().splitlines()
     print(next(line for line in stderr if "stopped early: No space left on device; the engine continues" in line))
-    whole(disk / "x.mcap")
+    complete_recording(disk / "x.mcap")
 
 
-def _answer(source: LiveSource) -> None:
+def _assert_answers(source: LiveSource) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     source.send(Submit(request_id="one", prompt_token_ids=tuple(range(3, 60)), sampling=sampling))
     assert source.wait(lambda: any(isinstance(reply, Finished) for reply in source.take_replies()), PATIENCE_S)
 
 
-PARTS: dict[str, Callable[[Path, str], None]] = {"window": window, "past": past, "record": record, "serve": serve}
+PARTS: dict[str, Callable[[Path, str], None]] = {
+    "window": check_window,
+    "past": check_past,
+    "record": check_record,
+    "serve": check_serve,
+}
 
 
 def main() -> int:
-    """Go through the parts that were named, or all."""
+    """Run the named parts, or all."""
     if OWN_MOUNTS not in os.environ:
         if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
             print("no file system can be mounted here: unshare -rm is not allowed", file=sys.stderr)

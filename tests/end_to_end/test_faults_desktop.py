@@ -1,4 +1,4 @@
-"""A desktop that is killed while it records, and one whose disk is full; `kills.py` and `full_disk.py` do all of it."""
+"""Apps that are killed while recording or whose disk is full; `kills.py` and `full_disk.py` run all cases."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from tests.end_to_end import kills
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(3600)  # many starts of a desktop, on a machine as busy as can be
+pytestmark = pytest.mark.timeout(3600)  # many starts of an app, possibly on a busy machine
 
 
-def test_a_killed_desktop_leaves_recordings_that_open(storm: Callable[[int, int], int]) -> None:
+def test_killed_app_leaves_recordings_that_open(storm: Callable[[int, int], int]) -> None:
     left, banner = kills.kill_often(storm(1, 2), seed=5, longest_s=1.0)
-    assert len(left) == storm(1, 2)  # each was opened and made whole; how much was lost is for a quiet machine to say
+    assert len(left) == storm(1, 2)  # each was opened and recovered; how much was lost is measured on a quiet machine
     assert "ended unexpectedly" in banner
 
 
-def fill(*parts: str) -> str:
+def run_full_disk(*parts: str) -> str:
     command = [sys.executable, "-m", "tests.end_to_end.full_disk", *parts]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode == 2:
@@ -29,10 +29,10 @@ def fill(*parts: str) -> str:
     return done.stdout
 
 
-def test_a_full_disk_ends_a_recording_of_the_window_whole() -> None:
-    assert fill("window").count("No space left on device; what came before is in") == 2
+def test_full_disk_completes_a_recording_of_the_window() -> None:
+    assert run_full_disk("window").count("No space left on device; what came before is in") == 2
 
 
 @pytest.mark.storm
-def test_every_recording_on_a_full_disk() -> None:
-    assert "No space left on device" in fill("past", "record", "serve")
+def test_full_disk_completes_every_kind_of_recording() -> None:
+    assert "No space left on device" in run_full_disk("past", "record", "serve")

@@ -1,4 +1,4 @@
-"""A real engine process among clients that are hostile, stopped, killed or late; and one that breaks itself."""
+"""A real engine process with hostile, stopped, killed or late clients, and one that fails by itself."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ from kvscope_telemetry.transport.endpoints import endpoints
 
 PROMPT = tuple(range(3, 43))
 ENDLESS = 30_000
-"""Tokens; nobody waits for them."""
+"""Tokens of requests that are aborted before their end."""
 
 
-def use_of(pid: int) -> tuple[int, int]:
-    """Open files and resident bytes of a process."""
+def open_files_and_memory(pid: int) -> tuple[int, int]:
+    """Return open files and resident bytes of a process."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return len(os.listdir(f"/proc/{pid}/fd")), pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def assert_idle_and_mirrored(talk: Any, talk_to: Callable[..., Any], engine: Any) -> None:
-    """Once nothing runs, the mirror is what a fresh joiner is told, and no block is active."""
+def assert_idle_and_mirrored(talk: Any, connect_client: Callable[..., Any], engine: Any) -> None:
+    """Wait until nothing runs, and check that the mirror equals a new snapshot and no block is active."""
     mirror = talk.source.mirror
-    late = talk_to(engine)
+    late = connect_client(engine)
     fresh = late.source.mirror
 
     def is_even() -> bool:
@@ -72,8 +72,8 @@ def assert_idle_and_mirrored(talk: Any, talk_to: Callable[..., Any], engine: Any
 
 
 @contextmanager
-def dealer(engine: Any) -> Iterator[zmq.Socket[bytes]]:
-    """A client of few lines that can send anything."""
+def raw_client(engine: Any) -> Iterator[zmq.Socket[bytes]]:
+    """A small client that can send any bytes."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.rcvtimeo = socket.sndtimeo = 240_000
@@ -84,8 +84,8 @@ def dealer(engine: Any) -> Iterator[zmq.Socket[bytes]]:
 # Hostile
 
 
-def garbage(generator: random.Random) -> bytes:
-    """Random bytes, maps of nonsense, and good commands with bits flipped or their ends cut off."""
+def random_garbage(generator: random.Random) -> bytes:
+    """Return random bytes, meaningless maps, and good commands with flipped bits or cut ends."""
     sampling = SamplingParams(max_tokens=3)
     good = [
         encode(Submit(request_id="fuzz", prompt_token_ids=PROMPT, sampling=sampling)),
@@ -112,11 +112,11 @@ def garbage(generator: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_malformed_commands_hurt_nobody(
-    tiny_engine: Any, talk_to: Callable[..., Any], storm: Callable[[int, int], int]
+def test_malformed_commands_are_answered_and_harm_no_request(
+    tiny_engine: Any, connect_client: Callable[..., Any], storm: Callable[[int, int], int]
 ) -> None:
-    """400 or 3,000 of them while six requests run: each is answered, and what the six say does not change."""
-    talk = talk_to(tiny_engine)
+    """Hundreds are sent while six requests run: each gets an answer, and the tokens of the six do not change."""
+    talk = connect_client(tiny_engine)
 
     def outputs(prefix: str) -> list[list[int]]:
         names = [f"{prefix}{number}" for number in range(6)]
@@ -128,32 +128,32 @@ def test_malformed_commands_hurt_nobody(
     undisturbed = outputs("before")
     outputs("warm up")
     generator = random.Random(1)
-    with dealer(tiny_engine) as socket:
+    with raw_client(tiny_engine) as socket:
         socket.send_multipart([b"two", b"parts"])
         assert isinstance(decode_reply(socket.recv()), Failed)
-        before = use_of(tiny_engine.process.pid)
+        before = open_files_and_memory(tiny_engine.process.pid)
         for number, name in enumerate(f"during{number}" for number in range(6)):
             talk.submit_ids(name, PROMPT[number:], max_tokens=300)
         num_failed = 0
         num_hundreds = storm(4, 30)
         for _ in range(num_hundreds):
             for _ in range(100):
-                socket.send(garbage(generator))
+                socket.send(random_garbage(generator))
             socket.send(encode(GetStatus(tag=99)))
             while getattr(reply := decode_reply(socket.recv()), "tag", None) != 99:
                 num_failed += isinstance(reply, Failed | Refused)
         assert num_failed > 50 * num_hundreds
     talk.wait_for(lambda: all(f"during{number}" in talk.finished() for number in range(6)))
     assert [talk.token_ids(f"during{number}") for number in range(6)] == undisturbed
-    after = use_of(tiny_engine.process.pid)
-    assert after[1] - before[1] < 32 << 20, "some of it is what a slow reader of telemetry has waiting"
-    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+    after = open_files_and_memory(tiny_engine.process.pid)
+    assert after[1] - before[1] < 32 << 20, "memory grew by more than the queue of a slow telemetry reader"
+    assert_idle_and_mirrored(talk, connect_client, tiny_engine)
 
 
-def test_ids_are_a_client_s_own_and_aborts_of_nothing_are_answered(
-    tiny_engine: Any, talk_to: Callable[..., Any]
+def test_request_ids_belong_to_a_client_and_unknown_aborts_are_answered(
+    tiny_engine: Any, connect_client: Callable[..., Any]
 ) -> None:
-    talk, other = talk_to(tiny_engine), talk_to(tiny_engine)
+    talk, other = connect_client(tiny_engine), connect_client(tiny_engine)
     talk.submit_ids("mine", PROMPT, max_tokens=200)
     talk.submit_ids("mine", PROMPT, max_tokens=5)
     talk.wait_for(lambda: any(isinstance(reply, Refused) for reply in talk.replies))
@@ -171,13 +171,19 @@ def test_ids_are_a_client_s_own_and_aborts_of_nothing_are_answered(
     for _ in range(2):
         talk.source.send(Abort(request_id="several"))
     talk.wait_for(lambda: sum(getattr(reply, "finish_reason", "") == "abort" for reply in talk.replies) == 3)
-    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+    assert_idle_and_mirrored(talk, connect_client, tiny_engine)
 
 
-def test_every_request_that_was_sent_is_listed(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
-    """Aborts overtake them: while they wait for their turn, while their prompts are read, once they are queued."""
-    talk = talk_to(tiny_engine)
-    assert_idle_and_mirrored(talk, talk_to, tiny_engine)  # requests of clients of earlier tests have ended
+def test_every_submitted_request_is_listed_even_if_aborted_early(
+    tiny_engine: Any, connect_client: Callable[..., Any]
+) -> None:
+    """Aborts come while requests wait in the command queue, while their prompts are prepared, and once they are
+    queued.
+    """
+    talk = connect_client(tiny_engine)
+    assert_idle_and_mirrored(
+        talk, connect_client, tiny_engine
+    )  # wait until requests of clients of earlier tests have ended
     generator, ends, before = random.Random(7), Counter[str](), talk.source.mirror.counters
     num_completions: dict[str, int] = {}
     for number in range(60):
@@ -202,15 +208,17 @@ def test_every_request_that_was_sent_is_listed(tiny_engine: Any, talk_to: Callab
     talk.wait_for(lambda: all(requests.state[rows] == RequestState.FINISHED))
     assert talk.source.mirror.counters.finished - before.finished == ends["length"] >= 10
     unread = num_completions.keys() - {reply.request_id for reply in talk.replies if isinstance(reply, Accepted)}
-    assert unread, "some were aborted before their prompts were read"
-    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+    assert unread, "no request was aborted before its prompt was prepared"
+    assert_idle_and_mirrored(talk, connect_client, tiny_engine)
 
 
 # Stopped, killed, late
 
 
-def test_a_stopped_engine_is_stale_and_goes_on_where_it_was(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
-    talk = talk_to(tiny_engine)
+def test_suspended_engine_is_stale_and_continues_where_it_was(
+    tiny_engine: Any, connect_client: Callable[..., Any]
+) -> None:
+    talk = connect_client(tiny_engine)
     talk.submit_ids("long", PROMPT, max_tokens=600)
     talk.wait_for(lambda: len(talk.token_ids("long")) > 20)
     os.kill(tiny_engine.process.pid, signal.SIGSTOP)
@@ -222,16 +230,16 @@ def test_a_stopped_engine_is_stale_and_goes_on_where_it_was(tiny_engine: Any, ta
     talk.wait_for(lambda: talk.source.status.state is SourceState.LIVE)
     talk.wait_for(lambda: "long" in talk.finished())
     assert len(talk.token_ids("long")) == 600
-    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+    assert_idle_and_mirrored(talk, connect_client, tiny_engine)
 
 
-def test_late_joiners_at_random_steps_all_see_the_same(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
-    talk = talk_to(tiny_engine)
+def test_late_clients_at_random_steps_see_the_same_state(tiny_engine: Any, connect_client: Callable[..., Any]) -> None:
+    talk = connect_client(tiny_engine)
     generator = random.Random(3)
     for number in range(8):
         talk.submit_ids(f"r{number}", PROMPT[number:], max_tokens=150 + 40 * number)
     joiners: list[LiveSource] = []
-    files = use_of(tiny_engine.process.pid)[0]
+    files = open_files_and_memory(tiny_engine.process.pid)[0]
     try:
         for number in range(8):
             step = talk.source.mirror.step + generator.randint(1, 40)
@@ -247,8 +255,8 @@ def test_late_joiners_at_random_steps_all_see_the_same(tiny_engine: Any, talk_to
     finally:
         for joiner in joiners:
             joiner.close()
-    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
-    talk.wait_for(lambda: use_of(tiny_engine.process.pid)[0] <= files)
+    assert_idle_and_mirrored(talk, connect_client, tiny_engine)
+    talk.wait_for(lambda: open_files_and_memory(tiny_engine.process.pid)[0] <= files)
 
 
 def _has_caught_up(joiner: LiveSource, mirror: Any) -> bool:
@@ -278,8 +286,8 @@ time.sleep(600)
 
 
 @contextmanager
-def watchers(engine: Any, count: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that subscribe, have a request run for them, and read nothing from then on. Killed at the end."""
+def run_watchers(engine: Any, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run processes that subscribe, submit a request, and read nothing from then on; they are killed at the end."""
     where = endpoints(engine.endpoint)
     command = [sys.executable, "-c", WATCHER, where.telemetry, where.command]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
@@ -294,28 +302,32 @@ def watchers(engine: Any, count: int) -> Iterator[list[subprocess.Popen[str]]]:
             process.communicate()
 
 
-def test_watchers_that_are_killed_leave_nothing(tiny_engine: Any, talk_to: Callable[..., Any], amount: Any) -> None:
-    talk = talk_to(tiny_engine)
+def test_killed_watchers_leave_no_files_or_memory(
+    tiny_engine: Any, connect_client: Callable[..., Any], amount: Any
+) -> None:
+    talk = connect_client(tiny_engine)
 
     def kill_some() -> None:
-        with watchers(tiny_engine, 4):
+        with run_watchers(tiny_engine, 4):
             talk.wait_for(lambda: talk.source.mirror.counters.num_running >= 4)
         talk.wait_for(lambda: talk.source.mirror.counters.num_running == 0)
 
     kill_some()
-    files, num_bytes = use_of(tiny_engine.process.pid)
+    files, num_bytes = open_files_and_memory(tiny_engine.process.pid)
     for _ in range(amount(2, 13)):
         kill_some()
-    talk.wait_for(lambda: use_of(tiny_engine.process.pid)[0] <= files)
-    assert use_of(tiny_engine.process.pid)[1] - num_bytes < 8 << 20
-    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+    talk.wait_for(lambda: open_files_and_memory(tiny_engine.process.pid)[0] <= files)
+    assert open_files_and_memory(tiny_engine.process.pid)[1] - num_bytes < 8 << 20
+    assert_idle_and_mirrored(talk, connect_client, tiny_engine)
 
 
-def test_watchers_that_do_not_read_slow_nobody(
-    tiny_engine: Any, talk_to: Callable[..., Any], storm: Callable[[int, int], int]
+def test_watchers_that_do_not_read_slow_no_step(
+    tiny_engine: Any, connect_client: Callable[..., Any], storm: Callable[[int, int], int]
 ) -> None:
-    """The time of a step, without and with three stopped subscribers, in turns; and the engine's memory."""
-    talk = talk_to(tiny_engine)
+    """The time of a step is compared with and without three stopped subscribers in turn, and the engine's memory is
+    checked.
+    """
+    talk = connect_client(tiny_engine)
     talk.submit_ids("load", PROMPT, max_tokens=ENDLESS)
     talk.wait_for(lambda: len(talk.token_ids("load")) > 50)
 
@@ -337,7 +349,7 @@ def test_watchers_that_do_not_read_slow_nobody(
 
     where = endpoints(tiny_engine.endpoint).telemetry
     quiet, watched = [], []
-    before = use_of(tiny_engine.process.pid)[1]
+    before = open_files_and_memory(tiny_engine.process.pid)[1]
     for _ in range(storm(2, 4)):
         quiet.append(step_ns(150))
         with zmq.Context() as context:
@@ -352,9 +364,9 @@ def test_watchers_that_do_not_read_slow_nobody(
                 socket.close()
     talk.source.send(Abort(request_id="load"))
     talk.wait_for(lambda: "load" in talk.finished())
-    assert min(watched) < 5 * min(quiet), "none of them is waited for"
-    assert use_of(tiny_engine.process.pid)[1] - before < 64 << 20
-    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+    assert min(watched) < 5 * min(quiet), "the engine waits for stopped watchers"
+    assert open_files_and_memory(tiny_engine.process.pid)[1] - before < 64 << 20
+    assert_idle_and_mirrored(talk, connect_client, tiny_engine)
 
 
 FOLLOWER = """
@@ -387,15 +399,15 @@ source.close()
 """
 
 
-def test_a_watcher_that_is_stopped_for_a_while_is_right_again(
-    tiny_engine: Any, talk_to: Callable[..., Any], amount: Any
+def test_watcher_that_was_suspended_catches_up(
+    tiny_engine: Any, connect_client: Callable[..., Any], amount: Any
 ) -> None:
-    """As a desktop on a machine that sleeps: it costs the engine little, and is whole again soon after."""
-    talk = talk_to(tiny_engine)
+    """As an app on a sleeping computer, it costs the engine little and is complete soon after."""
+    talk = connect_client(tiny_engine)
     talk.submit_ids("load", PROMPT, max_tokens=2 * ENDLESS)
     talk.wait_for(lambda: len(talk.token_ids("load")) > 50)
     command = [sys.executable, "-c", FOLLOWER, tiny_engine.endpoint]
-    before = use_of(tiny_engine.process.pid)[1]
+    before = open_files_and_memory(tiny_engine.process.pid)[1]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdin is not None
         assert follower.stdout is not None
@@ -404,11 +416,11 @@ def test_a_watcher_that_is_stopped_for_a_while_is_right_again(
             follower.send_signal(signal.SIGSTOP)
             stopped_s = time.monotonic()
             talk.wait_for(lambda: time.monotonic() - stopped_s > amount(3, 60), 90)
-            assert use_of(tiny_engine.process.pid)[1] - before < 64 << 20
+            assert open_files_and_memory(tiny_engine.process.pid)[1] - before < 64 << 20
             follower.send_signal(signal.SIGCONT)
             talk.source.send(Abort(request_id="load"))
             talk.wait_for(lambda: "load" in talk.finished())
-            assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+            assert_idle_and_mirrored(talk, connect_client, tiny_engine)
             answer = json.loads(follower.communicate(f"{talk.source.mirror.seq}\n", timeout=240)[0])
         finally:
             follower.kill()
@@ -420,11 +432,13 @@ def test_a_watcher_that_is_stopped_for_a_while_is_right_again(
     assert num_frames <= answer["received"] + answer["dropped"] <= num_frames + 200, answer
 
 
-def test_a_client_that_does_not_read_its_answers(tiny_engine: Any, talk_to: Callable[..., Any]) -> None:
-    """Its telemetry and its answers pile up somewhere, but not without bound here, and others go on."""
-    talk = talk_to(tiny_engine)
-    before = use_of(tiny_engine.process.pid)[1]
-    with watchers(tiny_engine, 3) as processes:
+def test_client_that_does_not_read_its_replies_uses_limited_memory(
+    tiny_engine: Any, connect_client: Callable[..., Any]
+) -> None:
+    """Its telemetry and replies are queued within a limit, and other clients are not affected."""
+    talk = connect_client(tiny_engine)
+    before = open_files_and_memory(tiny_engine.process.pid)[1]
+    with run_watchers(tiny_engine, 3) as processes:
         for process in processes:
             process.send_signal(signal.SIGSTOP)
         for number in range(40):
@@ -433,8 +447,8 @@ def test_a_client_that_does_not_read_its_answers(tiny_engine: Any, talk_to: Call
         talk.wait_for(lambda: "beside" in talk.finished())
         assert len(talk.token_ids("beside")) == 800
     talk.wait_for(lambda: talk.source.mirror.counters.num_running == 0)
-    assert use_of(tiny_engine.process.pid)[1] - before < 64 << 20
-    assert_idle_and_mirrored(talk, talk_to, tiny_engine)
+    assert open_files_and_memory(tiny_engine.process.pid)[1] - before < 64 << 20
+    assert_idle_and_mirrored(talk, connect_client, tiny_engine)
 
 
 # One that breaks itself
@@ -455,14 +469,14 @@ main()
 """
 
 
-def test_a_forward_pass_that_raises_ends_everything_at_once(
-    socket_folder: Path, tiny_model: Callable[..., str], talk_to: Callable[..., Any], warm_python: WarmPython
+def test_failed_forward_pass_ends_engine_and_requests_at_once(
+    socket_folder: Path, tiny_model: Callable[..., str], connect_client: Callable[..., Any], warm_python: WarmPython
 ) -> None:
     options = ["--model", tiny_model(), "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
     process = warm_python.start(["-c", EVIL, "serve", "--endpoint", f"ipc://{socket_folder}", *options])
     try:
         engine = type("Running", (), {"endpoint": f"ipc://{socket_folder}", "process": process})
-        talk = talk_to(engine)
+        talk = connect_client(engine)
         for number in range(6):  # four run, two wait
             talk.submit_ids(f"r{number}", PROMPT, max_tokens=300)
         talk.wait_for(lambda: any(talk.token_ids(f"r{number}") for number in range(6)))
@@ -484,11 +498,11 @@ def test_a_forward_pass_that_raises_ends_everything_at_once(
         process.stderr.close()
 
 
-def test_an_engine_that_is_told_to_ends_in_order(
-    start_engine: Callable[..., Any], talk_to: Callable[..., Any], tiny_model: Callable[..., str]
+def test_engine_ends_in_order_on_shutdown(
+    start_engine: Callable[..., Any], connect_client: Callable[..., Any], tiny_model: Callable[..., str]
 ) -> None:
     engine = start_engine("--model", tiny_model(max_position_embeddings=65536), "--num-gpu-blocks-override", "4096")
-    talk = talk_to(engine)
+    talk = connect_client(engine)
     talk.submit_ids("running", PROMPT, max_tokens=ENDLESS)
     talk.wait_for(lambda: len(talk.token_ids("running")) > 5)
     engine.process.send_signal(signal.SIGTERM)
@@ -497,4 +511,4 @@ def test_an_engine_that_is_told_to_ends_in_order(
     talk.wait_for(lambda: talk.source.status.state is SourceState.ENDED)
     assert engine.process.wait(240) == 0
     (line,) = engine.process.stderr.read().splitlines()
-    assert line.startswith("kvscope-engine: weights: "), "and nothing of its end"
+    assert line.startswith("kvscope-engine: weights: "), "there is a line about the end"

@@ -1,4 +1,4 @@
-"""The lower tiers on the real command line: what is refused, what is told, what is kept, and what a kill leaves."""
+"""The lower tiers on the real command line: what is refused, reported and kept, and what a kill leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Start = Callable[..., Any]
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary files of the disk tier go."""
+    """Set the folder for temporary files of the disk tier."""
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -36,8 +36,10 @@ def model(tiny_model: Callable[..., str]) -> Words:
 
 
 @pytest.fixture
-def refused(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must fail with `code` and one line; the line."""
+def error_line_of(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Function that runs a command that must fail with `code`, and returns its only line: `error_line_of(code,
+    *words)`.
+    """
 
     def run(code: int, *words: str) -> str:
         capfd.readouterr()
@@ -54,12 +56,12 @@ def refused(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-def disk(path: str, host_size: str = "128KiB", size: str = "1MiB") -> Words:
-    """Options of both lower tiers."""
+def tier_options(path: str, host_size: str = "128KiB", size: str = "1MiB") -> Words:
+    """Return options of both lower tiers."""
     return ("--kv-host-memory", host_size, "--kv-disk", size, "--kv-disk-path", path)
 
 
-# Refused before anything is taken
+# Refused before anything is allocated.
 
 
 @pytest.mark.parametrize(
@@ -89,11 +91,11 @@ def disk(path: str, host_size: str = "128KiB", size: str = "1MiB") -> Words:
     ids=lambda value: " ".join(value)[:50] if isinstance(value, tuple) else "",
 )
 @pytest.mark.parametrize("command", ["serve", "generate"])
-def test_options_that_cannot_be(
-    refused: Refused, model: Words, socket_folder: Path, command: str, words: Words, named: str
+def test_invalid_tier_options_are_named(
+    error_line_of: Refused, model: Words, socket_folder: Path, command: str, words: Words, named: str
 ) -> None:
     begin = ("serve", "--endpoint", f"ipc://{socket_folder}") if command == "serve" else ("generate", "--prompt", "x")
-    assert named in refused(BAD_INPUT, *begin, *model, *words)
+    assert named in error_line_of(BAD_INPUT, *begin, *model, *words)
 
 
 @pytest.mark.parametrize(
@@ -112,59 +114,63 @@ def test_options_that_cannot_be(
     ],
     ids=lambda name: name[:20],
 )
-def test_a_path_where_no_file_can_be(refused: Refused, model: Words, tmp_path: Path, name: str, named: str) -> None:
+def test_path_that_cannot_be_a_file_is_refused_and_unchanged(
+    error_line_of: Refused, model: Words, tmp_path: Path, name: str, named: str
+) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "letter.txt").write_text("hello")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     os.mkfifo(tmp_path / "pipe")
     before = {*tmp_path.iterdir(), tmp_path / "cache"}
     path = str(tmp_path / name) if name else ""
-    assert named in refused(BAD_INPUT, "generate", "--prompt", "x", *model, *disk(path))
+    assert named in error_line_of(BAD_INPUT, "generate", "--prompt", "x", *model, *tier_options(path))
     assert {*tmp_path.iterdir(), tmp_path / "cache"} == before
     assert (tmp_path / "letter.txt").read_text() == "hello"
 
 
-def test_an_index_that_cannot_be_written_leaves_no_file(refused: Refused, model: Words, tmp_path: Path) -> None:
+def test_unwritable_index_leaves_no_file(error_line_of: Refused, model: Words, tmp_path: Path) -> None:
     (tmp_path / "tier.index").mkdir()
-    line = refused(BAD_INPUT, "generate", "--prompt", "x", *model, *disk(str(tmp_path / "tier")), "--kv-disk-keep")
+    line = error_line_of(
+        BAD_INPUT, "generate", "--prompt", "x", *model, *tier_options(str(tmp_path / "tier")), "--kv-disk-keep"
+    )
     assert "cannot write" in line
     assert not (tmp_path / "tier").exists()
 
 
-def test_a_folder_that_may_only_be_read(model: Words, tmp_path: Path, warm_python: WarmPython) -> None:
-    """As a user who may not; the superuser may everything."""
+def test_read_only_folder_is_refused(model: Words, tmp_path: Path, warm_python: WarmPython) -> None:
+    """The test runs as a user without the permission; the superuser can write everywhere."""
     folder = tmp_path / "read only"
     folder.mkdir(mode=0o555)
     if os.access(folder, os.W_OK):
         pytest.skip("this user may write everywhere")
-    run = warm_python.run(["generate", "--prompt", "x", *model, *disk(str(folder / "tier"))])
+    run = warm_python.run(["generate", "--prompt", "x", *model, *tier_options(str(folder / "tier"))])
     assert run.returncode == BAD_INPUT
     assert run.stderr.endswith("Permission denied\n")
 
 
-def test_a_limit_for_files_is_named(refused: Refused, model: Words, tmp_path: Path) -> None:
+def test_file_size_limit_is_named(error_line_of: Refused, model: Words, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB // 2, hard))
     try:
-        line = refused(BAD_INPUT, "generate", "--prompt", "x", *model, *disk(str(tmp_path / "tier")))
+        line = error_line_of(BAD_INPUT, "generate", "--prompt", "x", *model, *tier_options(str(tmp_path / "tier")))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "files may have 0 MiB here (ulimit -f)" in line or "files may have 1 MiB here" in line
     assert list(tmp_path.glob("tier*")) == []
 
 
-# A process that serves: another one, a kill, and a file that goes away
+# A serving process: a second one, a kill, and a file that disappears.
 
 
-def test_a_kept_file_serves_one_engine_and_a_kill_leaves_nothing_to_be_believed(
-    refused: Refused, model: Words, start_engine: Start, talk_to: Any, tmp_path: Path, own_cache: Path
+def test_kept_file_serves_one_engine_and_is_not_reused_after_a_kill(
+    error_line_of: Refused, model: Words, start_engine: Start, connect_client: Any, tmp_path: Path, own_cache: Path
 ) -> None:
     path = tmp_path / "tier"
-    options = (*model, *disk(str(path)), "--kv-disk-keep", "--preemption", "swap")
+    options = (*model, *tier_options(str(path)), "--kv-disk-keep", "--preemption", "swap")
     engine = start_engine(*options)
-    talk = talk_to(engine)
-    ask(talk, "first", range(30))
-    line = refused(BAD_INPUT, "generate", "--prompt", "x", *options)
+    talk = connect_client(engine)
+    run_requests(talk, "first", range(30))
+    line = error_line_of(BAD_INPUT, "generate", "--prompt", "x", *options)
     assert f"--kv-disk-path '{path}' is in use by another engine" in line
     assert talk.source.mirror.counters.offloaded_blocks > 64, "beyond host memory"
     engine.kill()
@@ -173,30 +179,30 @@ def test_a_kept_file_serves_one_engine_and_a_kill_leaves_nothing_to_be_believed(
     index, reason = read_index(tmp_path / "tier.index", Expected("", 4, 1 << 20), path.stat().st_size)
     assert (index, reason) == (None, "is of another model or layout"), "a whole index"
     again = start_engine(*options)
-    late = talk_to(again)
+    late = connect_client(again)
     assert late.source.mirror.num_cached == 0
     before = {name: talk.token_ids(name) for name in talk.finished()}
-    ask(late, "first", range(3))
+    run_requests(late, "first", range(3))
     assert {name: late.token_ids(name) for name in late.finished()}.items() <= before.items()
 
 
 @pytest.mark.storm({"how": "deleted"})
 @pytest.mark.parametrize("how", ["deleted", "replaced", "cut"])
-def test_a_file_that_goes_away_while_it_serves(
-    model: Words, start_engine: Start, talk_to: Any, tmp_path: Path, how: str
+def test_lost_disk_file_changes_no_tokens_and_is_reported(
+    model: Words, start_engine: Start, connect_client: Any, tmp_path: Path, how: str
 ) -> None:
-    """Its requests end with the same tokens as before, an event says that the tier is off, and it ends in order."""
+    """Requests end with the same tokens as before, an event says that the tier is off, and the engine ends in order."""
     path = tmp_path / "tier"
-    engine = start_engine(*model, *disk(str(path)), "--kv-disk-keep", "--preemption", "swap")
-    talk = talk_to(engine)
-    ask(talk, "a", range(12))
+    engine = start_engine(*model, *tier_options(str(path)), "--kv-disk-keep", "--preemption", "swap")
+    talk = connect_client(engine)
+    run_requests(talk, "a", range(12))
     if how == "cut":
         os.truncate(path, 4096)
     else:
         path.unlink()
     if how == "replaced":
         path.write_bytes(b"another's")
-    ask(talk, "b", range(12))
+    run_requests(talk, "b", range(12))
     assert [talk.token_ids(f"b{number}") for number in range(12)] == [
         talk.token_ids(f"a{number}") for number in range(12)
     ]
@@ -212,8 +218,8 @@ def test_a_file_that_goes_away_while_it_serves(
         assert path.read_bytes() == b"another's"
 
 
-def ask(talk: Any, prefix: str, numbers: range) -> None:
-    """Requests of 90 tokens and more, which are known again each time; waits until all ended."""
+def run_requests(talk: Any, prefix: str, numbers: range) -> None:
+    """Run requests of 90 tokens and more, whose prefixes are cached the second time, and wait until all ended."""
     for number in numbers:
         ids = random.Random(number).choices(range(3, 256), k=60 + number)
         talk.submit_ids(f"{prefix}{number}", ids, max_tokens=30)

@@ -1,7 +1,8 @@
-"""Every place that shows a figure says the same number of the same run, and it is what the frames themselves come to.
+"""Every place that shows a figure of a run shows the same number, and it equals the one counted from the frames.
 
-The sample recording, played over real sockets, and a real engine under pressure: preemptions by recompute and by swap,
-forks, guesses ahead, an abort and a refusal. `counted` is other code on purpose: it knows frames and nothing else.
+Two runs are checked: the sample recording played over real sockets, and a real engine under pressure, with preemption
+by recompute and by swap, forks, drafts, an abort and a refusal. `counted` is separate code on purpose: it only knows
+frames.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ WAIT_S = 120.0
 S = 1e9
 MIN_FIGURES, MIN_PLACES = 25, 6
 BEGIN, INSTANT, COUNTER = 1, 3, 4
-"""Of Perfetto's events."""
+"""The unit of time of Perfetto's events, in ns."""
 LEVELS = (("usage", "KV usage", 100), ("running", "Running", 1), ("waiting", "Waiting", 1))
-"""Counter tracks with a value at the end of each second, and others at peaks within it."""
+"""Counter tracks with a value at the end of each second; others have the peaks within it."""
 FLEET_S = 50.0
-"""A fleet tells of the last minute."""
+"""A fleet shows the last minute."""
 Figures = dict[str, float]
 STATE, OUTPUT = "state", "num_output_tokens"
 
@@ -79,8 +80,8 @@ def unpacked(data: bytes, form: str = "<u4") -> list[int]:
 
 
 @dataclass
-class Counting:
-    """Frames one after another."""
+class FrameCounter:
+    """Counts figures, frame by frame."""
 
     prompts: dict[int, int] = field(default_factory=dict)
     arrivals: dict[int, int] = field(default_factory=dict)
@@ -89,17 +90,17 @@ class Counting:
     ended: dict[int, int] = field(default_factory=dict)
     newest: dict[int, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     held: dict[int, int] = field(default_factory=dict)
-    """The most tokens that each had computed when it was preempted."""
+    """The most tokens that each request had computed when it was preempted."""
     stops: list[tuple[int, int]] = field(default_factory=list)
-    """When the engine was paused."""
+    """The pauses of the engine."""
     total: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
-    def running(self, from_ns: int, until_ns: int) -> float:
-        """Seconds between two moments without what the engine stood still."""
+    def running_s(self, from_ns: int, until_ns: int) -> float:
+        """Return the seconds between two times without pauses of the engine."""
         stood = sum(max(0, min(end, until_ns) - max(begin, from_ns)) for begin, end in self.stops)
         return (until_ns - from_ns - stood) / S
 
-    def frame(self, frame: Frame) -> None:
+    def count_frame(self, frame: Frame) -> None:
         for info in frame.new_requests:
             self.prompts[info.number], self.arrivals[info.number] = info.num_prompt_tokens, info.arrival_ns
         before = {number: row.get("num_computed_tokens", 0) for number, row in self.newest.items()}
@@ -117,12 +118,12 @@ class Counting:
                 self.held[event.number] = max(self.held.get(event.number, 0), event.num_tokens)
             elif event.kind == "finished":
                 self.ended[event.number] = event.time_ns
-        self._rows(frame)
-        self._batch(frame, before)
+        self._count_rows(frame)
+        self._count_batch(frame, before)
         for name in ("evicted", "copied", "loaded"):
             self.total[f"{name}_blocks"] += len(unpacked(getattr(frame.moves, name)))
 
-    def _rows(self, frame: Frame) -> None:
+    def _count_rows(self, frame: Frame) -> None:
         rows = frame.requests
         names = ("num_computed_tokens", "num_cached_tokens", OUTPUT, "num_draft_tokens", "num_accepted_tokens")
         columns = {name: unpacked(getattr(rows, name)) for name in names}
@@ -132,7 +133,7 @@ class Counting:
             if self.newest[number][OUTPUT]:
                 self.first_token.setdefault(number, frame.time_ns)
 
-    def _batch(self, frame: Frame, before: Mapping[int, int]) -> None:
+    def _count_batch(self, frame: Frame, before: Mapping[int, int]) -> None:
         batch = frame.batch
         self.total["prefill_tokens"] += batch.num_prefill_tokens
         self.total["decode_tokens"] += batch.num_decode_tokens
@@ -142,21 +143,21 @@ class Counting:
             if number in self.held and end > 0:
                 self.total["recomputed_tokens"] += max(0, min(end, self.held[number]) - (end - count))
 
-    def of_all(self, name: str) -> int:
+    def sum_of(self, name: str) -> int:
         return sum(row.get(name, 0) for row in self.newest.values())
 
 
 def counted(recording: Recording) -> Figures:
-    """All figures, from frames alone."""
-    counting = Counting()
+    """Return all figures, from frames alone."""
+    counting = FrameCounter()
     for frame in recording.frames():
-        counting.frame(frame)
+        counting.count_frame(frame)
     total, ran = counting.total, counting.first_ran
     prompts = sum(counting.prompts[number] for number in ran)
     cached = sum(counting.newest[number]["num_cached_tokens"] for number in ran)
 
     def since_arrival(moments: Mapping[int, int]) -> float:
-        return sum(counting.running(counting.arrivals[number], at_ns) for number, at_ns in moments.items())
+        return sum(counting.running_s(counting.arrivals[number], at_ns) for number, at_ns in moments.items())
 
     return {
         "num_steps": total["num_steps"],
@@ -172,12 +173,12 @@ def counted(recording: Recording) -> Figures:
         "recomputed_tokens": total["recomputed_tokens"],
         "prefill_tokens": total["prefill_tokens"],
         "decode_tokens": total["decode_tokens"],
-        "generation_tokens": counting.of_all(OUTPUT),
+        "generation_tokens": counting.sum_of(OUTPUT),
         "evicted_blocks": total["evicted_blocks"],
         "copied_blocks": total["copied_blocks"],
         "loaded_blocks": total["loaded_blocks"],
-        "draft_tokens": counting.of_all("num_draft_tokens"),
-        "accepted_tokens": counting.of_all("num_accepted_tokens"),
+        "draft_tokens": counting.sum_of("num_draft_tokens"),
+        "accepted_tokens": counting.sum_of("num_accepted_tokens"),
         "first tokens": len(counting.first_token),
         "first token, sum": since_arrival(counting.first_token),
         "queue, sum": since_arrival(ran),
@@ -188,7 +189,7 @@ def counted(recording: Recording) -> Figures:
 
 
 def levels(recording: Recording) -> Figures:
-    """Levels at the end of each second, and the peaks of all frames."""
+    """Return levels at the end of each second, and the peaks of all frames."""
     pool: dict[int, list[float]] = {}
     usages, waiting = [0.0], [0]
     state = np.empty(0, np.uint8)
@@ -219,7 +220,7 @@ def levels(recording: Recording) -> Figures:
 
 
 def of_info(path: Path) -> Figures:
-    """`kvscope info --json`."""
+    """Return the figures of `kvscope info --json`."""
     words = [sys.executable, "-m", "kvscope_app.main", "info", "--json", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=True, env={})
     document = json.loads(done.stdout)
@@ -234,7 +235,7 @@ def of_info(path: Path) -> Figures:
 
 
 def of_compare(recording: Recording, overview: SessionOverview) -> Figures:
-    """The table of two runs, which are the same one; rates are of what was recorded."""
+    """Return the figures of a comparison of the run with itself; rates are those of the recorded time."""
     run = Run(recording, overview, span_of(recording))
     rows = {row.key: row.a for row in compare(run, run).rows if row.a is not None}
     names = ("finished", "preemptions", "hit_rate", "restored_tokens", "recomputed_tokens", "usage_mean", "usage_peak")
@@ -246,7 +247,7 @@ def of_compare(recording: Recording, overview: SessionOverview) -> Figures:
 
 
 def of_report(recording: Recording, folder: Path) -> Figures:
-    """The page, as a person reads it."""
+    """Return the figures in the text of the report page."""
     export(recording, ExportTarget.of(folder / "report.html"))
     page = (folder / "report.html").read_text("utf-8")
     items = re.findall(r"<dt>(.*?)</dt><dd>(.*?)(?:<small>(.*?)</small>)?</dd>", page)
@@ -276,7 +277,7 @@ def numbers_in(text: str) -> list[float]:
 
 
 def of_metrics(columns: Mapping[str, list[float]]) -> Figures:
-    """The table of seconds, added up."""
+    """Return the sums of the table of seconds."""
     names = (
         "admitted",
         "finished",
@@ -300,7 +301,7 @@ def of_metrics(columns: Mapping[str, list[float]]) -> Figures:
 
 
 def of_requests(rows: list[dict[str, str]]) -> Figures:
-    """The table of requests."""
+    """Return the sums of the table of requests."""
     ran = [row for row in rows if row["queue_ns"]]
 
     def total(name: str, of: list[dict[str, str]] = rows) -> int:
@@ -336,7 +337,9 @@ def of_events(rows: list[dict[str, str]]) -> Figures:
 
 
 def of_perfetto(recording: Recording, folder: Path) -> Figures:
-    """The trace: counters of each second, a slice a step, an instant a first token."""
+    """Return the figures of the trace: counters of each second, a slice for each step, an instant for each first
+    token.
+    """
     export(recording, ExportTarget.of(folder / "run.perfetto-trace"))
     trace = trace_pb2.Trace()
     trace.ParseFromString((folder / "run.perfetto-trace").read_bytes())
@@ -367,7 +370,7 @@ def of_perfetto(recording: Recording, folder: Path) -> Figures:
 
 
 def of_prometheus(page: MetricsPage) -> Figures:
-    """A scrape."""
+    """Return the figures of a scrape."""
     text = page.render("text/plain")[0].decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     sums: dict[str, float] = defaultdict(float)
@@ -410,7 +413,7 @@ def of_prometheus(page: MetricsPage) -> Figures:
 
 
 def of_window(view: Viewpoint) -> dict[str, Figures]:
-    """What a window has at hand: totals, the bins under its charts, its table of requests."""
+    """Return the figures of a window: totals, the bins under its charts, its table of requests."""
     totals, columns = view.mirror.counters, view.history.window(view.history.max_seconds).columns
     names = ("admitted", "finished", "aborted", "refused", "preemptions", "cached_tokens", "restored_tokens")
     tokens = ("recomputed_tokens", "generation_tokens", "draft_tokens", "accepted_tokens")
@@ -446,8 +449,8 @@ def of_window(view: Viewpoint) -> dict[str, Figures]:
     return {"totals": counters, "charts": charts, "requests table": requests}
 
 
-class Watchers:
-    """Whoever watches an engine while it runs: a window, `/metrics`, a fleet. All there before anything happens."""
+class Observers:
+    """Everything that watches an engine while it runs, connected from the start: a window, `/metrics`, a fleet."""
 
     def __init__(self, endpoint: str) -> None:
         self.source = LiveSource(endpoint)
@@ -456,32 +459,32 @@ class Watchers:
         self.fleet.watch(parse_list(endpoint).entries)
         self.began_s = time.monotonic()
 
-    def take(self) -> None:
+    def poll(self) -> None:
         while (update := self.source.take_update()) is not None:
             assert self.view.apply(update)
 
-    def are_there(self) -> bool:
-        self.take()
+    def are_connected(self) -> bool:
+        self.poll()
         is_scraped = b"kvscope_steps_total" in self.page.render("text/plain")[0]
         return self.view.has_state and is_scraped and [row.usage is not None for row in self.fleet.rows] == [True]
 
-    def have_heard(self, frame: Frame) -> bool:
-        """All of a run, whose last frame it is."""
-        self.take()
+    def have_received(self, frame: Frame) -> bool:
+        """Return whether all have received the run up to its last frame."""
+        self.poll()
         steps = re.search(rb"kvscope_steps_total\{.*\} (\S+)", self.page.render("text/plain")[0])
         return self.view.mirror.seq >= frame.seq and steps is not None and float(steps[1]) >= frame.step
 
-    def say(self) -> dict[str, Figures]:
+    def figures(self) -> dict[str, Figures]:
         found = {"/metrics": of_prometheus(self.page)} | of_window(self.view)
         rate = found["totals"]["hit_rate"]
         is_late = self.began_s + FLEET_S
-        wait_for(lambda: self._fleet_says(rate) or time.monotonic() > is_late, f"a fleet that says {rate}")
+        wait_for(lambda: self._fleet_has_received(rate) or time.monotonic() > is_late, f"a fleet that says {rate}")
         if time.monotonic() - self.began_s < FLEET_S:
             found["fleet"] = {"hit_rate": self.fleet.rows[0].hit_rate or 0.0}
         return found
 
-    def _fleet_says(self, hit_rate: float) -> bool:
-        """It looks several times a second, and has heard all once it says so."""
+    def _fleet_has_received(self, hit_rate: float) -> bool:
+        """Return whether the fleet has received everything; it polls several times a second."""
         (row,) = self.fleet.rows
         return row.hit_rate is not None and abs(row.hit_rate - hit_rate) < 1e-9
 
@@ -492,13 +495,13 @@ class Watchers:
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[[str], Watchers]]:
-    """Attaches everybody."""
-    made: list[Watchers] = []
+def connect_observers() -> Iterator[Callable[[str], Observers]]:
+    """Function that connects all observers to an endpoint: `connect_observers(endpoint)`."""
+    made: list[Observers] = []
 
-    def attach(endpoint: str) -> Watchers:
-        made.append(Watchers(endpoint))
-        wait_for(made[-1].are_there, "watchers")
+    def attach(endpoint: str) -> Observers:
+        made.append(Observers(endpoint))
+        wait_for(made[-1].are_connected, "watchers")
         return made[-1]
 
     yield attach
@@ -507,7 +510,7 @@ def watch() -> Iterator[Callable[[str], Watchers]]:
 
 
 def of_files(path: Path, folder: Path) -> dict[str, Figures]:
-    """Everything that is made of a recording."""
+    """Return the figures of everything that is made from a recording."""
     recording = Recording.open(path)
     found = {"info": of_info(path), "compare": of_compare(recording, read_overview(recording))}
     found["report"] = of_report(recording, folder)
@@ -523,27 +526,27 @@ def of_files(path: Path, folder: Path) -> dict[str, Figures]:
     found["events.csv"] = of_events(tables["events"])
 
     for suffix in ("parquet", "arrow"):
-        read = {kind: untimed(folder / f"{kind}.{suffix}") for kind in tables}
-        words = {kind: [as_words(row) for row in read[kind].to_pylist()] for kind in tables}
+        read = {kind: without_times(folder / f"{kind}.{suffix}") for kind in tables}
+        words = {kind: [as_strings(row) for row in read[kind].to_pylist()] for kind in tables}
         found[f"metrics.{suffix}"] = of_metrics(read["metrics"].to_pydict())
         found[f"requests.{suffix}"] = of_requests(words["requests"])
         found[f"events.{suffix}"] = of_events(words["events"])
     return found | {"Perfetto": of_perfetto(recording, folder)}
 
 
-def untimed(path: Path) -> Any:
-    """A table without its times, which Python's own have no nanoseconds for."""
+def without_times(path: Path) -> Any:
+    """Return a table without its times, because Python's have no nanoseconds."""
     is_parquet = path.suffix == ".parquet"
     table = pyarrow.parquet.read_table(path) if is_parquet else pyarrow.feather.read_table(path)
     return table.select([column.name for column in table.schema if "timestamp" not in str(column.type)])
 
 
-def as_words(row: Mapping[str, object]) -> dict[str, str]:
+def as_strings(row: Mapping[str, object]) -> dict[str, str]:
     return {name: "" if value is None else str(value) for name, value in row.items()}
 
 
-def check(raw: Figures, places: Mapping[str, Figures]) -> None:
-    """Each place says what the frames come to, and enough places were asked about enough figures."""
+def check_figures(raw: Figures, places: Mapping[str, Figures]) -> None:
+    """Check that each place shows the figures of the frames, and that enough places show enough figures."""
     asked: dict[str, list[str]] = defaultdict(list)
     wrong = []
     for place, figures in places.items():
@@ -565,8 +568,8 @@ def check(raw: Figures, places: Mapping[str, Figures]) -> None:
 # The two runs
 
 
-class Played:
-    """A recording told over real sockets, as its engine told it."""
+class PlayedRecording:
+    """A recording sent over real sockets like by its engine."""
 
     def __init__(self, recording: Recording, endpoint: str) -> None:
         messages = [message for _, message in recording.messages()]
@@ -579,13 +582,13 @@ class Played:
         )
 
     def play(self) -> Frame:
-        """All of it; the last frame."""
+        """Play all of it, and return the last frame."""
         for place, frame in enumerate(self._frames):
             with self._lock:
                 self._mirror.apply(coalesce([frame]))
             self._sockets.publish(frame)
             if place % 50 == 0:
-                time.sleep(0.02)  # a step takes longer than this would
+                time.sleep(0.02)  # a step takes longer than this
         return self._frames[-1]
 
     def close(self) -> None:
@@ -594,7 +597,7 @@ class Played:
     def _heartbeat(self) -> Heartbeat:
         hello, mirror = self._mirror.hello, self._mirror
         assert hello is not None
-        now_ns = mirror.time_ns  # by the clock of the frames, which is another machine's
+        now_ns = mirror.time_ns  # by the clock of the frames, which is that of another computer
         return Heartbeat(epoch=hello.epoch, time_ns=now_ns, seq=mirror.seq, step=mirror.step)
 
     def _answer(self, client: bytes, command: Command) -> None:
@@ -609,27 +612,29 @@ class Played:
             self._sockets.reply(client, status)
 
 
-def test_of_the_sample(watch: Callable[[str], Watchers], socket_folder: Path, tmp_path: Path) -> None:
+def test_figures_of_the_sample_recording_agree(
+    connect_observers: Callable[[str], Observers], socket_folder: Path, tmp_path: Path
+) -> None:
     with resources.as_file(resources.files("kvscope_resources") / "sample.mcap") as path:
         recording = Recording.open(path)
         raw = counted(recording)
-        played = Played(recording, f"ipc://{socket_folder}/telemetry")
+        played = PlayedRecording(recording, f"ipc://{socket_folder}/telemetry")
         try:
-            watchers = watch(f"ipc://{socket_folder}/telemetry")
+            watchers = connect_observers(f"ipc://{socket_folder}/telemetry")
             last = played.play()
-            wait_for(lambda: watchers.have_heard(last), "the last frame")
-            places = watchers.say() | of_files(path, tmp_path)
+            wait_for(lambda: watchers.have_received(last), "the last frame")
+            places = watchers.figures() | of_files(path, tmp_path)
         finally:
             played.close()
     assert (raw["cached_tokens"], raw["prompt tokens"]) == (2086, 3949)
     assert raw["hit_rate"] == pytest.approx(0.528, abs=5e-4)
-    check(raw, places)
+    check_figures(raw, places)
 
 
-def test_of_a_live_engine(
+def test_figures_of_a_live_engine_agree(
     start_engine: Callable[..., Any],
-    talk_to: Callable[..., Any],
-    watch: Callable[[str], Watchers],
+    connect_client: Callable[..., Any],
+    connect_observers: Callable[[str], Observers],
     tiny_model: Callable[..., str],
     tmp_path: Path,
 ) -> None:
@@ -639,9 +644,9 @@ def test_of_a_live_engine(
         *("--model", tiny_model(), "--dtype", "float32", "--block-size", "16", "--num-gpu-blocks-override", "16"),
         *("--kv-host-memory", "32KiB", "--preemption", "swap", "--speculative-config", guess, "--record", str(path)),
     )
-    talk = talk_to(engine)
-    watchers = watch(engine.endpoint)
-    talk.source.send(Control(action="pause"))  # so that they are there together
+    talk = connect_client(engine)
+    watchers = connect_observers(engine.endpoint)
+    talk.source.send(Control(action="pause"))  # so that they run together
     shared = list(range(1, 40))
     for number in range(8):
         prompt = [*shared[: 16 * (number % 3)], *range(50 + number, 70 + number)]
@@ -657,9 +662,9 @@ def test_of_a_live_engine(
     talk.submit_ids("again", shared, max_tokens=4)
     talk.wait_for(lambda: talk.source.mirror.counters.finished >= 12)
     seq = talk.source.mirror.seq
-    wait_for(lambda: (watchers.take(), watchers.view.mirror.seq >= seq)[1], "the last frame")
+    wait_for(lambda: (watchers.poll(), watchers.view.mirror.seq >= seq)[1], "the last frame")
     wait_for(lambda: of_prometheus(watchers.page)["finished"] >= 12, "a scrape")
-    figures = watchers.say()
+    figures = watchers.figures()
     talk.source.close()
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(240) == 0
@@ -668,7 +673,7 @@ def test_of_a_live_engine(
     assert causes == {True, False}, "preemptions by swap and by recompute"
     pressed = ("preemptions", "restored_tokens", "recomputed_tokens", "cached_tokens", "draft_tokens", "aborted")
     assert not [name for name in pressed if not raw[name]]
-    check(raw, figures | of_files(path, tmp_path))
+    check_figures(raw, figures | of_files(path, tmp_path))
 
 
 def events_of(path: Path) -> list[Any]:

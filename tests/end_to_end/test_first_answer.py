@@ -1,7 +1,7 @@
-"""What is chosen by itself: an engine with no option says what transformers says of the widened weights.
+"""An engine without options gives the tokens of transformers with the dequantized weights.
 
-A hundred prompts (greedy_prompts.jsonl: languages, code, sums, lists; chats and plain texts) are answered greedily, and
-one pass of transformers' model over each answer tells whether every token was the likeliest after those before it.
+A hundred prompts (greedy_prompts.jsonl: languages, code, sums, lists; chats and plain texts) are answered greedily,
+and one pass of transformers' model over each answer shows whether every token was the likeliest after those before it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ PROMPTS: Final = Path(__file__).with_name("greedy_prompts.jsonl")
 MAX_TOKENS: Final = 48
 GREEDY: Final = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
 STEPS: Final = {"float32": 2.0**-23, "bfloat16": 2.0**-7}
-"""Between a number of a type and the next, at most, as a share of it."""
+"""The largest relative distance between two neighboring numbers of a dtype."""
 MOST_STEPS: Final = 2.0
-"""Every layer rounds what it adds: of 4,311 tokens one was chosen over another 1.3 steps of bfloat16 likelier."""
+"""Every layer rounds: of 4,311 tokens one was chosen although another was 1.3 steps of bfloat16 likelier."""
 
 
 @dataclass(frozen=True)
-class Other:
-    """A token that is not transformers'."""
+class DifferentToken:
+    """A token that differs from transformers."""
 
     prompt: str
     place: int
     gap: float
-    """How much larger the logit of transformers' own token is to transformers."""
+    """How much larger the logit of transformers' own token is in transformers."""
     logit: float
-    """That one."""
+    """The logit of transformers' own token."""
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +48,8 @@ def submits(storm: Callable[[int, int], int]) -> list[Submit]:
 
 
 @pytest.fixture(scope="module")
-def widened() -> Any:
-    """In float32, as transformers computes it."""
+def widened_model() -> Any:
+    """The model in float32, as transformers computes it."""
     from transformers import AutoModelForCausalLM
 
     from kvscope_engine.model.loader.download.default_model import default_gguf
@@ -60,16 +60,16 @@ def widened() -> Any:
     return auto.from_pretrained(folder, dtype=torch.float32)
 
 
-def test_with_no_option_at_all_the_capital_is_paris() -> None:
+def test_engine_without_options_knows_the_capital_of_france() -> None:
     with Engine(EngineConfig(device="cpu", num_gpu_blocks_override=64)) as engine:
         (completion,) = engine.generate(["What is the capital of France?"], GREEDY)
     assert completion.text == "The capital of France is Paris."
 
 
-@pytest.mark.storm({"dtype": "float32"})  # `test_same_tokens` computes in it
+@pytest.mark.storm({"dtype": "float32"})  # `test_same_tokens` uses this dtype
 @pytest.mark.parametrize("dtype", STEPS)
-def test_greedy_tokens_are_those_of_the_widened_model(submits: list[Submit], widened: Any, dtype: str) -> None:
-    """But for ties: logits that a few roundings to the type do not tell apart."""
+def test_greedy_tokens_equal_the_dequantized_model(submits: list[Submit], widened_model: Any, dtype: str) -> None:
+    """Near ties are accepted: logits that differ by a few roundings of the dtype."""
     config = EngineConfig(dtype=dtype, device="cpu", num_gpu_blocks_override=512)
     with Engine(config) as engine:
         prompts = [_token_ids(engine.tokenizer, submit) for submit in submits]
@@ -79,7 +79,7 @@ def test_greedy_tokens_are_those_of_the_widened_model(submits: list[Submit], wid
     found = [
         other
         for submit, prompt, said in zip(submits, prompts, answers, strict=True)
-        for other in _others(widened, [*prompt], said, _text(submit))
+        for other in _different_tokens(widened_model, [*prompt], said, _text(submit))
     ]
     print(f"{sum(map(len, answers))} tokens, others than transformers':", *found, sep="\n")
     assert len(found) <= 0.02 * sum(map(len, answers))
@@ -95,10 +95,10 @@ def _token_ids(tokenizer: Any, submit: Submit) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _others(module: Any, prompt: list[int], said: list[int], text: str) -> Iterator[Other]:
+def _different_tokens(module: Any, prompt: list[int], said: list[int], text: str) -> Iterator[DifferentToken]:
     with torch.inference_mode():
         logits = module(torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]
     for place, (row, token) in enumerate(zip(logits, said, strict=True)):
         largest = float(row.max())
         if int(row.argmax()) != token:
-            yield Other(text, place, largest - float(row[token]), largest)
+            yield DifferentToken(text, place, largest - float(row[token]), largest)

@@ -1,4 +1,4 @@
-"""KV events of a served engine, read by a consumer that knows vLLM's wire format and nothing of ours."""
+"""A consumer that knows only vLLM's wire format follows the KV cache events of a served engine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import msgspec
 import zmq
-from tests.end_to_end.conftest import RunningEngine, Talk
+from tests.end_to_end.conftest import ClientLog, RunningEngine
 
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.commands import Control, Done
 
 END_SEQ = b"\xff" * 8
 START_MS = 240_000
-"""For a model to be loaded, and for anything else."""
+"""Seconds for a model to load, and for any other step."""
 
 
-class Consumer:
-    """SUB and DEALER: what is cached, by medium, from maps alone."""
+class VllmConsumer:
+    """A SUB and a DEALER socket that know what is cached in each medium, from maps alone."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], live: str, replay: str) -> None:
         self.cached: set[tuple[str, int]] = set()
@@ -31,8 +31,8 @@ class Consumer:
         self._sub.connect(live)
         self._dealer.connect(replay)
 
-    def listen(self) -> None:
-        """What was published meanwhile."""
+    def receive(self) -> None:
+        """Apply what was published meanwhile."""
         while self._sub.poll(0):
             topic, seq, payload = self._sub.recv_multipart()
             assert topic == b"kv-events"
@@ -42,12 +42,12 @@ class Consumer:
             self._take(int.from_bytes(seq, "big"), payload)
 
     def skip(self) -> None:
-        """Lose what was published meanwhile."""
+        """Drop what was published meanwhile."""
         while self._sub.poll(0):
             self._sub.recv_multipart()
 
     def replay(self) -> None:
-        """All from the next batch on."""
+        """Request everything from the next batch on."""
         self._dealer.send_multipart([b"", self.next_seq.to_bytes(8, "big")])
         while True:
             assert self._dealer.poll(START_MS), "no end of the replay"
@@ -83,17 +83,17 @@ class Consumer:
             self.cached -= each
 
 
-def cached_blocks(talk: Talk) -> set[tuple[str, int]]:
-    """What the engine's own telemetry says is cached."""
+def cached_blocks(talk: ClientLog) -> set[tuple[str, int]]:
+    """Return what is cached according to the telemetry of the engine."""
     ledger = talk.source.mirror.ledger
     media = {Tier.HBM: "GPU", Tier.HOST: "CPU"}
     rows = zip(ledger.tier.tolist(), ledger.hash.tolist(), strict=True)
     return {(media[Tier(tier)], block_hash) for tier, block_hash in rows if block_hash}
 
 
-def test_a_consumer_of_vllms_events_has_the_engines_cache(
+def test_vllm_event_consumer_has_the_cache_of_the_engine(
     start_engine: Callable[..., RunningEngine],
-    talk_to: Callable[[RunningEngine], Talk],
+    connect_client: Callable[[RunningEngine], ClientLog],
     tiny_model: Callable[..., str],
     socket_folder: Path,
 ) -> None:
@@ -103,9 +103,9 @@ def test_a_consumer_of_vllms_events_has_the_engines_cache(
         *("--kv-events-config", json.dumps(fields), "--num-gpu-blocks-override", "24", "--max-model-len", "256"),
         *("--model", tiny_model(), "--dtype", "float32", "--kv-host-memory", "128KiB"),
     )
-    talk = talk_to(engine)
+    talk = connect_client(engine)
     with zmq.Context() as context:
-        there, late, torn = (Consumer(context, live, replay) for _ in range(3))
+        there, late, torn = (VllmConsumer(context, live, replay) for _ in range(3))
         _await_subscription(talk, there)
         for number in range(3):
             talk.submit_ids(f"a{number}", (*range(3, 20), number, *range(40, 56)), max_tokens=12)
@@ -127,21 +127,21 @@ def test_a_consumer_of_vllms_events_has_the_engines_cache(
         context.destroy(linger=0)
 
 
-def _await_subscription(talk: Talk, consumer: Consumer) -> None:
-    """From here on nothing that is published is missed."""
+def _await_subscription(talk: ClientLog, consumer: VllmConsumer) -> None:
+    """Wait until no published event is missed."""
     number = 0
     while not consumer.num_live:
         number += 1
         request_id = f"w{number}"
         talk.submit_ids(request_id, (number % 250, *range(200, 250)), max_tokens=4)
         talk.wait_for(lambda request_id=request_id: request_id in talk.finished())
-        consumer.listen()
+        consumer.receive()
     consumer.replay()
 
 
-def _agree(talk: Talk, there: Consumer, *asking: Consumer) -> bool:
-    """Who listens, who asks, and what is told on the telemetry socket: they come in any order."""
-    there.listen()
+def _agree(talk: ClientLog, there: VllmConsumer, *asking: VllmConsumer) -> bool:
+    """Return whether all consumers agree with the telemetry; their messages come in any order."""
+    there.receive()
     for consumer in asking:
         consumer.replay()
     return all(consumer.cached == cached_blocks(talk) for consumer in (there, *asking))

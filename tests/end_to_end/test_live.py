@@ -1,11 +1,11 @@
-"""A real engine process, most with the real model, watched over real sockets."""
+"""A real engine process, usually with the real model, is watched over real sockets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.end_to_end.conftest import RunningEngine, serving
+from tests.end_to_end.conftest import RunningEngine, run_engine
 from tests.warm_python import WarmPython
 
 from kvscope_telemetry import SourceState
@@ -14,20 +14,20 @@ from kvscope_telemetry.messages.commands import Abort, BlockText, GetBlockText, 
 
 @pytest.fixture(scope="module")
 def real_engine(warm_python: WarmPython) -> Iterator[RunningEngine]:
-    """The real model, which takes seconds to load, over few blocks."""
+    """An engine with the real model, which takes seconds to load, and few blocks."""
     small = ("--num-gpu-blocks-override", "24", "--max-num-batched-tokens", "32", "--max-model-len", "384")
-    with serving(warm_python, *small) as engine:
+    with run_engine(warm_python, *small) as engine:
         yield engine
 
 
 def _is_mirrored(talk) -> bool:  # type: ignore[no-untyped-def]
-    """Whether nothing runs and the mirror equals what a fresh joiner is told."""
+    """Return whether nothing runs and the mirror equals a new snapshot."""
     mirror = talk.source.mirror
     return mirror.hello is not None and mirror.counters.num_running == mirror.counters.num_waiting == 0
 
 
-def test_an_answer_streams_and_the_mirror_follows(real_engine: RunningEngine, talk_to: Callable) -> None:  # type: ignore[type-arg]
-    talk = talk_to(real_engine)
+def test_answer_streams_and_the_mirror_follows(real_engine: RunningEngine, connect_client: Callable) -> None:  # type: ignore[type-arg]
+    talk = connect_client(real_engine)
     before = talk.source.mirror.counters
     for number in range(6):
         talk.submit(f"r{number}", f"Count from {number} to one hundred.", max_tokens=40, ignore_eos=True)
@@ -38,21 +38,21 @@ def test_an_answer_streams_and_the_mirror_follows(real_engine: RunningEngine, ta
     mirror = talk.source.mirror
     assert mirror.counters.preemptions > before.preemptions, "six requests of 80 tokens do not fit in 24 blocks"
     assert mirror.num_active == 0
-    late = talk_to(real_engine)
+    late = connect_client(real_engine)
     late.wait_for(lambda: _is_mirrored(late))
     assert late.source.mirror.ledger.differences(mirror.ledger) == []
     assert late.source.mirror.seq == mirror.seq
 
 
-def test_engine_killed_and_restarted(
+def test_client_follows_a_killed_and_restarted_engine(
     start_engine: Callable,  # type: ignore[type-arg]
-    talk_to: Callable,  # type: ignore[type-arg]
+    connect_client: Callable,  # type: ignore[type-arg]
     tiny_model: Callable[..., str],
 ) -> None:
-    """A tiny model: another does not load otherwise the second time."""
+    """A tiny model is used, because a restart does not depend on the model."""
     tiny = ("--model", tiny_model(max_position_embeddings=65536), "--num-gpu-blocks-override", "4096")
     engine = start_engine(*tiny)
-    talk = talk_to(engine)
+    talk = connect_client(engine)
     talk.submit_ids("long", range(3, 30), max_tokens=60_000)
     talk.wait_for(lambda: talk.source.mirror.num_active > 0)
     first_epoch = talk.source.mirror.epoch
@@ -67,8 +67,8 @@ def test_engine_killed_and_restarted(
     assert talk.source.mirror.num_active == 0
 
 
-def test_abort_refusal_and_block_text(real_engine: RunningEngine, talk_to: Callable) -> None:  # type: ignore[type-arg]
-    talk = talk_to(real_engine)
+def test_abort_refusal_and_block_text_are_answered(real_engine: RunningEngine, connect_client: Callable) -> None:  # type: ignore[type-arg]
+    talk = connect_client(real_engine)
     talk.submit("endless", "Tell me a very long story.", max_tokens=300, ignore_eos=True)
     talk.submit("too long", "word " * 3000, max_tokens=10)
     talk.submit("short", "Say hello.", max_tokens=4)

@@ -1,4 +1,4 @@
-"""A service that loses a rank: clients and desktops hear which one and why, and no process is left."""
+"""A service that loses a rank: clients and apps get the rank and the reason, and no process is left."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WAIT_S = 240.0
 
 
 @pytest.fixture
-def served(
-    start_engine: Callable[..., Any], talk_to: Callable[..., Any], tiny_model: Callable[..., str]
+def served_ranks(
+    start_engine: Callable[..., Any], connect_client: Callable[..., Any], tiny_model: Callable[..., str]
 ) -> tuple[Any, Any, psutil.Process]:
-    """An engine of two ranks, a client of it, and its other rank."""
+    """An engine with two ranks, a client, and the process of the other rank."""
     model = tiny_model(max_position_embeddings=65536)
     options = ("--model", model, "--dtype", "float32", "--tensor-parallel-size", "2")
     engine = start_engine(*options, "--num-gpu-blocks-override", "8192")
-    talk = talk_to(engine)
+    talk = connect_client(engine)
     (follower,) = (
         child
         for child in psutil.Process(engine.process.pid).children(recursive=True)
@@ -34,8 +34,8 @@ def served(
     return engine, talk, follower
 
 
-def ended(engine: Any, children: list[psutil.Process]) -> tuple[int, str]:
-    """Its exit code and last words; nothing that it started is left."""
+def wait_for_end(engine: Any, children: list[psutil.Process]) -> tuple[int, str]:
+    """Return the exit code and the last line; check that no child process is left."""
     code: int = engine.process.wait(WAIT_S)
     _, left = psutil.wait_procs(children, WAIT_S)
     assert not left
@@ -43,10 +43,10 @@ def ended(engine: Any, children: list[psutil.Process]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
-def test_service_ends_with_the_reason_when_a_rank_is_killed(
-    is_idle: bool, served: tuple[Any, Any, psutil.Process]
+def test_service_ends_with_the_reason_if_a_rank_is_killed(
+    is_idle: bool, served_ranks: tuple[Any, Any, psutil.Process]
 ) -> None:
-    engine, talk, follower = served
+    engine, talk, follower = served_ranks
     reason = "rank 1 of 2 ended by SIGKILL: the engine cannot go on without it"
     children = psutil.Process(engine.process.pid).children(recursive=True)
     if not is_idle:
@@ -61,28 +61,28 @@ def test_service_ends_with_the_reason_when_a_rank_is_killed(
     talk.wait_for(lambda: talk.source.status.state is SourceState.ENDED)
     assert reason in talk.source.status.reason
     assert time.monotonic() - lost_s < LIMIT_S
-    code, words = ended(engine, children)
+    code, words = wait_for_end(engine, children)
     assert code == 1
     assert reason in words
 
 
-def test_a_stop_is_heard_while_a_rank_is_waited_for(served: tuple[Any, Any, psutil.Process]) -> None:
-    engine, talk, follower = served
+def test_shutdown_is_served_while_a_rank_is_waited_for(served_ranks: tuple[Any, Any, psutil.Process]) -> None:
+    engine, talk, follower = served_ranks
     children = psutil.Process(engine.process.pid).children(recursive=True)
     talk.submit_ids("long", (5, 6, 7), max_tokens=60000)
     talk.wait_for(lambda: len(talk.token_ids("long")) > 2)
     follower.suspend()
     asked_s = time.monotonic()
     engine.process.send_signal(signal.SIGTERM)
-    ended(engine, children)
+    wait_for_end(engine, children)
     assert time.monotonic() - asked_s < LIMIT_S + 2
 
 
 @pytest.mark.parametrize("is_follower", [False, True])
-def test_process_suspended_for_longer_than_a_rank_may_be_silent_goes_on(
-    is_follower: bool, served: tuple[Any, Any, psutil.Process]
+def test_process_suspended_for_longer_than_the_rank_timeout_continues(
+    is_follower: bool, served_ranks: tuple[Any, Any, psutil.Process]
 ) -> None:
-    engine, talk, follower = served
+    engine, talk, follower = served_ranks
     suspended = follower if is_follower else engine.process
     talk.submit_ids("before", (5, 6, 7), max_tokens=60000)
     talk.wait_for(lambda: len(talk.token_ids("before")) > 2)

@@ -1,4 +1,4 @@
-"""What must stay light does: no torch in the desktop, in the telemetry library, or behind `--help`."""
+"""No torch is imported by the app, by the telemetry library, or for `--help`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _loaded_after(code: str) -> set[str]:
         "import kvscope_engine.policy.scheduling.scheduler, kvscope_engine.step_recorder",
     ],
 )
-def test_nothing_heavy_is_imported(code: str) -> None:
+def test_light_modules_import_nothing_heavy(code: str) -> None:
     assert _loaded_after(code).isdisjoint(HEAVY)
 
 
-def test_the_probe_would_notice() -> None:
+def test_probe_finds_imported_modules() -> None:
     assert "torch" in _loaded_after("import sys; sys.modules['torch'] = sys")

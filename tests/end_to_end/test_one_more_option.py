@@ -1,4 +1,4 @@
-"""An option of the engine is one field of its configuration: both command lines, help and checks follow from it."""
+"""A new engine option needs only one field of its configuration: command lines, help and checks follow from it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvscope_telemetry.options import Whole, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneMore(EngineConfig):
-    """As if the field had been added to `EngineConfig`."""
+class ConfigWithOneMoreField(EngineConfig):
+    """The configuration as if the field had been added to `EngineConfig`."""
 
     made_up_rows: int = option(
         3, Whole(1, 9), group="scheduler", metavar="ROWS", help="rows that nobody needs", brief="rows (default: 3)"
@@ -24,23 +24,23 @@ class OneMore(EngineConfig):
 
 
 @pytest.fixture(autouse=True)
-def _one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def _add_field(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (engines, command_line):
-        monkeypatch.setattr(module, "EngineConfig", OneMore)
+        monkeypatch.setattr(module, "EngineConfig", ConfigWithOneMoreField)
 
 
-def test_the_engine_takes_it() -> None:
+def test_engine_accepts_the_new_option() -> None:
     parser = CommandParser(prog="test")
     engines.add_engine_options(parser)
-    assert engines.engine_config(parser.parse_args([])) == OneMore()
-    assert engines.engine_config(parser.parse_args(["--made-up-rows", "5"])) == OneMore(made_up_rows=5)
+    assert engines.engine_config(parser.parse_args([])) == ConfigWithOneMoreField()
+    assert engines.engine_config(parser.parse_args(["--made-up-rows", "5"])) == ConfigWithOneMoreField(made_up_rows=5)
     assert "--made-up-rows ROWS" in parser.format_help()
     assert "rows that nobody needs (default: 3)" in parser.format_help()
     with pytest.raises(BadInput, match="--made-up-rows: '0' is not accepted: a whole number from 1 to 9"):
         parser.parse_args(["--made-up-rows", "0"])
 
 
-def test_the_desktop_passes_it_on() -> None:
+def test_app_passes_the_new_option_on() -> None:
     options = command_line.parse(["--made-up-rows=5"])
     assert isinstance(options, command_line.Options)
     assert options.engine == ("--made-up-rows=5",)
@@ -49,6 +49,6 @@ def test_the_desktop_passes_it_on() -> None:
         command_line.parse(["--made-up-rows", "10"])
 
 
-def test_python_is_checked_as_well() -> None:
+def test_new_option_is_checked_in_python() -> None:
     with pytest.raises(BadInput, match="made_up_rows='5' is not accepted: a whole number from 1 to 9"):
-        OneMore(made_up_rows="5")  # type: ignore[arg-type]
+        ConfigWithOneMoreField(made_up_rows="5")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A real engine under pressure records itself; what is exported of it tells who stood aside for whom."""
+"""A real engine under pressure records itself, and the exported data names who was preempted for whom."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _kvscope(*words: str) -> str:
 
 
 def _cut_after_the_first_state(path: Path, copy: Path) -> None:
-    """Copy what a kill in the middle leaves: the chunk of the hello, and the first one of the pool's state."""
+    """Copy what a kill in the middle leaves: the chunk of the hello, and the first one with a state of the pool."""
     shutil.copy(path, copy)
     with path.open("rb") as file:
         summary = make_reader(file).get_summary()
@@ -34,9 +34,9 @@ def _cut_after_the_first_state(path: Path, copy: Path) -> None:
     os.truncate(copy, state.chunk_start_offset + state.chunk_length + 10)
 
 
-def test_serve_record_then_info_and_export(
+def test_recording_of_serve_can_be_shown_exported_and_recovered(
     start_engine: Callable,  # type: ignore[type-arg]
-    talk_to: Callable,  # type: ignore[type-arg]
+    connect_client: Callable,  # type: ignore[type-arg]
     tiny_model: Callable[..., str],
     tmp_path: Path,
 ) -> None:
@@ -44,8 +44,8 @@ def test_serve_record_then_info_and_export(
     engine = start_engine(
         *("--model", tiny_model(), "--dtype", "float32", "--num-gpu-blocks-override", "8", "--record", str(path))
     )
-    talk = talk_to(engine)
-    talk.source.send(Control(action="pause"))  # so that they are there together
+    talk = connect_client(engine)
+    talk.source.send(Control(action="pause"))  # so that they run together
     for number in range(4):
         talk.submit_ids(f"r{number}", range(1 + number, 34 + number), max_tokens=40)
     talk.source.send(Control(action="resume"))

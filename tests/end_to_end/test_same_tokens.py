@@ -1,4 +1,4 @@
-"""The engine's greedy tokens equal transformers' `generate`, prompt for prompt, in float32 on the CPU."""
+"""The engine's greedy tokens equal `generate` of transformers for every prompt, in float32 on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 
 pytestmark = pytest.mark.timeout(1_500)
-"""Of one that stands still: without vector instructions, beside busy neighbours, these take minutes."""
+"""Seconds until a test counts as stuck: on a busy machine without vector instructions these take minutes."""
 
 NUM_SHORT, NUM_LONG = (30, 10) if STORMS else (20, 8)
 """Tokens to generate after a short and after a long prompt; a block has 16 or fewer."""
@@ -34,7 +34,7 @@ SHORT = (
 
 
 BLOCK_BYTES = 30 * 2 * 4 * 3 * 64 * 4
-"""Of the default model: layers, keys and values, 4 slots, KV heads, width, float32."""
+"""Bytes of a block of the default model: layers, keys and values, 4 slots, KV heads, head size, float32."""
 
 
 def _sampling(prompt: str) -> SamplingParams:
@@ -48,7 +48,7 @@ def short(storm: Callable[[int, int], int]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def long(storm: Callable[[int, int], int]) -> list[str]:
-    """Of over 250 tokens each, cut from a real text."""
+    """Prompts of over 250 tokens each, cut from a real text."""
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
     return [f"Summarise this in one sentence:\n{text[i * 900 : i * 900 + 1500]}" for i in range(storm(2, 3))]
 
@@ -59,23 +59,24 @@ def prompts(short: list[str], long: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> Iterator[Engine]:
-    """An engine with room, that finds no prefix again."""
+def engine_alone() -> Iterator[Engine]:
+    """An engine with enough room and no prefix cache."""
     config = EngineConfig(dtype="float32", device="cpu", num_gpu_blocks_override=256, enable_prefix_caching=False)
     with Engine(config) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def answers_alone(alone: Engine, prompts: list[str]) -> list[list[int]]:
-    """What the engine says to each prompt alone."""
-    return [_answers(alone, [prompt])[0] for prompt in prompts]
+def answers_alone(engine_alone: Engine, prompts: list[str]) -> list[list[int]]:
+    """What the engine answers to each prompt alone."""
+    return [_answers(engine_alone, [prompt])[0] for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
 def reference(prompts: list[str], short: list[str], answers_alone: list[list[int]]) -> list[list[int]]:
-    """What transformers says, each prompt alone, of the file as we converted it: `test_gguf_convert` proves that
-    those weights are what transformers makes of the file, which takes it half a minute."""
+    """What transformers answers to each prompt alone, with our converted file: `test_gguf_convert` compares those
+    weights with the ones that transformers converts, which takes it half a minute.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from kvscope_engine.model.loader.download.default_model import default_gguf
@@ -90,14 +91,15 @@ def reference(prompts: list[str], short: list[str], answers_alone: list[list[int
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )["input_ids"]
-        in_steps = prompt in (prompts[0], prompts[len(short)])  # of either length one without a guess
+        in_steps = prompt in (prompts[0], prompts[len(short)])  # one prompt of either length without a guess
         answers.append(_greedy(module, ids, [] if in_steps else guess, _sampling(prompt).max_tokens or 0))
     return answers
 
 
 def _greedy(module: Any, ids: torch.Tensor, guess: list[int], max_tokens: int) -> list[int]:
-    """What `generate` says. A guess is right when each of its tokens is the likeliest after all before it, which one
-    pass over the whole tells; only for a wrong one it takes a pass a token."""
+    """Return what `generate` returns. A guess is right if each of its tokens is the likeliest after all before it,
+    which one pass over the whole shows; only for a wrong guess every token takes a pass.
+    """
     is_whole = bool(guess) and (len(guess) == max_tokens or guess[-1] == module.generation_config.eos_token_id)
     with torch.inference_mode():
         if is_whole:
@@ -115,19 +117,21 @@ def _answers(engine: Engine, prompts: list[str]) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
 
 
-def test_long_prompts_are_long(alone: Engine, long: list[str]) -> None:
-    assert alone.tokenizer is not None
-    assert min(len(alone.tokenizer.encode(prompt)) for prompt in long) > 250
+def test_long_prompts_have_over_250_tokens(engine_alone: Engine, long: list[str]) -> None:
+    assert engine_alone.tokenizer is not None
+    assert min(len(engine_alone.tokenizer.encode(prompt)) for prompt in long) > 250
 
 
-def test_alone(answers_alone: list[list[int]], reference: list[list[int]]) -> None:
+def test_tokens_of_single_requests_equal_transformers(
+    answers_alone: list[list[int]], reference: list[list[int]]
+) -> None:
     assert answers_alone == reference
 
 
-def test_all_at_once_in_pieces_with_preemptions(
+def test_tokens_with_batches_chunks_and_preemptions_equal_transformers(
     short: list[str], prompts: list[str], reference: list[list[int]]
 ) -> None:
-    """With the prefix cache; without it `test_engine_storms` does so, on a model that loads at once."""
+    """The prefix cache is on; `test_engine_storms` tests it off, with a smaller model."""
     frames: list[Frame] = []
 
     def keep(message: TelemetryMessage) -> None:
@@ -142,16 +146,18 @@ def test_all_at_once_in_pieces_with_preemptions(
         max_num_batched_tokens=72,
     )
     with Engine(config, publish=keep) as engine:
-        answers = _answers(engine, [*short, *short, *short, *prompts])  # more at once: more have to give way
+        answers = _answers(
+            engine, [*short, *short, *short, *prompts]
+        )  # more requests at once, so that more are preempted
     assert answers == [*reference[: len(short)] * 3, *reference]
     assert frames[-1].counters.preemptions >= 5
     assert frames[-1].counters.num_running == frames[-1].counters.num_waiting == 0
 
 
-def test_with_everything_at_once(
+def test_tokens_with_all_features_equal_transformers(
     short: list[str], long: list[str], prompts: list[str], reference: list[list[int]], tmp_path: Path
 ) -> None:
-    """Prefix cache, forks, chunks, a pool that is too small, swaps to host memory and disk, steps that overlap."""
+    """Prefix cache, forks, chunks, a small pool, swaps to host memory and disk, and async scheduling."""
     config = EngineConfig(
         dtype="float32",
         device="cpu",
@@ -188,10 +194,10 @@ def test_with_everything_at_once(
 
 
 @pytest.mark.storm
-def test_under_an_allocator_that_maps(
+def test_tokens_with_the_virtual_allocator_equal_transformers(
     short: list[str], long: list[str], prompts: list[str], reference: list[list[int]]
 ) -> None:
-    """`test_engine_storms` has all allocators, on a model that loads at once."""
+    """`test_engine_storms` tests all allocators with a smaller model."""
     config = EngineConfig(
         dtype="float32",
         device="cpu",
@@ -211,10 +217,12 @@ def test_under_an_allocator_that_maps(
     assert found == [reference[prompts.index(prompt)][:NUM_LONG] for prompt in some]
 
 
-def test_token_ids_in_are_token_ids_out(alone: Engine, prompts: list[str], reference: list[list[int]]) -> None:
-    """Prompts given as token ids go through no template and give the same answer."""
-    assert alone.tokenizer is not None
-    ids = tuple(alone.tokenizer.chat((ChatMessage(role="user", content=prompts[0]),)))
+def test_token_ids_as_prompt_give_the_same_answer(
+    engine_alone: Engine, prompts: list[str], reference: list[list[int]]
+) -> None:
+    """Prompts of token ids do not go through a chat template."""
+    assert engine_alone.tokenizer is not None
+    ids = tuple(engine_alone.tokenizer.chat((ChatMessage(role="user", content=prompts[0]),)))
     sampling = _sampling(prompts[0])
-    (completion,) = alone.generate([Submit(request_id="a", prompt_token_ids=ids, sampling=sampling)])
+    (completion,) = engine_alone.generate([Submit(request_id="a", prompt_token_ids=ids, sampling=sampling)])
     assert completion.token_ids == reference[0]

@@ -1,4 +1,4 @@
-"""What one start of the command line keeps in a file, the next one on the same model finds."""
+"""The disk file that one start of the command line keeps is used by the next start with the same model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from kvscope_engine.cli.main import main
 
 Asked = tuple[list[list[int]], int, str]
-"""Tokens of each prompt, how many of the first were there already, and what was said on standard error."""
+"""Tokens of each prompt, the number of cached tokens of the first, and the standard error output."""
 
 
 @pytest.fixture
-def ask_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Asked]:
-    """`generate` over two long prompts, the first of which has to make way for the second, and a kept file."""
+def generate_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Asked]:
+    """Function that runs `generate` with a kept file and two long prompts, the second of which evicts the first."""
     text = (Path(__file__).parents[2] / "LICENSE").read_text()
     lines = [json.dumps({"prompt": text[low : low + 1200]}) for low in (500, 3000)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
@@ -36,9 +36,9 @@ def ask_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[...
     return run
 
 
-def test_the_second_start_knows_what_the_first_one_kept(ask_again: Callable[..., Asked], tmp_path: Path) -> None:
-    tokens, cached, notes = ask_again()
+def test_second_start_uses_the_kept_disk_file(generate_again: Callable[..., Asked], tmp_path: Path) -> None:
+    tokens, cached, notes = generate_again()
     assert (cached, notes) == (0, "")
-    again, cached, notes = ask_again()
+    again, cached, notes = generate_again()
     assert (again, notes) == (tokens, "")
     assert cached > 100

@@ -1,4 +1,4 @@
-"""SIGTERM while an engine fetches, compiles or starts its ranks: it ends, and nothing that it started is left."""
+"""SIGTERM while an engine downloads, compiles or starts its ranks ends it with all processes that it started."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.engine.model.loader.download.small_hub import small_hub
 
 WAIT_S = 240.0
 CHILD = "987.25"
-"""Seconds that the child of a stand-in sleeps: it is known by them."""
+"""Seconds that the child of a fake program sleeps, by which it is recognized."""
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Programs that an engine starts are ones that start another and wait for it."""
+def fake_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Function that replaces a program with one that starts another and waits for it: `fake_program(name)`."""
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -43,9 +43,10 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 
 @pytest.fixture
-def started(start_engine: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Starts an engine and waits until one of its descendants has a command line with `words`; what is left at the end
-    is killed."""
+def start_until(start_engine: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Function that starts an engine and waits for a descendant with `words` in its command line: `start_until(words,
+    *options)`. What is left at the end is killed.
+    """
     seen: list[psutil.Process] = []
 
     def start(words: str, *options: str) -> tuple[Any, list[psutil.Process], psutil.Process]:
@@ -96,27 +97,29 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
         time.sleep(0.02)
 
 
-def asked_to_end(engine: Any) -> int:
+def terminate(engine: Any) -> int:
     engine.process.send_signal(signal.SIGTERM)
     code: int = engine.process.wait(WAIT_S)
     return code
 
 
 @pytest.mark.parametrize("name", ["pip", "cc"])
-def test_while_it_fetches_or_compiles(
-    name: str, stand_in: Callable[[str], None], started: Callable[..., Any], tiny_model: Callable[..., str]
+def test_sigterm_while_downloading_or_compiling_leaves_no_process(
+    name: str, fake_program: Callable[[str], None], start_until: Callable[..., Any], tiny_model: Callable[..., str]
 ) -> None:
-    stand_in(name)
-    engine, children, _ = started(CHILD, *(() if name == "pip" else ("--model", tiny_model())), "--stop-timeout", "60")
-    assert asked_to_end(engine) == 0
+    fake_program(name)
+    engine, children, _ = start_until(
+        CHILD, *(() if name == "pip" else ("--model", tiny_model())), "--stop-timeout", "60"
+    )
+    assert terminate(engine) == 0
     assert engine.process.stderr.read() == "kvscope-engine: stopped before the model was loaded\n"
     wait_until_gone(children)
 
 
-def test_while_a_model_comes_from_the_hub(
+def test_sigterm_during_a_hub_download_leaves_no_process_or_file(
     start_engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub stands still in the middle of a file: nobody waits for the rest."""
+    """The hub stops in the middle of a file, and the rest is not waited for."""
     with small_hub(tmp_path / "home") as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -124,38 +127,38 @@ def test_while_a_model_comes_from_the_hub(
         engine = start_engine("--model", "owner/endless", "--stop-timeout", "60", "--record", str(path))
         wait_for(lambda: any(tmp_path.rglob("*.incomplete")), engine)
         children = descendants(engine)
-        assert asked_to_end(engine) == 0
+        assert terminate(engine) == 0
         nothing = f"and nothing is recorded: there is no '{path}'"
         assert engine.process.stderr.read() == f"kvscope-engine: stopped before the model was loaded, {nothing}\n"
         wait_until_gone(children)
-        assert not any(tmp_path.rglob("*.incomplete")), "nobody could go on with it"
+        assert not any(tmp_path.rglob("*.incomplete")), "an incomplete download was left"
 
 
 @pytest.mark.parametrize("wait_s", [0, 1])
-def test_while_ranks_start(
-    wait_s: float, started: Callable[..., Any], tiny_model: Callable[..., str], tmp_path: Path
+def test_sigterm_while_ranks_start_leaves_no_process(
+    wait_s: float, start_until: Callable[..., Any], tiny_model: Callable[..., str], tmp_path: Path
 ) -> None:
     options = ("--model", tiny_model(), "--dtype", "float32", "--tensor-parallel-size", "2", "--stop-timeout", "60")
-    engine, children, _ = started("executor.follower", *options)
+    engine, children, _ = start_until("executor.follower", *options)
     time.sleep(wait_s)
-    assert asked_to_end(engine) == 0
+    assert terminate(engine) == 0
     wait_until_gone(children)
 
 
-def test_a_rank_that_stands_still_is_not_left_behind(
-    started: Callable[..., Any], talk_to: Callable[..., Any], tiny_model: Callable[..., str], tmp_path: Path
+def test_suspended_rank_is_killed_at_the_end_and_the_recording_is_kept(
+    start_until: Callable[..., Any], connect_client: Callable[..., Any], tiny_model: Callable[..., str], tmp_path: Path
 ) -> None:
-    """It hears nothing and ends nothing: it is killed with the engine, and what was recorded is kept."""
+    """A suspended rank receives nothing and does not end by itself, so it is killed with the engine."""
     path = tmp_path / "run.mcap"
     options = ("--model", tiny_model(), "--dtype", "float32", "--tensor-parallel-size", "2", "--stop-timeout", "2")
-    engine, children, follower = started(
+    engine, children, follower = start_until(
         "executor.follower", *options, "--num-gpu-blocks-override", "64", "--record", str(path)
     )
-    talk = talk_to(engine)
+    talk = connect_client(engine)
     talk.submit_ids("said", (5, 6, 7), max_tokens=3)
     talk.wait_for(lambda: "said" in talk.finished())
     follower.suspend()
-    assert asked_to_end(engine) == 1
+    assert terminate(engine) == 1
     assert "it did not stop within 1.6 s" in engine.process.stderr.read()
     wait_until_gone(children)
     assert path.is_file()

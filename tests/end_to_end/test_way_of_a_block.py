@@ -1,8 +1,8 @@
-"""How many files a block goes through, from its allocation to its pixel in the page map: a real run, traced.
+"""A block passes a limited number of files from its allocation to its pixel in the page map: a real run is traced.
 
-A pool gives one block away, a frame tells of it over real sockets, a session applies it and the page map draws it.
-What counts is a file of ours that hands the block on: without it the pixel would not change. What looks at the same
-frame for something else, or checks it on its way, is beside it. Start-up, other views and timers are not in the run.
+A pool allocates a block, a frame with it is sent over real sockets, a session applies it and the page map draws it. A
+file counts if it passes the block on: without it the pixel would not change. Code that uses the same frame for other
+purposes, or checks it on the way, does not count. Start-up, other views and timers are not in the run.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ NUM_BLOCKS: Final = 64
 WAIT_MS: Final = 60_000
 
 
-class Watched:
-    """A pool whose changes are published on `endpoint`, and a desktop's page map of it."""
+class WatchedPool:
+    """A pool whose changes are published on `endpoint`, and an app's page map of it."""
 
     def __init__(self, endpoint: str, qtbot: QtBot) -> None:
         self.pool = BlockPool(NUM_BLOCKS, 16)
@@ -114,18 +114,18 @@ class Watched:
         self.view.resize(800, 600)
         self.view.show()
 
-    def look(self) -> None:
-        """As a window does each display frame."""
+    def refresh(self) -> None:
+        """Poll and draw like a window in each display frame."""
         self.session.poll()
         self.view.refresh()
 
-    def tell(self) -> None:
-        """As an engine does after each step."""
+    def publish(self) -> None:
+        """Publish a frame like an engine after each step."""
         self.recorder.record_idle(1, time.monotonic_ns())
 
-    def has_all(self) -> bool:
-        """Whether the desktop shows what the pool is."""
-        self.look()
+    def is_up_to_date(self) -> bool:
+        """Return whether the app shows the state of the pool."""
+        self.refresh()
         return self.session.source.status.state is SourceState.LIVE and (
             self.session.mirror.num_active == self.pool.num_active
         )
@@ -152,20 +152,20 @@ class Watched:
         return Heartbeat(epoch=EPOCH, time_ns=time.monotonic_ns())
 
 
-def test_a_block_goes_through_the_files_of_its_way(socket_folder: Path, qtbot: QtBot) -> None:
+def test_block_passes_only_the_listed_files(socket_folder: Path, qtbot: QtBot) -> None:
     with Trace() as trace:
-        watched = Watched(f"ipc://{socket_folder}/engine", qtbot)
+        watched = WatchedPool(f"ipc://{socket_folder}/engine", qtbot)
         watched.pool.allocate(1, owner=5)
-        watched.tell()
-        qtbot.waitUntil(watched.has_all, timeout=WAIT_MS)
+        watched.publish()
+        qtbot.waitUntil(watched.is_up_to_date, timeout=WAIT_MS)
         before = np.array(watched.view.scene.pixels)
         trace.begin()
         watched.pool.allocate(1, owner=5)
-        watched.tell()
-        while not watched.has_all():
+        watched.publish()
+        while not watched.is_up_to_date():
             time.sleep(0.002)
         trace.end()
     after = np.array(watched.view.scene.pixels)
     watched.close()
-    assert (after != before).any(), "the block is seen"
+    assert (after != before).any(), "the page map did not change"
     check_way(trace.ran, WAY, BESIDE)

@@ -1,7 +1,8 @@
-"""How many files a command goes through, from a click on *Pause engine* to the bar that says so: a real run, traced.
+"""A command passes a limited number of files from a click on *Pause engine* to the bar that reports it: a real run is
+traced.
 
-What counts is a file of ours of which a function has in hand the command, its answer, or that the engine is paused and
-by whom, as messages, bytes or words. What else hears of it (other views, text that is asked for, events) is beside it.
+A file counts if one of its functions handles the command, its answer, or the fact that the engine is paused and by
+whom, as messages, bytes or text. Other uses (other views, block texts, events) do not count.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ NAME: Final = "somebody-with-a-name"
 WAIT_MS: Final = 60_000
 
 
-def is_it(value: Any) -> bool:
-    """The command, its answer, or that the engine is paused."""
+def is_about_the_command(value: Any) -> bool:
+    """Return whether a value is the command, its answer, or the fact that the engine is paused."""
     if isinstance(value, Control):
         return value.action == "pause"
     if isinstance(value, Status):
@@ -68,15 +69,15 @@ def is_it(value: Any) -> bool:
     return isinstance(value, Done) or value is SourceState.PAUSED
 
 
-def test_a_command_goes_through_the_files_of_its_way(
+def test_command_passes_only_the_listed_files(
     socket_folder: Path,
     qtbot: QtBot,
     make_window: Callable[..., Any],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=NAME))
-    with Following(is_it, but_not_by=(Heartbeat,)) as trace:
-        service = EngineService(f"ipc://{socket_folder}", fake_engine.builder(fake_engine.Options()))
+    with Following(is_about_the_command, but_not_by=(Heartbeat,)) as trace:
+        service = EngineService(f"ipc://{socket_folder}", fake_engine.builder(fake_engine.FakeEngineOptions()))
         engine = threading.Thread(target=service.run)
         engine.start()
         session = Session(LiveSource(f"ipc://{socket_folder}"))
@@ -92,5 +93,5 @@ def test_a_command_goes_through_the_files_of_its_way(
     session.close()
     service.stop()
     engine.join()
-    print(*sorted(trace.functions), sep="\n")  # shown where it fails
+    print(*sorted(trace.functions), sep="\n")  # shown if the test fails
     check_way(trace.ran, WAY, BESIDE)

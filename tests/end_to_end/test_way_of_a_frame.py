@@ -1,10 +1,9 @@
-"""How many files a frame goes through into a recording, and back by a seek: a real run, traced.
+"""A frame passes a limited number of files into a recording and back by a seek: a real run is traced.
 
-What counts is a file of ours of which a function has the frame in hand, or what stands in its place: the columns of a
-batch, a delta checkpoint or a keyframe in the file, an update, the state after it. The way in begins where a recorder
-is given frames of some seconds (so that delta checkpoints are written too), the way back where somebody seeks; it ends
-with a mirror of that moment. Opening the file is not on it, nor are views. Figures of each second are made of the same
-frames, and what is read is checked: both are beside it.
+A file counts if one of its functions handles the frame or its representation: the columns of a batch, a delta
+checkpoint or keyframe in the file, an update, or the state after it. The way in begins where a recorder receives
+frames of some seconds (so that delta checkpoints are written too), the way back with a seek; it ends with a mirror of
+that time. Opening the file and views do not count, nor do figures of each second and the checks of what is read.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ BESIDE: Final = {
 STEP_NS: Final = 5_000_000
 
 
-def test_a_frame_goes_through_the_files_of_its_way(tmp_path: Path) -> None:
+def test_frame_passes_only_the_listed_files(tmp_path: Path) -> None:
     now_ns = 1_000_000_000
     engine = SimulatedEngine(num_blocks=2_000, num_running=8, clock=lambda: now_ns)
     snapshot, frames = engine.snapshot(), list[Frame]()

@@ -1,8 +1,8 @@
-"""How many files a token goes through, from the sampler to an HTTP client: a real run, traced.
+"""A token passes a limited number of files from the sampler to an HTTP client: a real run is traced.
 
-What counts is a file of ours of which a function has the token in hand, as a number, a text, a message or bytes, while
-one request of a chat streams: not what only runs at the same time, not what starts or ends the request, and not what
-becomes of the token as a part of a block or of the next step.
+A file counts if one of its functions handles the token as a number, a text, a message or bytes while one chat request
+streams: not code that only runs at the same time, starts or ends the request, or uses the token in a block or in the
+next step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHERS: Final = (
     "put_inputs",
     "ModelRunner._forward",
 )
-"""Telemetry, the blocks that the token is written into, and the next step, whose input it is."""
+"""Telemetry, the blocks that the token is written to, and the next step, which has it as input."""
 WAY: Final = (
     "engine/kvscope_engine/model/layers/sampling/sampler.py",
     "engine/kvscope_engine/model/runner/model_runner.py",
@@ -53,7 +53,7 @@ WAY: Final = (
 
 @pytest.fixture
 def model(tiny_model: Callable[..., str]) -> str:
-    """A tiny model whose tokens are words that nothing else is."""
+    """A tiny model whose tokens are unique words."""
     name = tiny_model(vocab_size=VOCABULARY)
     words = {f"word{number}": number for number in range(VOCABULARY)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
@@ -67,7 +67,7 @@ def model(tiny_model: Callable[..., str]) -> str:
 
 @pytest.fixture
 def serve(model: str) -> Iterator[Callable[[], Served]]:
-    """An engine with the model, and the API before it."""
+    """Function that serves the model with the HTTP API: `serve()`."""
     made: list[Served] = []
 
     def make() -> Served:
@@ -84,8 +84,8 @@ def serve(model: str) -> Iterator[Callable[[], Served]]:
         one.close()
 
 
-def stream(served: Served, heard: Callable[[str], None]) -> None:
-    """A chat, a token an event."""
+def stream_chat(served: Served, heard: Callable[[str], None]) -> None:
+    """Stream a chat with one token per event."""
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "temperature": 0, "max_tokens": MAX_TOKENS}
     body |= {"stream": True, "ignore_eos": True}
     with (
@@ -98,8 +98,8 @@ def stream(served: Served, heard: Callable[[str], None]) -> None:
                 heard(choice["delta"].get("content") or "")
 
 
-class TheToken:
-    """Known as a number, in a text and in bytes, on the host and on the device."""
+class TracedToken:
+    """A token that is recognized as a number, in text and in bytes, on the host and on the device."""
 
     number = -1
 
@@ -115,18 +115,18 @@ class TheToken:
         return isinstance(value, torch.Tensor) and value.numel() == 1 and value.item() == self.number
 
 
-def test_a_token_goes_through_the_files_of_its_way(serve: Callable[[], Served]) -> None:
-    token = TheToken()
+def test_token_passes_only_the_listed_files(serve: Callable[[], Served]) -> None:
+    token = TracedToken()
     with Following(token.is_it, but_not_in=OTHERS) as trace:
         served = serve()
         said: list[str] = []
-        stream(served, said.append)
+        stream_chat(served, said.append)
         words = [text.strip() for text in said if text.strip()]
         word = next(word for word in words[4:-4] if words.count(word) == 1 and len(word) == len("word12345"))
         token.number = int(word.removeprefix("word"))
         trace.begin()
-        stream(served, lambda text: None)
+        stream_chat(served, lambda text: None)
         time.sleep(0.1)
         trace.end()
-    print(*sorted(trace.functions), sep="\n")  # shown where it fails
+    print(*sorted(trace.functions), sep="\n")  # shown if the test fails
     check_way(trace.ran, WAY, {})

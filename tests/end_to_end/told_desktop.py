@@ -1,10 +1,10 @@
-"""A real desktop, without a display, that does what it is told on its standard input and says what a person would see.
+"""A real app without a display that follows commands on its standard input and prints what a person would see.
 
-    python told_desktop.py ENDPOINT
+    python scripted_desktop.py ENDPOINT
 
-Lines in: `record FILE`, `stop`, `look`, `quit`. Lines out: `live`, once telemetry comes and is kept, or it is known
-that it cannot be; `recording FILE`, `not FILE`;
-`notice …` and `banner …` as they are shown; `at STEP`, what `look` sees.
+Lines in: `record FILE`, `stop`, `look`, `quit`. Lines out: `live`, once telemetry arrives and is kept or it is known
+that it cannot be kept; `recording FILE`, `not FILE`; `notice …` and `banner …` as they are shown; `at STEP`, the
+answer to `look`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from kvscope_app.session.recording.text_recorder import set_text_consent
 LOOK_MS = 50
 
 
-class ToldDesktop(QObject):
+class ScriptedDesktop(QObject):
     """One window on `endpoint`."""
 
     def __init__(self, desktop: Desktop, endpoint: str) -> None:
         super().__init__()
         self.window = desktop.open_window(endpoint)
         desktop.offer_left_rings()
-        self.window.session.noticed.connect(lambda text: tell(f"notice {text}"))
+        self.window.session.noticed.connect(lambda text: print_line(f"notice {text}"))
         self._banner = ""
         self._is_live = False
         self._clock = QTimer(self, interval=LOOK_MS)
         self._clock.timeout.connect(self._look)
         self._clock.start()
         self._words = QSocketNotifier(0, QSocketNotifier.Type.Read, self)
-        self._words.activated.connect(self._obey)
+        self._words.activated.connect(self._follow_command)
 
     def _look(self) -> None:
         session, banner = self.window.session, self.window.banner.text
@@ -47,12 +47,12 @@ class ToldDesktop(QObject):
         is_settled = kept is not None and (kept.range_ns is not None or kept.failure)
         if not self._is_live and is_settled and session.mirror.hello is not None:
             self._is_live = True
-            tell("live")
+            print_line("live")
         if banner and banner != self._banner:
-            tell(f"banner {banner}")
+            print_line(f"banner {banner}")
         self._banner = banner
 
-    def _obey(self) -> None:
+    def _follow_command(self) -> None:
         words = sys.stdin.readline().split()
         if not words or words[0] == "quit":
             self.window.close()
@@ -60,24 +60,24 @@ class ToldDesktop(QObject):
             record(self.window, words[1])
             recorder = self.window.session.recorder
             is_on = recorder is not None and str(recorder.path) == words[1]
-            tell(f"{'recording' if is_on else 'not'} {words[1]}")
+            print_line(f"{'recording' if is_on else 'not'} {words[1]}")
         elif words[0] == "stop":
             stop_recording(self.window)
         elif words[0] == "look":
-            tell(f"at {self.window.session.mirror.step}")
+            print_line(f"at {self.window.session.mirror.step}")
 
 
-def tell(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
 def main() -> int:
-    """Until it is told to quit."""
+    """Run until `quit`."""
     app = make_application()
     settings = QSettings()
     set_text_consent(settings, False)
     desktop = Desktop(app, Options(theme="dark"), settings)
-    commanded = ToldDesktop(desktop, sys.argv[1])
+    commanded = ScriptedDesktop(desktop, sys.argv[1])
     code = app.exec()
     commanded.deleteLater()
     desktop.close()

@@ -1,4 +1,6 @@
-"""A pool and a scheduler driven without a model, over a KV cache that notices every wrong block; tiny real engines."""
+"""Fixtures: a pool and a scheduler driven without a model, over a fake KV cache that detects every wrong block; tiny
+real engines.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,7 @@ VOCABULARY = 50
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_compiler() -> Iterator[None]:
-    """Beside other tests the compiler of regular expressions and schemas gets little of the processor, and none of them
-    asks how long that may last."""
+    """Raise the time limits of the structured-output compiler, which gets little CPU while other tests run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvscope_engine.structured_output.forms.MAX_WAIT_S", 500.0)
         yield
@@ -40,7 +41,7 @@ def patient_compiler() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty folder in place of the user's cache, in which what was measured or tuned on this machine may be."""
+    """Empty cache folder in place of the user's, which may contain measurements and tunings of this machine."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVSCOPE_CACHE", str(folder))
@@ -59,22 +60,22 @@ class Shape:
     prefix_caching: bool = True
     allocator: str = "paged"
     knows_lengths: bool = False
-    """Whether requests come with `expected_tokens`."""
+    """Whether requests have `expected_tokens`."""
     num_host: int = 0
     num_disk: int = 0
     num_states: int = 0
-    """Slots for states of recurrent layers, kept every `state_interval` tokens."""
+    """Slots for states of recurrent layers, which are saved every `state_interval` tokens."""
     num_host_states: int = 0
     state_interval: int = 16
     preemption: str = "swap"
     max_adapters: int = 0
     block_bytes: tuple[int, ...] = (24,)
-    """Of each tensor; with `page_bytes`, for the policy `virtual`."""
+    """Bytes of a block in each tensor. Together with `page_bytes` used by the policy `virtual`."""
     page_bytes: int = 32
     groups: tuple[GroupRule, ...] = ONE_GROUP
 
     def space(self) -> AddressSpace:
-        """Of the policy `virtual`."""
+        """Address space of the policy `virtual`."""
         return address_space(
             block_bytes=self.block_bytes,
             page_bytes=self.page_bytes,
@@ -86,7 +87,7 @@ class Shape:
 
 
 class FakePages:
-    """A mapper that notices pages mapped twice, taken away while not there, or more than there is memory for."""
+    """A mapper that detects pages mapped twice, unmapped while absent, or mapped beyond the memory."""
 
     def __init__(self, shape: Shape) -> None:
         space = shape.space()
@@ -110,7 +111,7 @@ class FakePages:
         self.num_unmapped += len(gone)
 
     def check_backed(self, blocks: Sequence[int]) -> None:
-        """Every byte of these blocks has memory behind it."""
+        """Check that every byte of these blocks is backed by memory."""
         for tensor, size in enumerate(self.block_bytes):
             for block in blocks:
                 pages = range(block * size // self.page_bytes, ((block + 1) * size - 1) // self.page_bytes + 1)
@@ -126,7 +127,7 @@ class FakePages:
 
 
 def running_hashes(tokens: Sequence[int], adapter: Adapter | None = None) -> list[int]:
-    """For each position, a number that tells all tokens up to it, and the adapter: what its KV would depend on."""
+    """Return a number per position that identifies all tokens up to it and the adapter, as their KV would."""
     value, hashes = 7 if adapter is None else 7 + int.from_bytes(adapter.key[:4], "big"), []
     for token in tokens:
         value = (value * 1_000_003 + token + 1) % (1 << 61)
@@ -135,20 +136,20 @@ def running_hashes(tokens: Sequence[int], adapter: Adapter | None = None) -> lis
 
 
 def next_token(tokens: Sequence[int], adapter: Adapter | None = None) -> int:
-    """What the pretended model says after `tokens`."""
+    """Return the token that the fake model generates after `tokens`."""
     return running_hashes(tokens, adapter)[-1] % VOCABULARY
 
 
 def completion(prompt: Sequence[int], max_tokens: int, adapter: Adapter | None = None) -> list[int]:
-    """What a request must have generated in the end, whatever else ran."""
+    """Return the tokens that a request must generate, whatever else runs."""
     tokens = list(prompt)
     for _ in range(max_tokens):
         tokens.append(next_token(tokens, adapter))
     return tokens[len(prompt) :]
 
 
-class PretendMover:
-    """Copies numbers instead of bytes; saves as late as it may. The disk breaks when the test says so."""
+class FakeMover:
+    """Copies numbers instead of bytes and delays saves as long as allowed. The disk fails when the test says so."""
 
     def __init__(self, kv: Any, shape: Shape) -> None:
         self.kv = kv
@@ -207,7 +208,7 @@ class PretendMover:
 
 
 class Drive:
-    """Runs steps. Each checks the plan, the pool, and that every token sees exactly its own past."""
+    """Runs steps. Each step checks the plan, the pool, and that every token sees exactly its own past."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -230,7 +231,7 @@ class Drive:
             groups=shape.groups,
         )
         self.kv = np.full((num_rows, shape.block_size), POISON, np.int64)
-        self.mover = PretendMover(self.kv, shape)
+        self.mover = FakeMover(self.kv, shape)
         self.states = [POISON] * (shape.num_states + shape.num_host_states)
         """What each slot holds, on the device and in host memory: a number that tells all tokens before."""
         states = StatePool(self.pool, shape.state_interval, shape.max_model_len, keeps_checkpoints=shape.prefix_caching)
@@ -266,7 +267,7 @@ class Drive:
         batch: str = "",
         adapter: Adapter | None = None,
     ) -> Request:
-        """A new request, numbered, not yet added."""
+        """Return a new request that is not queued yet."""
         self.num_requests += 1
         self.now_ns += 1000
         return Request(
@@ -284,20 +285,20 @@ class Drive:
         )
 
     def submit(self, prompt: Sequence[int], max_tokens: int, **options: Any) -> Request:
-        """A new request in the queue; `options` are those of `request`."""
+        """Queue a new request; `options` are those of `request`."""
         request = self.request(prompt, max_tokens, **options)
         self.scheduler.add_request(request)
         return request
 
     def fork(self, parent: Request) -> Request:
-        """A child with the parent's tokens."""
+        """Return a child request with the parent's tokens."""
         child = self.request(parent.prompt_token_ids, parent.max_tokens, adapter=parent.adapter)
         child.output_token_ids[:] = parent.output_token_ids
         self.scheduler.fork(parent, child, self.now_ns)
         return child
 
     def siblings(self, prompt: Sequence[int], max_tokens: int, count: int) -> list[Request]:
-        """A request in the queue and `count` more completions of its prompt, held back until that is computed."""
+        """Queue a request and `count` further completions of its prompt, which wait until the prompt is computed."""
         parent = self.submit(prompt, max_tokens, batch=f"b{self.num_requests}")
         children = [self.request(prompt, max_tokens, batch=parent.batch) for _ in range(count)]
         for child in children:
@@ -306,10 +307,10 @@ class Drive:
         return [parent, *children]
 
     def step(self, abort: Request | None = None, *, ahead: bool = False) -> tuple[StepPlan, StepResult]:
-        """Schedule, run, commit, give out tokens, end who is done; everything is checked.
+        """Schedule, run, commit, distribute tokens and finish requests, with all checks.
 
         `abort` is aborted between schedule and commit. With `ahead` the next step is launched before this one is
-        committed, where the scheduler can: what it samples nobody knows until then.
+        committed, if the scheduler can: its sampled tokens are unknown until then.
         """
         self.step_count += 1
         self.now_ns += 1_000_000
@@ -324,7 +325,7 @@ class Drive:
         return self._commit(*flight)
 
     def settle(self) -> None:
-        """Nothing is in flight any more."""
+        """Commit the step in flight, if there is one."""
         flight = self._take_flight()
         if flight is not None:
             self.step_count += 1
@@ -337,7 +338,7 @@ class Drive:
         return flight
 
     def _launch(self, plan: StepPlan, running: StepPlan | None) -> tuple[StepPlan, StepResult]:
-        """The device's tokens run before the host's."""
+        """Run the step with the device's tokens, before the host knows them."""
         self.scheduler.check_integrity()
         self._check_plan(plan, {item.request.number: item for item in running.scheduled} if running else {})
         assert not self.mover.pending, "a step runs before its blocks were saved"
@@ -354,12 +355,12 @@ class Drive:
         return plan, result
 
     def forget_freed(self) -> None:
-        """What is free holds nothing that anybody may read."""
+        """Forget the contents of free blocks, which must not be read."""
         state = self.pool.ledger.state[: self.pool.num_blocks]
         self.kv[np.isin(state, (BlockState.FREE, BlockState.UNMAPPED))] = POISON
 
     def run(self, max_steps: int = 10_000) -> int:
-        """Step until nothing is unfinished; returns the number of steps."""
+        """Step until no request is unfinished. Returns the number of steps."""
         for count in range(max_steps):
             if not self.scheduler.requests:
                 return count
@@ -400,7 +401,9 @@ class Drive:
                     self.states[save.slot] = hashes[save.num_tokens - 1]
 
     def _tokens(self, item: Scheduled) -> Sequence[int]:
-        """Up to the last that it computes: what the host knows, and what the device sampled since."""
+        """Return the tokens up to the last that `item` computes: those known to the host, then those sampled on the
+        device.
+        """
         stop = item.start + item.num_tokens
         known = item.request.tokens(0, stop)
         return known if len(known) == stop else [*known, self.sampled[item.request.number]]
@@ -455,7 +458,7 @@ class Drive:
 
 
 class PastMark:
-    """A point of a lane that has nothing left."""
+    """A mark of a stream with no pending work."""
 
     def is_past(self) -> bool:
         return True
@@ -465,7 +468,7 @@ class PastMark:
 
 
 class PromptStreams:
-    """Lanes of a device that do all at once. `before_mark` may raise what a GPU raises when it has no memory left."""
+    """Streams that run all work immediately. `before_mark` may raise what a GPU raises when it is out of memory."""
 
     def __init__(self, before_mark: Callable[[], None] = lambda: None) -> None:
         self.before_mark = before_mark
@@ -491,20 +494,21 @@ def prompt_streams() -> type[PromptStreams]:
 
 @pytest.fixture
 def drive() -> Callable[..., Drive]:
-    """Makes a `Drive`; keyword arguments are those of `Shape`."""
+    """Function that makes a `Drive` from the fields of `Shape`."""
     return lambda **sizes: Drive(Shape(**sizes))
 
 
 @pytest.fixture
 def expected_completion() -> Callable[[Sequence[int], int], list[int]]:
-    """What a prompt's completion must be in the end, whatever else ran."""
+    """Function that returns the tokens that a prompt must generate, whatever else runs."""
     return completion
 
 
 @pytest.fixture(scope="session")
 def make_small(tiny_model: Callable[..., str]) -> Callable[..., Engine]:
-    """Makes real engines on a tiny random model, in float32, that whoever asks for them closes; keyword arguments are
-    those of EngineConfig."""
+    """Function that makes a real float32 engine on a tiny random model from fields of EngineConfig; the caller closes
+    it.
+    """
     from kvscope_engine import Engine, EngineConfig
 
     def make(*, publish: Any = None, **options: Any) -> Engine:
@@ -517,7 +521,7 @@ def make_small(tiny_model: Callable[..., str]) -> Callable[..., Engine]:
 
 @pytest.fixture
 def make_engine(make_small: Callable[..., Engine]) -> Iterator[Callable[..., Engine]]:
-    """As `make_small`; closes them at the end."""
+    """Function like `make_small` whose engines are closed after the test."""
     engines: list[Engine] = []
 
     def make(**options: Any) -> Engine:

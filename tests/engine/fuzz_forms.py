@@ -1,4 +1,4 @@
-"""Random forms against a good client: what the explosive ones cost somebody who only streams.
+"""Random structured-output requests and a well-behaved client: what expensive ones cost a client that only streams.
 
 `python tests/engine/fuzz_forms.py --count 500` starts `serve` with the default model, measures a stream alone, then the
 same stream beside clients that ask for no form ("plain"), then beside clients that send forms ("loud"), and prints its
@@ -38,7 +38,7 @@ PROMPT = "Count slowly, one number after another."
 
 
 def random_form(drawn: random.Random) -> dict[str, Any]:
-    """Fields of a request."""
+    """Return the fields of a random structured-output request."""
     kind = drawn.choice(("regex", "regex", "schema", "grammar", "choice"))
     if kind == "regex":
         return {"guided_regex": _regex(drawn)}
@@ -113,7 +113,7 @@ def _grammar(drawn: random.Random) -> str:
 
 
 class Server:
-    """`serve` as a process, with its API."""
+    """`serve` as a process, with its HTTP API."""
 
     def __init__(self, folder: Path, options: list[str]) -> None:
         words = [sys.executable, "-m", "kvscope_engine.cli.main", "serve", "--endpoint", f"ipc://{folder}/s"]
@@ -131,7 +131,7 @@ class Server:
             time.sleep(0.1)
 
     def is_healthy(self) -> bool:
-        """What `/health` says."""
+        """Return whether `/health` succeeds."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=10) as answer:
                 return bool(answer.status == 200)
@@ -139,7 +139,7 @@ class Server:
             return False
 
     def stream(self, seconds: float, gaps: list[float], fields: dict[str, Any] | None = None) -> None:
-        """A good client: one answer after another, and the seconds between its tokens."""
+        """Stream one answer after another and record the seconds between tokens."""
         ends_s = time.monotonic() + seconds
         while time.monotonic() < ends_s:
             body = {"prompt": PROMPT, "max_tokens": 400, "stream": True, "ignore_eos": True, **(fields or {})}
@@ -156,7 +156,7 @@ class Server:
                         return
 
     def ask(self, fields: dict[str, Any], timeout_s: float = 300.0) -> str:
-        """What became of a form, in a word or two."""
+        """Send a structured-output request and return its outcome in a word or two."""
         body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 1.2, **fields}
         try:
             with self._open("/v1/completions", body, timeout_s) as answer:
@@ -178,12 +178,12 @@ class Server:
             return f"lost: {type(error).__name__}"
 
     def fill_pool(self) -> None:
-        """Write each of its blocks, and let the C libraries keep what such steps take."""
+        """Write every block of the pool, and let the C libraries allocate what such steps need."""
         for number in range(8):
             self.ask({"prompt": f"{number} " * 1100, "max_tokens": 2})
 
     def memory_mb(self) -> dict[str, int]:
-        """Of all its processes, what is shared counted once; pages of files, which the system takes back, are not."""
+        """Return the memory of all processes without page cache, shared memory counted once."""
         engine = psutil.Process(self.process.pid)
         found = {"engine": _anonymous_mb(engine.pid), "forms": 0, "other": 0}
         for process in engine.children(recursive=True):
@@ -193,7 +193,7 @@ class Server:
         return found | {"all": sum(found.values())}
 
     def stop(self) -> float:
-        """SIGTERM; seconds until it has ended."""
+        """Send SIGTERM and return the seconds until the process has ended."""
         started_s = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
@@ -215,13 +215,13 @@ def _anonymous_mb(pid: int) -> int:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """In milliseconds."""
+    """Return a percentile in milliseconds."""
     return 1e3 * sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 @contextlib.contextmanager
 def _good_client(server: Server, gaps: list[float]) -> Iterator[None]:
-    """One that streams meanwhile."""
+    """Run a well-behaved client that streams meanwhile."""
     ends = threading.Event()
 
     def stream() -> None:
@@ -238,7 +238,7 @@ def _good_client(server: Server, gaps: list[float]) -> Iterator[None]:
 
 
 def storm(server: Server, waiting: Iterator[dict[str, Any]], clients: int) -> collections.Counter[str]:
-    """All forms, from several clients at a time; what became of them."""
+    """Send all requests from several clients concurrently and return their outcomes."""
     became: collections.Counter[str] = collections.Counter()
     lock = threading.Lock()
 
@@ -264,7 +264,7 @@ def storm(server: Server, waiting: Iterator[dict[str, Any]], clients: int) -> co
 
 
 def run(count: int, seed: int, clients: int, quiet_s: float, options: list[str]) -> dict[str, Any]:
-    """The whole of it."""
+    """Run the whole measurement."""
     drawn = random.Random(seed)
     forms = [random_form(drawn) for _ in range(count)]
     with tempfile.TemporaryDirectory() as folder:
@@ -318,7 +318,7 @@ def run(count: int, seed: int, clients: int, quiet_s: float, options: list[str])
 
 
 def main() -> int:
-    """Prints what `run` gives; 1 when the good client noticed."""
+    """Print the result of `run`. Returns 1 if the well-behaved client was affected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)

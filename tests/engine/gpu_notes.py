@@ -1,4 +1,4 @@
-"""What an engine on a GPU notes that a test takes for a fault. On some cards it notes other things, too."""
+"""Notices of an engine on a GPU that tests treat as faults."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ FAULTS = ("CUDA graph", "not pinned", "a step failed")
 
 
 def faults_in(notes: Iterable[str]) -> list[str]:
-    """Those that tell of graphs that were not captured, host memory that is not pinned, or steps that failed."""
+    """Return notices about graphs that were not captured, host memory that is not pinned, or failed steps."""
     return [note for note in notes if any(words in note for words in FAULTS)]

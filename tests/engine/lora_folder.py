@@ -1,4 +1,4 @@
-"""Random LoRA adapters in folders as PEFT writes them, and the same merged into transformers' weights."""
+"""Random LoRA adapters in folders in PEFT's format, and the same adapters merged into transformers' weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PREFIX = "base_model.model."
 def write_adapter(
     folder: Path, model: Any, *, seed: int = 0, rank: int = 4, targets: Sequence[str] = ALL, **config: Any
 ) -> Path:
-    """An adapter of `model` large enough to change what it says; `config` are more fields of its configuration."""
+    """Write an adapter large enough to change the model's tokens; `config` are more fields of its configuration."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, module in model.named_modules():
@@ -39,7 +39,7 @@ def write_files(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str
 
 
 def merged(model: Any, folder: Path) -> Any:
-    """`model` with the adapter in its weights: W + scale * B @ A."""
+    """Return `model` with the adapter added to its weights: W + scale * B @ A."""
     from safetensors.torch import load_file
 
     config = json.loads((folder / "adapter_config.json").read_text())
@@ -55,7 +55,7 @@ def merged(model: Any, folder: Path) -> Any:
 
 
 def greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
-    """What transformers says: the whole sequence again for each token."""
+    """Return transformers' greedy tokens, computing the whole sequence again for each."""
     ids = list(prompt)
     with torch.inference_mode():
         for _ in range(num_tokens):

@@ -1,7 +1,7 @@
-"""Tiny configurations of every causal and multimodal model type that the installed transformers has, by one recipe.
+"""Tiny configurations of every causal and multimodal model type of the installed transformers, made by one recipe.
 
-Each part of a type's default configuration is made again with small sizes, as far as it has them; what depends on sizes
-(kinds of layers, rotary tables) its own class works out. CHANGES are for types whose sizes have names of their own.
+Each part of a type's default configuration is made again with small sizes, as far as it has them; what depends on
+sizes (layer types, rotary tables) is computed by its own class. CHANGES is for types whose sizes have other names.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ SIZES: Final[dict[str, Any]] = {
     "mm_tokens_per_image": 4,
     "decoder_vocab_size": VOCABULARY,
 }
-"""By the name in a configuration."""
+"""Small sizes by their name in a configuration."""
 IS_DECODER: Final = frozenset(
     {
         "bert",
@@ -148,12 +148,12 @@ IS_DECODER: Final = frozenset(
     }
     | {"roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )
-"""Encoders that transformers also makes decoders of: tried as such."""
+"""Encoders that transformers can also build as decoders; tried as decoders."""
 MAY_BE_NONE: Final = frozenset(
     {"head_dim", "num_key_value_heads", "n_group", "topk_group", "num_experts_per_tok", "n_routed_experts"}
     | {"moe_intermediate_size", "num_experts", "num_local_experts", "q_lora_rank", "n_head_kv"}
 )
-"""Sizes that some types know no default for, and need."""
+"""Required sizes without a default in some types."""
 
 
 def _rope(*sections: int, **more: Any) -> dict[str, Any]:
@@ -181,14 +181,14 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
         "swa_num_attention_heads": 4,
         "swa_num_key_value_heads": 4,
         "swa_q_lora_rank": 16,
-        "swa_kv_lora_rank": 48,  # other sizes than those of full layers, as in transformers' defaults
+        "swa_kv_lora_rank": 48,  # sizes that differ from full-attention layers, as in transformers' defaults
         "swa_head_dim": 28,
         "swa_qk_nope_head_dim": 20,
         "swa_v_head_dim": 10,
     },
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
     "dots3_note_vision_encoder": {
-        "num_hidden_layers": 42,  # each of which has a number of experts of its own
+        "num_hidden_layers": 42,  # each has its own number of experts
         "adapter_in_dim": 64,
         "adapter_out_dim": 64,
     },
@@ -223,7 +223,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "inkling2_text": _INKLING,
     "inkling2_vision": {"text_hidden_size": 64},
     "mllama_text_model": {"cross_attention_layers": [1]},
-    "moshi": {"sliding_window": 512},  # as long as its context, as that of the released one
+    "moshi": {"sliding_window": 512},  # as long as the context, like in the released model
     "molmo2_adapter": {"vision_feature_layer": [3, 1]},
     "paddleocr_vl_text": _rope(2, 3, 3),
     "qwen2_5_omni_text": _rope(2, 3, 3),
@@ -244,13 +244,13 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "zamba2": {"initializer_range": 0.1},
     "xmod": {"default_language": "en_XX"},
 }
-"""By the type of a part."""
+"""Changes by the type of a part."""
 AS_THEY_ARE: Final = frozenset({"nemotron3_5_transcribe_audio", "nemotron3_5_transcribe_word_timestamp"})
-"""Parts whose sizes must fit each other in ways of their own."""
+"""Types whose parts need sizes that fit each other."""
 
 
 def model_types() -> list[str]:
-    """Of transformers' causal language models, and of those that also see or hear and write text."""
+    """Return transformers' causal language models, and multimodal models that write text."""
     from transformers.models.auto import modeling_auto
 
     kinds = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM")
@@ -258,7 +258,7 @@ def model_types() -> list[str]:
 
 
 def tiny_config(model_type: str) -> Any:
-    """Of a model small enough to be made in a moment."""
+    """Return the configuration of a model that is quick to make."""
     from transformers import AutoConfig
 
     config: Any = AutoConfig.for_model(model_type, **small_options(default_config(model_type)))
@@ -266,18 +266,18 @@ def tiny_config(model_type: str) -> Any:
 
 
 def default_config(model_type: str) -> Any:
-    """As transformers makes it when nothing is asked for."""
+    """Return transformers' default configuration."""
     from transformers import AutoConfig
 
     needed = CHANGES.get(model_type, {})
     try:
         return AutoConfig.for_model(model_type)
-    except Exception:  # what cannot be made of nothing
+    except Exception:  # values that cannot be derived
         return AutoConfig.for_model(model_type, **needed)
 
 
 def small_options(config: Any) -> dict[str, Any]:
-    """Keyword arguments for the class of `config`."""
+    """Return keyword arguments for the class of `config`."""
     from transformers import PretrainedConfig
 
     kind = config.model_type
@@ -304,12 +304,12 @@ def small_options(config: Any) -> dict[str, Any]:
 
 
 def is_size(name: str, value: Any) -> bool:
-    """Whether a configuration's own value may be made small: nothing is given where it has nothing."""
+    """Return whether a configuration value may be replaced by a small one; missing values stay missing."""
     return name in MAY_BE_NONE if value is None else isinstance(value, list | tuple) == isinstance(SIZES[name], tuple)
 
 
 def _own(config: Any, name: str) -> Any:
-    """As all layers have it: asked of a configuration whose layers differ, what differs raises."""
+    """Return an attribute that is equal in all layers; configurations with different layers raise."""
     try:
         return getattr(config, name)
     except Exception:

@@ -1,8 +1,8 @@
-"""Tries which model types the engine serves, and writes docs/reference/model-types.md from the results.
+"""Which model types are served, and how others are refused: a results file, and the page made from it.
 
     python -m tests.engine.model_types_page [--processes N] [TYPE …]
 
-tries every type of the installed transformers (some minutes), and writes the results and the page.
+tries every type of the installed transformers (some minutes) and writes both.
 """
 
 from __future__ import annotations
@@ -105,12 +105,13 @@ def _row(name: str, found: Mapping[str, str], columns: Iterable[str]) -> str:
 
 
 def read_results() -> tuple[str, Results]:
-    """Return the version of transformers that was tried, and the result of each of its types."""
+    """Return the tested version of transformers and the result of each type."""
     read = json.loads(RESULTS.read_text("utf-8"))
     return read["transformers"], read["types"]
 
 
 def main() -> None:
+    """Try all types and write the results and the page."""
     import transformers
     from tests.engine.model_types import model_types
 

@@ -1,4 +1,4 @@
-"""Configurations of tiny models with recurrent layers, one of each family that transformers has."""
+"""Configurations of tiny models with recurrent layers, one for each family in transformers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ EACH_KIND: Final = (
     "kimi_linear",
     "recurrent_gemma",
 )
-"""One of each kind of layer."""
+"""Families that together have each kind of layer."""
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "qwen3_next": {"head_dim": 8, **_DELTA, **_EXPERTS},
     "qwen3_5_text": {"head_dim": 8, **_DELTA},
@@ -172,24 +172,24 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "zaya": {"head_dim": 8},
 }
 ONE_BY_ONE: Final = frozenset({"recurrent_gemma"})
-"""Whose recurrent layers forget their state where a piece has several tokens."""
+"""Families whose recurrent layers lose their state in chunks of several tokens."""
 WITHOUT_ATTENTION: Final = frozenset({"mamba", "falcon_mamba", "mamba2", "rwkv"})
 
 
 def sampled(families: Iterable[str] = FAMILIES) -> list[Any]:
-    """Of these one of each kind of layer, and the others for those who wait."""
+    """Return parameters for one family per kind of layer; the others run only with `storm`."""
     return [family if family in EACH_KIND else pytest.param(family, marks=pytest.mark.storm) for family in families]
 
 
 def recurrent_config(family: str, **changes: Any) -> Any:
-    """Of a tiny model."""
+    """Return the configuration of a tiny model."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(family, **(SIZES | FAMILIES[family] | changes))
 
 
 def recurrent_model(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
-    """Of random weights, as transformers makes it."""
+    """Return a tiny transformers model with random weights."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)

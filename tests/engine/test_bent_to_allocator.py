@@ -1,4 +1,4 @@
-"""`--allocator contiguous` alone: what was left to the engine bends, what was asked for is refused."""
+"""`--allocator contiguous` alone: defaults are adjusted, but explicit options that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Make = Callable[..., "Engine"]
 
 
-def test_what_was_left_to_the_engine_bends_and_is_told(make_engine: Make) -> None:
+def test_defaults_are_adjusted_to_the_allocator_and_reported(make_engine: Make) -> None:
     engine = make_engine(allocator="contiguous", enable_prefix_caching=None, num_gpu_blocks_override=3)
     hello = engine.snapshot().hello
     assert not hello.cache.prefix_caching
@@ -26,12 +26,12 @@ def test_what_was_left_to_the_engine_bends_and_is_told(make_engine: Make) -> Non
     assert shorter.startswith(f"max_model_len is {hello.model.max_model_len} and not the model's ")
 
 
-def test_what_fits_stays_as_the_model_has_it(make_engine: Make) -> None:
+def test_fitting_options_are_not_adjusted(make_engine: Make) -> None:
     engine = make_engine(allocator="buddy", enable_prefix_caching=False, num_gpu_blocks_override=3)
     assert engine.notes == ()
 
 
-def test_what_was_asked_for_is_refused(make_engine: Make) -> None:
+def test_explicit_options_that_do_not_fit_the_allocator_are_refused(make_engine: Make) -> None:
     with pytest.raises(BadInput, match="leave out --enable-prefix-caching"):
         EngineConfig(allocator="contiguous", enable_prefix_caching=True)
     with pytest.raises(BadInput, match="max_model_len=128 is not accepted with allocator='contiguous'"):

@@ -1,4 +1,4 @@
-"""An engine that publishes KV events: who follows them has its prefix cache, and engines of one seed agree."""
+"""An engine publishes KV cache events: a subscriber has the same prefix cache, and engines with one seed agree."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ON = KvEventsConfig(enable_kv_cache_events=True, endpoint=ANY, replay_endpoint=A
 
 
 @pytest.fixture
-def follow() -> Iterator[Callable[[Engine], KvEventStream]]:
-    """A stream of an engine's events."""
+def follow_events() -> Iterator[Callable[[Engine], KvEventStream]]:
+    """Function that subscribes to the KV cache events of an engine: `follow_events(engine)`."""
     streams: list[KvEventStream] = []
 
     def start(engine: Engine) -> KvEventStream:
-        streams.append(KvEventStream(*published_on(engine)))
+        streams.append(KvEventStream(*published_endpoints(engine)))
         return streams[-1]
 
     yield start
@@ -39,8 +39,8 @@ def follow() -> Iterator[Callable[[Engine], KvEventStream]]:
         stream.close()
 
 
-def published_on(engine: Engine) -> list[str]:
-    """The endpoints that whoever started the engine is told: of events, and of replays."""
+def published_endpoints(engine: Engine) -> list[str]:
+    """Return the endpoints in the notice of the engine: of events and of replays."""
     (note,) = engine.notes
     return re.findall(r"tcp://[\d.:]+", note)
 
@@ -54,8 +54,8 @@ def run(engine: Engine, *prompts: list[int], max_tokens: int = 8) -> None:
         assert not completion.error
 
 
-def items(engine: Engine, stream: KvEventStream) -> list[StreamItem]:
-    """All that was published so far."""
+def published_items(engine: Engine, stream: KvEventStream) -> list[StreamItem]:
+    """Return everything that was published so far."""
     assert engine.cache_events is not None
     last = engine.cache_events._publisher.next_seq - 1
     taken: list[StreamItem] = []
@@ -67,7 +67,7 @@ def items(engine: Engine, stream: KvEventStream) -> list[StreamItem]:
     return taken + stream.take_items()
 
 
-def cached(all_items: list[StreamItem]) -> set[int]:
+def cached_hashes(all_items: list[StreamItem]) -> set[int]:
     held: set[int] = set()
     for item in all_items:
         assert isinstance(item, Received)
@@ -79,30 +79,30 @@ def cached(all_items: list[StreamItem]) -> set[int]:
     return held
 
 
-def ledger(engine: Engine) -> set[int]:
+def hashes_in_ledger(engine: Engine) -> set[int]:
     return set(engine.components.pool.ledger.hash.tolist()) - {0}
 
 
-def test_who_was_there_and_who_came_late_have_the_same_as_the_engine(
-    make_engine: MakeEngine, follow: Callable[[Engine], KvEventStream]
+def test_early_and_late_subscribers_have_the_prefix_cache_of_the_engine(
+    make_engine: MakeEngine, follow_events: Callable[[Engine], KvEventStream]
 ) -> None:
     engine = make_engine(kv_events_config=ON, num_gpu_blocks_override=24)
-    early = follow(engine)
+    early = follow_events(engine)
     for start in range(8):
         run(engine, list(range(3 + start, 43 + start)))
     engine.reset_prefix_cache()
     run(engine, list(range(5, 60)), list(range(5, 30)))
-    held = ledger(engine)
+    held = hashes_in_ledger(engine)
     assert held
-    assert cached(items(engine, early)) == held
-    assert cached(items(engine, follow(engine))) == held
+    assert cached_hashes(published_items(engine, early)) == held
+    assert cached_hashes(published_items(engine, follow_events(engine))) == held
 
 
-def test_prompts_of_different_salts_never_share(
-    make_engine: MakeEngine, follow: Callable[[Engine], KvEventStream]
+def test_prompts_with_different_salts_share_no_blocks(
+    make_engine: MakeEngine, follow_events: Callable[[Engine], KvEventStream]
 ) -> None:
     engine = make_engine(kv_events_config=ON)
-    stream = follow(engine)
+    stream = follow_events(engine)
     ids = tuple(range(3, 43))
     sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     shared = []
@@ -111,46 +111,50 @@ def test_prompts_of_different_salts_never_share(
         (completion,) = engine.generate([submit])
         shared.append(completion.usage.cached_tokens > 0)
     assert shared == [False, False, False, True, True]
-    received = [item for item in items(engine, stream) if isinstance(item, Received)]
+    received = [item for item in published_items(engine, stream) if isinstance(item, Received)]
     stored = [event for item in received for event in item.batch.events if isinstance(event, BlockStored)]
     keys = [read_extra_keys(event.extra_keys)[0] for event in stored if event.extra_keys is not None]
     assert keys == [("mine",), ("yours",)]
-    assert any(event.extra_keys is None and event.parent_block_hash is None for event in stored), "who has no salt"
+    assert any(event.extra_keys is None and event.parent_block_hash is None for event in stored), (
+        "no event of a prompt without a salt"
+    )
 
 
-def test_engines_with_one_seed_give_one_text_the_same_hash(make_engine: MakeEngine) -> None:
+def test_engines_with_one_seed_give_a_text_the_same_hash(make_engine: MakeEngine) -> None:
     hashes = []
     for seed in (1, 1, 2):
         engine = make_engine(kv_events_config=ON, seed=seed)
         run(engine, list(range(3, 43)), max_tokens=1)
-        hashes.append(ledger(engine))
+        hashes.append(hashes_in_ledger(engine))
     assert hashes[0] == hashes[1]
     assert not hashes[0] & hashes[2]
 
 
 @pytest.mark.parametrize("config", [None, KvEventsConfig(enable_kv_cache_events=True, publisher="null")])
-def test_off_there_is_nothing_and_hashes_are_nobodys(make_engine: MakeEngine, config: KvEventsConfig | None) -> None:
+def test_without_events_nothing_is_logged_and_hashes_are_private(
+    make_engine: MakeEngine, config: KvEventsConfig | None
+) -> None:
     engines = [make_engine(kv_events_config=config) for _ in range(2)]
     for engine in engines:
         run(engine, list(range(3, 43)), max_tokens=1)
         assert engine.components.pool.cache_log is None
         assert not any("KV events" in note for note in engine.notes)
-    assert not ledger(engines[0]) & ledger(engines[1])
+    assert not hashes_in_ledger(engines[0]) & hashes_in_ledger(engines[1])
 
 
-def test_it_is_said_where_they_are_published(make_engine: MakeEngine) -> None:
+def test_notice_names_the_endpoint_of_the_events(make_engine: MakeEngine) -> None:
     (note,) = make_engine(kv_events_config=ON).notes
     assert note.startswith("KV events, with the tokens of prompts, are published on tcp://127.0.0.1:")
 
 
-def test_an_endpoint_that_is_taken_is_said_before_a_model_is_loaded(make_engine: MakeEngine) -> None:
+def test_endpoint_in_use_is_reported_before_the_model_is_loaded(make_engine: MakeEngine) -> None:
     engine = make_engine(kv_events_config=ON)
-    taken = KvEventsConfig(enable_kv_cache_events=True, endpoint=published_on(engine)[0], bind=True)
+    taken = KvEventsConfig(enable_kv_cache_events=True, endpoint=published_endpoints(engine)[0], bind=True)
     with pytest.raises(EndpointInUse, match="in use"):
         make_engine(kv_events_config=taken, model="dummy:/nowhere.json")
 
 
-def test_a_model_that_cannot_be_loaded_leaves_no_publisher(make_engine: MakeEngine) -> None:
+def test_failed_model_load_leaves_no_publisher_thread(make_engine: MakeEngine) -> None:
     before = set(threading.enumerate())
     with pytest.raises(BadInput):
         make_engine(kv_events_config=ON, model="dummy:/nowhere.json")

@@ -1,4 +1,4 @@
-"""Where the cache is, and that nobody sees half of what is put there."""
+"""The cache folder: where it is, and that incomplete files are never seen in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_engine.cache_folder import cache_folder, exclusive, replace_folder,
 from kvscope_telemetry.errors import KvscopeError
 
 
-def test_the_nearest_setting_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_specific_setting_of_the_cache_folder_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KVSCOPE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -27,14 +27,14 @@ def test_the_nearest_setting_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert cache_folder().is_dir()
 
 
-def test_a_place_that_cannot_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_cache_folder_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "file" / "below"))
     with pytest.raises(KvscopeError, match="KVSCOPE_CACHE"):
         cache_folder()
 
 
-def test_a_scratch_folder_leaves_nothing(tmp_path: Path) -> None:
+def test_scratch_folder_is_removed_after_use_and_after_errors(tmp_path: Path) -> None:
     with scratch_folder(tmp_path / "parent") as scratch:
         (scratch / "half").write_bytes(b"x")
     with pytest.raises(ZeroDivisionError), scratch_folder(tmp_path / "parent"):
@@ -65,7 +65,7 @@ def test_scratch_folder_of_a_killed_process_is_removed_and_one_in_use_stays(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["tmp-a-file"]
 
 
-def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
+def test_replace_folder_replaces_the_old_contents(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for folder in (old, new):
         folder.mkdir()
@@ -75,7 +75,7 @@ def test_a_folder_takes_the_place_of_another(tmp_path: Path) -> None:
     assert not new.exists()
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_exclusive_lets_one_thread_in_at_a_time(tmp_path: Path) -> None:
     order: list[str] = []
     inside, leave = threading.Event(), threading.Event()
 
@@ -94,7 +94,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     inside.wait(60)
-    threads[1].join(0.05)  # long enough for it to wait, or to come in wrongly
+    threads[1].join(0.05)  # long enough for it to wait, or to enter wrongly
     leave.set()
     for thread in threads:
         thread.join(60)
@@ -102,7 +102,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-def test_a_lock_that_is_no_plain_file_is_named(tmp_path: Path, kind: str) -> None:
+def test_lock_that_is_no_regular_file_is_named_in_the_error(tmp_path: Path, kind: str) -> None:
     lock, target = tmp_path / "entry.lock", tmp_path / "elsewhere"
     if kind == "link":
         lock.symlink_to(target)
@@ -115,10 +115,10 @@ def test_a_lock_that_is_no_plain_file_is_named(tmp_path: Path, kind: str) -> Non
         exclusive(tmp_path / "entry"),
     ):
         pass
-    assert not target.exists(), "a link is not followed"
+    assert not target.exists(), "the link was followed"
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_folder_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -1,4 +1,4 @@
-"""The order of a start, and that what was asked for and the threads reach those that need them."""
+"""The order of steps at start, and that options and threads reach the components that need them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_telemetry.messages.commands import Finished, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
-def config(model: str, **options: Any) -> EngineConfig:
+def engine_config(model: str, **options: Any) -> EngineConfig:
     return EngineConfig(model=model, device="cpu", dtype="float32", kv_memory_bytes=4 << 20, **options)
 
 
@@ -24,10 +24,10 @@ def run_a_few_steps(engine: Engine) -> None:
     assert len(list(engine.generate([Submit(request_id="-", prompt_token_ids=(5, 6, 7), sampling=sampling)]))) == 1
 
 
-def test_blocks_are_counted_when_joining_is_over_and_captured_over_when_they_are_there(
+def test_blocks_are_counted_after_fusing_and_the_runner_is_built_last(
     tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What joining gives up is free for blocks, and the profile of a step is that of the model as it runs."""
+    """Fusing frees memory for blocks, and a step is measured with the model as it runs."""
     order: list[str] = []
 
     def noted(name: str, is_ready: Callable[..., bool] = lambda *_: True) -> None:
@@ -44,12 +44,12 @@ def test_blocks_are_counted_when_joining_is_over_and_captured_over_when_they_are
         return getattr(loaded.module, "kvscope_fused_model", None) is not None
 
     noted("load_model")
-    noted("_fingerprint", lambda config, loaded: not is_joined(config, loaded))
+    noted("_fingerprint", lambda engine_config, loaded: not is_joined(engine_config, loaded))
     noted("make_ready_to_run")
     noted("pool_size", is_joined)
     noted("storage_for_model")
     noted("ModelRunner")
-    Engine(config(tiny_model())).close()
+    Engine(engine_config(tiny_model())).close()
     assert order == [
         "load_model",
         "_fingerprint",
@@ -61,7 +61,7 @@ def test_blocks_are_counted_when_joining_is_over_and_captured_over_when_they_are
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_eager_steps_are_those_of_the_runner(
+def test_enforce_eager_reaches_the_runner(
     tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch, enforce_eager: bool
 ) -> None:
     asked: list[bool] = []
@@ -72,14 +72,14 @@ def test_eager_steps_are_those_of_the_runner(
         return original(*args, enforce_eager=enforce_eager, **options)
 
     monkeypatch.setattr(components, "ModelRunner", runner)
-    Engine(config(tiny_model(), enforce_eager=enforce_eager)).close()
+    Engine(engine_config(tiny_model(), enforce_eager=enforce_eager)).close()
     assert asked == [enforce_eager]
 
 
-class Threads:
-    """Counts what it is asked."""
+class FakeThreads:
+    """Counts its calls."""
 
-    made: list[Threads]
+    made: list[FakeThreads]
 
     def __init__(self, num_threads: int | None) -> None:
         self.num_threads = num_threads
@@ -95,25 +95,25 @@ class Threads:
 
 
 @pytest.mark.parametrize("num_threads", [None, 1])
-def test_threads_are_looked_at_between_steps(
+def test_threads_are_checked_after_every_step(
     tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch, num_threads: int | None
 ) -> None:
-    """Whether some wait for a core; how many are given up then is `CpuThreads`' own."""
-    Threads.made = []
-    monkeypatch.setattr(components, "CpuThreads", Threads)
-    with Engine(config(tiny_model(), num_threads=num_threads)) as engine:
+    """`CpuThreads` decides how many of the threads to give up."""
+    FakeThreads.made = []
+    monkeypatch.setattr(components, "CpuThreads", FakeThreads)
+    with Engine(engine_config(tiny_model(), num_threads=num_threads)) as engine:
         run_a_few_steps(engine)
-        (threads,) = Threads.made
+        (threads,) = FakeThreads.made
         assert threads.num_looks == engine.step_count > 1
     assert threads.num_threads == num_threads
     assert threads.is_closed
 
 
-def test_a_step_without_memory_ends_its_own_requests_alone(
+def test_step_without_memory_ends_only_its_own_requests(
     tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that come after are served."""
-    with Engine(config(tiny_model())) as engine:
+    """Requests that come later are served."""
+    with Engine(engine_config(tiny_model())) as engine:
         runner, failures = engine.components.runner, [torch.OutOfMemoryError("out of memory")] * 30
         run = runner.run
         monkeypatch.setattr(runner, "run", lambda plan: run(plan) if not failures else _raise(failures.pop()))
@@ -133,17 +133,17 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
-def test_the_longest_request_is_told_as_the_pool_and_the_model_let_it_be(tiny_model: Callable[..., str]) -> None:
-    """The number by which `submit` refuses, so that a meter of context means the same."""
+def test_reported_longest_request_is_the_limit_of_submit(tiny_model: Callable[..., str]) -> None:
+    """The number with which `submit` refuses, so that a display of the context length means the same."""
 
     def submit(engine: Engine, num_prompt_tokens: int) -> None:
         sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
         prompt = tuple(5 + place % 9 for place in range(num_prompt_tokens))
         engine.submit(Submit(request_id=f"{num_prompt_tokens}", prompt_token_ids=prompt, sampling=sampling))
 
-    # By the model's length, what it may generate is shortened to the room there is.
+    # With the model's length, the output is shortened to the remaining length.
     for num_blocks, expected, refused in ((6, 96, 93), (1000, 512, 512)):
-        engine = Engine(config(tiny_model(), num_gpu_blocks_override=num_blocks))
+        engine = Engine(engine_config(tiny_model(), num_gpu_blocks_override=num_blocks))
         try:
             assert engine.hello.cache.max_request_tokens == expected
             submit(engine, refused - 1)
@@ -153,11 +153,11 @@ def test_the_longest_request_is_told_as_the_pool_and_the_model_let_it_be(tiny_mo
             engine.close()
 
 
-def test_engines_on_a_cpu_wait_for_nobody_and_leave_no_file(
+def test_cpu_engines_do_not_wait_for_each_other_and_leave_no_file(
     tiny_model: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-    with Engine(config(tiny_model())) as engine, Engine(config(tiny_model())) as beside:
+    with Engine(engine_config(tiny_model())) as engine, Engine(engine_config(tiny_model())) as beside:
         assert engine.components.guard is None
         run_a_few_steps(engine)
         run_a_few_steps(beside)

@@ -1,4 +1,4 @@
-"""What goes wrong in a step: one request's output ends that request; anything else ends the engine, saying why."""
+"""Failures in a step: one in the output of a request ends that request; any other ends the engine with its reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = {"good": tuple(range(3, 13)), "bad": tuple(range(40, 53)), "other": tuple(range(90, 97))}
 
 
-def _run(engine: Engine, *names: str) -> dict[str, SimpleNamespace]:
+def _run_requests(engine: Engine, *names: str) -> dict[str, SimpleNamespace]:
     said: list[Tokens | Finished] = []
     for name in names:
         engine.submit(Submit(request_id=name, prompt_token_ids=PROMPTS[name], sampling=GREEDY))
@@ -34,12 +34,12 @@ def _run(engine: Engine, *names: str) -> dict[str, SimpleNamespace]:
     }
 
 
-def _assert_nothing_is_held(engine: Engine) -> None:
+def _assert_nothing_is_allocated(engine: Engine) -> None:
     engine.components.scheduler.check_integrity()
     assert BlockState.ACTIVE not in engine.snapshot().blocks.state
 
 
-def _failing_for(name: str, after: int, whole: Callable[..., Any]) -> Callable[..., Any]:
+def _judge_failing_for(name: str, after: int, whole: Callable[..., Any]) -> Callable[..., Any]:
     def judge(stream: OutputStream, *values: Any) -> Any:
         if stream.client_id == name and len(stream.request.output_token_ids) >= after:
             raise ValueError("an evil\ntokenizer")
@@ -49,25 +49,25 @@ def _failing_for(name: str, after: int, whole: Callable[..., Any]) -> Callable[.
 
 
 @pytest.mark.parametrize("after", [1, 5, 12])
-def test_an_output_that_cannot_be_written_ends_its_own_request(
+def test_failed_output_ends_only_its_own_request(
     after: int, make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = _run(make_engine(), "good", "other")
+    alone = _run_requests(make_engine(), "good", "other")
     engine = make_engine()
     with monkeypatch.context() as patch:
-        patch.setattr(OutputStream, "judge", _failing_for("bad", after, OutputStream.judge))
-        together = _run(engine, "good", "bad", "other")
+        patch.setattr(OutputStream, "judge", _judge_failing_for("bad", after, OutputStream.judge))
+        together = _run_requests(engine, "good", "bad", "other")
     for name in ("good", "other"):
         assert together[name].tokens == alone[name].tokens
         assert together[name].last[0].finish_reason == "length"
     (last,) = together["bad"].last
     assert (last.finish_reason, last.usage.completion_tokens) == ("error", after)
     assert last.error == "its output could not be written: ValueError('an evil\\ntokenizer')"
-    _assert_nothing_is_held(engine)
-    assert _run(engine, "good")["good"].tokens == alone["good"].tokens, "it serves on"
+    _assert_nothing_is_allocated(engine)
+    assert _run_requests(engine, "good")["good"].tokens == alone["good"].tokens, "the engine did not continue correctly"
 
 
-def test_a_detokenizer_that_fails_at_the_end_ends_it_all_the_same(make_engine: Make) -> None:
+def test_request_ends_even_if_its_detokenizer_fails_at_the_end(make_engine: Make) -> None:
     class Evil:
         stopped = False
 
@@ -84,11 +84,11 @@ def test_a_detokenizer_that_fails_at_the_end_ends_it_all_the_same(make_engine: M
     engine.abort("bad")
     said = engine.step()
     assert [m.finish_reason for m in said if isinstance(m, Finished)] == ["abort"]
-    _assert_nothing_is_held(engine)
+    _assert_nothing_is_allocated(engine)
 
 
 @pytest.mark.parametrize("phase", ["schedule", "run", "commit", "record"])
-def test_what_is_of_no_single_request_is_raised(phase: str, make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_of_no_single_request_is_raised(phase: str, make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine()
     parts = engine.components
     owners = {

@@ -1,4 +1,4 @@
-"""`--deterministic`: a request's numbers are the same bits whatever runs beside it, is cut off or was cached."""
+"""`--deterministic`: the numbers of a request do not depend on other requests, preemption or the prefix cache."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ WIDE = {
     "num_key_value_heads": 3,
     "head_dim": 64,
 }
-"""So wide that products of one row and of several add otherwise."""
+"""So wide that products of one row and of several rows sum in different orders."""
 
 Answer = list[tuple[int, float]]
-"""Tokens and their log-probabilities."""
+"""Tokens with their log probabilities."""
 
 interpret = kernels.interpret
 
@@ -43,8 +43,10 @@ GPU = [pytest.param(("cuda", dtype), marks=pytest.mark.gpu) for dtype in ("float
 
 
 @pytest.fixture(params=[("cpu", "float32"), ("cpu", "bfloat16"), *GPU], ids=" ".join)
-def make(request: pytest.FixtureRequest, tiny_model: Callable[..., str]) -> Iterator[Callable[..., Engine]]:
-    """Makes deterministic engines, and closes them."""
+def make_deterministic_engine(
+    request: pytest.FixtureRequest, tiny_model: Callable[..., str]
+) -> Iterator[Callable[..., Engine]]:
+    """Function that makes deterministic engines, which are closed after the test."""
     engines: list[Engine] = []
     device, dtype = request.param
     if device == "cuda" and not torch.cuda.is_available():
@@ -62,7 +64,7 @@ def make(request: pytest.FixtureRequest, tiny_model: Callable[..., str]) -> Iter
 
 
 def submits(count: int) -> list[Submit]:
-    """Prompts of many lengths, every other of which begins as the one before."""
+    """Return prompts of many lengths, of which every other begins like the one before."""
     rng, prompts = random.Random(3), list[tuple[int, ...]]()
     for index in range(count):
         words = tuple(rng.choices(range(3, 256), k=rng.choice((3, 17, 40, 77))))
@@ -90,41 +92,45 @@ def answers(engine: Engine, asked: Sequence[Submit], *, at_once: bool = True) ->
     return said
 
 
-def test_a_request_says_the_same_bits_alone_and_beside_others(make: Callable[..., Engine]) -> None:
+def test_request_gives_the_same_bits_alone_and_beside_others(make_deterministic_engine: Callable[..., Engine]) -> None:
     asked = submits(6)
-    alone = answers(make(), asked, at_once=False)
+    alone = answers(make_deterministic_engine(), asked, at_once=False)
     assert all(len(answer) == 9 for answer in alone.values())
     for options in (
         {},
         {"max_num_batched_tokens": 16, "max_num_seqs": 4},  # prompts are cut elsewhere
         {"enable_prefix_caching": False, "block_size": 8, "fingerprints": True},
-        {"num_gpu_blocks_override": 40},  # preempted and computed again
+        {"num_gpu_blocks_override": 40},  # preempted and recomputed
         {"num_gpu_blocks_override": 40, "host_kv_memory_bytes": 1 << 22, "preemption": "swap"},
     ):
-        assert answers(make(**options), asked) == alone, options
+        assert answers(make_deterministic_engine(**options), asked) == alone, options
 
 
-def test_what_an_answer_left_in_the_cache_is_as_a_prompt_would_compute_it(make: Callable[..., Engine]) -> None:
-    """The second turn of a chat begins with blocks that decodes wrote."""
-    engine, (first, *_) = make(), submits(1)
+def test_cached_output_equals_the_same_tokens_computed_as_prompt(
+    make_deterministic_engine: Callable[..., Engine],
+) -> None:
+    """The second turn of a chat begins with blocks that were written while decoding."""
+    engine, (first, *_) = make_deterministic_engine(), submits(1)
     said = [token for token, _ in answers(engine, [first])["0"]]
     sampling = SamplingParams(max_tokens=5, logprobs=0, ignore_eos=True, temperature=0.0)
     turn = Submit(request_id="turn", prompt_token_ids=(*(first.prompt_token_ids or ()), *said, 9, 8), sampling=sampling)
     cached = answers(engine, [turn])
     assert engine.step_recorder.snapshot(engine.hello, 0, 0).counters.cached_tokens > 0
-    assert answers(make(), [turn]) == cached
+    assert answers(make_deterministic_engine(), [turn]) == cached
 
 
-def test_several_threads_do_not_split_by_the_batch_either(make: Callable[..., Engine]) -> None:
-    """Their number does change bits: it stays as it is, and a recording tells it."""
+def test_several_threads_do_not_depend_on_the_batch(make_deterministic_engine: Callable[..., Engine]) -> None:
+    """The number of threads does change bits, so it stays fixed and is recorded."""
     asked = submits(3)
     try:
-        assert answers(make(num_threads=2), asked) == answers(make(num_threads=2), asked, at_once=False)
+        assert answers(make_deterministic_engine(num_threads=2), asked) == answers(
+            make_deterministic_engine(num_threads=2), asked, at_once=False
+        )
     finally:
         torch.set_num_threads(1)
 
 
-def test_the_proof_at_load_names_a_layer_that_looks_at_places(tiny_model: Callable[..., str]) -> None:
+def test_check_at_load_names_a_layer_that_depends_on_positions(tiny_model: Callable[..., str]) -> None:
     loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
     check_hook(loaded.module)
     assert differing_part(loaded.module, 16, ops_for("cpu")) == ""
@@ -134,7 +140,7 @@ def test_the_proof_at_load_names_a_layer_that_looks_at_places(tiny_model: Callab
     assert differing_part(loaded.module, 16, ops_for("cpu")).startswith("layer 1 ")
 
 
-def test_the_proof_at_load_names_a_head_that_looks_at_places(tiny_model: Callable[..., str]) -> None:
+def test_check_at_load_names_an_output_layer_that_depends_on_positions(tiny_model: Callable[..., str]) -> None:
     loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
     check_hook(loaded.module)
     head = loaded.module.get_output_embeddings()  # type: ignore[operator]
@@ -144,10 +150,10 @@ def test_the_proof_at_load_names_a_head_that_looks_at_places(tiny_model: Callabl
 
 
 @pytest.mark.interpreter
-def test_attention_of_a_gpu_is_the_same_bits_at_every_place(
+def test_gpu_attention_gives_the_same_bits_in_every_batch_position(
     interpret: Callable[..., Any], tiny_model: Callable[..., str]
 ) -> None:
-    """Its kernel between a CPU's products; as it is launched elsewhere it does not pass the proof."""
+    """The kernel runs between CPU matrix products; with its usual launch options it does not pass the check."""
     name = tiny_model(model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=9)
     loaded = load_model(EngineConfig(model=name, device="cpu", dtype="float32"), lambda progress: None)
     check_hook(loaded.module)
@@ -164,7 +170,7 @@ def test_attention_of_a_gpu_is_the_same_bits_at_every_place(
     assert differing_part(loaded.module, 16, replace(ops_for("cpu"), prefill=varying)).startswith("layer 1 ")
 
 
-def test_tiles_of_other_sizes_are_used_where_they_give_the_same_bits(tiny_model: Callable[..., str]) -> None:
+def test_other_tile_sizes_are_used_only_if_they_give_the_same_bits(tiny_model: Callable[..., str]) -> None:
     loaded = load_model(EngineConfig(model=tiny_model(), device="cpu", dtype="float32"), lambda progress: None)
     check_hook(loaded.module)
     size, *equal_sizes = proven_tiles(loaded)
@@ -198,12 +204,12 @@ def test_tiles_of_other_sizes_are_used_where_they_give_the_same_bits(tiny_model:
         {"lora_modules": (LoraModule(name="a", path="b"),)},
     ],
 )
-def test_what_adds_by_the_batch_is_refused_by_name(options: dict[str, Any]) -> None:
+def test_options_that_depend_on_the_batch_are_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=f"^{next(iter(options))}=.* is not accepted with deterministic=True: "):
         EngineConfig(deterministic=True, **options)
 
 
-def test_models_that_add_by_the_batch_are_refused_by_name(tiny_model: Callable[..., str]) -> None:
+def test_models_that_depend_on_the_batch_are_refused_by_name(tiny_model: Callable[..., str]) -> None:
     with pytest.raises(BadInput, match=r"not accepted with model .*attention of float16"):
         Engine(EngineConfig(model=tiny_model(), device="cpu", dtype="float16", deterministic=True))
     experts = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4}

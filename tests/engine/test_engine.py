@@ -1,4 +1,4 @@
-"""A real engine with a tiny random model: what it refuses, what it says, and what it leaves behind."""
+"""A real engine with a tiny random model: what it refuses, returns and releases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Make = Callable[..., Engine]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 
-def prompt_of(seed: int, length: int = 10) -> tuple[int, ...]:
+def random_prompt(seed: int, length: int = 10) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(3, 256), k=length))
 
 
@@ -40,7 +40,7 @@ def run_to_end(engine: Engine) -> list[Tokens | Finished]:
     return said
 
 
-def last_words(said: Sequence[Tokens | Finished], name: str) -> list[Finished]:
+def finished_messages(said: Sequence[Tokens | Finished], name: str) -> list[Finished]:
     return [message for message in said if isinstance(message, Finished) and message.request_id == name]
 
 
@@ -77,7 +77,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_prompt_is_refused_at_once_and_allocates_nothing(make_engine: Make, name: str) -> None:
+def test_invalid_prompt_is_refused_at_once_and_allocates_nothing(make_engine: Make, name: str) -> None:
     engine = make_engine(num_gpu_blocks_override=64)
     before = engine.snapshot().blocks
     times = []
@@ -93,11 +93,11 @@ def test_a_bad_prompt_is_refused_at_once_and_allocates_nothing(make_engine: Make
     assert not engine.has_unfinished
 
 
-def test_bad_prompts_change_nothing_for_those_beside_them(make_engine: Make) -> None:
+def test_invalid_prompts_do_not_affect_other_requests(make_engine: Make) -> None:
     def outputs(engine: Engine, bad: Sequence[Submit]) -> list[list[int]]:
         said: list[Tokens | Finished] = []
         for number in range(6):
-            engine.submit(submit_of(f"r{number}", prompt_of(number)))
+            engine.submit(submit_of(f"r{number}", random_prompt(number)))
             for submit in bad:
                 with pytest.raises(BadInput):
                     engine.submit(submit)
@@ -110,10 +110,10 @@ def test_bad_prompts_change_nothing_for_those_beside_them(make_engine: Make) -> 
     assert len({tuple(tokens) for tokens in undisturbed}) == 6
 
 
-def test_ten_that_can_never_fit_do_not_hold_up_ten_that_can(make_engine: Make) -> None:
+def test_ten_impossible_requests_do_not_delay_ten_possible_ones(make_engine: Make) -> None:
     engine = make_engine(num_gpu_blocks_override=32)
-    bad = [submit_of("-", prompt_of(n), SamplingParams(max_tokens=400)) for n in range(10)]
-    good = [submit_of("-", prompt_of(n)) for n in range(10)]
+    bad = [submit_of("-", random_prompt(n), SamplingParams(max_tokens=400)) for n in range(10)]
+    good = [submit_of("-", random_prompt(n)) for n in range(10)]
     completions = list(engine.generate([*bad, *good]))
     for completion in completions[:10]:
         assert completion.finish_reason == "error"
@@ -124,39 +124,41 @@ def test_ten_that_can_never_fit_do_not_hold_up_ten_that_can(make_engine: Make) -
 # Ids and aborts
 
 
-def test_an_id_in_use_is_refused_and_its_request_unharmed(make_engine: Make) -> None:
+def test_request_id_in_use_is_refused_without_harm_to_its_request(make_engine: Make) -> None:
     engine = make_engine()
-    expected = complete(engine, prompt_of(1)).token_ids
-    engine.submit(submit_of("a", prompt_of(1)))
+    expected = complete(engine, random_prompt(1)).token_ids
+    engine.submit(submit_of("a", random_prompt(1)))
     said = engine.step()
     with pytest.raises(BadInput, match="'a' is in use"):
-        engine.submit(submit_of("a", prompt_of(2)))
+        engine.submit(submit_of("a", random_prompt(2)))
     said += run_to_end(engine)
     assert tokens_of(said, "a") == expected
-    engine.submit(submit_of("a", prompt_of(1)))
+    engine.submit(submit_of("a", random_prompt(1)))
     assert tokens_of(run_to_end(engine), "a") == expected, "an id is free once its request ended"
 
 
-def test_aborts_of_nothing_change_nothing(make_engine: Make) -> None:
+def test_aborting_unknown_or_finished_requests_changes_nothing(make_engine: Make) -> None:
     engine = make_engine()
     engine.abort("never heard of")
     assert engine.step() == []
-    assert complete(engine, prompt_of(1)).finish_reason == "length"
+    assert complete(engine, random_prompt(1)).finish_reason == "length"
     engine.abort("generate-0")
     assert engine.step() == []
-    engine.submit(submit_of("a", prompt_of(1)))
-    engine.submit(submit_of("b", prompt_of(2)))
+    engine.submit(submit_of("a", random_prompt(1)))
+    engine.submit(submit_of("b", random_prompt(2)))
     said = engine.step()
     engine.abort("a")
     engine.abort("a")
     said += run_to_end(engine)
-    assert [last.finish_reason for last in last_words(said, "a")] == ["abort"], "a second abort says nothing more"
+    assert [last.finish_reason for last in finished_messages(said, "a")] == ["abort"], (
+        "a second abort says nothing more"
+    )
     assert len(tokens_of(said, "b")) == 12
     assert engine.snapshot().counters.aborted == 1
     assert num_active(engine) == 0
 
 
-def test_a_request_that_was_aborted_before_its_prompt_was_read_is_listed(make_engine: Make) -> None:
+def test_request_aborted_before_its_prompt_was_prepared_is_listed(make_engine: Make) -> None:
     frames: list[Frame] = []
     engine = make_engine(publish=lambda message: frames.append(message) if isinstance(message, Frame) else None)
     submit = submit_of("early", (), SamplingParams(n=2, max_tokens=5))
@@ -172,44 +174,46 @@ def test_a_request_that_was_aborted_before_its_prompt_was_read_is_listed(make_en
     assert "before its prompt was read" in events[0].cause
     assert frames[-1].counters.aborted == 2
     assert not engine.has_unfinished
-    assert complete(engine, prompt_of(1)).finish_reason == "length", "and the engine goes on"
+    assert complete(engine, random_prompt(1)).finish_reason == "length", "and the engine goes on"
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
-def test_an_abort_ends_every_completion_of_a_request(make_engine: Make, num_steps: int) -> None:
+def test_abort_ends_every_completion_of_a_request(make_engine: Make, num_steps: int) -> None:
     engine = make_engine()
     several = SamplingParams(temperature=1.0, n=4, max_tokens=50, ignore_eos=True)
-    engine.submit(submit_of("four", prompt_of(1), several))
-    engine.submit(submit_of("other", prompt_of(2)))
+    engine.submit(submit_of("four", random_prompt(1), several))
+    engine.submit(submit_of("other", random_prompt(2)))
     said: list[Tokens | Finished] = []
     for _ in range(num_steps):
         said += engine.step()
     engine.abort("four")
     said += run_to_end(engine)
-    assert sorted(last.index for last in last_words(said, "four")) == [0, 1, 2, 3]
-    assert {last.finish_reason for last in last_words(said, "four")} == {"abort"}
-    for last in last_words(said, "four"):
+    assert sorted(last.index for last in finished_messages(said, "four")) == [0, 1, 2, 3]
+    assert {last.finish_reason for last in finished_messages(said, "four")} == {"abort"}
+    for last in finished_messages(said, "four"):
         assert last.usage.completion_tokens == len(tokens_of(said, "four", last.index))
     assert len(tokens_of(said, "other")) == 12
     assert num_active(engine) == 0
-    engine.submit(submit_of("four", prompt_of(1)))
+    engine.submit(submit_of("four", random_prompt(1)))
     assert len(tokens_of(run_to_end(engine), "four")) == 12
 
 
 # What is said
 
 
-def test_several_completions_are_those_of_neighbouring_seeds(make_engine: Make) -> None:
+def test_completions_of_a_request_have_consecutive_seeds(make_engine: Make) -> None:
     engine = make_engine()
     options = {"temperature": 0.8, "max_tokens": 8, "ignore_eos": True}
     sampling = SamplingParams(n=5, seed=40, **options)
-    completions = list(engine.generate([submit_of("-", prompt_of(3), sampling)]))
+    completions = list(engine.generate([submit_of("-", random_prompt(3), sampling)]))
     assert [(c.index, c.completion) for c in completions] == [(0, i) for i in range(5)]
     assert len({tuple(c.token_ids) for c in completions}) == 5
     for completion in completions:
-        alone = complete(engine, prompt_of(3), seed=40 + completion.completion, **(options | {"n": 1}))
+        alone = complete(engine, random_prompt(3), seed=40 + completion.completion, **(options | {"n": 1}))
         assert alone.token_ids == completion.token_ids
-    greedy = list(engine.generate([submit_of("-", prompt_of(3), SamplingParams(n=3, temperature=0.0, max_tokens=8))]))
+    greedy = list(
+        engine.generate([submit_of("-", random_prompt(3), SamplingParams(n=3, temperature=0.0, max_tokens=8))])
+    )
     assert greedy[0].token_ids == greedy[1].token_ids == greedy[2].token_ids
 
 
@@ -217,7 +221,7 @@ def test_several_completions_compute_their_prompt_once(make_engine: Make) -> Non
     frames: list[Frame] = []
     engine = make_engine(publish=lambda message: frames.append(message) if isinstance(message, Frame) else None)
     sampling = SamplingParams(n=4, temperature=0.0, max_tokens=6, ignore_eos=True)
-    completions = list(engine.generate([submit_of("-", prompt_of(3, 30), sampling)]))
+    completions = list(engine.generate([submit_of("-", random_prompt(3, 30), sampling)]))
     counters = frames[-1].counters
     assert counters.prompt_tokens == 30 + 3, "the others compute the last token of the prompt, to draw from it"
     assert counters.copied_blocks == 3, "of the last block, which is partial"
@@ -229,7 +233,7 @@ def test_several_completions_compute_their_prompt_once(make_engine: Make) -> Non
 def test_usage_and_times_add_up(make_engine: Make) -> None:
     engine = make_engine(max_num_seqs=1)
     started = time.monotonic()
-    first, second = engine.generate([submit_of("-", prompt_of(4, 30))] * 2)
+    first, second = engine.generate([submit_of("-", random_prompt(4, 30))] * 2)
     wall_s = time.monotonic() - started
     for completion in (first, second):
         assert completion.usage.prompt_tokens == 30
@@ -246,33 +250,35 @@ def test_usage_and_times_add_up(make_engine: Make) -> None:
     assert first.token_ids == second.token_ids
 
 
-def test_a_request_that_never_ran_has_no_times(make_engine: Make) -> None:
+def test_request_that_never_ran_has_no_times(make_engine: Make) -> None:
     engine = make_engine(max_num_seqs=1)
-    engine.submit(submit_of("runs", prompt_of(1)))
-    engine.submit(submit_of("waiting", prompt_of(2)))
+    engine.submit(submit_of("runs", random_prompt(1)))
+    engine.submit(submit_of("waiting", random_prompt(2)))
     said = engine.step()
     engine.abort("waiting")
-    (last,) = last_words(said + engine.step(), "waiting")
+    (last,) = finished_messages(said + engine.step(), "waiting")
     assert (last.timing.queue_s, last.timing.ttft_s) == (None, None)
     assert last.timing.total_s > 0
     assert last.usage.completion_tokens == 0
 
 
-def test_end_of_sequence_and_its_options(make_engine: Make, tiny_model: Callable[..., str]) -> None:
-    said = complete(make_engine(), prompt_of(5)).token_ids
+def test_end_of_sequence_ends_unless_options_say_otherwise(make_engine: Make, tiny_model: Callable[..., str]) -> None:
+    said = complete(make_engine(), random_prompt(5)).token_ids
     place = next(i for i in range(3, 12) if said.index(said[i]) == i)
     engine = make_engine(model=tiny_model(eos_token_id=said[place]))
-    stopped = complete(engine, prompt_of(5), ignore_eos=False)
+    stopped = complete(engine, random_prompt(5), ignore_eos=False)
     assert (stopped.finish_reason, stopped.token_ids) == ("stop", said[: place + 1])
-    assert complete(engine, prompt_of(5), ignore_eos=True).token_ids == said
-    later = complete(engine, prompt_of(5), ignore_eos=False, min_tokens=place + 3)
+    assert complete(engine, random_prompt(5), ignore_eos=True).token_ids == said
+    later = complete(engine, random_prompt(5), ignore_eos=False, min_tokens=place + 3)
     assert later.token_ids[:place] == said[:place]
     assert said[place] not in later.token_ids[: place + 3]
     assert len(later.token_ids) > place + 3 or later.finish_reason == "length"
 
 
-class Marks:
-    """A tokenizer of the SentencePiece kind: each token a word after a space, which a text does not begin with."""
+class FakeSentencePieceTokenizer:
+    """A tokenizer like SentencePiece: each token is a word after a space, which is dropped at the beginning of
+    a text.
+    """
 
     def detokenizer(self, stop: Sequence[str], context: Sequence[int]) -> Detokenizer:
         return Detokenizer(lambda ids: "".join(f" {token}" for token in ids)[1:], stop, context)
@@ -282,23 +288,23 @@ class Marks:
 
 
 @pytest.mark.parametrize(("raw", "beginning"), [(True, " "), (False, "")], ids=["raw", "an answer"])
-def test_a_raw_completion_goes_on_from_its_prompt(make_engine: Make, raw: bool, beginning: str) -> None:
+def test_raw_completion_continues_its_prompt_with_a_space(make_engine: Make, raw: bool, beginning: str) -> None:
     engine = make_engine()
-    marks: Any = Marks()
+    marks: Any = FakeSentencePieceTokenizer()
     loaded = dataclasses.replace(engine.components.loaded, tokenizer=marks)
     engine.components = dataclasses.replace(engine.components, loaded=loaded)
-    engine.submit(Submit(request_id="a", prompt_token_ids=prompt_of(1), raw=raw, sampling=GREEDY))
+    engine.submit(Submit(request_id="a", prompt_token_ids=random_prompt(1), raw=raw, sampling=GREEDY))
     said = run_to_end(engine)
     text = "".join(message.text for message in said if isinstance(message, Tokens))
     assert text == beginning + " ".join(map(str, tokens_of(said, "a")))
 
 
-# What it says, against the model computed without an engine
+# The output is compared with the model computed without an engine.
 
 
 @pytest.fixture
-def logits_of(tiny_model: Callable[..., str]) -> Callable[[Sequence[int]], Any]:
-    """Token ids -> float32 logits after the last, from transformers' own code with its own attention."""
+def reference_logits(tiny_model: Callable[..., str]) -> Callable[[Sequence[int]], Any]:
+    """Function that returns float32 logits after the last token, computed by transformers: `reference_logits(ids)`."""
     import torch
 
     from kvscope_engine.model.hf_config import read_config
@@ -315,14 +321,16 @@ def logits_of(tiny_model: Callable[..., str]) -> Callable[[Sequence[int]], Any]:
     return compute
 
 
-def test_log_probabilities_are_the_models_own(make_engine: Make, logits_of: Callable[[Sequence[int]], Any]) -> None:
-    ids = prompt_of(6)
+def test_log_probabilities_equal_the_reference(
+    make_engine: Make, reference_logits: Callable[[Sequence[int]], Any]
+) -> None:
+    ids = random_prompt(6)
     options: list[dict[str, Any]] = [{}, {"temperature": 1.5, "seed": 3}, {"repetition_penalty": 3.0}]
     for changes in options:
         completion = complete(make_engine(), ids, logprobs=5, **changes)
         assert [entry.token_id for entry in completion.logprobs] == completion.token_ids
         for place, entry in enumerate(completion.logprobs):
-            expected = logits_of([*ids, *completion.token_ids[:place]]).log_softmax(-1)
+            expected = reference_logits([*ids, *completion.token_ids[:place]]).log_softmax(-1)
             assert entry.logprob == pytest.approx(float(expected[entry.token_id]), abs=1e-4)
             assert [token for token, _ in entry.top] == expected.topk(5).indices.tolist()
             assert [value for _, value in entry.top] == pytest.approx(expected.topk(5).values.tolist(), abs=1e-4)
@@ -333,9 +341,9 @@ def test_log_probabilities_are_the_models_own(make_engine: Make, logits_of: Call
 def test_asking_for_log_probabilities_changes_no_token(make_engine: Make) -> None:
     engine = make_engine()
     for seed in (1, 2):
-        plain = complete(engine, prompt_of(seed), temperature=0.9, seed=seed)
+        plain = complete(engine, random_prompt(seed), temperature=0.9, seed=seed)
         assert plain.logprobs == []
-        asked = complete(engine, prompt_of(seed), temperature=0.9, seed=seed, logprobs=0)
+        asked = complete(engine, random_prompt(seed), temperature=0.9, seed=seed, logprobs=0)
         assert asked.token_ids == plain.token_ids
         assert [len(entry.top) for entry in asked.logprobs] == [0] * 12
 
@@ -343,21 +351,23 @@ def test_asking_for_log_probabilities_changes_no_token(make_engine: Make) -> Non
 @pytest.mark.parametrize(
     "penalty", [{"repetition_penalty": 2.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}], ids=str
 )
-def test_penalties_are_those_of_the_formula(
+def test_penalties_equal_the_formula(
     make_engine: Make,
-    logits_of: Callable[[Sequence[int]], Any],
+    reference_logits: Callable[[Sequence[int]], Any],
     penalty: dict[str, float],
     storm: Callable[[int, int], int],
 ) -> None:
-    """Greedy over penalised logits, a prompt that repeats itself; against a few lines of arithmetic."""
+    """Greedy decoding over penalized logits, for a prompt that repeats itself, compared with a few lines of
+    arithmetic.
+    """
     engine = make_engine()
     sampling = SamplingParams(**penalty).resolved()  # type: ignore[arg-type]
     num_changed = 0
     for seed in range(storm(2, 5)):
-        ids = prompt_of(seed, 4) * 3
+        ids = random_prompt(seed, 4) * 3
         said: list[int] = []
         for _ in range(20):
-            logits = logits_of([*ids, *said])
+            logits = reference_logits([*ids, *said])
             for token in {*ids, *said}:
                 value = float(logits[token])
                 factor = sampling.repetition_penalty
@@ -370,52 +380,52 @@ def test_penalties_are_those_of_the_formula(
     assert num_changed > 0, "the penalty made no difference: the test says nothing"
 
 
-def test_it_says_that_its_blocks_tell_their_parents(make_engine: Make) -> None:
+def test_engine_reports_that_blocks_have_parents(make_engine: Make) -> None:
     assert make_engine().snapshot().hello.cache.has_parents
 
 
-def test_it_says_whose_clock_its_times_are_of(make_engine: Make) -> None:
+def test_engine_reports_the_host_of_its_clock(make_engine: Make) -> None:
     assert make_engine().snapshot().hello.host == host_id()
 
 
 # What it leaves behind
 
 
-def test_a_loop_left_early_aborts_what_is_left(make_engine: Make) -> None:
+def test_loop_left_early_aborts_the_remaining_requests(make_engine: Make) -> None:
     engine = make_engine()
-    for completion in engine.generate([submit_of("-", prompt_of(n)) for n in range(6)]):
+    for completion in engine.generate([submit_of("-", random_prompt(n)) for n in range(6)]):
         assert completion.index == 0
         break
     assert not engine.has_unfinished
     assert num_active(engine) == 0
-    assert [c.finish_reason for c in engine.generate([submit_of("-", prompt_of(9))])] == ["length"]
+    assert [c.finish_reason for c in engine.generate([submit_of("-", random_prompt(9))])] == ["length"]
 
 
-def test_completions_left_waiting_when_the_engine_closes(make_engine: Make) -> None:
+def test_waiting_completions_can_be_closed_after_the_engine(make_engine: Make) -> None:
     engine = make_engine()
-    completions = engine.generate([submit_of("-", prompt_of(n)) for n in range(3)])
+    completions = engine.generate([submit_of("-", random_prompt(n)) for n in range(3)])
     assert next(completions).finish_reason == "length"
     engine.close()
     completions.close()  # type: ignore[attr-defined]
 
 
-def test_generate_runs_alone(make_engine: Make) -> None:
+def test_generate_is_refused_beside_other_requests(make_engine: Make) -> None:
     engine = make_engine()
-    engine.submit(submit_of("mine", prompt_of(1)))
+    engine.submit(submit_of("mine", random_prompt(1)))
     with pytest.raises(BadInput, match="a request is unfinished"):
-        list(engine.generate([submit_of("-", prompt_of(2))]))
+        list(engine.generate([submit_of("-", random_prompt(2))]))
     assert len(tokens_of(run_to_end(engine), "mine")) == 12
 
 
-def test_tiers_say_what_they_did(make_engine: Make) -> None:
+def test_tier_statistics_equal_the_counters(make_engine: Make) -> None:
     plain = make_engine()
     assert plain.components.mover is None
     block_bytes = plain.hello.cache.block_bytes
     engine = make_engine(
         num_gpu_blocks_override=8, host_kv_memory_bytes=8 * block_bytes, disk_kv_memory_bytes=64 * 2 * block_bytes
     )
-    for seed in range(3):  # each takes the pool: what was there goes to host memory, and what was there to disk
-        engine.submit(submit_of(str(seed), prompt_of(seed, 20)))
+    for seed in range(3):  # each fills the pool: older blocks go to host memory, and from there to disk
+        engine.submit(submit_of(str(seed), random_prompt(seed, 20)))
         run_to_end(engine)
     assert engine.components.mover.drain()
     stats, counters = engine.components.mover.stats, engine.snapshot().counters
@@ -424,10 +434,10 @@ def test_tiers_say_what_they_did(make_engine: Make) -> None:
     assert stats.offloaded_bytes > 0
 
 
-def test_close_gives_the_memory_back(make_engine: Make) -> None:
+def test_closed_engine_frees_its_memory_and_refuses_calls(make_engine: Make) -> None:
     engine = make_engine(num_gpu_blocks_override=64)
-    complete(engine, prompt_of(1))
-    engine.submit(submit_of("left", prompt_of(1)))
+    complete(engine, random_prompt(1))
+    engine.submit(submit_of("left", random_prompt(1)))
     engine.step()
     weights = [weakref.ref(parameter) for parameter in engine.components.loaded.module.parameters()]
     blocks = weakref.ref(engine.components.storage.kv(0)[0])
@@ -438,17 +448,17 @@ def test_close_gives_the_memory_back(make_engine: Make) -> None:
     assert blocks() is None
     engine.close()
     with pytest.raises(EngineDead, match="closed"):
-        engine.submit(submit_of("late", prompt_of(1)))
+        engine.submit(submit_of("late", random_prompt(1)))
     with pytest.raises(EngineDead, match="closed"):
         engine.step()
 
 
-def test_a_forward_pass_that_raises_leaves_requests_that_can_be_aborted(
+def test_failed_forward_pass_leaves_requests_that_can_be_aborted(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames: list[Frame] = []
     engine = make_engine(publish=lambda message: frames.append(message) if isinstance(message, Frame) else None)
-    engine.submit(submit_of("a", prompt_of(1)))
+    engine.submit(submit_of("a", random_prompt(1)))
     engine.step()
     with monkeypatch.context() as broken:
         broken.setattr(engine.components.runner, "run", lambda plan: 1 / 0)
@@ -456,7 +466,7 @@ def test_a_forward_pass_that_raises_leaves_requests_that_can_be_aborted(
             engine.step()
     engine.components.scheduler.check_integrity()
     engine.abort("a")
-    assert [last.finish_reason for last in last_words(run_to_end(engine), "a")] == ["abort"]
+    assert [last.finish_reason for last in finished_messages(run_to_end(engine), "a")] == ["abort"]
     assert num_active(engine) == 0
     assert frames[-1].counters.aborted == 1
-    assert complete(engine, prompt_of(1)).token_ids == complete(make_engine(), prompt_of(1)).token_ids
+    assert complete(engine, random_prompt(1)).token_ids == complete(make_engine(), random_prompt(1)).token_ids

@@ -1,4 +1,4 @@
-"""A real engine watched over a line that loses frames: the mirror ends as the ledger is; and what blocks hold."""
+"""A real engine followed over a connection that loses frames: the mirror ends equal to the ledger."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ Make = Callable[..., Engine]
 SECOND_NS = 1_000_000_000
 
 
-class Watcher:
-    """What a live source does with what it hears, on the test's clock; the line loses what `loses` says."""
+class LossyMirror:
+    """A mirror that follows an engine like a live source, with the clock of the test, and loses the messages that
+    `loses` selects.
+    """
 
     def __init__(self, loses: Callable[[int], bool] = lambda count: False) -> None:
         self.mirror = Mirror()
@@ -38,7 +40,7 @@ class Watcher:
         self._count = 0
         self._now_ns = 0
 
-    def hear(self, message: TelemetryMessage) -> None:
+    def receive(self, message: TelemetryMessage) -> None:
         if isinstance(message, Frame):
             self._count += 1
             if self._loses(self._count):
@@ -53,7 +55,7 @@ class Watcher:
             self.sync.want_snapshot()
 
     def tick(self, engine: Engine, elapsed_ns: int = SECOND_NS // 2) -> None:
-        """Time goes by: ask when it is time to, apply what came."""
+        """Advance the clock: request a snapshot when due, and apply what was received."""
         self._now_ns += elapsed_ns
         self.sync.tick(self._now_ns)
         tag = self.sync.next_request(self._now_ns)
@@ -65,14 +67,14 @@ class Watcher:
             self.mirror.apply(coalesce(run.frames, snapshot=run.snapshot))
 
     def settle(self, engine: Engine) -> None:
-        """Some heartbeats later whatever was lost at the end has been noticed."""
+        """Wait some heartbeats, until a loss at the end was noticed."""
         for _ in range(4):
-            self.hear(Heartbeat(epoch=engine.hello.epoch, time_ns=0, seq=engine.last_seq, step=engine.step_count))
+            self.receive(Heartbeat(epoch=engine.hello.epoch, time_ns=0, seq=engine.last_seq, step=engine.step_count))
             self.tick(engine, 3 * SECOND_NS)
 
 
 def assert_mirrored(mirror: Mirror, engine: Engine) -> None:
-    """Every column of every block, and every unfinished request with its table."""
+    """Compare every column of every block, and every unfinished request with its table."""
     pool, requests = engine.components.pool, engine.components.scheduler.requests
     assert mirror.epoch == engine.hello.epoch
     assert mirror.seq == engine.last_seq
@@ -93,7 +95,7 @@ def assert_mirrored(mirror: Mirror, engine: Engine) -> None:
 
 
 def drive(engine: Engine, seed: int, num_steps: int, after_step: Callable[[], None]) -> None:
-    """Random requests, aborts and refusals, a pool that is too small; some are unfinished at the end."""
+    """Run random requests, aborts and refusals in a small pool; some are unfinished at the end."""
     generator = random.Random(seed)
     prefix = generator.choices(range(3, 256), k=16)
     for step in range(num_steps):
@@ -123,13 +125,13 @@ LINES: dict[str, Callable[[int], bool]] = {
 
 
 @pytest.fixture
-def watched(make_engine: Make) -> Callable[..., Engine]:
-    """Makes engines that several watchers hear."""
+def make_watched_engine(make_engine: Make) -> Callable[..., Engine]:
+    """Function that makes an engine with mirrors that follow it: `make_watched_engine(*watchers, **options)`."""
 
-    def make(*watchers: Watcher, **options: Any) -> Engine:
+    def make(*watchers: LossyMirror, **options: Any) -> Engine:
         def publish(message: TelemetryMessage) -> None:
             for watcher in watchers:
-                watcher.hear(message)
+                watcher.receive(message)
 
         small = {"num_gpu_blocks_override": 60, "max_num_batched_tokens": 32, "max_num_seqs": 8}
         return make_engine(publish=publish, **(small | options))
@@ -151,8 +153,8 @@ WINDOWED: dict[str, Any] = {
 
 @pytest.mark.parametrize("kv_groups", [False, True], ids=["one group", "two groups"])
 @pytest.mark.parametrize("tiers", [{}, TIERS], ids=["the pool alone", "host memory and disk"])
-def test_mirrors_equal_the_ledger_whatever_the_line_loses(
-    watched: Callable[..., Engine],
+def test_mirror_equals_the_ledger_whichever_frames_are_lost(
+    make_watched_engine: Callable[..., Engine],
     tiny_model: Callable[..., str],
     tiers: dict[str, Any],
     kv_groups: bool,
@@ -160,9 +162,9 @@ def test_mirrors_equal_the_ledger_whatever_the_line_loses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
-    watchers = {name: Watcher(loses) for name, loses in LINES.items()}
+    watchers = {name: LossyMirror(loses) for name, loses in LINES.items()}
     more = {"model": tiny_model(**WINDOWED), "num_gpu_blocks_override": 90} if kv_groups else {}
-    engine = watched(*watchers.values(), **tiers, **more)
+    engine = make_watched_engine(*watchers.values(), **tiers, **more)
     assert len(engine.hello.cache.groups) == 2 * kv_groups
     checks = 0
 
@@ -182,7 +184,7 @@ def test_mirrors_equal_the_ledger_whatever_the_line_loses(
     assert counters.aborted > 0
     assert counters.evicted_blocks > 0
     assert bool(tiers) == (counters.swapped_blocks > 0) == (counters.loaded_blocks > 0)
-    late = Watcher()
+    late = LossyMirror()
     late.sync.want_snapshot()
     for watcher in (*watchers.values(), late):
         watcher.settle(engine)
@@ -193,7 +195,7 @@ def test_mirrors_equal_the_ledger_whatever_the_line_loses(
 
 
 def run_prompts(engine: Engine, *prompts: list[int]) -> None:
-    """Run prompts one after the other, each with a few new tokens."""
+    """Run prompts one after the other, each with a few output tokens."""
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
         engine.submit(Submit(request_id=f"p{number}", prompt_token_ids=tuple(prompt), sampling=sampling))
@@ -201,33 +203,33 @@ def run_prompts(engine: Engine, *prompts: list[int]) -> None:
             engine.step()
 
 
-def order_in(mirror: Mirror, tier: Tier) -> list[int]:
-    """Rows of a tier in the order in which the mirror says that they are evicted."""
+def eviction_order_in_mirror(mirror: Mirror, tier: Tier) -> list[int]:
+    """Return the rows of a tier in the eviction order of the mirror."""
     ledger = mirror.ledger
     rows = np.flatnonzero((ledger.tier == tier) & (ledger.eviction_order != 0))
     return rows[np.argsort(ledger.eviction_order[rows])].tolist()
 
 
 @pytest.mark.parametrize("tiers", [{}, {"host_kv_memory_bytes": 12 * 2048, "preemption": "swap"}])
-def test_cached_blocks_are_evicted_in_the_order_that_a_mirror_shows(
-    watched: Callable[..., Engine], tiers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_cached_blocks_are_evicted_in_the_order_of_the_mirror(
+    make_watched_engine: Callable[..., Engine], tiers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
-    watcher = Watcher()
-    engine = watched(watcher, num_gpu_blocks_override=24, **tiers)
+    watcher = LossyMirror()
+    engine = make_watched_engine(watcher, num_gpu_blocks_override=24, **tiers)
     assert engine.hello.capabilities.eviction_order
     texts = [[*range(first, first + 22)] for first in (10, 60, 110, 160, 210)]
-    run_prompts(engine, *texts, texts[3], texts[2][:9])  # the last two use again what is cached
+    run_prompts(engine, *texts, texts[3], texts[2][:9])  # the last two reuse what is cached
     pool = engine.components.pool
-    pinned = order_in_ledger(engine)[2:4]
+    pinned = eviction_order_in_ledger(engine)[2:4]
     engine.interventions.pin(pinned, "ann", with_prefix=False)
     run_prompts(engine, [5, 6, 7, 8, 9])
     watcher.settle(engine)
     assert_mirrored(watcher.mirror, engine)
-    expected = order_in(watcher.mirror, Tier.HBM)
+    expected = eviction_order_in_mirror(watcher.mirror, Tier.HBM)
     assert len(expected) > 10
     assert not set(pinned) & set(expected)
-    assert bool(order_in(watcher.mirror, Tier.HOST)) == bool(tiers)
+    assert bool(eviction_order_in_mirror(watcher.mirror, Tier.HOST)) == bool(tiers)
     pool.allocate(pool.num_free, owner=1)
     host = engine.components.scheduler.tiers.host if tiers else None
     for place, block in enumerate(expected):
@@ -239,8 +241,8 @@ def test_cached_blocks_are_evicted_in_the_order_that_a_mirror_shows(
     assert pool.num_cached == len(pinned)
 
 
-def order_in_ledger(engine: Engine) -> list[int]:
-    """Blocks of the pool in the order in which the engine's own ledger says that they are evicted."""
+def eviction_order_in_ledger(engine: Engine) -> list[int]:
+    """Return the blocks of the pool in the eviction order of the engine's ledger."""
     pool = engine.components.pool
     order = pool.ledger.eviction_order[: pool.num_blocks]
     rows = np.flatnonzero(order)
@@ -248,7 +250,7 @@ def order_in_ledger(engine: Engine) -> list[int]:
 
 
 def held_states(engine: Engine) -> dict[int, tuple[int, int]]:
-    """By request, the row of its state, on the device or in host memory, and of how many tokens that is."""
+    """Return for each request the row of its state and the number of its tokens."""
     first = engine.hello.cache.first_state
     return {
         each.number: (first + slot, each.num_saved_tokens or each.num_computed_tokens)
@@ -260,15 +262,15 @@ def held_states(engine: Engine) -> dict[int, tuple[int, int]]:
 @pytest.mark.parametrize(
     "tiers", [{}, {"num_gpu_blocks_override": 24, "host_kv_memory_bytes": 1 << 17, "preemption": "swap"}]
 )
-def test_recurrent_states_are_rows_of_their_own(
-    watched: Callable[..., Engine], tmp_path: Path, tiers: dict[str, Any]
+def test_recurrent_states_have_their_own_rows(
+    make_watched_engine: Callable[..., Engine], tmp_path: Path, tiers: dict[str, Any]
 ) -> None:
-    """Those of requests and those that are kept; whatever the line loses, the mirror knows whose each is."""
+    """The mirror knows the request of each state, even of saved states, whichever frames are lost."""
     path = tmp_path / "hybrid.json"
     path.write_text(json.dumps(recurrent_config("qwen3_next", vocab_size=256).to_dict(), default=str))
-    watchers = [Watcher(), Watcher(LINES["every third"])]
+    watchers = [LossyMirror(), LossyMirror(LINES["every third"])]
     options = {"max_model_len": 128, "state_interval": 16, "state_checkpoints": 4, "max_num_seqs": 3}
-    engine = watched(*watchers, model=f"dummy:{path}", **options, **tiers)
+    engine = make_watched_engine(*watchers, model=f"dummy:{path}", **options, **tiers)
     cache, (follows, late) = engine.hello.cache, (watchers[0].mirror, watchers[1].mirror)
     assert [group.kind for group in cache.groups] == ["full", "state"]
     num_states = cache.num_states + cache.num_host_states
@@ -312,17 +314,19 @@ def test_recurrent_states_are_rows_of_their_own(
         assert (content.number, content.start + len(content.token_ids)) == (number, held[number][1])
     kept = np.flatnonzero(late.ledger.hash[cache.first_state :]) + cache.first_state
     for row, content in zip(kept.tolist(), engine.block_text(kept.tolist()), strict=True):
-        assert content.start + len(content.token_ids) in (late.ledger.filled[row], 0), "the block that it follows"
+        assert content.start + len(content.token_ids) in (late.ledger.filled[row], 0), (
+            "the state does not follow its block"
+        )
 
 
-def test_mirrors_follow_over_a_restart(watched: Callable[..., Engine]) -> None:
-    """The old engine is gone in the middle of its work; the new one has a new epoch and begins at one."""
-    watchers = [Watcher(), Watcher(LINES["every third"])]
-    first = watched(*watchers)
+def test_mirror_follows_a_restarted_engine(make_watched_engine: Callable[..., Engine]) -> None:
+    """The old engine ends in the middle of its work; the new one has a new epoch and starts counting at one."""
+    watchers = [LossyMirror(), LossyMirror(LINES["every third"])]
+    first = make_watched_engine(*watchers)
     drive(first, 2, 50, lambda: [watcher.tick(first) for watcher in watchers] and None)
     assert first.has_unfinished
     first.close()
-    second = watched(*watchers)
+    second = make_watched_engine(*watchers)
     assert second.hello.epoch != first.hello.epoch
     drive(second, 3, 50, lambda: [watcher.tick(second) for watcher in watchers] and None)
     for watcher in watchers:
@@ -341,7 +345,7 @@ def submit(engine: Engine, name: str, ids: tuple[int, ...]) -> int:
     return engine.submit(Submit(request_id=name, prompt_token_ids=ids, sampling=GREEDY)).numbers[0]
 
 
-def test_blocks_of_running_requests_and_those_they_share(make_engine: Make) -> None:
+def test_block_text_returns_the_tokens_of_running_requests_and_shared_blocks(make_engine: Make) -> None:
     engine = make_engine(block_size=4)
     first = submit(engine, "first", IDS)
     engine.step()
@@ -361,7 +365,7 @@ def test_blocks_of_running_requests_and_those_they_share(make_engine: Make) -> N
         assert {content.number for content in contents[3:]} == {number}
 
 
-def test_cached_blocks_keep_their_tokens_until_they_are_forgotten(make_engine: Make) -> None:
+def test_cached_blocks_keep_their_tokens_until_they_are_evicted(make_engine: Make) -> None:
     engine = make_engine(block_size=4)
     number = submit(engine, "a", IDS)
     engine.step()

@@ -1,10 +1,10 @@
-"""The whole engine on a GPU against transformers there, in the same numbers, whatever the options and pressure.
+"""A whole engine on a GPU is compared with transformers on that GPU, for all options and under memory pressure.
 
-The rule for near ties: each token that the engine gave must be the likeliest by transformers' own eager attention over
-the tokens before it, or within `NEAR` of the likeliest there, as a share of that row's largest logit. Of the tokens
-`EXACT` are the likeliest themselves. Judging each token by what stands before it, one near tie spoils no other.
+The rule for near ties: each token of the engine must be the likeliest by transformers' own eager attention over the
+tokens before it, or within `NEAR` of the likeliest, as a share of the row's largest logit. Of the tokens, a share of
+`EXACT` are the likeliest themselves. Each token is judged after its own predecessors, so one near tie spoils no other.
 
-`KVSCOPE_GPU_REHEARSAL=1` runs the same bodies on the CPU: that they run, not that a GPU is right.
+`KVSCOPE_GPU_REHEARSAL=1` runs the same tests on the CPU: it shows that they run, not that a GPU is right.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 512,
-    "initializer_range": 0.2,  # large enough that every token depends on those before it
+    "initializer_range": 0.2,  # large enough that every token depends on the ones before it
     "eos_token_id": 2,
 }
 PROMPTS = [tuple((7 * index + 3 * place) % 250 + 3 for place in range(5 + 11 * index)) for index in range(6)]
@@ -50,7 +50,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 NEAR = {"float32": 1e-4, "bfloat16": 3e-2}
 EXACT = {"float32": 0.99, "bfloat16": 0.9}
 QUANTIZED_NEAR, QUANTIZED_EXACT = 0.3, 0.5
-FOUR_BITS_NEAR, FOUR_BITS_EXACT = 1.0, 0.3  # of tokens by chance one in 256
+FOUR_BITS_NEAR, FOUR_BITS_EXACT = 1.0, 0.3  # by chance, one token in 256 would match
 LATENTS: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 32,
@@ -77,7 +77,7 @@ def device() -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of weights in files: random numbers of one device are not those of another."""
+    """The folder of a model with its weights: random weights of two devices would differ."""
     return save_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
@@ -92,8 +92,10 @@ def save_model(path: Path, architecture: str, **sizes: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def check(device: str, folder: str) -> Callable[..., None]:
-    """Asserts that completions are what transformers says, by the rule above."""
+def assert_matches_transformers(device: str, folder: str) -> Callable[..., None]:
+    """Function that compares completions with transformers by the rule above: `assert_matches_transformers(found,
+    dtype, …)`.
+    """
 
     def compare(
         found: list[Completion],
@@ -128,17 +130,17 @@ def transformers_model(folder: str, dtype: str, device: str) -> Any:
 
 
 def next_logits(model: Any, prompt: tuple[int, ...], output: list[int], device: str) -> torch.Tensor:
-    """(tokens of the output, vocabulary) float32: what transformers thinks of each place of the output."""
+    """Return float32 logits (tokens of the output, vocabulary) of transformers for each output token."""
     ids = torch.tensor([[*prompt, *output]], device=device)
     with torch.inference_mode():
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
     return logits[len(prompt) - 1 : -1]
 
 
-def serve(
+def run_engine(
     folder: str, device: str, sampling: SamplingParams = GREEDY, **options: Any
 ) -> tuple[list[Completion], Engine]:
-    """All prompts at once; the engine is closed."""
+    """Return the completions of all prompts submitted at once, and the closed engine."""
     config = EngineConfig(
         **{"model": folder, "device": device, "dtype": "float32", "kv_memory_bytes": 32 << 20} | options
     )
@@ -150,9 +152,11 @@ def serve(
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_of_transformers(device: str, folder: str, check: Any, dtype: str, enforce_eager: bool) -> None:
-    found, _ = serve(folder, device, dtype=dtype, enforce_eager=enforce_eager)
-    check(found, dtype)
+def test_tokens_equal_transformers(
+    device: str, folder: str, assert_matches_transformers: Any, dtype: str, enforce_eager: bool
+) -> None:
+    found, _ = run_engine(folder, device, dtype=dtype, enforce_eager=enforce_eager)
+    assert_matches_transformers(found, dtype)
 
 
 @pytest.mark.parametrize(
@@ -160,21 +164,26 @@ def test_tokens_of_transformers(device: str, folder: str, check: Any, dtype: str
     [
         ("qwen2", {}, 2),  # biases
         ("qwen3", {"head_dim": 32}, 2),  # norms of queries and keys
-        ("mistral", {"sliding_window": 16, "head_dim": 80}, 2),  # a head dim that is no power of two
+        ("mistral", {"sliding_window": 16, "head_dim": 80}, 2),  # a head size that is no power of two
         ("gemma2", {"sliding_window": 16, "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh"}, 0),
         ("gemma3_text", {"sliding_window": 16}, 0),
         ("stablelm", {"partial_rotary_factor": 0.5}, 0),
     ],
 )
-def test_tokens_of_transformers_of_other_kinds(
-    device: str, check: Any, tmp_path: Path, architecture: str, sizes: dict[str, Any], num_joined: int
+def test_tokens_of_other_architectures_equal_transformers(
+    device: str,
+    assert_matches_transformers: Any,
+    tmp_path: Path,
+    architecture: str,
+    sizes: dict[str, Any],
+    num_joined: int,
 ) -> None:
-    """Whatever of their layers is joined, and whatever stays as it came."""
+    """It does not matter which of their layers are fused."""
     folder = save_model(tmp_path / architecture, architecture, **sizes)
     with Engine(EngineConfig(model=folder, device=device, dtype="float32", kv_memory_bytes=32 << 20)) as engine:
         assert engine.components.runner.fused.layers == num_joined
         submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
-        check(list(engine.generate(submits)), "float32", of=folder)
+        assert_matches_transformers(list(engine.generate(submits)), "float32", of=folder)
 
 
 RECURRENT = RECURRENT_SIZES | {"vocab_size": 256}
@@ -184,15 +193,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "deepseek_v32": LATENTS | {"index_n_heads": 16, "index_head_dim": 16, "index_topk": 8},
     "bloom": {"n_layer": 2, "n_head": 4},
 }
-"""Recurrent states, latents, an indexer, ALiBi."""
+"""Models with recurrent states, MLA, an indexer and ALiBi."""
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("architecture", SHAPES)
-def test_tokens_of_other_shapes_of_kv(
-    device: str, check: Any, tmp_path: Path, architecture: str, enforce_eager: bool
+def test_tokens_of_other_cache_layouts_equal_transformers(
+    device: str, assert_matches_transformers: Any, tmp_path: Path, architecture: str, enforce_eager: bool
 ) -> None:
-    """States of recurrent layers in graphs of decodes whose batch shrinks, and whose prompts are found again."""
+    """Decode graphs run while the batch shrinks, and the second round finds the prompts in the prefix cache."""
     folder = save_model(tmp_path / architecture, architecture, **SHAPES[architecture])
     config = EngineConfig(
         model=folder,
@@ -205,11 +214,13 @@ def test_tokens_of_other_shapes_of_kv(
     submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
     with Engine(config) as engine:
         for _ in range(2):
-            check(list(engine.generate(submits)), "float32", of=folder)
+            assert_matches_transformers(list(engine.generate(submits)), "float32", of=folder)
 
 
-def test_tokens_with_adapters_are_those_of_merged_weights(device: str, folder: str, check: Any, tmp_path: Path) -> None:
-    """All in one batch, two adapters and none; steps with adapters run without graphs."""
+def test_tokens_with_adapters_equal_merged_weights(
+    device: str, folder: str, assert_matches_transformers: Any, tmp_path: Path
+) -> None:
+    """One batch has requests for two adapters and for none; steps with adapters run without graphs."""
     model = transformers_model(folder, "float32", "cpu")
     folders = {"": folder}
     for seed, name in enumerate(("sql", "python"), 1):
@@ -226,57 +237,63 @@ def test_tokens_with_adapters_are_those_of_merged_weights(device: str, folder: s
         ]
         found = list(engine.generate(asked))
     for number, of in enumerate(folders.values()):
-        check(found[number :: len(folders)], "float32", of=of)
+        assert_matches_transformers(found[number :: len(folders)], "float32", of=of)
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
-def test_tokens_of_transformers_through_swaps(device: str, folder: str, check: Any, enforce_eager: bool) -> None:
-    found, engine = serve(folder, device, enforce_eager=enforce_eager, **SWAPPING)
+def test_tokens_with_swaps_equal_transformers(
+    device: str, folder: str, assert_matches_transformers: Any, enforce_eager: bool
+) -> None:
+    found, engine = run_engine(folder, device, enforce_eager=enforce_eager, **SWAPPING)
     stats = engine.components.mover.stats
     assert stats is not None
-    assert stats.saved_bytes > 0, "something was swapped out"
-    assert stats.loaded_bytes > 0, "and came back"
-    check(found, "float32")
+    assert stats.saved_bytes > 0, "nothing was swapped out"
+    assert stats.loaded_bytes > 0, "nothing was swapped in"
+    assert_matches_transformers(found, "float32")
 
 
-def test_tokens_of_transformers_through_a_file(
-    device: str, folder: str, check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_tokens_with_a_disk_tier_equal_transformers(
+    device: str, folder: str, assert_matches_transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host tier so small that blocks go on to disk."""
+    """The host tier is so small that blocks go on to disk."""
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
-    found, engine = serve(
+    found, engine = run_engine(
         folder, device, **SWAPPING | {"host_kv_memory_bytes": 6 * 8192, "disk_kv_memory_bytes": 16 << 20}
     )
     stats = engine.components.mover.stats
     assert stats is not None
     assert stats.offloaded_bytes > 0
-    check(found, "float32")
+    assert_matches_transformers(found, "float32")
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
-def test_eight_bits_change_little(device: str, folder: str, check: Any, kv_cache_dtype: str) -> None:
-    found, _ = serve(folder, device, kv_cache_dtype=kv_cache_dtype)
-    check(found, "float32", QUANTIZED_NEAR, QUANTIZED_EXACT)
+def test_eight_bit_cache_changes_few_tokens(
+    device: str, folder: str, assert_matches_transformers: Any, kv_cache_dtype: str
+) -> None:
+    found, _ = run_engine(folder, device, kv_cache_dtype=kv_cache_dtype)
+    assert_matches_transformers(found, "float32", QUANTIZED_NEAR, QUANTIZED_EXACT)
 
 
-def test_weights_of_eight_bits_change_little(device: str, folder: str, check: Any) -> None:
-    found, engine = serve(folder, device, quantization="int8")
+def test_eight_bit_weights_change_few_tokens(device: str, folder: str, assert_matches_transformers: Any) -> None:
+    found, engine = run_engine(folder, device, quantization="int8")
     assert engine.hello.model.quantization == "int8"
-    check(found, "float32", QUANTIZED_NEAR, QUANTIZED_EXACT)
+    assert_matches_transformers(found, "float32", QUANTIZED_NEAR, QUANTIZED_EXACT)
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
-def test_weights_of_four_bits_change_something_not_all(
-    device: str, folder: str, check: Any, enforce_eager: bool
+def test_four_bit_weights_change_not_all_tokens(
+    device: str, folder: str, assert_matches_transformers: Any, enforce_eager: bool
 ) -> None:
-    found, engine = serve(folder, device, quantization="int4", enforce_eager=enforce_eager)
+    found, engine = run_engine(folder, device, quantization="int4", enforce_eager=enforce_eager)
     assert engine.hello.model.quantization == "int4"
-    check(found, "float32", FOUR_BITS_NEAR, FOUR_BITS_EXACT)
+    assert_matches_transformers(found, "float32", FOUR_BITS_NEAR, FOUR_BITS_EXACT)
 
 
 @pytest.mark.parametrize("piecewise_graphs", [None, False], ids=["prompts in graphs", "prompts without graphs"])
-def test_prompts_in_graphs_say_the_same(device: str, folder: str, check: Any, piecewise_graphs: bool | None) -> None:
-    """Every step that has a prefill, from the first on; no fault is noted, so that all sizes were captured."""
+def test_prefill_graphs_do_not_change_the_tokens(
+    device: str, folder: str, assert_matches_transformers: Any, piecewise_graphs: bool | None
+) -> None:
+    """Every step with a prefill uses one from the first step on, and no notice reports a failed capture."""
     published: list[Any] = []
     config = EngineConfig(
         model=folder,
@@ -288,18 +305,18 @@ def test_prompts_in_graphs_say_the_same(device: str, folder: str, check: Any, pi
     )
     submits = [Submit(request_id="-", prompt_token_ids=prompt, sampling=GREEDY) for prompt in PROMPTS]
     with Engine(config, publish=published.append) as engine:
-        check(list(engine.generate(submits)), "float32")
+        assert_matches_transformers(list(engine.generate(submits)), "float32")
         engine.while_idle()
         assert faults_in(engine.notes) == []
     works = [message.work for message in published if getattr(message, "work", None) is not None]
     sizes = [work.graph_tokens for work in works if work.graph_tokens]
     assert bool(sizes) == (piecewise_graphs is None and not REHEARSAL)
     assert set(sizes) <= {16, 32, 64}
-    assert not sizes or works[0].graph_tokens == 64, "nobody waits for a capture"
+    assert not sizes or works[0].graph_tokens == 64, "a step waited for a capture"
 
 
-def test_seeded_tokens_are_those_of_each_alone(device: str, folder: str) -> None:
-    """Every filter, in a batch beside greedy ones and alone; twice the same."""
+def test_seeded_tokens_do_not_depend_on_the_batch(device: str, folder: str) -> None:
+    """Requests with every filter run beside greedy ones and alone."""
     wanted = [
         SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=place, **options)
         for place, options in enumerate(
@@ -316,33 +333,35 @@ def test_seeded_tokens_are_those_of_each_alone(device: str, folder: str) -> None
         assert [completion.token_ids for completion in engine.generate(submits)] == together
         alone = [next(iter(engine.generate([submit]))).token_ids for submit in submits]
     same = [mine == all_of_them for mine, all_of_them in zip(alone, together, strict=True)]
-    assert sum(same) >= len(same) - 1, "sums of another batch size may turn one near tie"
+    assert sum(same) >= len(same) - 1, "more than one near tie differs with the batch size"
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
-def test_guessing_ahead_says_the_same(device: str, folder: str, check: Any, enforce_eager: bool) -> None:
-    guesses = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
-    found, _ = serve(folder, device, speculative_config=guesses, enforce_eager=enforce_eager)
-    check(found, "float32")
-
-
-@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
-def test_all_blocks_chosen_is_attending_to_all(
-    device: str, check: Any, enforce_eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_speculative_decoding_does_not_change_the_tokens(
+    device: str, folder: str, assert_matches_transformers: Any, enforce_eager: bool
 ) -> None:
-    """Bounds are written, blocks scored and their table made; with half of them it runs to its end as well."""
+    guesses = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
+    found, _ = run_engine(folder, device, speculative_config=guesses, enforce_eager=enforce_eager)
+    assert_matches_transformers(found, "float32")
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
+def test_sparse_decode_with_all_blocks_equals_full_attention(
+    device: str, assert_matches_transformers: Any, enforce_eager: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Block bounds are written, blocks are scored and their table is made; a run with half of the blocks finishes as
+    well.
+    """
     monkeypatch.setattr(page_choice, "MIN_TOKENS", 4)
-    deep = save_model(tmp_path / "deep", "llama", num_hidden_layers=4)  # the first two attend in full
-    found, _ = serve(deep, device, sparse_decode=1.0, enforce_eager=enforce_eager)
-    check(found, "float32", of=deep)
-    found, _ = serve(deep, device, sparse_decode=0.5, enforce_eager=enforce_eager)
+    deep = save_model(tmp_path / "deep", "llama", num_hidden_layers=4)  # the first two layers use full attention
+    found, _ = run_engine(deep, device, sparse_decode=1.0, enforce_eager=enforce_eager)
+    assert_matches_transformers(found, "float32", of=deep)
+    found, _ = run_engine(deep, device, sparse_decode=0.5, enforce_eager=enforce_eager)
     assert all(len(completion.token_ids) == NUM_TOKENS for completion in found)
 
 
-def test_where_attention_fell_is_measured_in_graphs_too(
-    device: str, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every step; the first one, which no token of ours went into, to the digits that orders of sums leave."""
+def test_attention_shares_are_the_same_with_graphs(device: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step is measured; the first one, which has no output token yet, agrees up to the order of sums."""
     runs = []
     for enforce_eager in (True, False):
         seen: list[Any] = []
@@ -351,7 +370,7 @@ def test_where_attention_fell_is_measured_in_graphs_too(
             seen.append(shares[0].copy())
 
         monkeypatch.setattr(engine_module, "store_attention", keeping)
-        serve(folder, device, page_heat=1, enforce_eager=enforce_eager)
+        run_engine(folder, device, page_heat=1, enforce_eager=enforce_eager)
         runs.append(seen)
     (eager, *_), (graphs, *_) = runs
     width = min(eager.shape[1], graphs.shape[1])
@@ -360,8 +379,8 @@ def test_where_attention_fell_is_measured_in_graphs_too(
         assert abs(shares.sum(1) - 1.0).max() < 1e-3
 
 
-def test_blocks_that_are_shared_are_copied_before_they_are_written(device: str, folder: str) -> None:
-    """Three completions of one prompt, whose last block is theirs until the first token."""
+def test_shared_blocks_are_copied_before_they_are_written(device: str, folder: str) -> None:
+    """Three completions of one prompt share its last block until the first token."""
     prompt, sampling = PROMPTS[2][:20], SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, n=3)
     config = EngineConfig(model=folder, device=device, dtype="float32", kv_memory_bytes=32 << 20)
     with Engine(config) as engine:
@@ -370,9 +389,9 @@ def test_blocks_that_are_shared_are_copied_before_they_are_written(device: str, 
     assert found[0].token_ids == found[1].token_ids == found[2].token_ids
 
 
-def test_logprobs_of_transformers(device: str, folder: str) -> None:
+def test_log_probabilities_equal_transformers(device: str, folder: str) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=3)
-    found, _ = serve(folder, device, sampling)
+    found, _ = run_engine(folder, device, sampling)
     model = transformers_model(folder, "float32", device)
     for completion, prompt in zip(found, PROMPTS, strict=True):
         wanted = next_logits(model, prompt, completion.token_ids, device).log_softmax(-1).cpu()
@@ -382,14 +401,14 @@ def test_logprobs_of_transformers(device: str, folder: str) -> None:
 
 @pytest.mark.parametrize("enforce_eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"seed": 5, "top_p": 0.9, "logprobs": 2}], ids=str)
-def test_steps_that_overlap_say_what_steps_that_take_turns_say(
+def test_async_scheduling_gives_the_same_tokens(
     device: str, folder: str, options: dict[str, Any], enforce_eager: bool
 ) -> None:
-    """Token by token: the same batches run in the same order."""
+    """The same batches run in the same order, so all tokens are equal."""
     sampling = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, **options)
     said = []
     for overlaps in (True, False):
-        found, engine = serve(folder, device, sampling, async_scheduling=overlaps, enforce_eager=enforce_eager)
+        found, engine = run_engine(folder, device, sampling, async_scheduling=overlaps, enforce_eager=enforce_eager)
         said.append([completion.token_ids for completion in found])
         assert (engine.overlaps.overlapped > NUM_TOKENS // 2) == overlaps, engine.overlaps
     assert said[0] == said[1]
@@ -407,16 +426,16 @@ def test_steps_that_overlap_say_what_steps_that_take_turns_say(
     ],
     ids=str,
 )
-def test_draws_are_those_of_the_cpu(device: str, folder: str, options: dict[str, Any]) -> None:
-    """The same seed, the same random numbers; a last bit may move a draw, and with it what follows."""
+def test_sampling_on_gpu_equals_the_cpu(device: str, folder: str, options: dict[str, Any]) -> None:
+    """The same seed gives the same random numbers; the last bit may change a draw and what follows it."""
     sampling = SamplingParams(seed=5, max_tokens=NUM_TOKENS, ignore_eos=True, **options)
-    here, there = (serve(folder, name, sampling)[0] for name in (device, "cpu"))
+    here, there = (run_engine(folder, name, sampling)[0] for name in (device, "cpu"))
     same = [one.token_ids == other.token_ids for one, other in zip(here, there, strict=True)]
     assert sum(same) >= len(same) - 1
 
 
-def test_nothing_is_compiled_in_service(device: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By Triton's own hook, called whenever it has compiled a kernel or read one from its cache."""
+def test_no_kernel_is_compiled_after_start(device: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton calls its hook whenever it compiled a kernel or read one from its cache."""
     triton = pytest.importorskip("triton")
     compiled: list[str] = []
     monkeypatch.setattr(
@@ -430,8 +449,8 @@ def test_nothing_is_compiled_in_service(device: str, folder: str, monkeypatch: p
     assert compiled[known:] == []
 
 
-def test_blocks_take_what_is_left_of_the_share(device: str, tmp_path: Path) -> None:
-    """Heads so wide that half a GPU's memory is a pool of a usual number of blocks."""
+def test_blocks_take_the_rest_of_the_memory_share(device: str, tmp_path: Path) -> None:
+    """The heads are so wide that half of the memory of a GPU has a usual number of blocks."""
     wide = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 4}
     config_file = tmp_path / "config.json"
     config_file.write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | SIZES | wide))

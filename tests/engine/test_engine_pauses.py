@@ -1,4 +1,4 @@
-"""The process notices that it was suspended, and takes neither work nor a short delay for it."""
+"""The process notices that it was suspended, and mistakes neither work nor a short delay for it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kvscope_telemetry.messages.telemetry import Event
 SECOND = 1_000_000_000
 
 
-class Hands:
-    """Clocks that a test moves."""
+class FakeClocks:
+    """Clocks that the test sets."""
 
     def __init__(self) -> None:
         self.now, self.slept, self.worked = 100 * SECOND, 0, 0
@@ -26,42 +26,42 @@ class Hands:
     def __call__(self) -> Clocks:
         return Clocks(self.now, self.slept, self.worked)
 
-    def go(self, seconds: float, *, worked: float = 0.0, slept: float = 0.0) -> None:
+    def advance(self, seconds: float, *, worked: float = 0.0, slept: float = 0.0) -> None:
         self.now += round(seconds * SECOND)
         self.worked += round(worked * SECOND)
         self.slept += round(slept * SECOND)
 
 
-def test_a_silence_without_work_is_a_suspension_and_one_with_work_is_not() -> None:
-    hands = Hands()
+def test_silence_without_work_is_a_suspension() -> None:
+    hands = FakeClocks()
     watch = SuspensionWatch(hands)
-    assert not watch.look(), "nobody beats yet"
-    hands.go(60)
-    assert not watch.beat(), "what was before the first beat is unknown"
-    hands.go(0.5, worked=0.5)
+    assert not watch.look(), "a suspension was found before the first beat"
+    hands.advance(60)
+    assert not watch.beat(), "the time before the first beat counted"
+    hands.advance(0.5, worked=0.5)
     assert not watch.beat()
-    hands.go(42)
+    hands.advance(42)
     assert watch.look()
     assert watch.drain() == [Suspension(hands.now - 42 * SECOND, hands.now, 0)]
-    hands.go(5, worked=4.9)  # one computation kept all threads out
+    hands.advance(5, worked=4.9)  # one computation blocked all threads
     assert not watch.beat()
-    hands.go(1.2)  # a busy machine
+    hands.advance(1.2)  # a busy machine
     assert not watch.beat()
     assert watch.drain() == []
 
 
-def test_a_machine_that_slept_is_a_suspension_that_took_no_time_of_the_engines_clock() -> None:
-    hands = Hands()
+def test_sleep_of_the_machine_is_a_suspension_without_engine_time() -> None:
+    hands = FakeClocks()
     watch = SuspensionWatch(hands)
     watch.beat()
-    hands.go(0.3, slept=3_600)
+    hands.advance(0.3, slept=3_600)
     assert watch.beat()
     (found,) = watch.drain()
     assert (found.start_ns, found.end_ns, found.lasted_ns) == (hands.now, hands.now, 3_600 * SECOND)
 
 
-def test_a_suspension_is_an_event_and_no_latency_counts_it(drive: Callable[..., Drive]) -> None:
-    hands, driven = Hands(), drive()
+def test_suspension_is_an_event_and_excluded_from_latencies(drive: Callable[..., Drive]) -> None:
+    hands, driven = FakeClocks(), drive()
     recorded: list[Event] = []
     scheduler = driven.scheduler
     stops = EnginePauses(
@@ -69,13 +69,13 @@ def test_a_suspension_is_an_event_and_no_latency_counts_it(drive: Callable[..., 
     )
     assert not stops.beat()
     begun_ns = hands.now
-    hands.go(42)
+    hands.advance(42)
     assert stops.beat(), "there is something to tell"
     stops.report_suspensions()
     (event,) = recorded
     assert (event.kind, event.cause) == ("process_suspended", "the process was suspended for 42.0 s")
     assert scheduler.running_time.running_ns(begun_ns - SECOND, hands.now + SECOND) == 2 * SECOND
-    hands.go(0.5, slept=10)
+    hands.advance(0.5, slept=10)
     assert stops.beat()
     stops.report_suspensions()
     assert "the machine slept for 10.0 s" in recorded[1].cause
@@ -94,7 +94,7 @@ print(found.lasted_ns / 1e9, flush=True)
 """
 
 
-def test_a_process_that_is_stopped_by_a_signal_says_for_how_long() -> None:
+def test_process_stopped_by_a_signal_reports_the_duration() -> None:
     with subprocess.Popen([sys.executable, "-c", BEATS], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"

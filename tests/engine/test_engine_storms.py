@@ -1,4 +1,4 @@
-"""A real engine under storms: whoever survives says what it says alone, and the pool ends as it began."""
+"""A real engine under random load: completions equal those of requests alone, and the pool ends as it began."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ Make = Callable[..., Engine]
 
 @dataclass(frozen=True)
 class Job:
-    """A prompt and how to go on."""
+    """A prompt and its sampling options."""
 
     ids: tuple[int, ...]
     sampling: SamplingParams
 
 
-def jobs_of(count: int, *, prompts: tuple[int, int], outputs: tuple[int, int], shared: int = 0) -> list[Job]:
-    """Half greedy, half drawn with a seed; lengths between the bounds; every third begins with the same tokens."""
+def make_jobs(count: int, *, prompts: tuple[int, int], outputs: tuple[int, int], shared: int = 0) -> list[Job]:
+    """Return jobs, half greedy and half seeded, with lengths between the bounds; every third begins with the same
+    tokens.
+    """
     generator = random.Random(count)
     prefix = generator.choices(range(3, 256), k=shared)
     jobs = []
@@ -42,38 +44,38 @@ def jobs_of(count: int, *, prompts: tuple[int, int], outputs: tuple[int, int], s
 
 
 def run_all(engine: Engine, jobs: Iterable[Job]) -> list[list[int]]:
-    """The tokens of each, all submitted at once."""
+    """Return the tokens of each job, all submitted at once."""
     submits = [Submit(request_id="-", prompt_token_ids=job.ids, sampling=job.sampling) for job in jobs]
     completions = list(engine.generate(submits))
     assert {completion.finish_reason for completion in completions} == {"length"}
     return [completion.token_ids for completion in completions]
 
 
-def check_conserved(engine: Engine) -> None:
-    """The scheduler's own check, and free + cached + active + unmapped = total in what is told of the pool."""
+def check_consistency(engine: Engine) -> None:
+    """Check the scheduler, and that free, cached, active and unmapped blocks make up the reported pool."""
     engine.components.scheduler.check_integrity()
     pool = engine.components.pool
     assert pool.num_free + pool.num_cached + pool.num_active + pool.num_unmapped == pool.num_blocks
 
 
-def check_as_it_began(engine: Engine) -> None:
-    """Nothing is active, nobody counted; without the prefix cache every block is free."""
-    check_conserved(engine)
+def check_all_released(engine: Engine) -> None:
+    """Check that nothing is active or counted, and that without the prefix cache every block is free."""
+    check_consistency(engine)
     snapshot = engine.snapshot()
     assert BlockState.ACTIVE not in snapshot.blocks.state
     assert not any(snapshot.blocks.ref_count)
     engine.reset_prefix_cache()
     unmapped = {BlockState.UNMAPPED} if engine.hello.cache.allocator == "virtual" else set()
     assert set(engine.snapshot().blocks.state) - unmapped == {BlockState.FREE}
-    check_conserved(engine)
+    check_consistency(engine)
 
 
-class Storm:
+class RandomLoad:
     """Submits and aborts at random between the steps of one engine."""
 
-    def __init__(self, engine: Engine, jobs: list[Job], expected: list[list[int]], seed: int) -> None:
+    def __init__(self, engine: Engine, jobs: list[Job], expected_tokens: list[list[int]], seed: int) -> None:
         self.engine = engine
-        self.jobs, self.expected = jobs, expected
+        self.jobs, self.expected = jobs, expected_tokens
         self.random = random.Random(seed)
         self.alive: dict[str, int] = {}
         self.aborted: set[str] = set()
@@ -110,32 +112,34 @@ class Storm:
                 self.said[message.request_id] += message.token_ids
             else:
                 self.end(message)
-        check_conserved(self.engine)
+        check_consistency(self.engine)
 
     def end(self, last: Finished) -> None:
         name = last.request_id
-        said, expected = self.said.pop(name), self.expected[self.alive.pop(name)]
+        said, expected_tokens = self.said.pop(name), self.expected[self.alive.pop(name)]
         assert last.finish_reason == ("abort" if name in self.aborted else "length")
-        assert said == expected[: len(said)], "a request that was aborted was right up to there"
+        assert said == expected_tokens[: len(said)], "a request that was aborted was right up to there"
         assert last.usage.completion_tokens == len(said)
         if name not in self.aborted:
-            assert said == expected
+            assert said == expected_tokens
             self.num_whole += 1
 
 
 @pytest.mark.parametrize(
     ("seed", "prefix_caching"), [(0, True), pytest.param(1, True, marks=pytest.mark.storm), (2, False)]
 )
-def test_abort_storm(make_engine: Make, seed: int, prefix_caching: bool, storm: Callable[[int, int], int]) -> None:
-    """Random submits and aborts by the hundred, with a pool that is often too small."""
+def test_random_submits_and_aborts_leave_other_tokens_unchanged(
+    make_engine: Make, seed: int, prefix_caching: bool, storm: Callable[[int, int], int]
+) -> None:
+    """Hundreds of requests are submitted and aborted, with a pool that is often too small."""
     num_actions = storm(150, 700)
-    jobs = jobs_of(24, prompts=(1, 30), outputs=(1, 16), shared=13)
+    jobs = make_jobs(24, prompts=(1, 30), outputs=(1, 16), shared=13)
     alone = make_engine(max_num_seqs=1)
-    expected = [run_all(alone, [job])[0] for job in jobs]
+    expected_tokens = [run_all(alone, [job])[0] for job in jobs]
     engine = make_engine(
         num_gpu_blocks_override=40, max_num_batched_tokens=24, max_num_seqs=8, enable_prefix_caching=prefix_caching
     )
-    run = Storm(engine, jobs, expected, seed)
+    run = RandomLoad(engine, jobs, expected_tokens, seed)
     run.run(num_actions)
     counters = engine.snapshot().counters
     assert run.num_whole > 0.15 * num_actions
@@ -143,7 +147,7 @@ def test_abort_storm(make_engine: Make, seed: int, prefix_caching: bool, storm: 
     assert counters.preemptions > 0, "the pool was never too small: the test says less than it means to"
     assert (counters.num_running, counters.num_waiting) == (0, 0)
     assert counters.finished == run.num_whole
-    check_as_it_began(engine)
+    check_all_released(engine)
 
 
 VARIANTS: Mapping[str, dict[str, object]] = {
@@ -174,51 +178,51 @@ VARIANTS: Mapping[str, dict[str, object]] = {
 
 
 @pytest.fixture(scope="module")
-def storm_jobs() -> list[Job]:
-    return jobs_of(24, prompts=(4, 40), outputs=(30, 60), shared=21)
+def load_jobs() -> list[Job]:
+    return make_jobs(24, prompts=(4, 40), outputs=(30, 60), shared=21)
 
 
 ROOM: Mapping[str, object] = {"num_gpu_blocks_override": 2048, "max_num_seqs": 24, "enable_prefix_caching": False}
 
 
 @pytest.fixture(scope="module")
-def expected(make_small: Make, storm_jobs: list[Job]) -> list[list[int]]:
-    """The tokens of each where there is room for all."""
+def expected_tokens(make_small: Make, load_jobs: list[Job]) -> list[list[int]]:
+    """The tokens of each job if there is room for all."""
     with make_small(**ROOM) as engine:
-        return run_all(engine, storm_jobs)
+        return run_all(engine, load_jobs)
 
 
 PLAINER = ("a large batch", "virtual", "buddy, a quarter of the blocks", "blocks of sixteen")
-"""What these do others do as well."""
+"""Variants whose features other variants use as well."""
 
 
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=pytest.mark.storm if name in PLAINER else ()) for name in VARIANTS]
 )
-def test_tokens_are_the_same_whatever_else_runs(
-    make_engine: Make, storm_jobs: list[Job], expected: list[list[int]], variant: str
+def test_tokens_do_not_depend_on_other_requests(
+    make_engine: Make, load_jobs: list[Job], expected_tokens: list[list[int]], variant: str
 ) -> None:
-    """Greedy and seeded, in float32: only the options and the prompt decide."""
-    assert len({tuple(tokens) for tokens in expected}) == len(storm_jobs)
+    """Greedy and seeded, in float32: only the options and the prompt determine the tokens."""
+    assert len({tuple(tokens) for tokens in expected_tokens}) == len(load_jobs)
     engine = make_engine(**{**ROOM, "enable_prefix_caching": True, **VARIANTS[variant]})
-    again = 2 if engine.hello.cache.prefix_caching else 1  # the second time from the prefix cache
-    some = storm_jobs[:4] if variant == "alone" else storm_jobs  # a step a token
+    again = 2 if engine.hello.cache.prefix_caching else 1  # the second time with the prefix cache
+    some = load_jobs[:4] if variant == "alone" else load_jobs  # a step a token
     for _ in range(again):
-        assert run_all(engine, some) == expected[: len(some)]
+        assert run_all(engine, some) == expected_tokens[: len(some)]
     counters = engine.snapshot().counters
     if "quarter" in variant:
-        needed = sum(-(-(len(job.ids) + (job.sampling.max_tokens or 0)) // 4) for job in storm_jobs)
+        needed = sum(-(-(len(job.ids) + (job.sampling.max_tokens or 0)) // 4) for job in load_jobs)
         cache = engine.hello.cache
         assert (cache.num_physical_blocks or cache.num_blocks) <= needed / 4
         assert counters.preemptions >= 10
     if again == 2:
         assert counters.cached_tokens > 0
-    check_as_it_began(engine)
+    check_all_released(engine)
 
 
-def test_a_seed_says_something_else_than_another(make_engine: Make, storm_jobs: list[Job]) -> None:
-    """What the test above compares can differ: other seeds give other tokens, no seed follows the engine's."""
-    ids = storm_jobs[0].ids
+def test_another_seed_gives_other_tokens(make_engine: Make, load_jobs: list[Job]) -> None:
+    """This shows that the comparison above can fail: other seeds give other tokens, no seed follows the engine's."""
+    ids = load_jobs[0].ids
 
     def said(engine: Engine, **options: int) -> list[int]:
         return run_all(engine, [Job(ids, SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True, **options))])[
@@ -227,5 +231,5 @@ def test_a_seed_says_something_else_than_another(make_engine: Make, storm_jobs: 
 
     engine = make_engine()
     assert said(engine, seed=1) == said(engine, seed=1) != said(engine, seed=2)
-    assert said(engine) != said(engine), "two requests without a seed draw on their own"
-    assert said(make_engine()) == said(make_engine()), "but an engine's seed gives its runs again"
+    assert said(engine) != said(engine), "two requests without a seed gave the same tokens"
+    assert said(make_engine()) == said(make_engine()), "engines with one seed gave different tokens"

@@ -1,4 +1,4 @@
-"""Real engines whose requests live in host memory and on disk half of the time: the same tokens, the same bytes."""
+"""Real engines whose requests are often in host memory and on disk: the tokens and bytes stay the same."""
 
 from __future__ import annotations
 
@@ -30,25 +30,27 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 Make = Callable[..., Engine]
 Said = dict[int, list[int]]
-"""Tokens by completion."""
+"""Tokens of each completion."""
 RECORD = 4096
-"""On disk a block of the tiny model takes a sector."""
+"""A block of the tiny model takes one sector on disk."""
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where temporary files of the disk tier go."""
+    """Set the folder for temporary files of the disk tier."""
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
 
 
-def tiers(engine_block_bytes: int, num_host: int, num_disk: int, **more: Any) -> dict[str, Any]:
-    """Options for so many places."""
+def tier_options(engine_block_bytes: int, num_host: int, num_disk: int, **more: Any) -> dict[str, Any]:
+    """Return options for this many slots in host memory and on disk."""
     sizes = {"host_kv_memory_bytes": num_host * engine_block_bytes, "disk_kv_memory_bytes": num_disk * RECORD}
     return {"preemption": "swap"} | sizes | more
 
 
-def jobs_of(count: int, seed: int) -> list[Submit]:
-    """One to three completions each, greedy and drawn; half begin alike, and every fourth ends with a block."""
+def make_jobs(count: int, seed: int) -> list[Submit]:
+    """Return jobs of one to three completions, greedy and seeded; half begin alike, every fourth ends with a full
+    block.
+    """
     draw = random.Random(seed)
     prefix = draw.choices(range(3, 256), k=20)
     jobs = []
@@ -57,7 +59,7 @@ def jobs_of(count: int, seed: int) -> list[Submit]:
         sampling = SamplingParams(
             temperature=0.0 if number % 2 else 0.8,
             seed=number,
-            top_k=4,  # few borders for a rounding error to cross
+            top_k=4,  # few thresholds that a rounding error could cross
             n=draw.choice((1, 1, 2, 3)),
             max_tokens=draw.choice((1, draw.randint(2, 12), draw.randint(20, 40))),
             ignore_eos=True,
@@ -78,14 +80,14 @@ def run_alone(engine: Engine, job: Submit) -> Said:
 
 
 @dataclass
-class Watched:
-    """A mirror that hears every frame, and must be the ledger and the tables after each."""
+class CheckedMirror:
+    """A mirror that receives every frame and must equal the ledger and the tables after each."""
 
     frames: list[Frame] = field(default_factory=list)
     mirror: Mirror = field(default_factory=Mirror)
     causes: list[str] = field(default_factory=list)
 
-    def hear(self, message: TelemetryMessage) -> None:
+    def receive(self, message: TelemetryMessage) -> None:
         if isinstance(message, Frame):
             self.frames.append(message)
 
@@ -106,10 +108,12 @@ class Watched:
             assert not (request.saved_rows and request.block_table)
 
 
-class Storm:
+class RandomLoad:
     """Submits, aborts and resets at random between the steps of one engine."""
 
-    def __init__(self, engine: Engine, watched: Watched, jobs: list[Submit], expected: list[Said], seed: int) -> None:
+    def __init__(
+        self, engine: Engine, watched: CheckedMirror, jobs: list[Submit], expected: list[Said], seed: int
+    ) -> None:
         self.engine, self.watched = engine, watched
         self.jobs, self.expected = jobs, expected
         self.random = random.Random(seed)
@@ -172,37 +176,37 @@ class Storm:
 
 
 VARIANTS: Mapping[str, dict[str, Any]] = {
-    "host memory for a few blocks, all else to disk": tiers(2048, 6, 400),
-    "as measured": tiers(2048, 30, 100, preemption="auto"),
-    "evicted prefixes alone": tiers(2048, 12, 60, preemption="recompute"),
-    "without prefix caching": tiers(2048, 6, 400, enable_prefix_caching=False),
-    "disk for a few blocks too": tiers(2048, 5, 9),
-    "host memory alone": tiers(2048, 40, 0),
-    "int8": tiers(640, 6, 400, kv_cache_dtype="int8"),
-    "fp8": tiers(640, 6, 400, kv_cache_dtype="fp8"),
-    "blocks of one token": tiers(512, 16, 900, block_size=1, num_gpu_blocks_override=110),
+    "host memory for a few blocks, all else to disk": tier_options(2048, 6, 400),
+    "as measured": tier_options(2048, 30, 100, preemption="auto"),
+    "evicted prefixes alone": tier_options(2048, 12, 60, preemption="recompute"),
+    "without prefix caching": tier_options(2048, 6, 400, enable_prefix_caching=False),
+    "disk for a few blocks too": tier_options(2048, 5, 9),
+    "host memory alone": tier_options(2048, 40, 0),
+    "int8": tier_options(640, 6, 400, kv_cache_dtype="int8"),
+    "fp8": tier_options(640, 6, 400, kv_cache_dtype="fp8"),
+    "blocks of one token": tier_options(512, 16, 900, block_size=1, num_gpu_blocks_override=110),
     "contiguous": {"allocator": "contiguous", "enable_prefix_caching": False, "max_model_len": 128},
     "buddy": {"allocator": "buddy", "enable_prefix_caching": False},
     "virtual": {"allocator": "virtual", "enable_prefix_caching": False},
 }
 PLAINER = ("without prefix caching", "host memory alone", "int8", "fp8", "blocks of one token", "buddy")
-"""What others do as well, or `test_a_block_has_the_same_bytes_after_a_swap`."""
+"""Variants that others include, or `test_block_has_the_same_bytes_after_a_swap`."""
 
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Submit]:
-    return jobs_of(24, 7)
+    return make_jobs(24, 7)
 
 
 @pytest.fixture(scope="module")
 def expected_of() -> dict[str, list[Said]]:
-    """What the jobs say alone, by the format of the cache."""
+    """The tokens of the jobs alone, by dtype of the cache."""
     return {}
 
 
 @pytest.mark.storm(*({"variant": variant} for variant in PLAINER))
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_storm_over_all_tiers(
+def test_random_load_over_all_tiers_gives_the_same_tokens(
     make_engine: Make, jobs: list[Submit], expected_of: dict[str, list[Said]], variant: str
 ) -> None:
     options = VARIANTS[variant]
@@ -210,27 +214,29 @@ def test_a_storm_over_all_tiers(
     if dtype not in expected_of:
         alone = make_engine(max_num_seqs=3, enable_prefix_caching=False, kv_cache_dtype=dtype)
         expected_of[dtype] = [run_alone(alone, job) for job in jobs]
-    watched = Watched()
+    watched = CheckedMirror()
     small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
-    engine = make_engine(publish=watched.hear, **(small | options))
-    storm = Storm(engine, watched, jobs, expected_of[dtype], seed=len(variant))
+    engine = make_engine(publish=watched.receive, **(small | options))
+    storm = RandomLoad(engine, watched, jobs, expected_of[dtype], seed=len(variant))
     storm.run(100 if STORMS else 25)
-    while not_yet := [what for what in missing(storm, engine, variant) if what]:
+    while not_yet := [what for what in unreached_conditions(storm, engine, variant) if what]:
         assert storm.num_submitted < 3000, not_yet
-        storm.run(10)  # a disk that others keep busy takes less at a time
+        storm.run(10)  # a busy disk accepts fewer blocks at a time
     assert engine.snapshot().counters.lost_blocks == 0
     engine.reset_prefix_cache()
     unmapped = {BlockState.UNMAPPED} if options.get("allocator") == "virtual" else set()
     assert set(engine.snapshot().blocks.state) - unmapped == {BlockState.FREE}
 
 
-def missing(storm: Storm, engine: Engine, variant: str) -> Iterator[str]:
-    """What the storm did not do yet that the variant is for."""
+def unreached_conditions(storm: RandomLoad, engine: Engine, variant: str) -> Iterator[str]:
+    """Yield what the variant is for and did not happen yet."""
     options, counters = VARIANTS[variant], engine.snapshot().counters
     enough = 2 if STORMS else 1
     yield "whole requests" * (storm.num_whole <= 15 * enough)
     yield "aborts" * (len(storm.aborted) <= 4 * enough)
-    yield "preemptions" * (counters.preemptions <= 5 and variant != "contiguous")  # which admits only what may end
+    yield "preemptions" * (
+        counters.preemptions <= 5 and variant != "contiguous"
+    )  # which admits only requests that can finish
     if "preemption" not in options:
         return
     yield "loads" * (counters.loaded_blocks <= 20)
@@ -241,7 +247,7 @@ def missing(storm: Storm, engine: Engine, variant: str) -> Iterator[str]:
         yield "disk" * (not ledger.last_used_step[ledger.tier == Tier.DISK].any())
 
 
-# Faults while it runs: whatever happens to the file, the tokens are right and nothing is held
+# Faults at run time: whatever happens to the file, the tokens are right and nothing stays allocated.
 
 
 @pytest.fixture
@@ -252,37 +258,37 @@ def expected(make_engine: Make, jobs: list[Submit], expected_of: dict[str, list[
     return expected_of["auto"]
 
 
-def garbage(path: Path) -> None:
+def overwrite_with_garbage(path: Path) -> None:
     with open(path, "r+b") as file:
         file.write(random.Random(1).randbytes(path.stat().st_size))
 
 
-def replace(path: Path) -> None:
+def replace_file(path: Path) -> None:
     new = path.with_name("new")
     new.write_bytes(bytes(path.stat().st_size))
     new.rename(path)
 
 
 FAULTS: Mapping[str, tuple[Callable[[Path], object], str]] = {
-    "garbage": (garbage, ""),
+    "garbage": (overwrite_with_garbage, ""),
     "cut": (lambda path: os.truncate(path, path.stat().st_size // 2), ""),
     "emptied": (lambda path: os.truncate(path, 0), ""),
     "deleted": (lambda path: path.unlink(missing_ok=True), "was removed or replaced"),
-    "replaced": (replace, "was removed or replaced"),
+    "replaced": (replace_file, "was removed or replaced"),
 }
 
 
-@pytest.mark.storm({"fault": "cut"}, {"fault": "emptied"}, {"fault": "replaced"})
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_storm_whose_file_is_damaged_again_and_again(
-    make_engine: Make, jobs: list[Submit], expected: list[Said], tmp_path: Path, fault: str
+@pytest.mark.storm({"copy_fault": "cut"}, {"copy_fault": "emptied"}, {"copy_fault": "replaced"})
+@pytest.mark.parametrize("copy_fault", FAULTS)
+def test_damaged_disk_file_changes_no_tokens(
+    make_engine: Make, jobs: list[Submit], expected: list[Said], tmp_path: Path, copy_fault: str
 ) -> None:
-    damage, reason = FAULTS[fault]
-    watched, path = Watched(), tmp_path / "tier"
+    damage, reason = FAULTS[copy_fault]
+    watched, path = CheckedMirror(), tmp_path / "tier"
     small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
     named = {"disk_kv_path": str(path), "keep_disk_kv": True}
-    engine = make_engine(publish=watched.hear, **(small | tiers(2048, 6, 400) | named))
-    storm = Storm(engine, watched, jobs, expected, seed=len(fault))
+    engine = make_engine(publish=watched.receive, **(small | tier_options(2048, 6, 400) | named))
+    storm = RandomLoad(engine, watched, jobs, expected, seed=len(copy_fault))
     steps = iter(range(10_000))
 
     def sometimes() -> None:
@@ -294,12 +300,12 @@ def test_a_storm_whose_file_is_damaged_again_and_again(
     storm.before_step = sometimes
     storm.run(80)
     assert storm.num_whole > 10
-    if not reason:  # what is removed or replaced refuses the next write: only blocks on their way there can be lost
+    if not reason:  # a removed or replaced file refuses the next write: only blocks that are being written can be lost
         assert engine.snapshot().counters.lost_blocks > 0
-    check_told_once(engine, watched, reason)
+    check_reported_once(engine, watched, reason)
 
 
-def test_a_storm_whose_drive_fills_up(
+def test_full_disk_changes_no_tokens(
     make_engine: Make, jobs: list[Submit], expected: list[Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, left = os.pwritev, [40]
@@ -311,17 +317,17 @@ def test_a_storm_whose_drive_fills_up(
         return write(fd, buffers, offset)
 
     monkeypatch.setattr(os, "pwritev", full)
-    watched = Watched()
+    watched = CheckedMirror()
     small = {"num_gpu_blocks_override": 34, "max_num_batched_tokens": 24, "max_num_seqs": 8}
-    engine = make_engine(publish=watched.hear, **(small | tiers(2048, 6, 400)))
-    storm = Storm(engine, watched, jobs, expected, seed=3)
+    engine = make_engine(publish=watched.receive, **(small | tier_options(2048, 6, 400)))
+    storm = RandomLoad(engine, watched, jobs, expected, seed=3)
     storm.run(80)
     assert storm.num_whole > 10
-    check_told_once(engine, watched, "No space left on device")
+    check_reported_once(engine, watched, "No space left on device")
 
 
-def check_told_once(engine: Engine, watched: Watched, reason: str) -> None:
-    """An event and, at the end, a note say why the tier is off; every place is given back."""
+def check_reported_once(engine: Engine, watched: CheckedMirror, reason: str) -> None:
+    """Check that an event and, at the end, a notice say why the tier is off, and that every slot was freed."""
     causes = [cause for cause in watched.causes if "the disk tier is off" in cause]
     assert [reason in cause for cause in causes] == ([True] if reason else [])
     engine.reset_prefix_cache()
@@ -333,14 +339,14 @@ def check_told_once(engine: Engine, watched: Watched, reason: str) -> None:
 # The bytes
 
 
-def contents(engine: Engine, blocks: list[int]) -> list[bytes]:
+def block_contents(engine: Engine, blocks: list[int]) -> list[bytes]:
     tensors = engine.components.storage.block_tensors
     rows = [[tensor[block].contiguous().view(-1).view(torch.uint8) for tensor in tensors] for block in blocks]
     return [torch.cat(row).numpy().tobytes() for row in rows]
 
 
-class Journey:
-    """What every request's blocks hold before a step, against what they hold once they came back."""
+class SwapChecker:
+    """Compares the contents of the blocks of every request before it is swapped out and after it is swapped in."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -350,27 +356,27 @@ class Journey:
         self.tiers: set[int] = set()
         self.num_back = 0
 
-    def note(self) -> None:
-        """Before the step is planned."""
+    def record_contents(self) -> None:
+        """Record the contents before the step is planned."""
         requests = self.engine.components.scheduler.requests
-        self.before = {number: contents(self.engine, request.block_table) for number, request in requests.items()}
+        self.before = {number: block_contents(self.engine, request.block_table) for number, request in requests.items()}
 
     def check_and_run(self, plan: StepPlan) -> StepResult:
-        """After it was planned, and before anything is written."""
+        """Compare the contents after the step was planned, before anything is written."""
         for number, request in self.engine.components.scheduler.requests.items():
             if request.saved_rows:
                 self.saved.setdefault(number, self.before[number])
                 self.tiers |= set(self.engine.components.pool.ledger.tier[request.saved_rows].tolist())
             elif number in self.saved and request.block_table:
                 was = self.saved.pop(number)
-                assert contents(self.engine, request.block_table[: len(was)]) == was
+                assert block_contents(self.engine, request.block_table[: len(was)]) == was
                 self.num_back += 1
         return self.run(plan)
 
 
 @pytest.mark.parametrize("dtype", ["auto", "int8", "fp8"])
 @pytest.mark.parametrize("through_disk", [False, True])
-def test_a_block_has_the_same_bytes_after_a_swap(
+def test_block_has_the_same_bytes_after_a_swap(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, dtype: str, through_disk: bool
 ) -> None:
     block_bytes = 2048 if dtype == "auto" else 640
@@ -378,29 +384,31 @@ def test_a_block_has_the_same_bytes_after_a_swap(
         num_gpu_blocks_override=24,
         enable_prefix_caching=False,
         kv_cache_dtype=dtype,
-        **tiers(block_bytes, 14 if through_disk else 60, 100),
+        **tier_options(block_bytes, 14 if through_disk else 60, 100),
     )
-    journey = Journey(engine)
+    journey = SwapChecker(engine)
     monkeypatch.setattr(engine.components.runner, "run", journey.check_and_run)
     for number in range(6):
         ids = tuple(random.Random(number).choices(range(3, 256), k=17))
         sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
         engine.submit(Submit(request_id=str(number), prompt_token_ids=ids, sampling=sampling))
     while engine.has_unfinished:
-        journey.note()
+        journey.record_contents()
         engine.step()
     assert journey.num_back >= 3
     assert journey.tiers == ({Tier.HOST, Tier.DISK} if through_disk else {Tier.HOST})
 
 
-# Two engines, one after the other, and the file that the first one keeps
+# Two engines run one after the other; the first one keeps its file.
 
 
-def test_what_one_engine_kept_the_next_one_uses_if_it_is_alike(
+def test_kept_disk_file_is_reused_by_an_engine_with_the_same_model(
     make_engine: Make, tiny_model: Callable[..., str], tmp_path: Path
 ) -> None:
     path, model, other = tmp_path / "tier", tiny_model(), tiny_model(initializer_range=0.39)
-    options = tiers(2048, 4, 200, disk_kv_path=str(path), keep_disk_kv=True, model=model, num_gpu_blocks_override=30)
+    options = tier_options(
+        2048, 4, 200, disk_kv_path=str(path), keep_disk_kv=True, model=model, num_gpu_blocks_override=30
+    )
     sampling = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
     prompts = [tuple(random.Random(seed).choices(range(3, 256), k=70)) for seed in (1, 2)]
 
@@ -434,7 +442,7 @@ def test_what_one_engine_kept_the_next_one_uses_if_it_is_alike(
     assert ask() == (tokens, 68, "")
 
 
-# Copies that cannot be made
+# Copies fail.
 
 
 LONG = tuple(random.Random(1).choices(range(3, 250), k=40))
@@ -442,7 +450,7 @@ LONG = tuple(random.Random(1).choices(range(3, 250), k=40))
 
 @dataclass
 class Fault:
-    """Raised by the next mark of the device's lanes, once it is set, or by all from then on."""
+    """Raised at the next mark of the copy streams once it is set, or at all marks from then on."""
 
     error: Exception | None = None
     lasts: bool = False
@@ -456,17 +464,17 @@ class Fault:
 
 
 @pytest.fixture
-def fault(monkeypatch: pytest.MonkeyPatch, prompt_streams: Callable[..., Any]) -> Fault:
-    """Of a GPU's copies, which engines make from here on."""
-    fault = Fault()
+def copy_fault(monkeypatch: pytest.MonkeyPatch, prompt_streams: Callable[..., Any]) -> Fault:
+    """A fault in the GPU copies of engines that are made from here on."""
+    copy_fault = Fault()
     monkeypatch.setattr(
-        tier_builder, "PlainCopies", lambda words, rows: StagedCopies(words, rows, prompt_streams(fault), 64)
+        tier_builder, "PlainCopies", lambda words, rows: StagedCopies(words, rows, prompt_streams(copy_fault), 64)
     )
-    return fault
+    return copy_fault
 
 
-def say(engine: Engine, prompt: tuple[int, ...], *, num_steps: int | None = None) -> list[int]:
-    """What it answers, in so many steps at most."""
+def generate_tokens(engine: Engine, prompt: tuple[int, ...], *, num_steps: int | None = None) -> list[int]:
+    """Return the output for a prompt after at most this many steps."""
     sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     engine.submit(Submit(request_id="-", prompt_token_ids=prompt, sampling=sampling))
     said: list[int] = []
@@ -476,66 +484,68 @@ def say(engine: Engine, prompt: tuple[int, ...], *, num_steps: int | None = None
     return said
 
 
-def evictable(engine: Engine) -> list[int]:
+def evictable_blocks(engine: Engine) -> list[int]:
     pool = engine.components.pool
     return [block for block in range(pool.num_blocks) if pool.is_evictable(block)]
 
 
-def test_an_eviction_that_finds_no_memory_on_the_device_loses_no_block(make_engine: Make, fault: Fault) -> None:
-    engine = make_engine(**tiers(2048, 100, 0))
-    expected = say(engine, LONG)
-    fault.error = torch.OutOfMemoryError("CUDA out of memory")
-    engine.interventions.evict(evictable(engine), "me")
-    assert fault.error is None, "nothing was copied"
+def test_eviction_without_device_memory_loses_no_block(make_engine: Make, copy_fault: Fault) -> None:
+    engine = make_engine(**tier_options(2048, 100, 0))
+    expected = generate_tokens(engine, LONG)
+    copy_fault.error = torch.OutOfMemoryError("CUDA out of memory")
+    engine.interventions.evict(evictable_blocks(engine), "me")
+    assert copy_fault.error is None, "no copy was attempted"
     engine.components.scheduler.check_integrity()
-    assert say(engine, LONG) == expected
+    assert generate_tokens(engine, LONG) == expected
     assert engine.components.scheduler.totals.loaded_blocks > 0
 
 
-def test_a_request_that_is_swapped_out_without_memory_on_the_device_goes_on(make_engine: Make, fault: Fault) -> None:
-    engine = make_engine(enable_prefix_caching=False, **tiers(2048, 100, 0))
-    expected = say(engine, LONG)
-    said = say(engine, LONG, num_steps=5)
-    fault.error = torch.OutOfMemoryError("CUDA out of memory")
+def test_request_swapped_out_without_device_memory_continues(make_engine: Make, copy_fault: Fault) -> None:
+    engine = make_engine(enable_prefix_caching=False, **tier_options(2048, 100, 0))
+    expected = generate_tokens(engine, LONG)
+    said = generate_tokens(engine, LONG, num_steps=5)
+    copy_fault.error = torch.OutOfMemoryError("CUDA out of memory")
     (number,) = engine.components.scheduler.requests
     engine.interventions.preempt(number, "swap", "me")
-    assert fault.error is None, "nothing was copied"
+    assert copy_fault.error is None, "no copy was attempted"
     while engine.has_unfinished:
         said += [token for one in engine.step() if isinstance(one, Tokens) for token in one.token_ids]
     assert said == expected
 
 
 @pytest.mark.parametrize("lasts", [False, True])
-def test_nothing_is_kept_of_an_engine_whose_copies_failed(
-    make_engine: Make, fault: Fault, tmp_path: Path, lasts: bool
+def test_disk_file_of_an_engine_with_failed_copies_is_not_reused(
+    make_engine: Make, copy_fault: Fault, tmp_path: Path, lasts: bool
 ) -> None:
-    options = tiers(2048, 100, 400, disk_kv_path=str(tmp_path / "tier"), keep_disk_kv=True, num_gpu_blocks_override=24)
+    options = tier_options(
+        2048, 100, 400, disk_kv_path=str(tmp_path / "tier"), keep_disk_kv=True, num_gpu_blocks_override=24
+    )
     engine = make_engine(**options)
-    expected = say(engine, LONG)
-    fault.error, fault.lasts = RuntimeError("an illegal instruction was encountered"), lasts
+    expected = generate_tokens(engine, LONG)
+    copy_fault.error, copy_fault.lasts = RuntimeError("an illegal instruction was encountered"), lasts
     with pytest.raises(RuntimeError, match="illegal instruction"):
-        say(engine, tuple(random.Random(2).choices(range(3, 250), k=60)))
+        generate_tokens(engine, tuple(random.Random(2).choices(range(3, 250), k=60)))
     assert "could not be copied between the tiers" in engine.failure
     engine.close()
-    fault.error = None
+    copy_fault.error = None
     after = make_engine(**options)
-    assert say(after, LONG) == expected
+    assert generate_tokens(after, LONG) == expected
     assert after.components.scheduler.totals.loaded_blocks == 0
 
 
 @pytest.mark.parametrize("command", ["evict", "preempt"])
-def test_an_engine_whose_copies_failed_in_a_command_runs_no_more(
+def test_engine_with_failed_copies_in_a_command_runs_no_more(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     def fails(*given: Any) -> None:
         raise MemoryError("no memory for the ids of blocks")
 
-    engine = make_engine(**tiers(2048, 100, 0))
-    say(engine, LONG)
-    say(engine, LONG[:20], num_steps=3)
+    engine = make_engine(**tier_options(2048, 100, 0))
+    generate_tokens(engine, LONG)
+    generate_tokens(engine, LONG[:20], num_steps=3)
     (number,) = engine.components.scheduler.requests
     does = engine.interventions
-    do = {"evict": partial(does.evict, evictable(engine)), "preempt": partial(does.preempt, number, "swap")}
+    do = {"evict": partial(does.evict, evictable_blocks(engine)), "preempt": partial(does.preempt, number, "swap")}
     monkeypatch.setattr(PlainCopies, "save", fails)
     with pytest.raises(MemoryError):
         do[command]("me")

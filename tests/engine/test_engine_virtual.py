@@ -1,4 +1,4 @@
-"""An engine under the allocator `virtual`: what it says of its memory, what the system says, and what is refused."""
+"""An engine with the allocator `virtual`: the memory it reports, the memory the system reports, and what is refused."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kvscope_telemetry.mirror.mirror import Mirror
 Make = Callable[..., Engine]
 VIRTUAL = {"allocator": "virtual", "enable_prefix_caching": False, "max_model_len": 128}
 BLOCK_BYTES = 1024
-"""Of one of the tiny model's two layers: 4 slots, keys and values, 2 heads of 16, float32."""
+"""Bytes of a block in one of the tiny model's two layers: 4 slots, keys and values, 2 heads of 16, float32."""
 
 
 @pytest.fixture
-def tell() -> Callable[[Engine, int, int], list[int]]:
-    """Runs one request of the given lengths to its end."""
+def run_request() -> Callable[[Engine, int, int], list[int]]:
+    """Function that runs one request of the given lengths to its end: `run_request(engine, prompt, new)`."""
 
     def run(engine: Engine, prompt: int, new: int) -> list[int]:
         sampling = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
@@ -37,8 +37,8 @@ def tell() -> Callable[[Engine, int, int], list[int]]:
     return run
 
 
-def test_hello_tells_addresses_and_memory_apart(make_engine: Make) -> None:
-    """128 tokens are 32 blocks a slot; 4 of them share a page of 4 KiB in each layer."""
+def test_hello_distinguishes_address_space_from_memory(make_engine: Make) -> None:
+    """A slot of 128 tokens has 32 blocks; 4 of them share a page of 4 KiB in each layer."""
     engine = make_engine(**VIRTUAL, num_gpu_blocks_override=70, max_num_seqs=8)
     cache = engine.hello.cache
     assert (cache.allocator, cache.num_blocks, cache.block_bytes) == ("virtual", 8 * 32, 2 * BLOCK_BYTES)
@@ -46,22 +46,22 @@ def test_hello_tells_addresses_and_memory_apart(make_engine: Make) -> None:
     assert make_engine(num_gpu_blocks_override=70).hello.cache.num_physical_blocks == 0
 
 
-def test_memory_is_what_the_system_says(make_engine: Make, tell: Any) -> None:
-    """A page in each layer for each 16 tokens; they stay when the request is gone, and are not needed twice."""
+def test_reported_memory_equals_the_resident_memory(make_engine: Make, run_request: Any) -> None:
+    """Each 16 tokens take a page in each layer; pages stay after the request and are reused."""
     engine = make_engine(**VIRTUAL, num_gpu_blocks_override=64, max_num_seqs=8)
     assert engine.memory().kv_bytes == 64 * 2 * BLOCK_BYTES
     assert engine.memory().kv_resident_bytes == 0
-    first = tell(engine, 20, 13)  # the last token of 33 is never written: 32
+    first = run_request(engine, 20, 13)  # the last token of 33 is never written: 32
     assert engine.memory().kv_resident_bytes == 2 * 2 * 4096
-    assert tell(engine, 20, 13) == first
+    assert run_request(engine, 20, 13) == first
     assert engine.memory().kv_resident_bytes == 2 * 2 * 4096
-    assert tell(engine, 20, 14)[:13] == first
+    assert run_request(engine, 20, 14)[:13] == first
     assert engine.memory().kv_resident_bytes == 3 * 2 * 4096
     assert make_engine().memory().kv_resident_bytes == -1
 
 
-def test_never_more_memory_than_was_given(make_engine: Make) -> None:
-    """Twelve requests of up to 60 tokens in 8 pages a layer: pages go from one slot to the other."""
+def test_memory_never_exceeds_the_limit(make_engine: Make) -> None:
+    """Twelve requests of up to 60 tokens in 8 pages a layer: pages are moved between slots."""
     engine = make_engine(**VIRTUAL, num_gpu_blocks_override=32, max_num_seqs=8)
     sampling = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
     for number in range(12):
@@ -76,18 +76,18 @@ def test_never_more_memory_than_was_given(make_engine: Make) -> None:
         state = np.frombuffer(engine.snapshot().blocks.state, np.uint8)
         seen |= set(np.flatnonzero(state == BlockState.ACTIVE) // 32)
     assert most == 8 * 2 * 4096
-    assert len(seen) > 2, "several slots were used"
+    assert len(seen) > 2, "too few slots were used"
     assert engine.snapshot().counters.preemptions > 0
 
 
-def test_a_mirror_knows_from_the_frames_what_has_memory(make_engine: Make, tell: Any) -> None:
+def test_mirror_knows_from_the_frames_which_blocks_have_memory(make_engine: Make, run_request: Any) -> None:
     messages: list[Any] = []
     engine = make_engine(**VIRTUAL, publish=messages.append)
     mirror = Mirror()
     mirror.apply(coalesce((), snapshot=engine.snapshot()))
     assert set(mirror.ledger.state) == {BlockState.UNMAPPED}
     del messages[:]
-    tell(engine, 20, 3)
+    run_request(engine, 20, 3)
     mirror.apply(coalesce([message for message in messages if isinstance(message, Frame)]))
     assert mirror.ledger.equals(engine.components.pool.ledger)
     counts = np.bincount(mirror.ledger.state, minlength=4)
@@ -100,12 +100,12 @@ def test_prefix_caching_is_refused() -> None:
     assert not EngineConfig(allocator="virtual").prefix_caching
 
 
-def test_a_pool_without_a_page_is_refused(make_engine: Make) -> None:
+def test_pool_smaller_than_a_page_is_refused(make_engine: Make) -> None:
     with pytest.raises(BadInput, match=r"a pool of 3 blocks .* is too small for allocator='virtual': .* 2 pages"):
         make_engine(**VIRTUAL, num_gpu_blocks_override=3)
 
 
-def test_addresses_that_are_refused_are_said_in_a_line(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_address_reservation_is_reported_in_one_line(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any, **options: Any) -> Any:
         raise OSError(12, "Cannot allocate memory")
 
@@ -114,7 +114,7 @@ def test_addresses_that_are_refused_are_said_in_a_line(make_engine: Make, monkey
         make_engine(**VIRTUAL)
 
 
-def test_a_failure_after_the_memory_was_made_gives_it_back(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_after_the_allocation_frees_the_memory(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
     monkeypatch.setattr(host_pages.HostPages, "close", lambda self: closed.append(self))
     monkeypatch.setattr("kvscope_engine.components.ModelRunner", lambda *_, **__: 1 / 0)

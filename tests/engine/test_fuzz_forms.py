@@ -1,4 +1,4 @@
-"""A small part of `fuzz_forms.py`: random forms are answered or refused by name, and everything ends."""
+"""A short run of `fuzz_forms.py`: random forms are answered or refused by name, and all processes end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.engine import fuzz_forms
 
 @pytest.mark.storm
 @pytest.mark.timeout(1_500)
-def test_forms_are_answered_or_refused_and_a_stop_ends_all() -> None:
+def test_random_forms_are_answered_or_refused_and_all_processes_end() -> None:
     pytest.importorskip("xgrammar")
     options = ["--num-gpu-blocks-override", "512", "--max-num-seqs", "16", "--device", "cpu"]
     found = fuzz_forms.run(3, seed=random.randrange(1 << 30), clients=4, quiet_s=0.5, options=options)

@@ -1,4 +1,4 @@
-"""Which of an engine's notes the tests on a GPU take for a fault, in the engine's own words."""
+"""Which notices of an engine the tests on a GPU treat as faults."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvscope_engine.model.device_memory.paging import NOTE as WSL_NOTE
 from kvscope_kernels.tuning import tile_table
 
 
-class FullDriver:
-    """Pins nothing."""
+class FailingPinDriver:
+    """A driver that refuses to pin memory."""
 
     def pin(self, address: int, num_bytes: int) -> str:
         return "out of memory"
@@ -24,18 +24,18 @@ class FullDriver:
         return ""
 
 
-def test_what_was_lost_is_a_fault() -> None:
+def test_notices_of_a_failed_capture_and_pin_are_faults() -> None:
     notes: list[str] = []
     CaptureFailures(notes.append).note(8, "batches of 8", RuntimeError("operation not permitted"))
-    slab = HostSlab(1, 4096, FullDriver())
+    slab = HostSlab(1, 4096, FailingPinDriver())
     notes.append(slab.note)
     slab.close()
     assert len(notes) == 2
     assert faults_in(notes) == notes
 
 
-def test_what_depends_on_the_card_is_none(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as tiles that a user tuned, which are in no test's cache either."""
+def test_notices_that_depend_on_the_gpu_are_no_faults(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tuned tiles of a user are one example; no test has them in its cache."""
     monkeypatch.setattr(tile_table, "_gpu_name", lambda _: "A GPU")
     gpu = torch.device("cuda:0")
     assert tile_table.own_table().parent == own_cache

@@ -1,3 +1,5 @@
+"""Prompts, conversations and token ids of requests are converted to the ids of a prompt."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,7 +13,7 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 
 class _Letters:
-    """A tokenizer with one token a letter; its template puts 0 before each turn."""
+    """A tokenizer with one token per letter; its template puts 0 before each turn."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         assert len(text) <= 40, "a text is read that is too long anyway"
@@ -32,20 +34,20 @@ def _ids(**fields: Any) -> list[int]:
     return prompt_token_ids(Submit(request_id="r", **fields), LETTERS, 30, 10)
 
 
-def test_a_prompt_goes_through_the_template() -> None:
+def test_prompt_uses_the_chat_template() -> None:
     assert _ids(prompt="ab") == [0, 1, 2]
 
 
-def test_a_raw_prompt_does_not() -> None:
+def test_raw_prompt_does_not_use_the_chat_template() -> None:
     assert _ids(prompt="ab", raw=True) == [1, 2]
 
 
-def test_a_conversation() -> None:
+def test_conversation_uses_the_chat_template_for_each_turn() -> None:
     turns = (ChatMessage(role="user", content="a"), ChatMessage(role="assistant", content="b"))
     assert _ids(messages=turns) == [0, 1, 0, 2]
 
 
-def test_token_ids_are_taken_as_they_are() -> None:
+def test_token_ids_are_used_unchanged() -> None:
     assert _ids(prompt_token_ids=(3, 29)) == [3, 29]
 
 
@@ -69,12 +71,12 @@ def test_token_ids_are_taken_as_they_are() -> None:
         ),
     ],
 )
-def test_what_cannot_be_accepted_is_named(fields: dict[str, Any], words: str) -> None:
+def test_invalid_input_is_refused_by_name(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         _ids(**fields)
 
 
-def test_a_model_without_a_tokenizer_takes_token_ids_alone() -> None:
+def test_model_without_a_tokenizer_accepts_only_token_ids() -> None:
     assert prompt_token_ids(Submit(request_id="r", prompt_token_ids=(1,)), None, 30, 10) == [1]
     with pytest.raises(BadInput, match="no tokenizer"):
         prompt_token_ids(Submit(request_id="r", prompt="a"), None, 30, 10)

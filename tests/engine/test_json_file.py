@@ -1,4 +1,4 @@
-"""Files that hold no JSON object are refused by name."""
+"""Files without a JSON object are refused by name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kvscope_engine.json_file import read_json
 from kvscope_telemetry.errors import BadInput
 
 
-def test_an_object(tmp_path: Path) -> None:
+def test_json_object_is_read(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"a": [1]}')
     assert read_json(tmp_path / "x.json") == {"a": [1]}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"1", b"\xff\xfe\x00", b"[" * 100_000, b'{"a": 1}x'])
-def test_anything_else(tmp_path: Path, content: bytes) -> None:
+def test_any_other_content_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
     with pytest.raises(BadInput) as refused:
@@ -25,13 +25,13 @@ def test_anything_else(tmp_path: Path, content: bytes) -> None:
     assert str(path) in str(refused.value)
 
 
-def test_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.json").write_text('{"a": 1}')
     monkeypatch.setattr(json_file, "MAX_JSON_BYTES", 7)
     with pytest.raises(BadInput, match="larger than 7 bytes"):
         read_json(tmp_path / "x.json")
 
 
-def test_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         read_json(tmp_path / "x.json")

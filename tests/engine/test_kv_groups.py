@@ -1,5 +1,6 @@
-"""Real engines on models with sliding windows or chunks: several KV groups, whose blocks are let go of, and the same
-tokens."""
+"""Real engines on models with sliding windows or chunks have several KV groups, free blocks and give the same
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +69,10 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
 @pytest.fixture
-def windowed(tmp_path: Path) -> Callable[[str], tuple[str, Any]]:
-    """The name of a tiny random model with windows, and the model itself as transformers runs it."""
+def windowed_model(tmp_path: Path) -> Callable[[str], tuple[str, Any]]:
+    """Function that returns the name of a tiny model with windows, and the model in transformers:
+    `windowed_model(kind)`.
+    """
 
     def make(kind: str) -> tuple[str, Any]:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -88,7 +91,7 @@ def windowed(tmp_path: Path) -> Callable[[str], tuple[str, Any]]:
 
 
 def prompts(seed: int) -> list[list[int]]:
-    """Some much longer than a window; half of them begin alike."""
+    """Return prompts, some much longer than a window; half of them begin alike."""
     rng = random.Random(seed)
     shared = [rng.randrange(3, 256) for _ in range(45)]
     return [
@@ -98,17 +101,17 @@ def prompts(seed: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def answer(model: Any, prompt: list[int], count: int) -> list[int]:
+def reference_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
     ids = torch.tensor([prompt])
     out = model.generate(ids, do_sample=False, max_new_tokens=count, min_new_tokens=count, use_cache=True)
     tokens: list[int] = out[0, len(prompt) :].tolist()
     return tokens
 
 
-def answers(
+def engine_tokens(
     engine: Engine, asked: list[list[int]], count: int, n: int = 1, *, swap_every: int = 0
 ) -> dict[int, list[int]]:
-    """Greedy tokens of each prompt, by its place, all asked for at once; one is swapped out every so many steps."""
+    """Return the greedy tokens of all prompts submitted at once; one request is swapped out every so many steps."""
     numbers: dict[int, int] = {}
     for place, prompt in enumerate(asked):
         sampling = SamplingParams(max_tokens=count, n=n, **GREEDY)
@@ -130,19 +133,19 @@ def answers(
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_same_tokens_whatever_is_let_go_of_preempted_found_and_forked(
-    kind: str, make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
+def test_tokens_do_not_depend_on_freeing_preemption_hits_or_forks(
+    kind: str, make_engine: Make, windowed_model: Callable[[str], tuple[str, Any]]
 ) -> None:
-    name, model = windowed(kind)
+    name, model = windowed_model(kind)
     asked = prompts(1)
-    wanted = {place: answer(model, prompt, 20) for place, prompt in enumerate(asked)}
+    wanted = {place: reference_tokens(model, prompt, 20) for place, prompt in enumerate(asked)}
     num_groups = len(GROUPS[kind])
     engine = make_engine(model=name, num_gpu_blocks_override=30 * num_groups, max_num_batched_tokens=24)
     groups = engine.hello.cache.groups
     assert tuple(group.window for group in groups) == GROUPS[kind]
     assert {group.kind for group in groups if group.window} == {"chunked" if kind == "llama4_text" else "window"}
-    assert answers(engine, asked, 20) == wanted
-    assert answers(engine, asked, 20, n=2) == wanted
+    assert engine_tokens(engine, asked, 20) == wanted
+    assert engine_tokens(engine, asked, 20, n=2) == wanted
     counters = engine.snapshot().counters
     assert counters.preemptions > 0
     assert counters.cached_tokens > 40
@@ -152,33 +155,33 @@ def test_the_same_tokens_whatever_is_let_go_of_preempted_found_and_forked(
 
 
 @pytest.mark.parametrize(("kind", "num_blocks"), [("gemma3_text", 72), ("mistral", 22), ("llama4_text", 58)])
-def test_windows_go_to_lower_tiers_and_come_back(
+def test_window_blocks_are_offloaded_and_loaded(
     kind: str,
     num_blocks: int,
     make_engine: Make,
-    windowed: Callable[[str], tuple[str, Any]],
+    windowed_model: Callable[[str], tuple[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
-    name, model = windowed(kind)
+    name, model = windowed_model(kind)
     asked = prompts(2)
-    wanted = {place: answer(model, prompt, 20) for place, prompt in enumerate(asked)}
+    wanted = {place: reference_tokens(model, prompt, 20) for place, prompt in enumerate(asked)}
     tiers = {"host_kv_memory_bytes": 1 << 19, "disk_kv_memory_bytes": 1 << 22, "preemption": "swap"}
     engine = make_engine(model=name, num_gpu_blocks_override=num_blocks, max_num_batched_tokens=24, **tiers)
-    assert answers(engine, asked, 20, swap_every=5) == wanted
-    assert answers(engine, asked, 20, swap_every=3) == wanted
+    assert engine_tokens(engine, asked, 20, swap_every=5) == wanted
+    assert engine_tokens(engine, asked, 20, swap_every=3) == wanted
     counters = engine.snapshot().counters
     assert counters.swapped_blocks > 0
     assert counters.loaded_blocks > 0
 
 
 @pytest.mark.parametrize(("kind", "least"), [("gemma3_text", 4), ("llama4_text", 1)])
-def test_a_request_holds_its_windows_and_no_more(
-    kind: str, least: int, make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
+def test_request_holds_only_the_blocks_of_its_windows(
+    kind: str, least: int, make_engine: Make, windowed_model: Callable[[str], tuple[str, Any]]
 ) -> None:
-    """Blocks of 4 tokens: a window of 13 lies in 4 or 5 of them, whatever the text's length; a chunk begins anew."""
-    name, _ = windowed(kind)
+    """A window of 13 lies in 4 or 5 blocks of 4 tokens, for every length of text; a chunk begins again."""
+    name, _ = windowed_model(kind)
     engine = make_engine(model=name, num_gpu_blocks_override=400, max_num_batched_tokens=16)
     sampling = SamplingParams(max_tokens=100, **GREEDY)
     ids = tuple(range(3, 203))
@@ -196,22 +199,22 @@ def test_a_request_holds_its_windows_and_no_more(
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "llama4_text"])
-def test_other_allocators_and_sparse_decode_let_go_of_nothing(
-    kind: str, make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
+def test_other_allocators_and_sparse_decode_free_no_window_blocks(
+    kind: str, make_engine: Make, windowed_model: Callable[[str], tuple[str, Any]]
 ) -> None:
-    name, model = windowed(kind)
+    name, model = windowed_model(kind)
     asked = prompts(3)[:3]
-    wanted = {place: answer(model, prompt, 8) for place, prompt in enumerate(asked)}
+    wanted = {place: reference_tokens(model, prompt, 8) for place, prompt in enumerate(asked)}
     for options in ({"allocator": "buddy"}, {"sparse_decode": 1.0}):
         engine = make_engine(model=name, **options)
         assert not engine.hello.cache.groups
-        assert answers(engine, asked, 8) == wanted
+        assert engine_tokens(engine, asked, 8) == wanted
 
 
-def test_a_request_that_fits_only_since_windows_are_let_go_of_is_accepted(
-    make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
+def test_request_that_fits_only_because_windows_are_freed_is_accepted(
+    make_engine: Make, windowed_model: Callable[[str], tuple[str, Any]]
 ) -> None:
-    name, _ = windowed("mistral")
+    name, _ = windowed_model("mistral")
     engine = make_engine(model=name, num_gpu_blocks_override=12, max_num_batched_tokens=16)
     sampling = SamplingParams(max_tokens=50, **GREEDY)
     engine.submit(Submit(request_id="long", prompt_token_ids=tuple(range(3, 203)), sampling=sampling))
@@ -220,17 +223,17 @@ def test_a_request_that_fits_only_since_windows_are_let_go_of_is_accepted(
     assert engine.hello.cache.max_request_tokens == 512
 
 
-def test_layers_that_share_keys_and_values_hold_them_once(
-    make_engine: Make, windowed: Callable[[str], tuple[str, Any]]
+def test_layers_that_share_keys_and_values_store_them_once(
+    make_engine: Make, windowed_model: Callable[[str], tuple[str, Any]]
 ) -> None:
-    """Gemma 4's last layers read what the last full layer and the last one with a window keep, whose heads differ."""
-    name, model = windowed("gemma4_text")
+    """Gemma 4's last layers read the cache of the last full layer and the last window layer, whose heads differ."""
+    name, model = windowed_model("gemma4_text")
     asked = prompts(4)
-    wanted = {place: answer(model, prompt, 12) for place, prompt in enumerate(asked)}
+    wanted = {place: reference_tokens(model, prompt, 12) for place, prompt in enumerate(asked)}
     engine = make_engine(model=name, num_gpu_blocks_override=150, max_num_batched_tokens=24)
     groups = engine.hello.cache.groups
     assert [(group.kind, group.num_layers) for group in groups] == [("full", 1), ("window", 1), ("window", 1)]
     assert [group.block_bytes for group in groups] == [4 * 2 * 2 * 32 * 4, 4 * 2 * 2 * 16 * 4, 4 * 2 * 2 * 16 * 4]
-    assert engine.hello.cache.block_bytes == groups[0].block_bytes, "one tensor, as wide as the widest layer in it"
-    assert answers(engine, asked, 12) == wanted
-    assert answers(engine, asked, 12) == wanted
+    assert engine.hello.cache.block_bytes == groups[0].block_bytes, "the tensor is not as wide as its widest layer"
+    assert engine_tokens(engine, asked, 12) == wanted
+    assert engine_tokens(engine, asked, 12) == wanted

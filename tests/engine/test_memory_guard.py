@@ -1,5 +1,4 @@
-"""Others take the GPU's memory while an engine serves: what it gives up, in which order, what it says, and that all of
-it comes back."""
+"""Other programs take GPU memory while an engine serves: what it gives up, in which order, and that all comes back."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ COSTS = StepCosts(
 PLANNED = 20 * GIB
 NAME = "no-such-program"
 PID = 1 << 22
-"""One more than Linux gives."""
+"""A process id greater than any on Linux."""
 
 
-class Driver:
-    """A GPU of 24 GiB on which this process has 18; it draws a window and computes for others."""
+class FakeDriver:
+    """A GPU of 24 GiB with 18 GiB of this process; it draws a window and computes for other processes."""
 
     total_bytes = 24 * GIB
     num_multiprocessors, compute_capability = 132, 90
@@ -80,12 +79,12 @@ class Driver:
         self.done.append("settled")
 
 
-class Setting:
-    """A guard, its driver, and the time."""
+class GuardSetting:
+    """A guard, its driver and the time."""
 
     def __init__(self, others: int = GIB, planned_others: int | None = None, **options: Any) -> None:
         self.now_s = 0.0
-        self.driver = Driver()
+        self.driver = FakeDriver()
         self.driver.others = others
         self.notes: list[str] = []
         self.promised: list[int] = []
@@ -99,7 +98,7 @@ class Setting:
         )
 
     def look(self, others_gib: float, after_s: float = POLL_S) -> list[Any]:
-        """What was done, when others had so much."""
+        """Return what the guard did when others had this much memory."""
         self.driver.others, self.now_s = int(others_gib * GIB), self.now_s + after_s
         self.driver.done.clear()
         self.guard.poll(self.driver.finish_in_flight)
@@ -107,17 +106,17 @@ class Setting:
 
 
 @pytest.fixture
-def setting() -> Setting:
-    return Setting()
+def setting() -> GuardSetting:
+    return GuardSetting()
 
 
-def test_what_was_left_for_others_costs_nothing(setting: Setting) -> None:
+def test_memory_left_for_others_has_no_effect(setting: GuardSetting) -> None:
     assert setting.look(4.0) == []
     assert setting.notes == []
 
 
-def test_steps_become_smaller_and_then_graphs_go_and_all_comes_back(setting: Setting) -> None:
-    """Each said once, with who took the memory. The pool of blocks is in nobody's hands here."""
+def test_steps_shrink_then_graphs_are_freed_and_all_comes_back(setting: GuardSetting) -> None:
+    """Each action is reported once with the program that took the memory; the pool of blocks is not touched here."""
     assert setting.look(5.0) == ["settled", "unused", ("cap", 1024)]
     assert setting.notes.pop() == (
         "steps may need 1.0 GiB of the GPU's memory that other programs now hold"
@@ -144,42 +143,42 @@ def test_steps_become_smaller_and_then_graphs_go_and_all_comes_back(setting: Set
     assert not setting.guard.is_lowered
 
 
-def test_it_looks_now_and_then(setting: Setting) -> None:
+def test_memory_is_checked_at_intervals(setting: GuardSetting) -> None:
     assert setting.look(5.0, POLL_S / 2) == []
     assert setting.look(5.0, POLL_S / 2) != []
 
 
-def test_what_others_had_when_it_began_is_theirs() -> None:
-    """A driver that keeps more for us than was planned, and a little more later, is no reason for small steps."""
-    setting = Setting(others=5 * GIB)
+def test_memory_of_others_at_the_start_is_tolerated() -> None:
+    """A driver that has a little more for this process than planned, and a little more later, does not shrink steps."""
+    setting = GuardSetting(others=5 * GIB)
     assert setting.look(5.1) == []
     assert setting.look(5.2) == ["settled", "unused", ("cap", 1024)]
 
 
-def test_what_others_took_after_the_plan_is_not_theirs() -> None:
-    setting = Setting(others=6 * GIB, planned_others=GIB)
+def test_memory_taken_by_others_after_planning_is_not_tolerated() -> None:
+    setting = GuardSetting(others=6 * GIB, planned_others=GIB)
     assert setting.look(6.0) != []
 
 
-def test_what_the_driver_took_for_graphs_is_ours() -> None:
+def test_driver_memory_of_graphs_counts_as_own() -> None:
     """Torch does not count it: it is neither promised again nor taken for another program."""
-    setting = Setting(others=GIB + GIB // 2, planned_others=GIB)
+    setting = GuardSetting(others=GIB + GIB // 2, planned_others=GIB)
     assert setting.promised == [2 * GIB - GIB // 2]
     assert setting.look(4.5) == []
 
 
-def test_a_full_gpu_gets_back_what_torch_keeps_unused() -> None:
-    """Nothing that steps need is missing, and a browser finds no memory: now and then it gets some."""
-    setting = Setting()
+def test_full_gpu_gets_back_unused_torch_memory() -> None:
+    """Steps have enough, but other programs find no memory, so unused memory is released at intervals."""
+    setting = GuardSetting()
     for after_s, done in ((POLL_S, ["settled", "unused"]), (POLL_S, []), (RELEASE_S, ["settled", "unused"])):
         setting.driver.ours, setting.driver.unused = 20 * GIB, GIB
         assert setting.look(4.0, after_s) == done
     setting.driver.ours, setting.driver.unused = 20 * GIB, GIB // 4
-    assert setting.look(4.0, 600) == [], "too little to wait for"
+    assert setting.look(4.0, 600) == [], "too little memory to release was released"
     assert setting.notes == []
 
 
-def test_other_engines_are_told_what_is_not_taken_yet(setting: Setting) -> None:
+def test_promised_memory_shrinks_as_it_is_taken(setting: GuardSetting) -> None:
     setting.driver.ours = 19 * GIB
     setting.look(1.0)
     setting.driver.ours = 21 * GIB
@@ -187,41 +186,41 @@ def test_other_engines_are_told_what_is_not_taken_yet(setting: Setting) -> None:
     assert setting.promised == [2 * GIB, GIB, 0]
 
 
-def test_pages_beside_torchs_memory_are_ours() -> None:
-    setting = Setting(pages=lambda: GIB)
-    assert setting.look(5.0) == [], "one of the five is ours"
+def test_pages_outside_torch_count_as_own() -> None:
+    setting = GuardSetting(pages=lambda: GIB)
+    assert setting.look(5.0) == [], "own pages were counted as those of others"
 
 
-def test_a_driver_that_does_not_say_who_it_was(setting: Setting) -> None:
+def test_notice_without_known_holders_names_other_programs_or_the_driver(setting: GuardSetting) -> None:
     setting.driver.holders = GpuHolders("GPU-1", SimpleNamespace(sample=lambda: (Gpu(index=0, uuid="GPU-1"),)))
     setting.look(5.0)
     assert "that other programs or the driver hold: steps compute" in setting.notes[0]
 
 
-def step(forward_ns: int, graph_size: int = 1) -> tuple[StepPlan, StepResult]:
+def make_step(forward_ns: int, graph_size: int = 1) -> tuple[StepPlan, StepResult]:
     return StepPlan((), 0), StepResult((), forward_ns=forward_ns, graph_size=graph_size)
 
 
-def test_paging_to_host_memory_is_said_with_what_to_do() -> None:
-    setting = Setting(paging=PagingWatch())
+def test_paging_to_host_memory_is_reported_with_advice() -> None:
+    setting = GuardSetting(paging=PagingWatch())
     for _ in range(20):
-        setting.guard.ran(*step(1_000_000))
+        setting.guard.ran(*make_step(1_000_000))
     setting.look(5.9)
     setting.notes.clear()
     for _ in range(20):
-        setting.guard.ran(*step(9_000_000, graph_size=0))
+        setting.guard.ran(*make_step(9_000_000, graph_size=0))
     setting.look(5.9)
     assert setting.notes == [], "a step without its graph is another one"
     for _ in range(20):
-        setting.guard.ran(*step(9_000_000))
+        setting.guard.ran(*make_step(9_000_000))
     setting.look(5.9)
     (note,) = setting.notes
     assert "steps take 9 times what they took" in note
     assert "CUDA - Sysmem Fallback Policy" in note
 
 
-def test_a_longer_context_is_no_paging() -> None:
-    setting = Setting(paging=PagingWatch())
+def test_longer_context_is_not_mistaken_for_paging() -> None:
+    setting = GuardSetting(paging=PagingWatch())
     for start, forward_ns in ((10, 1_000_000), (100_000, 9_000_000)):
         request: Any = SimpleNamespace()
         scheduled = (Scheduled(request, start, 1, samples=True),)

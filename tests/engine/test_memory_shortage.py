@@ -1,4 +1,4 @@
-"""A step without memory, or in which a library fails: tried again, then in halves; a lost device ends the engine."""
+"""A step without memory, or in which a library fails, is retried, then split; a lost device ends the engine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
-class Runner:
-    """Fails with each of `errors` in turn."""
+class FailingRunner:
+    """A runner that fails with each of `errors` in turn."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
@@ -55,14 +55,14 @@ def make_plan(num_single_token: int, num_prefills: int) -> StepPlan:
 OUT = torch.OutOfMemoryError("CUDA out of memory. Tried\nmore")
 
 
-def test_a_step_is_tried_again() -> None:
-    runner, plan = Runner(OUT), make_plan(2, 1)
+def test_failed_step_is_retried() -> None:
+    runner, plan = FailingRunner(OUT), make_plan(2, 1)
     outcome = run_with_shortages(runner, plan)
     assert (outcome.plan, outcome.failed, runner.num_recovered) == (plan, (), 1)
 
 
-class SmallRunner(Runner):
-    """Has room for steps of `most` tokens, and one request is too much at any size."""
+class SmallRunner(FailingRunner):
+    """A runner with memory for steps of `most` tokens; one request is too large at any size."""
 
     def __init__(self, most: int, too_much: int | None = None, has_graphs: bool = False) -> None:
         super().__init__()
@@ -84,10 +84,10 @@ class SmallRunner(Runner):
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: cuBLAS")])
-def test_tensors_of_a_step_that_failed_are_gone_when_memory_is_given_back(error: Exception) -> None:
+def test_tensors_of_a_failed_step_are_freed_before_memory_is_released(error: Exception) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
 
-    class Holding(Runner):
+    class Holding(FailingRunner):
         def run(self, plan: StepPlan) -> StepResult:
             activations = torch.zeros(1)
             held.append(weakref.ref(activations))
@@ -104,15 +104,15 @@ def test_tensors_of_a_step_that_failed_are_gone_when_memory_is_given_back(error:
     assert runner.num_recovered == 2
 
 
-def test_memory_of_graphs_is_given_back_before_a_step_is_cut() -> None:
+def test_memory_of_graphs_is_released_before_a_step_is_split() -> None:
     runner, plan = SmallRunner(2, has_graphs=True), make_plan(2, 1)
     assert run_with_shortages(runner, plan).plan == plan
     assert runner.ran == [plan]
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 10])
-def test_a_step_runs_in_parts_and_nobody_ends(most: int) -> None:
-    """Each token once, in its order; copies before all of them; tokens and items belong to each other."""
+def test_split_step_computes_every_token_once_and_ends_no_request(most: int) -> None:
+    """Tokens are in order, copies come before all parts, and each token belongs to its item."""
     runner, plan = SmallRunner(most), make_plan(3, 2)
     outcome = run_with_shortages(runner, plan)
     assert outcome.failed == ()
@@ -128,7 +128,7 @@ def test_a_step_runs_in_parts_and_nobody_ends(most: int) -> None:
         assert [each.samples for each in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
-def test_guesses_are_left_out_before_a_request_is() -> None:
+def test_drafts_are_dropped_before_a_request_is() -> None:
     runner, plan = SmallRunner(1), make_plan(1, 0)
     drafted = plan.scheduled[0]._replace(num_tokens=3, drafts=(8, 9))
     other = make_plan(2, 0).scheduled[1]
@@ -138,7 +138,7 @@ def test_guesses_are_left_out_before_a_request_is() -> None:
 
 
 @pytest.mark.parametrize("too_much", [0, 1, 2, 3])
-def test_only_who_cannot_be_run_alone_ends(too_much: int) -> None:
+def test_only_a_request_that_cannot_run_alone_ends(too_much: int) -> None:
     runner, plan = SmallRunner(99, too_much), make_plan(2, 2)
     outcome = run_with_shortages(runner, plan)
     assert [request.number for request in outcome.failed] == [too_much]
@@ -148,7 +148,7 @@ def test_only_who_cannot_be_run_alone_ends(too_much: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 0), (0, 2)])
-def test_all_of_the_step_end_when_nothing_helps(sizes: tuple[int, int]) -> None:
+def test_all_requests_of_the_step_end_if_nothing_helps(sizes: tuple[int, int]) -> None:
     runner, plan = SmallRunner(0), make_plan(*sizes)
     outcome = run_with_shortages(runner, plan)
     assert outcome.plan.scheduled == ()
@@ -156,15 +156,15 @@ def test_all_of_the_step_end_when_nothing_helps(sizes: tuple[int, int]) -> None:
     assert runner.num_recovered <= 2 + 5 * len(plan.scheduled)
 
 
-def test_what_changed_states_is_not_tried_again() -> None:
-    runner, plan = Runner(OUT), make_plan(2, 1)
+def test_step_that_changed_states_is_not_retried() -> None:
+    runner, plan = FailingRunner(OUT), make_plan(2, 1)
     plan.scheduled[0].request.state_slot = 3
     outcome = run_with_shortages(runner, plan)
     assert outcome.plan.scheduled == ()
     assert (len(outcome.failed), len(runner.ran)) == (3, 1)
 
 
-def test_the_cause_and_what_would_help_are_told() -> None:
+def test_failure_names_its_cause_and_advice() -> None:
     plan = make_plan(2, 1)
     asked: list[StepPlan] = []
 
@@ -174,11 +174,11 @@ def test_the_cause_and_what_would_help_are_told() -> None:
 
     outcome = run_with_shortages(SmallRunner(0), plan, explain)
     assert set(outcome.reasons) == {"no memory for a step of 1 token (CUDA error: out of memory); give less"}
-    assert asked == [plan], "once: it may ask the driver, and nobody is served meanwhile"
+    assert asked == [plan], "more than one call: it may ask the driver, and no request is served meanwhile"
 
 
-def test_each_is_told_its_own_reason() -> None:
-    """One that a library cannot run, and one that there is no memory for."""
+def test_each_failed_request_gets_its_own_reason() -> None:
+    """A library cannot run one of the requests, and there is no memory for another."""
 
     class Both(SmallRunner):
         def run(self, plan: StepPlan) -> StepResult:
@@ -192,7 +192,7 @@ def test_each_is_told_its_own_reason() -> None:
     assert outcome.reasons[1].startswith("no memory for a step of 1 token ")
 
 
-def test_a_report_that_fails_does_not_hide_the_shortage() -> None:
+def test_failed_explanation_does_not_hide_the_shortage() -> None:
     def broken(plan: StepPlan) -> str:
         raise RuntimeError("the driver is gone")
 
@@ -203,14 +203,14 @@ def test_a_report_that_fails_does_not_hide_the_shortage() -> None:
 LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`")
 
 
-def test_a_step_in_which_a_library_failed_is_run_again() -> None:
-    runner, plan = Runner(LIBRARY), make_plan(2, 1)
+def test_step_with_a_failed_library_is_retried() -> None:
+    runner, plan = FailingRunner(LIBRARY), make_plan(2, 1)
     outcome = run_with_shortages(runner, plan)
     assert (outcome.plan, outcome.failed, outcome.error, outcome.fitting_tokens) == (plan, (), LIBRARY, None)
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2, 3])
-def test_only_who_makes_a_library_fail_ends(bad: int) -> None:
+def test_only_a_request_that_makes_a_library_fail_ends(bad: int) -> None:
     class Picky(SmallRunner):
         def run(self, plan: StepPlan) -> StepResult:
             if bad in (item.request.number for item in plan.scheduled):
@@ -220,12 +220,12 @@ def test_only_who_makes_a_library_fail_ends(bad: int) -> None:
     outcome = run_with_shortages(Picky(99), make_plan(2, 2))
     assert [request.number for request in outcome.failed] == [bad]
     assert outcome.reasons == (f"a step of 1 token failed ({LIBRARY})",)
-    assert outcome.fitting_tokens is None, "memory was there"
+    assert outcome.fitting_tokens is None, "a library failure was taken for a shortage"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access"), LIBRARY], ids=["lost", "same"])
-def test_a_device_that_computes_no_more_is_told_of_as_it_was_lost(error: RuntimeError) -> None:
-    runner = Runner(error)
+def test_lost_device_raises_the_original_error(error: RuntimeError) -> None:
+    runner = FailingRunner(error)
     runner.computes = False
     with pytest.raises(RuntimeError) as raised:
         run_with_shortages(runner, make_plan(1, 1))
@@ -234,32 +234,32 @@ def test_a_device_that_computes_no_more_is_told_of_as_it_was_lost(error: Runtime
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("ours"), KvscopeError("rank 1 failed: can't allocate memory")])
-def test_what_no_library_raises_is_raised(error: Exception) -> None:
+def test_unrelated_errors_are_raised(error: Exception) -> None:
     with pytest.raises(type(error)):
-        run_with_shortages(Runner(error), make_plan(1, 1))
+        run_with_shortages(FailingRunner(error), make_plan(1, 1))
 
 
-def test_states_that_were_to_be_kept_of_a_step_that_failed_are_not() -> None:
+def test_state_saves_of_a_failed_step_are_dropped() -> None:
     plan = make_plan(2, 1)
     for item in plan.scheduled:
         item.request.state_slot = item.request.number
     plan = replace(plan, state_saves=(StateSave(plan.scheduled[0].request, 16, 7),))
-    assert run_with_shortages(Runner(), plan).plan.state_saves == plan.state_saves
-    assert run_with_shortages(Runner(OUT), plan).plan.state_saves == ()
+    assert run_with_shortages(FailingRunner(), plan).plan.state_saves == plan.state_saves
+    assert run_with_shortages(FailingRunner(OUT), plan).plan.state_saves == ()
 
 
 @pytest.mark.parametrize(("most", "room"), [(1, 1), (2, 2), (5, 5), (9, 9), (99, None)])
-def test_how_much_there_is_room_for_is_told(most: int, room: int | None) -> None:
+def test_room_for_tokens_is_reported(most: int, room: int | None) -> None:
     assert run_with_shortages(SmallRunner(most), make_plan(3, 2)).fitting_tokens == room
 
 
-def test_smaller_steps_are_no_help_where_a_token_alone_fails_or_all_ran_in_the_end() -> None:
+def test_room_is_not_reported_if_single_tokens_fail_or_a_retry_succeeded() -> None:
     assert run_with_shortages(SmallRunner(0), make_plan(3, 2)).fitting_tokens is None
-    outcome = run_with_shortages(Runner(OUT, OUT), make_plan(1, 0))
+    outcome = run_with_shortages(FailingRunner(OUT, OUT), make_plan(1, 0))
     assert (outcome.failed, outcome.fitting_tokens) == ((), None)
 
 
-def test_where_a_step_cannot_be_run_in_parts_half_of_it_is_tried_next() -> None:
+def test_step_that_cannot_be_split_reports_room_for_half() -> None:
     plan = make_plan(3, 2)
     plan.scheduled[0].request.state_slot = 3
     assert run_with_shortages(SmallRunner(0), plan).fitting_tokens == 10

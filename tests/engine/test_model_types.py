@@ -13,11 +13,11 @@ SAMPLE = ("llama", "gemma2", "bert", "aya_vision", "deepseek_v3", "recurrent_gem
 SAMPLE += ("mllama", "chameleon", "inkling_text", "inkling2_text", "roberta")
 
 
-def test_the_page_says_what_was_found() -> None:
+def test_page_of_model_types_lists_the_results() -> None:
     assert PAGE.read_text("utf-8") == page(VERSION, RESULTS)
 
 
-def test_each_type_was_tried() -> None:
+def test_every_model_type_was_tried() -> None:
     import transformers
     from tests.engine.model_types import model_types
 
@@ -28,28 +28,28 @@ def test_each_type_was_tried() -> None:
 
 
 @pytest.mark.parametrize("model_type", SAMPLE)
-def test_some_types_are_as_the_page_says(model_type: str) -> None:
-    check(model_type)
+def test_sampled_model_types_match_the_page(model_type: str) -> None:
+    check_model_type(model_type)
 
 
 @pytest.mark.storm
 @pytest.mark.parametrize("model_type", sorted(RESULTS.keys() - set(SAMPLE)))
-def test_all_types_are_as_the_page_says(model_type: str) -> None:
-    check(model_type)
+def test_all_model_types_match_the_page(model_type: str) -> None:
+    check_model_type(model_type)
 
 
-def check(model_type: str) -> None:
-    """Figures in words depend on the machine."""
+def check_model_type(model_type: str) -> None:
+    """Compare the outcome; numbers in reasons depend on the machine."""
     import transformers
     from tests.engine.trial_of_types import try_type
 
     if transformers.__version__ != VERSION:
         pytest.skip(f"transformers {VERSION} was tried, and this is {transformers.__version__}")
     found, told = asdict(try_type(model_type)), RESULTS[model_type]
-    assert {key: _without_figures(value) for key, value in found.items()} == {
-        key: _without_figures(value) for key, value in told.items()
+    assert {key: _without_numbers(value) for key, value in found.items()} == {
+        key: _without_numbers(value) for key, value in told.items()
     }
 
 
-def _without_figures(text: str) -> str:
+def _without_numbers(text: str) -> str:
     return re.sub(r"\d+(\.\d+)?(e-\d+)?", "0", text)

@@ -1,3 +1,5 @@
+"""Outputs of a request: its end, stop strings, log probabilities and usage."""
+
 from __future__ import annotations
 
 from kvscope_engine.outputs import OutputStream
@@ -31,23 +33,23 @@ def _feed(stream: OutputStream, ids: list[int]) -> tuple[str | None, str]:
     return reason, text
 
 
-def test_length() -> None:
+def test_request_ends_after_max_tokens() -> None:
     assert _feed(_stream(SamplingParams(), max_tokens=3), [0, 1, 2, 3]) == ("length", "abc")
 
 
-def test_end_of_sequence_stops_and_says_nothing() -> None:
+def test_end_of_sequence_stops_without_text() -> None:
     assert _feed(_stream(SamplingParams()), [0, EOS, 2]) == ("stop", "a")
 
 
-def test_ignored_end_of_sequence() -> None:
+def test_ignored_end_of_sequence_continues() -> None:
     assert _feed(_stream(SamplingParams(ignore_eos=True), max_tokens=3), [0, EOS, 2]) == ("length", "ac")
 
 
-def test_end_of_sequence_before_min_tokens() -> None:
+def test_end_of_sequence_before_min_tokens_continues() -> None:
     assert _feed(_stream(SamplingParams(min_tokens=2)), [EOS, 1, EOS]) == ("stop", "b")
 
 
-def test_a_stop_token_ends_it_and_says_nothing_also_where_the_end_is_ignored() -> None:
+def test_stop_token_stops_without_text_even_if_end_of_sequence_is_ignored() -> None:
     sampling = SamplingParams(stop_token_ids=(7, 2), ignore_eos=True, min_tokens=1)
     assert _feed(_stream(sampling), [2, 0, EOS, 2, 3]) == ("stop", "ca")
 
@@ -61,11 +63,11 @@ def test_log_probabilities_come_with_the_texts_of_their_tokens() -> None:
     assert said.logprob_texts == (("b", "d", "b"),)
 
 
-def test_stop_string_across_tokens_is_not_told() -> None:
+def test_stop_string_across_tokens_is_not_sent() -> None:
     assert _feed(_stream(SamplingParams(stop=("cde",))), [0, 1, 2, 3, 4, 5]) == ("stop", "ab")
 
 
-def test_what_was_held_back_comes_at_the_end() -> None:
+def test_held_back_text_is_sent_at_the_end() -> None:
     assert _feed(_stream(SamplingParams(stop=("cdz",)), max_tokens=4), [0, 1, 2, 3]) == ("length", "abcd")
 
 

@@ -1,4 +1,4 @@
-"""An engine that measures where attention falls: what its ledger says, when, and what becomes of it."""
+"""An engine that measures attention per block: its ledger, when it measures, and when values are cleared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def submit(engine: Engine, name: str, num_prompt_tokens: int, max_tokens: int, f
 
 
 def shares_by_request(engine: Engine, step: int) -> dict[int, float]:
-    """Sums over the blocks that were measured in `step`."""
+    """Return the sums over the blocks that were measured in `step`."""
     parts = engine.components
     ledger, sums = parts.pool.ledger, {}
     for number, request in parts.scheduler.requests.items():
@@ -49,12 +49,12 @@ def test_shares_of_each_request_sum_to_one_in_every_measured_step(
         engine.step()
         if sums := shares_by_request(engine, engine.step_count):
             shares[engine.step_count] = sums
-    assert list(shares) == [2, 5, 8, 11], "the first step with decodes, and every third after it"
+    assert list(shares) == [2, 5, 8, 11], "not the first step with decodes and every third after it"
     for sums in shares.values():
         assert sums == {1: pytest.approx(1.0, abs=1e-4), 2: pytest.approx(1.0, abs=1e-4)}
 
 
-def test_tokens_are_the_same_with_and_without(make_engine: Make) -> None:
+def test_measuring_attention_changes_no_tokens(make_engine: Make) -> None:
     answers = []
     for options in ({}, {"page_heat": 1}):
         engine: Any = make_engine(num_gpu_blocks_override=60, **options)
@@ -64,7 +64,7 @@ def test_tokens_are_the_same_with_and_without(make_engine: Make) -> None:
     assert answers[0] == answers[1]
 
 
-def test_without_it_nothing_is_measured_and_nothing_travels(make_engine: Make) -> None:
+def test_without_the_option_nothing_is_measured_or_sent(make_engine: Make) -> None:
     engine = make_engine(num_gpu_blocks_override=60)
     submit(engine, "a", 30, 20)
     for _ in range(5):
@@ -74,7 +74,7 @@ def test_without_it_nothing_is_measured_and_nothing_travels(make_engine: Make) -
     assert not engine.hello.capabilities.attention
 
 
-def test_a_block_that_is_given_away_is_unknown_again(make_engine: Make) -> None:
+def test_freed_block_has_no_attention_value(make_engine: Make) -> None:
     engine = make_engine(page_heat=1, num_gpu_blocks_override=60, enable_prefix_caching=False)
     assert engine.hello.capabilities.attention
     submit(engine, "a", 30, 4)
@@ -87,7 +87,7 @@ def test_a_block_that_is_given_away_is_unknown_again(make_engine: Make) -> None:
     engine.components.pool.check_integrity([])
 
 
-def test_a_shared_block_says_the_most_that_fell_on_it(make_engine: Make) -> None:
+def test_shared_block_has_the_largest_of_its_values(make_engine: Make) -> None:
     pool = make_engine(num_gpu_blocks_override=60).components.pool
     blocks = pool.allocate(2, 1)
     ids = np.array([blocks[0], blocks[1], blocks[0]], np.int64)
@@ -97,6 +97,6 @@ def test_a_shared_block_says_the_most_that_fell_on_it(make_engine: Make) -> None
 
 
 @pytest.mark.parametrize("value", [-1, 1.5, True])
-def test_a_number_that_is_none_is_refused(value: Any) -> None:
+def test_invalid_interval_is_refused(value: Any) -> None:
     with pytest.raises(BadInput, match="page_heat="):
         EngineConfig(page_heat=value)

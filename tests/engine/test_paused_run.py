@@ -1,5 +1,6 @@
-"""A run that was paused in its middle has the latencies of the same run with the pause cut out of its clock, and tells
-of the pause in its events, its overview and its report."""
+"""A run that was paused has the latencies of the same run without the pause, and shows the pause in its events,
+overview and report.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def submit(number: int) -> Submit:
 
 @pytest.fixture
 def paused_run(make_engine: Callable[..., Engine]) -> list[TelemetryMessage]:
-    """What an engine told that was paused between two of its steps, while requests ran, waited and came."""
+    """Messages of an engine that was paused between two steps while requests ran, waited and arrived."""
     messages: list[TelemetryMessage] = []
     engine = make_engine(publish=messages.append, max_num_seqs=3)
     messages.append(engine.snapshot())
@@ -59,7 +60,7 @@ def paused_run(make_engine: Callable[..., Engine]) -> list[TelemetryMessage]:
     return messages
 
 
-def recorded(messages: list[TelemetryMessage], path: Path) -> Recording:
+def write_recording(messages: list[TelemetryMessage], path: Path) -> Recording:
     with RecordingWriter(path) as writer:
         for message in messages:
             assert writer.write(message)
@@ -71,13 +72,13 @@ def values(messages: list[TelemetryMessage], name: str) -> np.ndarray[tuple[int,
     return np.sort(np.frombuffer(packed, "<u8").astype(np.float64))
 
 
-def test_no_latency_differs_from_the_run_without_the_pause(paused_run: list[TelemetryMessage], tmp_path: Path) -> None:
+def test_latencies_equal_those_of_the_run_without_the_pause(paused_run: list[TelemetryMessage], tmp_path: Path) -> None:
     cut = CutRun(paused_run)
     ((begin_ns, end_ns),) = cut.pauses
     assert end_ns - begin_ns >= PAUSE_S * 1e9
     for name in ("first_token_ns", "inter_token_ns"):
         np.testing.assert_allclose(values(paused_run, name), values(cut.messages, name), rtol=0.01, atol=20_000)
-    pair = recorded(paused_run, tmp_path / "paused.mcap"), recorded(cut.messages, tmp_path / "cut.mcap")
+    pair = write_recording(paused_run, tmp_path / "paused.mcap"), write_recording(cut.messages, tmp_path / "cut.mcap")
     overviews = [read_overview(recording) for recording in pair]
     found = [
         digest(recording, overview, span_of(recording)) for recording, overview in zip(pair, overviews, strict=True)
@@ -95,10 +96,8 @@ def test_no_latency_differs_from_the_run_without_the_pause(paused_run: list[Tele
     assert all(history.stopped_in_all_ns(pair[0].end_ns) for history in histories[0] if history.info.number > 3)
 
 
-def test_the_pause_is_in_the_events_the_overview_and_the_report(
-    paused_run: list[TelemetryMessage], tmp_path: Path
-) -> None:
-    recording = recorded(paused_run, tmp_path / "paused.mcap")
+def test_pause_is_in_the_events_the_overview_and_the_report(paused_run: list[TelemetryMessage], tmp_path: Path) -> None:
+    recording = write_recording(paused_run, tmp_path / "paused.mcap")
     (stop,) = read_overview(recording).stops
     assert stop.by == "Ada"
     assert PAUSE_S <= (stop.end_ns - stop.begin_ns) / 1e9 < PAUSE_S + 1

@@ -1,4 +1,4 @@
-"""Engines on tiny models with recurrent layers: their tokens are those of transformers, whatever else runs."""
+"""Engines on tiny models with recurrent layers: tokens equal transformers, whatever else runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvscope_telemetry.messages.request_state import RequestState
 
 Make = Callable[..., Engine]
 MANY = ("qwen3_next", "granitemoehybrid", "lfm2", "jamba", "mamba2", "rwkv")
-"""One of each kind of layer."""
+"""One model family for each kind of layer."""
 
 
 def write_config(family: str, folder: Path, **changes: Any) -> Path:
@@ -36,8 +36,8 @@ def write_config(family: str, folder: Path, **changes: Any) -> Path:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    """Makes engines on tiny models of random weights, and closes them; keyword arguments are those of EngineConfig."""
+def make_engine_of_family(tmp_path: Path) -> Iterator[Make]:
+    """Function that makes engines on tiny random models: `make_engine_of_family(family, **options)`."""
     engines: list[Engine] = []
 
     def engine_on(family: str, changes: dict[str, Any] | None = None, **options: Any) -> Engine:
@@ -85,8 +85,8 @@ def scheduler_of(engine: Engine) -> Scheduler:
     return engine.components.scheduler
 
 
-def check_all_is_given_back(engine: Engine) -> None:
-    """No slot is a request's once nothing runs."""
+def check_all_released(engine: Engine) -> None:
+    """Check that no request has a slot once nothing runs."""
     scheduler = scheduler_of(engine)
     scheduler.check_integrity()
     states = scheduler.states
@@ -96,21 +96,25 @@ def check_all_is_given_back(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("family", sampled())
-def test_tokens_are_those_of_transformers(family: str, make: Make, tmp_path: Path) -> None:
-    """In pieces, several at once, one of which begins as another does; and again, found in the cache."""
+def test_tokens_equal_transformers(family: str, make_engine_of_family: Make, tmp_path: Path) -> None:
+    """Prompts run in chunks, several at once, one with the prefix of another; and again, found in the cache."""
     prompts = [prompt_of(1, 50), prompt_of(2, 9), prompt_of(3, 1), prompt_of(1, 37) + prompt_of(4, 20)]
-    engine = make(family, state_checkpoints=20)
+    engine = make_engine_of_family(family, state_checkpoints=20)
     wanted = transformers_tokens(tmp_path, family, prompts)
     assert complete_all(engine, prompts) == wanted
-    check_all_is_given_back(engine)
+    check_all_released(engine)
     before = scheduler_of(engine).totals.cached_tokens
     assert complete_all(engine, prompts) == wanted
-    assert scheduler_of(engine).totals.cached_tokens - before == 48 + 8 + 0 + 56, "up to the last full block of each"
-    check_all_is_given_back(engine)
+    assert scheduler_of(engine).totals.cached_tokens - before == 48 + 8 + 0 + 56, (
+        "not the full blocks of each prompt were cached"
+    )
+    check_all_released(engine)
 
 
-def test_a_model_that_also_sees_answers_as_the_whole_does(make: Make, tmp_path: Path) -> None:
-    """Qwen3.5 as it is released: its text part has the recurrent layers."""
+def test_text_part_of_a_vision_model_gives_the_tokens_of_the_whole_model(
+    make_engine_of_family: Make, tmp_path: Path
+) -> None:
+    """Qwen3.5 as it is published: its text part has the recurrent layers."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 32}
@@ -121,29 +125,31 @@ def test_a_model_that_also_sees_answers_as_the_whole_does(make: Make, tmp_path: 
     whole = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     whole.save_pretrained(tmp_path / "whole")
     prompts = [prompt_of(1, 50), prompt_of(2, 9)]
-    engine = make("qwen3_5_text", model=str(tmp_path / "whole"))
+    engine = make_engine_of_family("qwen3_5_text", model=str(tmp_path / "whole"))
     assert complete_all(engine, prompts) == [greedy(whole, ids, 8) for ids in prompts]
 
 
 @pytest.mark.parametrize("family", MANY)
-def test_preempted_requests_say_the_same(family: str, make: Make) -> None:
+def test_preempted_requests_give_the_same_tokens(family: str, make_engine_of_family: Make) -> None:
     prompts = [prompt_of(seed, 30) for seed in range(4)]
-    wanted = complete_all(make(family), prompts, 40)
-    engine = make(family, num_gpu_blocks_override=17)
+    wanted = complete_all(make_engine_of_family(family), prompts, 40)
+    engine = make_engine_of_family(family, num_gpu_blocks_override=17)
     assert complete_all(engine, prompts, 40) == wanted
     assert scheduler_of(engine).totals.preemptions > 0
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
 @pytest.mark.parametrize("family", [*MANY, "mamba"])
 @pytest.mark.parametrize("disk", [0, 1 << 20])
-def test_swapped_out_requests_say_the_same_as_transformers(
-    family: str, disk: int, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_swapped_requests_give_the_tokens_of_transformers(
+    family: str, disk: int, make_engine_of_family: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each third step one goes to host memory, with its state, and comes back without computing anything again."""
+    """At each third step one request goes to host memory with its state, and comes back without recomputing
+    anything.
+    """
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
     prompts = [prompt_of(seed, 30) for seed in range(4)]
-    engine = make(family, host_kv_memory_bytes=1 << 22, disk_kv_memory_bytes=disk, preemption="swap")
+    engine = make_engine_of_family(family, host_kv_memory_bytes=1 << 22, disk_kv_memory_bytes=disk, preemption="swap")
     wanted = transformers_tokens(tmp_path, family, prompts, 20)
     scheduler = scheduler_of(engine)
     for number, ids in enumerate(prompts):
@@ -160,7 +166,7 @@ def test_swapped_out_requests_say_the_same_as_transformers(
     assert states is not None
     assert states.num_loaded >= states.num_swapped > 5
     assert (totals.recomputed_tokens, totals.lost_blocks) == (0, 0)
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
 SHORTAGE = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -169,14 +175,14 @@ OF_LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calli
 
 @pytest.mark.parametrize("error", [SHORTAGE, OF_LIBRARY], ids=["memory", "library"])
 @pytest.mark.parametrize("family", MANY)
-def test_steps_that_fail_once_their_states_changed_lose_no_request_and_no_token(
-    family: str, error: Exception, make: Make, monkeypatch: pytest.MonkeyPatch
+def test_steps_that_fail_after_changing_states_lose_no_request_and_no_token(
+    family: str, error: Exception, make_engine_of_family: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some fail when their layers have run. Requests begin again, from states that are whole."""
+    """Some steps fail after their layers ran; requests restart from complete states."""
     prompts = [prompt_of(seed, 50) for seed in range(6)]
-    calm = make(family)
+    calm = make_engine_of_family(family)
     expected = complete_all(calm, prompts, 30)
-    engine = make(family, host_kv_memory_bytes=1 << 22, preemption="swap")
+    engine = make_engine_of_family(family, host_kv_memory_bytes=1 << 22, preemption="swap")
     fails_at, num_calls = {1, 7, 8, 40, 41, 80}, 0
 
     def failing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,15 +200,17 @@ def test_steps_that_fail_once_their_states_changed_lose_no_request_and_no_token(
     monkeypatch.setattr(Forward, "fill", failing(Forward.fill))
     assert complete_all(engine, prompts, 30) == expected
     assert num_calls > max(fails_at)
-    check_all_is_given_back(engine)
+    check_all_released(engine)
     why = "a step failed" if error is OF_LIBRARY else "a step had no memory"
     assert any(note.startswith(f"{why}: steps have up to 12 tokens") for note in engine.notes), engine.notes
 
 
-def test_who_makes_a_library_fail_ends_and_others_lose_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_makes_a_library_fail_ends_without_harm_to_others(
+    make_engine_of_family: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompts = [prompt_of(seed, 20) for seed in range(4)]
-    expected = complete_all(make("qwen3_next"), prompts)
-    engine = make("qwen3_next", enable_prefix_caching=False)
+    expected = complete_all(make_engine_of_family("qwen3_next"), prompts)
+    engine = make_engine_of_family("qwen3_next", enable_prefix_caching=False)
     launch = engine.components.runner.launch
 
     def picky(plan: StepPlan, after: Any = None) -> Any:
@@ -215,17 +223,19 @@ def test_who_makes_a_library_fail_ends_and_others_lose_nothing(make: Make, monke
     said = complete_all(engine, prompts)
     assert said[1] == []
     assert [said[0], *said[2:]] == [expected[0], *expected[2:]]
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
-def test_kept_states_come_back_from_host_memory(make: Make, tmp_path: Path) -> None:
-    """With blocks that were evicted, too."""
+def test_saved_states_are_loaded_from_host_memory(make_engine_of_family: Make, tmp_path: Path) -> None:
+    """Their evicted blocks are loaded with them."""
     options: dict[str, Any] = {"state_checkpoints": 0, "max_num_seqs": 1, "num_gpu_blocks_override": 12}
-    engine = make("qwen3_next", state_interval=512, host_kv_memory_bytes=1 << 22, **options)
+    engine = make_engine_of_family("qwen3_next", state_interval=512, host_kv_memory_bytes=1 << 22, **options)
     prompts = [prompt_of(seed, 40) for seed in range(4)]
     assert any("in host memory 1 states" in note for note in engine.notes), "as many as run, and none for prefixes"
     engine.close()
-    engine = make("qwen3_next", state_interval=512, host_kv_memory_bytes=1 << 22, **options | {"state_checkpoints": 4})
+    engine = make_engine_of_family(
+        "qwen3_next", state_interval=512, host_kv_memory_bytes=1 << 22, **options | {"state_checkpoints": 4}
+    )
     states, totals = scheduler_of(engine).states, scheduler_of(engine).totals
     assert states is not None
     found = []
@@ -235,25 +245,27 @@ def test_kept_states_come_back_from_host_memory(make: Make, tmp_path: Path) -> N
         found.append(totals.cached_tokens - before)
     assert found == [0] * 4 + [32] * 4
     assert totals.loaded_blocks > 0
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
-def test_a_kept_file_has_blocks_without_states(make: Make, tmp_path: Path) -> None:
-    """A later start finds nothing in it, and says so."""
+def test_kept_disk_file_without_states_gives_no_hits(make_engine_of_family: Make, tmp_path: Path) -> None:
+    """A later start finds nothing in the file and reports it."""
     disk = {"disk_kv_memory_bytes": 1 << 20, "disk_kv_path": str(tmp_path / "kv"), "keep_disk_kv": True}
     said = []
     for _ in range(2):
-        engine = make("qwen3_next", host_kv_memory_bytes=1 << 18, num_gpu_blocks_override=12, max_num_seqs=1, **disk)
+        engine = make_engine_of_family(
+            "qwen3_next", host_kv_memory_bytes=1 << 18, num_gpu_blocks_override=12, max_num_seqs=1, **disk
+        )
         said.append(complete_all(engine, [prompt_of(seed, 40) for seed in range(4)]))
         assert any("what the file keeps is of no use to a later start" in note for note in engine.notes)
         assert scheduler_of(engine).totals.cached_tokens == 0
-        check_all_is_given_back(engine)
+        check_all_released(engine)
         engine.close()
     assert said[0] == said[1]
 
 
-def test_too_little_host_memory_for_a_state_is_said(make: Make) -> None:
-    engine = make("qwen3_next", host_kv_memory_bytes=6000)
+def test_too_little_host_memory_for_a_state_is_reported(make_engine_of_family: Make) -> None:
+    engine = make_engine_of_family("qwen3_next", host_kv_memory_bytes=6000)
     assert any("--kv-host-memory has no room for a state of" in note for note in engine.notes)
     [wanted] = complete_all(engine, [prompt_of(1, 30)], 12)
     engine.submit(submit_of("again", prompt_of(1, 30), 12))
@@ -265,13 +277,13 @@ def test_too_little_host_memory_for_a_state_is_said(make: Make) -> None:
     while engine.has_unfinished:
         engine.step(ahead=False)
     assert request.output_token_ids == wanted
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
 @pytest.mark.parametrize("family", MANY)
 @pytest.mark.parametrize("caching", [True, False])
-def test_completions_of_one_prompt_share_it(family: str, caching: bool, make: Make) -> None:
-    engine = make(family, enable_prefix_caching=caching)
+def test_completions_of_one_prompt_share_its_states(family: str, caching: bool, make_engine_of_family: Make) -> None:
+    engine = make_engine_of_family(family, enable_prefix_caching=caching)
     ids = prompt_of(7, 41)
     [wanted] = complete_all(engine, [ids])
     engine.submit(submit_of("three", ids, n=3))
@@ -282,11 +294,11 @@ def test_completions_of_one_prompt_share_it(family: str, caching: bool, make: Ma
     for index in range(3):
         pieces = [message for message in said if isinstance(message, Tokens) and message.index == index]
         assert [token for piece in pieces for token in piece.token_ids] == wanted
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
-def test_aborted_requests_give_their_states_back(make: Make) -> None:
-    engine, chance = make("bamba"), random.Random(3)
+def test_aborted_requests_free_their_states(make_engine_of_family: Make) -> None:
+    engine, chance = make_engine_of_family("bamba"), random.Random(3)
     for number in range(12):
         engine.submit(submit_of(f"{number}", prompt_of(number % 3, 20 + number), 20))
     for number in chance.sample(range(12), 12):
@@ -296,23 +308,23 @@ def test_aborted_requests_give_their_states_back(make: Make) -> None:
         engine.abort(f"{number}")
     while engine.has_unfinished:
         engine.step()
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
-def test_a_third_prompt_goes_on_where_two_parted(make: Make) -> None:
-    """The second finds blocks and no state there; it leaves one."""
-    engine = make("qwen3_next", state_interval=512)
+def test_third_prompt_continues_where_two_others_parted(make_engine_of_family: Make) -> None:
+    """The second prompt finds blocks but no state at that place, and saves one."""
+    engine = make_engine_of_family("qwen3_next", state_interval=512)
     totals = scheduler_of(engine).totals
     shared = prompt_of(1, 100)
     for number in range(3):
         before = totals.cached_tokens
         complete_all(engine, [shared + prompt_of(10 + number, 30)])
         assert totals.cached_tokens - before == (0, 0, 96)[number]
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
-def test_few_slots_keep_the_states_used_last(make: Make) -> None:
-    engine = make("qwen3_next", state_checkpoints=1, max_num_seqs=1, state_interval=512)
+def test_few_slots_keep_the_states_used_last(make_engine_of_family: Make) -> None:
+    engine = make_engine_of_family("qwen3_next", state_checkpoints=1, max_num_seqs=1, state_interval=512)
     totals, states = scheduler_of(engine).totals, scheduler_of(engine).states
     assert states is not None
     assert states.num_slots == 3
@@ -322,27 +334,27 @@ def test_few_slots_keep_the_states_used_last(make: Make) -> None:
         before = totals.cached_tokens
         complete_all(engine, [ids])
         found.append(totals.cached_tokens - before)
-    assert found == [0, 0, 32, 0, 32, 0], "two are kept while nobody runs"
+    assert found == [0, 0, 32, 0, 32, 0], "not two states are kept while no request runs"
     assert states.num_evicted > 0
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
-def test_a_reset_cache_holds_no_states(make: Make) -> None:
-    engine = make("lfm2")
+def test_reset_prefix_cache_drops_the_states(make_engine_of_family: Make) -> None:
+    engine = make_engine_of_family("lfm2")
     complete_all(engine, [prompt_of(1, 50)])
     states = scheduler_of(engine).states
     assert states is not None
     assert states.num_checkpoints
     engine.reset_prefix_cache()
     assert not states.num_checkpoints
-    check_all_is_given_back(engine)
+    check_all_released(engine)
 
 
-def test_the_first_token_of_a_known_prefix_comes_ten_times_sooner(make: Make) -> None:
+def test_known_prefix_gives_the_first_token_ten_times_sooner(make_engine_of_family: Make) -> None:
     sizes = {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536}
     layers = {"layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2}
     options: dict[str, Any] = {"max_num_batched_tokens": 512, "num_gpu_blocks_override": 512, "max_model_len": 2048}
-    engine = make("qwen3_5_text", sizes | layers, state_interval=512, **options)
+    engine = make_engine_of_family("qwen3_5_text", sizes | layers, state_interval=512, **options)
     prefix = prompt_of(1, 1500)
 
     def seconds_to_first_token(number: int) -> float:
@@ -356,7 +368,7 @@ def test_the_first_token_of_a_known_prefix_comes_ten_times_sooner(make: Make) ->
     alone, parted = seconds_to_first_token(1), seconds_to_first_token(2)
     known = min(seconds_to_first_token(number) for number in (3, 4, 5))
     assert known < alone / 10, f"{known * 1000:.0f} ms after {alone * 1000:.0f}"
-    assert parted < alone / 2, "a state is kept every 512 tokens"
+    assert parted < alone / 2, "no state is saved every 512 tokens"
 
 
 @pytest.mark.parametrize(
@@ -367,22 +379,26 @@ def test_the_first_token_of_a_known_prefix_comes_ten_times_sooner(make: Make) ->
         ({"speculative_config": "ngram"}, "speculative_config"),
     ],
 )
-def test_what_is_not_done_with_states_is_refused_by_name(make: Make, options: dict[str, Any], reason: str) -> None:
+def test_options_that_do_not_support_states_are_refused_by_name(
+    make_engine_of_family: Make, options: dict[str, Any], reason: str
+) -> None:
     if "speculative_config" in options:
         from kvscope_telemetry.engine_config import SpeculativeConfig
 
         options = {"speculative_config": SpeculativeConfig(num_speculative_tokens=2)}
     with pytest.raises(BadInput, match=rf"{reason}.* is not accepted .* has recurrent layers"):
-        make("qwen3_next", **options)
+        make_engine_of_family("qwen3_next", **options)
 
 
-def test_states_get_half_of_the_kv_memory(make: Make) -> None:
-    """And fewer requests run at once where that is not enough."""
+def test_states_get_half_of_the_kv_memory(make_engine_of_family: Make) -> None:
+    """Fewer requests run at once where that is not enough."""
     slot = 2 * 4 * (64 * 4 + 4 * 8 * 8)
-    engine = make("qwen3_next", kv_memory_bytes=12 * slot, num_gpu_blocks_override=None, max_num_seqs=64)
+    engine = make_engine_of_family(
+        "qwen3_next", kv_memory_bytes=12 * slot, num_gpu_blocks_override=None, max_num_seqs=64
+    )
     assert engine.components.states is not None
     assert engine.components.states.num_slots == 6
     assert engine.components.storage.num_bytes <= 6 * slot
     assert any("at most 5 requests run at once" in note for note in engine.notes)
     prompts = [prompt_of(seed, 10) for seed in range(3)]
-    assert complete_all(engine, prompts, 2) == complete_all(make("qwen3_next"), prompts, 2)
+    assert complete_all(engine, prompts, 2) == complete_all(make_engine_of_family("qwen3_next"), prompts, 2)

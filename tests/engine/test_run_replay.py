@@ -1,4 +1,4 @@
-"""Recordings of deterministic engines, run again: bit-equal whatever the schedule, and where not, said where."""
+"""Recordings of deterministic engines are run again: bit-equal for every schedule, or the first difference is named."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def submits(count: int) -> list[Submit]:
-    """Prompts that begin alike, greedy ones and such with temperature; of one several completions."""
+    """Return prompts that begin alike, greedy and sampled ones, one with several completions."""
     rng = random.Random(5)
     beginning = tuple(rng.choices(range(3, 256), k=21))
     return [
@@ -71,7 +71,7 @@ def submits(count: int) -> list[Submit]:
 
 
 def record(path: Path, config: EngineConfig, asked: Sequence[Submit], *, texts: bool = True) -> Path:
-    """What `serve --record FILE --record-text` writes."""
+    """Write what `serve --record FILE --record-text` writes."""
     with EngineRecorder(path, texts=texts) as recorder:
 
         def publish(message: TelemetryMessage) -> None:
@@ -88,7 +88,7 @@ def record(path: Path, config: EngineConfig, asked: Sequence[Submit], *, texts: 
     return path
 
 
-def replayed(run: RecordedRun, **options: Any) -> ReplayComparison:
+def compare_replay(run: RecordedRun, **options: Any) -> ReplayComparison:
     replayer = Replayer(run)
     with Engine(config_of_run(run.hello, options), publish=replayer.receive) as engine:
         return replayer.replay(engine)
@@ -115,13 +115,13 @@ def config(model: str) -> EngineConfig:
 
 @pytest.fixture(scope="module", params=RUNS)
 def recording(request: pytest.FixtureRequest, config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of each kind."""
+    """A recording of each kind."""
     given = {name: getattr(config, name) for name in config.__dataclass_fields__} | RUNS[request.param]
     path = tmp_path_factory.mktemp("run") / "run.mcap"
     return record(path, EngineConfig(**given), submits(7))
 
 
-def test_the_three_recordings_are_of_what_they_are_called(recording: Path, request: pytest.FixtureRequest) -> None:
+def test_recordings_contain_what_their_names_say(recording: Path, request: pytest.FixtureRequest) -> None:
     frames = list(Recording.open(recording).frames())
     totals, kind = frames[-1].counters, request.node.callspec.params["recording"]
     most = max(len(frame.batch.number) // 4 for frame in frames)
@@ -134,12 +134,12 @@ def test_the_three_recordings_are_of_what_they_are_called(recording: Path, reque
     assert seen[kind]
 
 
-def test_a_recording_is_bit_equal_when_it_is_run_again(recording: Path) -> None:
+def test_replayed_recording_is_bit_equal(recording: Path) -> None:
     run = read_run(recording)
-    found = replayed(run)
+    found = compare_replay(run)
     assert found.lines == [f"bit-equal: 8 requests, {found.num_blocks} blocks, 3 layers, {found.num_logits} tokens"]
     texts = [text.token_ids for text in run.requests]
-    blocks = {ids[:end] for ids in texts for end in range(4, len(ids), 4)}  # the last token's are never computed
+    blocks = {ids[:end] for ids in texts for end in range(4, len(ids), 4)}  # those of the last token are never computed
     tokens = {ids[: len(ids) - said] for ids in texts for said in range(1, 12)}
     assert (found.num_blocks, found.num_logits) == (len(blocks), len(tokens)), (
         "each is compared, once where texts agree"
@@ -156,13 +156,13 @@ def test_a_recording_is_bit_equal_when_it_is_run_again(recording: Path) -> None:
     ],
     ids=["one at a time", "nothing cached, smaller chunks", "guessed ahead", "swapped"],
 )
-def test_so_it_is_on_another_schedule(recording: Path, options: dict[str, Any]) -> None:
-    assert replayed(read_run(recording), **options).first == ""
+def test_replay_with_another_schedule_is_bit_equal(recording: Path, options: dict[str, Any]) -> None:
+    assert compare_replay(read_run(recording), **options).first == ""
 
 
 @pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Changes a byte of a weight once the model was loaded, before it is made ready to run."""
+def change_weight(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Function that changes a byte of a weight after loading: `change_weight(name)`."""
     from kvscope_engine import components
 
     load = components.load_model
@@ -188,24 +188,26 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         ("model.layers.2.mlp.up_proj.weight", "behind the last layer: other logits for token "),
     ],
 )
-def test_a_changed_byte_of_a_weight_is_found_at_its_layer(
-    recording: Path, changed: Callable[[str], None], weight: str, where: str
+def test_changed_weight_byte_is_found_at_its_layer(
+    recording: Path, change_weight: Callable[[str], None], weight: str, where: str
 ) -> None:
     run = read_run(recording)
-    changed(weight)
-    found = replayed(run)
+    change_weight(weight)
+    found = compare_replay(run)
     step = run.fingerprints[0].step
     assert where in found.first
     assert found.lines[0].startswith("the runs part at step ")
-    assert "behind" in where or f"at step {step} " in found.first, "it is found where it is first seen"
+    assert "behind" in where or f"at step {step} " in found.first, (
+        "the difference was not found in the first step that has it"
+    )
 
 
-def test_the_command_says_it_and_has_an_exit_code(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_result_and_sets_the_exit_code(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(recording)]) == 0
     assert capsys.readouterr().out.startswith("bit-equal: 8 requests, ")
 
 
-def test_another_model_parts_or_is_refused(
+def test_replay_with_another_model_differs_or_is_refused(
     recording: Path, tiny_model: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["replay", str(recording), "--model", tiny_model(num_hidden_layers=3), "--seed", "5"]) == 1
@@ -214,18 +216,22 @@ def test_another_model_parts_or_is_refused(
     assert "num_layers is 4, and was 3" in capsys.readouterr().err
 
 
-def test_an_option_is_taken_at_its_default_too(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changed_option_is_refused_even_if_it_is_the_default(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["replay", str(recording), "--block-size", "16"]) == 2
     assert "block_size is 16, and was 4" in capsys.readouterr().err
 
 
-def test_what_was_computed_many_times_is_compared_once(recording: Path) -> None:
+def test_repeated_fingerprints_are_compared_once(recording: Path) -> None:
     run = read_run(recording)
     often = RecordedRun(run.hello, run.requests, run.fingerprints * 100)
-    assert replayed(often).lines == replayed(run).lines
+    assert compare_replay(often).lines == compare_replay(run).lines
 
 
-def test_what_a_recording_lacks_is_one_line(tmp_path: Path, config: EngineConfig, model: str) -> None:
+def test_recording_without_the_needed_data_is_refused_in_one_line(
+    tmp_path: Path, config: EngineConfig, model: str
+) -> None:
     plain = EngineConfig(model=model, device="cpu", dtype="float32", num_gpu_blocks_override=64)
     with pytest.raises(BadInput, match=r"its engine was not deterministic; start the engine with --deterministic"):
         read_run(record(tmp_path / "plain.mcap", plain, submits(1)))
@@ -236,15 +242,15 @@ def test_what_a_recording_lacks_is_one_line(tmp_path: Path, config: EngineConfig
 def test_without_fingerprints_tokens_are_compared(tmp_path: Path, config: EngineConfig) -> None:
     given = {name: getattr(config, name) for name in config.__dataclass_fields__} | {"fingerprints": False}
     run = read_run(record(tmp_path / "tokens.mcap", EngineConfig(**given), submits(2)))
-    assert replayed(run).lines == ["equal tokens: 2 requests; keys and values were not recorded (--fingerprints)"]
+    assert compare_replay(run).lines == ["equal tokens: 2 requests; keys and values were not recorded (--fingerprints)"]
     text = run.requests[1]
     other = replace(text, token_ids=(*text.token_ids[:-1], text.token_ids[-1] ^ 1))
-    found = replayed(RecordedRun(run.hello, (run.requests[0], other), ()))
+    found = compare_replay(RecordedRun(run.hello, (run.requests[0], other), ()))
     assert found.first == f"in token {len(text.token_ids) - 1} of request 'r1'"
 
 
-def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: dict[str, int]) -> RecordedRun:
-    """Aborts each of these requests after so many steps."""
+def record_with_aborts(config: EngineConfig, path: Path, asked: Sequence[Submit], after: dict[str, int]) -> RecordedRun:
+    """Abort each of these requests after its number of steps."""
     with (
         EngineRecorder(path, texts=True) as recorder,
         Engine(config, publish=lambda message: recorder.record(message, encode(message))) as engine,
@@ -263,12 +269,14 @@ def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: d
     return read_run(path)
 
 
-def test_a_request_that_was_aborted_says_as_much_as_it_said(config: EngineConfig, tmp_path: Path) -> None:
-    run = aborting(config, tmp_path / "aborted.mcap", submits(5), {"r0": 0, "r1": 1, "r2": 4})
-    said = {text.request.request_id: len(text.token_ids) - text.request.num_prompt_tokens for text in whole(run)}
+def test_aborted_request_is_compared_as_far_as_it_came(config: EngineConfig, tmp_path: Path) -> None:
+    run = record_with_aborts(config, tmp_path / "aborted.mcap", submits(5), {"r0": 0, "r1": 1, "r2": 4})
+    said = {
+        text.request.request_id: len(text.token_ids) - text.request.num_prompt_tokens for text in whole_requests(run)
+    }
     assert said["r0"] == 0, "it was aborted before its first token"
     assert said["r2"] > 0
-    found = replayed(run)
+    found = compare_replay(run)
     assert found.first == ""
     assert found.num_same_tokens == found.num_requests == 6
     assert found.lines[0].startswith("bit-equal: 6 requests, ")
@@ -276,8 +284,8 @@ def test_a_request_that_was_aborted_says_as_much_as_it_said(config: EngineConfig
     assert "that one run alone" in found.lines[1]
 
 
-def test_a_run_on_a_gpu_is_run_again_on_a_gpu(recording: Path) -> None:
-    """And nowhere else: a CPU adds in another order."""
+def test_gpu_recording_is_replayed_only_on_a_gpu(recording: Path) -> None:
+    """A CPU sums in another order."""
     run = read_run(recording)
     on_gpu = replace(run.hello, device=replace(run.hello.device, kind="cuda", num_threads=0))
     config = config_of_run(on_gpu, {})
@@ -286,20 +294,20 @@ def test_a_run_on_a_gpu_is_run_again_on_a_gpu(recording: Path) -> None:
         check_same_engine(on_gpu, run.hello)
 
 
-def whole(run: RecordedRun) -> list[Any]:
+def whole_requests(run: RecordedRun) -> list[Any]:
     return [text for text in run.requests if text.request is not None]
 
 
-def test_where_nothing_was_computed_nothing_is_called_equal(config: EngineConfig, tmp_path: Path) -> None:
-    run = aborting(config, tmp_path / "none.mcap", submits(2), {"r0": 0, "r1": 0})
+def test_recording_without_any_token_is_not_called_equal(config: EngineConfig, tmp_path: Path) -> None:
+    run = record_with_aborts(config, tmp_path / "none.mcap", submits(2), {"r0": 0, "r1": 0})
     with pytest.raises(BadInput, match="nothing of 2 requests can be compared: each ended before its first token"):
-        replayed(run)
+        compare_replay(run)
 
 
-def test_what_failed_or_has_no_end_is_left_out_and_counted(recording: Path, tmp_path: Path) -> None:
+def test_failed_and_unfinished_requests_are_left_out_and_counted(recording: Path, tmp_path: Path) -> None:
     run = read_run(recording)
     texts = list(Recording.open(recording).texts())
-    first, second, *_ = whole(run)
+    first, second, *_ = whole_requests(run)
     failed = replace(first, request=replace(first.request, finish_reason="error"))
     kept = [failed if text == first else text for text in texts if text != second]
     path = tmp_path / "failed.mcap"
@@ -307,38 +315,40 @@ def test_what_failed_or_has_no_end_is_left_out_and_counted(recording: Path, tmp_
         for message in Recording.open(recording).messages():
             writer.write(message[1], wait=True)
         writer.write_texts(kept, wait=True)
-    found = replayed(read_run(path))
+    found = compare_replay(read_run(path))
     assert found.num_requests == 6
     assert found.first == ""
     assert found.left_out[:2] == ("1 request that failed in the recording", "1 request whose end was not recorded")
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4", "a8"])
-def test_quantized_weights_are_those_of_the_recording(
+def test_quantization_is_taken_from_the_recording(
     config: EngineConfig, tmp_path: Path, quantization: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = {name: getattr(config, name) for name in config.__dataclass_fields__} | {"quantization": quantization}
     path = record(tmp_path / "few_bits.mcap", EngineConfig(**given), submits(2))
     run = read_run(path)
     assert config_of_run(run.hello, {}).quantization == quantization
-    assert replayed(run).lines[0].startswith("bit-equal: 2 requests, ")
+    assert compare_replay(run).lines[0].startswith("bit-equal: 2 requests, ")
     other = "int4" if quantization != "int4" else "int8"
     assert main(["replay", str(path), "--quantization", other]) == 2
     assert "cannot run the recording again: quantization" in capsys.readouterr().err
 
 
-def test_another_machine_is_a_likely_reason_and_no_refusal(recording: Path, changed: Callable[[str], None]) -> None:
+def test_different_machine_is_reported_as_a_likely_reason(
+    recording: Path, change_weight: Callable[[str], None]
+) -> None:
     run = read_run(recording)
     device = replace(run.hello.device, name="another CPU", software="torch 1.0")
     run = RecordedRun(replace(run.hello, device=device), run.requests, run.fingerprints)
-    assert replayed(run).first == "", "it need not part"
-    changed("model.layers.2.mlp.up_proj.weight")
-    lines = replayed(run).lines
+    assert compare_replay(run).first == "", "it need not part"
+    change_weight("model.layers.2.mlp.up_proj.weight")
+    lines = compare_replay(run).lines
     assert lines[1].startswith("a likely reason: the CPU was 'another CPU', and is ")
     assert "the software was 'torch 1.0', and is 'torch " in lines[1]
 
 
-def test_a_failure_on_the_way_is_no_answer(
+def test_failure_during_the_replay_is_no_result(
     recording: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
@@ -349,8 +359,8 @@ def test_a_failure_on_the_way_is_no_answer(
     assert "could not be run again: RuntimeError: the disk is gone" in capsys.readouterr().err
 
 
-def test_a_service_hands_over_what_is_run_again(config: EngineConfig, tmp_path: Path) -> None:
-    """Over real sockets: one that ends, one aborted, and one that runs when the service is stopped."""
+def test_recording_of_a_service_can_be_replayed(config: EngineConfig, tmp_path: Path) -> None:
+    """A service over real sockets has one finished request, one aborted, and one that runs when it is stopped."""
     folder = Path(tempfile.mkdtemp(prefix="kvs-"))
     path, longest = tmp_path / "served.mcap", SamplingParams(max_tokens=4000, ignore_eos=True, temperature=0.7, seed=3)
 
@@ -388,9 +398,9 @@ def test_a_service_hands_over_what_is_run_again(config: EngineConfig, tmp_path: 
             thread.join(60)
             shutil.rmtree(folder, ignore_errors=True)
     run = read_run(path)
-    ends = {text.request.request_id: text.request.finish_reason for text in whole(run)}
+    ends = {text.request.request_id: text.request.finish_reason for text in whole_requests(run)}
     assert ends == {"short": "length", "aborted": "abort", "long": "abort"}
-    found = replayed(run)
+    found = compare_replay(run)
     assert found.lines[0].startswith("bit-equal: 3 requests, ")
     assert found.num_blocks > 10
     assert found.num_logits > 9

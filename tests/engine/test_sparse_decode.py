@@ -1,5 +1,6 @@
-"""Engines whose decodes attend to a part of their blocks: the same tokens at fraction 1, bounds that are always those
-of the keys, whatever moves the blocks, and what is refused."""
+"""Engines that decode with a part of their blocks: equal tokens at fraction 1, correct key bounds, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ Make = Callable[..., Engine]
 
 @pytest.fixture(scope="module")
 def deep_model(tiny_model: Callable[..., str]) -> str:
-    """Two layers that attend in full, and two that choose."""
+    """A model with two layers of full attention and two that choose blocks."""
     return tiny_model(num_hidden_layers=4)
 
 
 @pytest.fixture(autouse=True)
 def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that short requests choose, too: at least three blocks of 4."""
+    """Lower the minimum so that short requests choose blocks: at least three blocks of 4."""
     monkeypatch.setattr(page_choice, "MIN_TOKENS", 4)
 
 
@@ -43,7 +44,7 @@ def submit(engine: Engine, ids: range | tuple[int, ...], max_tokens: int, **samp
 
 
 def run(engine: Engine, check: Callable[[Engine], None] = lambda engine: None) -> dict[tuple[str, int], list[int]]:
-    """To the end of all requests; tokens by request and completion."""
+    """Run all requests to their end, and return tokens by request and completion."""
     said: dict[tuple[str, int], list[int]] = {}
     while engine.has_unfinished:
         for message in engine.step():
@@ -54,7 +55,7 @@ def run(engine: Engine, check: Callable[[Engine], None] = lambda engine: None) -
 
 
 def check_bounds(engine: Engine) -> None:
-    """Of every block that holds anything, in every layer that has bounds."""
+    """Check the bounds of every used block in every layer that has bounds."""
     storage, pool = engine.components.storage, engine.components.pool
     filled = pool.ledger.filled[: storage.num_blocks]
     held = {block: int(filled[block]) for block in filled.nonzero()[0].tolist()}
@@ -69,7 +70,7 @@ def check_bounds(engine: Engine) -> None:
 
 
 def logprobs_of(engine: Engine, num_prompts: int, max_tokens: int) -> list[list[tuple[int, float]]]:
-    """Of each greedy token, by prompt."""
+    """Return each greedy token with its log probability, by prompt."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=1, ignore_eos=True)
     prompts: list[str | Submit] = [
         Submit(request_id="-", prompt_token_ids=tuple(range(first, first + 150)), sampling=sampling)
@@ -79,7 +80,7 @@ def logprobs_of(engine: Engine, num_prompts: int, max_tokens: int) -> list[list[
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_at_fraction_one_everything_is_as_without_it(make_engine: Make, deep_model: str, kv_cache_dtype: str) -> None:
+def test_fraction_one_equals_full_attention(make_engine: Make, deep_model: str, kv_cache_dtype: str) -> None:
     options = {"model": deep_model, "kv_cache_dtype": kv_cache_dtype}
     plain, whole = (make_engine(**options, sparse_decode=fraction) for fraction in (None, 1.0))
     answers = logprobs_of(plain, 2, 12)
@@ -87,7 +88,7 @@ def test_at_fraction_one_everything_is_as_without_it(make_engine: Make, deep_mod
     assert logprobs_of(whole, 2, 12) == answers
 
 
-def test_a_fraction_reads_less_and_a_prompt_in_full(make_engine: Make, deep_model: str) -> None:
+def test_small_fraction_changes_decodes_but_not_prompts(make_engine: Make, deep_model: str) -> None:
     plain, sparse = (make_engine(model=deep_model, sparse_decode=fraction) for fraction in (None, 0.1))
     (full,), (part,) = logprobs_of(plain, 1, 4), logprobs_of(sparse, 1, 4)
     assert full[0] == part[0]
@@ -107,10 +108,10 @@ STORIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.storm({"story": "preempted, computed again"}, {"story": "prefixes that sink and rise"})
 @pytest.mark.parametrize("story", STORIES)
-def test_bounds_are_those_of_the_keys_whatever_moves_the_blocks(make_engine: Make, deep_model: str, story: str) -> None:
+def test_bounds_equal_the_keys_whatever_moves_the_blocks(make_engine: Make, deep_model: str, story: str) -> None:
     options = STORIES[story]
     engine = make_engine(model=deep_model, sparse_decode=0.3, **options)
-    is_ahead = "async_scheduling" in options  # blocks may be a step further than the requests' counts
+    is_ahead = "async_scheduling" in options  # blocks may be one step ahead of the requests' counts
     for turn in range(3):
         submit(engine, tuple(range(3, 25)), 14, n=2, temperature=0.8, seed=turn)
         submit(engine, tuple(range(3, 30 + turn)), 12)
@@ -125,12 +126,12 @@ def test_bounds_are_those_of_the_keys_whatever_moves_the_blocks(make_engine: Mak
     parts.pool.check_integrity([])
     if story == "preempted, swapped":
         assert parts.mover is not None
-        assert parts.mover.stats.loaded_bytes > 0, "some were swapped and came back"
+        assert parts.mover.stats.loaded_bytes > 0, "no block was swapped out and in"
     if story == "forks, prefix hits":
         assert (parts.pool.ledger.prefix_hits > 0).any()
 
 
-def test_bounds_are_counted_in_blocks_and_memory(make_engine: Make, deep_model: str) -> None:
+def test_bounds_count_in_block_bytes_and_memory(make_engine: Make, deep_model: str) -> None:
     plain, sparse = (make_engine(model=deep_model, sparse_decode=fraction) for fraction in (None, 0.5))
     bounds = 2 * (2 * 2 * 16 * 4)
     assert sparse.hello.cache.block_bytes == plain.hello.cache.block_bytes + bounds
@@ -153,17 +154,17 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_it_does_not_go_with_is_refused(words: str) -> None:
+def test_unsupported_combination_is_refused(words: str) -> None:
     with pytest.raises(BadInput, match=words):
         EngineConfig(**REFUSED[words])
 
 
-def test_a_model_none_of_whose_layers_may_choose_is_refused(make_engine: Make, tiny_model: Callable[..., str]) -> None:
+def test_model_without_layers_that_choose_is_refused(make_engine: Make, tiny_model: Callable[..., str]) -> None:
     with pytest.raises(BadInput, match=r"sparse_decode=0\.5 is not accepted with .*behind its first 2 layers"):
         make_engine(model=tiny_model(), sparse_decode=0.5)
 
 
-def test_blocks_that_were_passed_over_are_told_of_and_forgotten(make_engine: Make, deep_model: str) -> None:
+def test_skipped_blocks_are_reported_and_cleared_at_the_end(make_engine: Make, deep_model: str) -> None:
     engine = make_engine(model=deep_model, sparse_decode=0.2, enable_prefix_caching=False)
     assert engine.hello.capabilities.sparse_decode
     submit(engine, range(3, 83), 6)

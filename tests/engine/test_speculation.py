@@ -1,4 +1,4 @@
-"""Tokens that are guessed ahead: the same as of the plain run, whatever is asked for, aborted or preempted."""
+"""Speculative decoding gives the same tokens as a plain run, whatever is sampled, aborted or preempted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.engine.test_step_loop import Storm, close_to, jobs_of, said_by
+from tests.engine.test_step_loop import RandomLoad, close_to, jobs_of, said_by
 
 from kvscope_engine import Engine, SamplingParams
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs
@@ -35,8 +35,8 @@ Said = list[tuple[list[int], str | None, Any]]
 GUESSING = SpeculativeConfig(num_speculative_tokens=4, prompt_lookup_max=3, prompt_lookup_min=1)
 
 
-class Knowing(Drafter):
-    """Guesses what will be said, by what the plain run said; one token of the guess is often wrong."""
+class KnowingDrafter(Drafter):
+    """Drafts the tokens of the plain run; one token of the draft is often wrong."""
 
     def __init__(self, jobs: list[Submit], expected: Said) -> None:
         super().__init__(GUESSING)
@@ -49,13 +49,13 @@ class Knowing(Drafter):
     def _guess(self, request: Request, most: int) -> list[int]:
         answer = self._answers[tuple(request.prompt_token_ids), request.index]
         said, wrong = len(request.output_token_ids), self._random.randrange(2 * most)
-        guess = (answer + [5] * most)[said : said + most]  # behind an end anything may be guessed
+        guess = (answer + [5] * most)[said : said + most]  # after an end anything may be drafted
         return [token ^ (place == wrong) for place, token in enumerate(guess)]
 
 
 @pytest.fixture(scope="module")
 def jobs() -> list[Submit]:
-    """Every other answer is long."""
+    """Jobs of which every other one has a long output."""
     jobs = jobs_of(14)
     for job in jobs[::2]:
         sampling = msgspec.structs.replace(job.sampling, max_tokens=30)
@@ -65,16 +65,16 @@ def jobs() -> list[Submit]:
 
 @pytest.fixture(scope="module")
 def expected(make_small: Make, jobs: list[Submit]) -> Said:
-    """Without guesses, with room for all."""
+    """The output without drafts, with room for all."""
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
         return said_by(engine, jobs)
 
 
-def knowing(make: Make, jobs: list[Submit], expected: Said, **options: Any) -> Engine:
+def make_drafting_engine(make: Make, jobs: list[Submit], expected: Said, **options: Any) -> Engine:
     engine = make(speculative_config=GUESSING, **options)
     drafting = engine.components.scheduler.drafting
     assert drafting is not None
-    drafting.drafter = Knowing(jobs, expected)
+    drafting.drafter = KnowingDrafter(jobs, expected)
     return engine
 
 
@@ -89,8 +89,8 @@ ROOMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_tokens_are_those_of_the_plain_run(make_engine: Make, jobs: list[Submit], expected: Said, room: str) -> None:
-    engine = knowing(make_engine, jobs, expected, **ROOMS[room])
+def test_tokens_equal_the_plain_run(make_engine: Make, jobs: list[Submit], expected: Said, room: str) -> None:
+    engine = make_drafting_engine(make_engine, jobs, expected, **ROOMS[room])
     found = said_by(engine, jobs)
     assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
     engine.components.scheduler.check_integrity()
@@ -99,8 +99,8 @@ def test_tokens_are_those_of_the_plain_run(make_engine: Make, jobs: list[Submit]
     assert counters.generation_tokens == sum(len(ids) for ids, _, _ in found)
 
 
-class Rerun(DecodeGraphs):
-    """A CPU's: a graph runs the step that was put, in the layout that it would read."""
+class FakeDecodeGraphs(DecodeGraphs):
+    """Decode graphs of a CPU: a graph runs the given step in the layout that it would read."""
 
     step: StepTensors
     num_replays = 0
@@ -112,15 +112,15 @@ class Rerun(DecodeGraphs):
 
 
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_tokens_are_those_of_the_plain_run_in_graphs(
+def test_tokens_with_graphs_equal_the_plain_run(
     make_engine: Make, jobs: list[Submit], expected: Said, overlaps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Padded with tokens of nobody and sequences without tokens, decodes and drafts in one run of queries."""
+    """Batches are padded with empty tokens and sequences, and decodes and drafts run together."""
     options = {"num_gpu_blocks_override": 2048, "max_num_seqs": 24, "async_scheduling": overlaps}
-    engine = knowing(make_engine, jobs, expected, **options)
+    engine = make_drafting_engine(make_engine, jobs, expected, **options)
     runner, cpu = engine.components.runner, torch.device("cpu")
     shape = {"max_num_seqs": 24, "max_tokens": 256, "block_size": 4, "max_drafts": GUESSING.num_speculative_tokens}
-    graphs = Rerun(runner._run_eagerly, runner._buffer, cpu, **shape)
+    graphs = FakeDecodeGraphs(runner._run_eagerly, runner._buffer, cpu, **shape)
     graph = SimpleNamespace(pool=lambda: (0, 1), replay=lambda: graphs._forward_into_logits(graphs.step))
     for name in ("graph", "stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
@@ -135,12 +135,12 @@ def test_tokens_are_those_of_the_plain_run_in_graphs(
     assert [(ids, reason, [(one.token_id, one.logprob) for one in p]) for ids, reason, p in found] == close_to(expected)
     counters = engine.snapshot().counters
     assert 0 < counters.accepted_tokens < counters.draft_tokens
-    assert graphs.num_replays > 5, "steps of decodes and drafts alone"
+    assert graphs.num_replays > 5, "too few steps had only decodes and drafts"
 
 
-def test_what_is_cached_is_what_the_plain_run_caches(make_engine: Make, jobs: list[Submit], expected: Said) -> None:
+def test_cached_prefixes_equal_the_plain_run(make_engine: Make, jobs: list[Submit], expected: Said) -> None:
     cached = []
-    for make in (make_engine, lambda **options: knowing(make_engine, jobs, expected, **options)):
+    for make in (make_engine, lambda **options: make_drafting_engine(make_engine, jobs, expected, **options)):
         engine = make(num_gpu_blocks_override=2048, max_num_seqs=32)
         said_by(engine, jobs)
         pool = engine.components.pool
@@ -150,10 +150,10 @@ def test_what_is_cached_is_what_the_plain_run_caches(make_engine: Make, jobs: li
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_nothing_is_lost_whatever_happens_in_between(
+def test_random_load_changes_no_tokens(
     make_engine: Make, jobs: list[Submit], expected: Said, seed: int, storm: Callable[[int, int], int]
 ) -> None:
-    run = Storm(lambda **options: knowing(make_engine, jobs, expected, **options), jobs, seed)
+    run = RandomLoad(lambda **options: make_drafting_engine(make_engine, jobs, expected, **options), jobs, seed)
     run.run(storm(120, 500))
     completions = iter(expected)
     wanted = [[next(completions) for _ in range(job.sampling.n)] for job in jobs]
@@ -168,15 +168,17 @@ def test_nothing_is_lost_whatever_happens_in_between(
     assert not any(run.engine.snapshot().blocks.ref_count)
 
 
-def test_each_request_tells_how_many_were_right(make_engine: Make, jobs: list[Submit], expected: Said) -> None:
-    """In its rows on the wire, in a mirror, in a recording, and in the table of requests."""
+def test_each_request_reports_its_accepted_drafts(make_engine: Make, jobs: list[Submit], expected: Said) -> None:
+    """They are in its rows on the wire, in a mirror, in a recording and in the table of requests."""
     mirror, histories, heard = Mirror(), RequestHistoryReader(), list[Frame]()
 
     def hear(message: TelemetryMessage) -> None:
         if isinstance(message, Frame):
             heard.append(message)
 
-    engine = knowing(make_engine, jobs, expected, publish=hear, num_gpu_blocks_override=2048, max_num_seqs=96)
+    engine = make_drafting_engine(
+        make_engine, jobs, expected, publish=hear, num_gpu_blocks_override=2048, max_num_seqs=96
+    )
     snapshot = engine.snapshot()
     mirror.reset(snapshot)
     histories.add_message(snapshot, 0)
@@ -195,8 +197,8 @@ def test_each_request_tells_how_many_were_right(make_engine: Make, jobs: list[Su
     assert Columns(pack(heard)).records(Frame) == heard
 
 
-def test_guesses_come_from_the_text_itself(make_engine: Make) -> None:
-    """A bias makes the model say one token for ever, which is soon guessed."""
+def test_drafts_come_from_the_text_itself(make_engine: Make) -> None:
+    """A bias makes the model repeat one token, which is soon drafted."""
     sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logit_bias={9: 100.0})
     finishes: list[Event] = []
 
@@ -216,7 +218,7 @@ def test_guesses_come_from_the_text_itself(make_engine: Make) -> None:
     assert " draft tokens accepted; " in finishes[0].cause
 
 
-def test_a_form_or_penalties_get_no_guesses(make_engine: Make) -> None:
+def test_structured_output_and_penalties_get_no_drafts(make_engine: Make) -> None:
     engine = make_engine(speculative_config=GUESSING)
     sampling = SamplingParams(temperature=0.0, max_tokens=12, presence_penalty=0.1, logit_bias={9: 100.0})
     (said,) = engine.generate([Submit(request_id="-", prompt_token_ids=(9, 9, 9, 9), sampling=sampling)])

@@ -1,4 +1,4 @@
-"""Steps that overlap: the same tokens as of steps that take turns, whatever is asked for, aborted or preempted."""
+"""Async scheduling gives the same tokens as steps in turn, whatever is sampled, aborted or preempted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 
 def jobs_of(count: int) -> list[Submit]:
-    """Every third begins with the same tokens."""
+    """Return jobs of which every third begins with the same tokens."""
     generator = random.Random(count)
     shared = tuple(generator.choices(range(3, 256), k=11))
     jobs = []
@@ -61,7 +61,7 @@ def jobs() -> list[Submit]:
 
 @pytest.fixture(scope="module")
 def expected(make_small: Make, jobs: list[Submit]) -> list[tuple[list[int], str | None, Any]]:
-    """Taking turns, with room for all."""
+    """The output of steps in turn, with room for all."""
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
         said = said_by(engine, jobs)
         assert engine.overlaps.overlapped == 0
@@ -70,14 +70,14 @@ def expected(make_small: Make, jobs: list[Submit]) -> list[tuple[list[int], str 
 
 
 def close_to(said: list[tuple[list[int], str | None, Any]]) -> list[tuple[list[int], str | None, Any]]:
-    """Numbers of another batch differ in their last bits."""
+    """Return the output with log probabilities that match approximately: other batches differ in their last bits."""
     return [
         (ids, reason, [(one.token_id, pytest.approx(one.logprob, abs=1e-3)) for one in p]) for ids, reason, p in said
     ]
 
 
 def numbers(said: list[tuple[list[int], str | None, Any]]) -> list[tuple[list[int], str | None, Any]]:
-    """As `close_to` has them."""
+    """Return the output in the form of `close_to`."""
     return [(ids, reason, [(one.token_id, one.logprob) for one in logprobs]) for ids, reason, logprobs in said]
 
 
@@ -92,7 +92,7 @@ ROOMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_tokens_are_those_of_steps_that_take_turns(
+def test_tokens_equal_those_of_steps_in_turn(
     make_engine: Make, jobs: list[Submit], expected: list[Any], room: str
 ) -> None:
     engine = make_engine(async_scheduling=True, **ROOMS[room])
@@ -106,8 +106,8 @@ def test_tokens_are_those_of_steps_that_take_turns(
         assert not any("form" in reason or "penalties" in reason for reason in counts.blockers)
 
 
-class Storm:
-    """Submits, aborts, preempts, holds and steps at random; every step's frame makes the mirror equal the ledger."""
+class RandomLoad:
+    """Submits, aborts, preempts, pauses and steps at random; after every step the mirror must equal the ledger."""
 
     def __init__(self, make_engine: Make, jobs: list[Submit], seed: int) -> None:
         self.frames: list[Frame] = []
@@ -154,7 +154,7 @@ class Storm:
     def preempt(self) -> None:
         running = [n for n, r in self.engine.components.scheduler.requests.items() if r.block_table]
         if running:
-            with suppress(BadInput):  # it ended with the step that was in flight
+            with suppress(BadInput):  # it ended with the step in flight
                 self.engine.interventions.preempt(self.random.choice(running), "", "ann")
 
     def hear(self, outputs: list[Tokens | Finished]) -> None:
@@ -179,10 +179,10 @@ class Storm:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_nothing_is_lost_whatever_happens_in_between(
+def test_random_load_changes_no_tokens(
     make_engine: Make, jobs: list[Submit], expected: list[Any], seed: int, storm: Callable[[int, int], int]
 ) -> None:
-    run = Storm(make_engine, jobs, seed)
+    run = RandomLoad(make_engine, jobs, seed)
     run.run(storm(150, 500))
     completions = iter(expected)
     wanted = [[next(completions) for _ in range(job.sampling.n)] for job in jobs]
@@ -196,7 +196,7 @@ def test_nothing_is_lost_whatever_happens_in_between(
     assert set(run.reasons) == {(name, i) for name, job in run.job_of.items() for i in range(jobs[job].sampling.n)}
     counts = run.engine.overlaps
     assert counts.overlapped > 5, "prompts, forms and forks keep most of a storm's steps apart"
-    assert counts.blockers[TURN] * 10 < counts.steps, "turns of clients do not"
+    assert counts.blockers[TURN] * 10 < counts.steps, "the turns of clients prevented overlaps"
     assert run.engine.step_count == counts.steps
     snapshot = run.engine.snapshot()
     assert not any(snapshot.blocks.ref_count)
@@ -211,13 +211,13 @@ def tokens_of(outputs: list[Tokens | Finished]) -> list[int]:
     return [token for output in outputs if isinstance(output, Tokens) for token in output.token_ids]
 
 
-def until_done(engine: Engine) -> Iterator[Tokens | Finished]:
+def run_until_done(engine: Engine) -> Iterator[Tokens | Finished]:
     while engine.has_unfinished:
         yield from engine.step()
 
 
-def test_a_step_whose_requests_have_all_ended_is_not_waited_for(make_engine: Make) -> None:
-    """Its number is the next step's, and nobody hears of it."""
+def test_step_whose_requests_have_all_ended_is_not_waited_for(make_engine: Make) -> None:
+    """The next step takes its number, and no frame is published for it."""
     frames: list[Frame] = []
     engine = make_engine(
         async_scheduling=True, publish=lambda said: frames.append(said) if isinstance(said, Frame) else None
@@ -227,24 +227,24 @@ def test_a_step_whose_requests_have_all_ended_is_not_waited_for(make_engine: Mak
     engine.abort("a")
     assert not tokens_of(engine.step())
     submit(engine, "b", max_tokens=3)
-    assert len(tokens_of(list(until_done(engine)))) == 3
+    assert len(tokens_of(list(run_until_done(engine)))) == 3
     assert engine.overlaps.void == 1
     assert engine.step_count == engine.overlaps.steps == 4
     assert [frame.step for frame in frames if frame.batch.number] == [1, 2, 3, 4]
 
 
-def test_nothing_is_begun_past_an_end_that_is_known(make_engine: Make) -> None:
+def test_no_step_is_begun_after_a_known_end(make_engine: Make) -> None:
     engine = make_engine(async_scheduling=True)
     submit(engine, "a", max_tokens=4)
-    list(until_done(engine))
+    list(run_until_done(engine))
     assert (engine.overlaps.steps, engine.overlaps.overlapped, engine.overlaps.void) == (4, 3, 0)
 
 
-def test_after_settling_nothing_is_in_flight(make_engine: Make) -> None:
+def test_no_step_is_in_flight_after_settling(make_engine: Make) -> None:
     engine = make_engine(async_scheduling=True)
     submit(engine, "a")
     assert len(tokens_of(engine.step())) == 1
-    assert len(tokens_of(engine.finish_in_flight())) == 1, "the step that was begun ahead"
+    assert len(tokens_of(engine.finish_in_flight())) == 1, "the step begun ahead gave no token"
     assert engine.finish_in_flight() == []
     assert len(tokens_of(engine.step(ahead=False))) == 1
     assert engine.finish_in_flight() == []
@@ -252,13 +252,13 @@ def test_after_settling_nothing_is_in_flight(make_engine: Make) -> None:
 
 
 @pytest.mark.parametrize("failures", [(1,), (2,), (1, 2), (2, 3), (4, 6)])
-def test_a_step_that_cannot_be_launched_for_want_of_memory_is_run_after_the_one_before(
+def test_step_that_cannot_be_launched_without_memory_runs_after_the_one_before(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, failures: tuple[int, ...]
 ) -> None:
-    """The n-th launches fail: tokens are the same, and nobody ends."""
+    """The n-th launches fail, but tokens are the same and no request ends."""
     engine = make_engine(async_scheduling=True)
     submit(engine, "a")
-    wanted = tokens_of(list(until_done(engine)))
+    wanted = tokens_of(list(run_until_done(engine)))
     runner, calls = engine.components.runner, iter(range(1, 1000))
     launch = runner.launch
 
@@ -269,18 +269,18 @@ def test_a_step_that_cannot_be_launched_for_want_of_memory_is_run_after_the_one_
 
     monkeypatch.setattr(runner, "launch", fails)
     submit(engine, "b")
-    assert tokens_of(list(until_done(engine))) == wanted
+    assert tokens_of(list(run_until_done(engine))) == wanted
     engine.components.scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("failures", [(2,), (3, 4, 6)])
-def test_a_step_for_whose_late_samples_memory_is_missing_is_run_again(
+def test_step_without_memory_for_its_late_samples_is_run_again(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, failures: tuple[int, ...]
 ) -> None:
-    """With penalties, which are looked at once the step before is committed."""
+    """The requests have penalties, which are applied after the step before is committed."""
     engine, options = make_engine(async_scheduling=True), {"frequency_penalty": 1.5, "repetition_penalty": 1.3}
     submit(engine, "a", **options)
-    wanted = tokens_of(list(until_done(engine)))
+    wanted = tokens_of(list(run_until_done(engine)))
     inputs, calls = Sampler.inputs, iter(range(1, 1000))
 
     def fails(*args: Any) -> Any:
@@ -291,13 +291,13 @@ def test_a_step_for_whose_late_samples_memory_is_missing_is_run_again(
     monkeypatch.setattr(Sampler, "inputs", fails)
     overlapped = engine.overlaps.overlapped
     submit(engine, "b", **options)
-    assert tokens_of(list(until_done(engine))) == wanted
+    assert tokens_of(list(run_until_done(engine))) == wanted
     assert engine.overlaps.overlapped > overlapped
     engine.components.scheduler.check_integrity()
 
 
-class AnyText:
-    """A form of every text, whose masks come when the test says so."""
+class LateForm:
+    """A form that matches every text, with masks that come when the test says so."""
 
     is_ready = True
     has_ended = False
@@ -306,18 +306,18 @@ class AnyText:
         words[row] = -1
 
     def accept(self, token_id: int) -> None:
-        assert self.is_ready, "a token was sampled without its mask"
+        assert self.is_ready, "a token was accepted without its mask"
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_masks_that_are_late_take_their_own_request_out_of_a_step_that_was_begun(make_engine: Make, seed: int) -> None:
-    """Alone and beside others: its tokens are the same, later, and theirs are not."""
+def test_late_mask_delays_only_its_own_request(make_engine: Make, seed: int) -> None:
+    """Alone and beside others, its tokens are the same but later, and those of others are not delayed."""
     chance = random.Random(seed)
     engine = make_engine(async_scheduling=True, num_gpu_blocks_override=40)
     for num_others in (0, 3):
         names = [f"r{number}" for number in range(num_others)]
         said: dict[str, list[int]] = {name: [] for name in ("formed", *names)}
-        matcher = AnyText()
+        matcher = LateForm()
         for name in said:
             submit(engine, name, max_tokens=14, frequency_penalty=1.5)
         (formed, *_) = engine.components.scheduler.requests.values()
@@ -331,18 +331,18 @@ def test_masks_that_are_late_take_their_own_request_out_of_a_step_that_was_begun
         assert len({tuple(tokens) for tokens in said.values()}) == 1, "the prompts and options are alike"
         assert {len(tokens) for tokens in said.values()} == {14}
     assert engine.overlaps.overlapped > 14
-    assert engine.overlaps.void > 0, "of the one that is alone"
+    assert engine.overlaps.void > 0, "no step of the request alone was void"
     assert not any(engine.snapshot().blocks.ref_count)
 
 
 @pytest.mark.parametrize("num_others", [0, 2], ids=["alone", "beside others"])
 @pytest.mark.parametrize("where", ["launch", "inputs"])
-def test_who_waits_for_a_mask_sits_out_a_step_that_is_run_again(
+def test_request_without_its_mask_skips_a_step_that_is_run_again(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, num_others: int, where: str
 ) -> None:
-    """The step had no memory when it was begun, or for its samples: nobody ends, and the tokens are the same."""
+    """The step had no memory when it was begun, or for its samples: no request ends, and the tokens are the same."""
     chance, calls = random.Random(num_others), iter(range(1, 1000))
-    engine, matcher, said = make_engine(async_scheduling=True), AnyText(), dict[str, list[int]]()
+    engine, matcher, said = make_engine(async_scheduling=True), LateForm(), dict[str, list[int]]()
     owner: Any = engine.components.runner if where == "launch" else Sampler
     call = getattr(owner, where)
 
@@ -372,9 +372,7 @@ def test_who_waits_for_a_mask_sits_out_a_step_that_is_run_again(
         assert len({tuple(tokens) for tokens in said.values()}) == 1, "the prompts and options are alike"
 
 
-def test_a_launch_that_raises_leaves_requests_that_can_be_aborted(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_launch_leaves_requests_that_can_be_aborted(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(async_scheduling=True)
     submit(engine, "a")
     engine.step()
@@ -384,12 +382,12 @@ def test_a_launch_that_raises_leaves_requests_that_can_be_aborted(
             engine.step()
     engine.components.scheduler.check_integrity()
     engine.abort("a")
-    assert [output.finish_reason for output in until_done(engine) if isinstance(output, Finished)] == ["abort"]
+    assert [output.finish_reason for output in run_until_done(engine) if isinstance(output, Finished)] == ["abort"]
     assert not any(engine.snapshot().blocks.ref_count)
 
 
-def test_a_step_that_had_to_wait_is_begun_before_the_last_is_recorded(make_engine: Make) -> None:
-    """Completions that share their prompt: the frame of the step that computes it tells of the next one's blocks."""
+def test_delayed_step_is_begun_before_the_last_one_is_recorded(make_engine: Make) -> None:
+    """Completions share their prompt: the frame of the step that computes it has the blocks of the next step."""
     begun = []
 
     def hear(message: TelemetryMessage) -> None:
@@ -401,11 +399,11 @@ def test_a_step_that_had_to_wait_is_begun_before_the_last_is_recorded(make_engin
     engine.step(ahead=False)
     assert begun == [0], "only where the next step may begin"
     submit(engine, "b", n=3, temperature=1.0, seed=1)
-    list(until_done(engine))
+    list(run_until_done(engine))
     counts = engine.overlaps
     assert 0 < counts.launched_early == counts.blockers["completions that share their prompt"] + counts.blockers[SHARED]
     assert counts.launched_early + counts.overlapped <= counts.steps
-    assert set(begun) == set(range(counts.launched_early + 1)), "a frame is told after the next step was begun"
+    assert set(begun) == set(range(counts.launched_early + 1)), "a frame was published before the next step was begun"
     assert "before their record" in counts.summary()
 
 
@@ -413,15 +411,17 @@ def test_host_time_beside_a_step_is_counted(make_engine: Make) -> None:
     for overlaps in (True, False):
         engine = make_engine(async_scheduling=overlaps)
         submit(engine, "a")
-        list(until_done(engine))
+        list(run_until_done(engine))
         assert (engine.overlaps.overlap_ns > 0) == overlaps
 
 
 @pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "a step ahead"])
-def test_after_a_shortage_steps_are_planned_smaller_for_a_while(
+def test_steps_are_planned_smaller_for_a_while_after_a_shortage(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, jobs: list[Submit], overlaps: bool
 ) -> None:
-    """One fails and is cut, the others are planned to fit; both changes are told; tokens are the same."""
+    """One step fails and is split, later ones are planned to fit; both changes are reported, and tokens are
+    the same.
+    """
     engine = make_engine(async_scheduling=overlaps, max_num_batched_tokens=64)
     wanted, scheduler, runner = said_by(engine, jobs), engine.components.scheduler, engine.components.runner
     limits, launch, failed = (
@@ -454,10 +454,10 @@ POISON = (200, 201, 202, 203) * 6
 
 
 @pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "a step ahead"])
-def test_who_makes_a_library_fail_ends_alone(
+def test_only_the_request_that_makes_a_library_fail_ends(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, jobs: list[Submit], overlaps: bool
 ) -> None:
-    """Nobody finds its blocks afterwards: what it was to write there was not written."""
+    """Its blocks are not found afterwards, because their contents were not written."""
     engine = make_engine(async_scheduling=overlaps, num_gpu_blocks_override=256)
     launch, runner = engine.components.runner.launch, engine.components.runner
     wanted = said_by(engine, jobs)
@@ -486,10 +486,8 @@ def test_who_makes_a_library_fail_ends_alone(
     assert not any(engine.snapshot().blocks.ref_count)
 
 
-def test_a_device_that_is_lost_ends_the_engine_with_its_reason(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After an illegal address CUDA refuses everything, the copy too by which it is asked."""
+def test_lost_device_ends_the_engine_with_its_reason(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an illegal address CUDA refuses everything, even the copy that checks the device."""
     engine = make_engine()
     ones, launch = torch.ones, engine.components.runner.launch
     assert engine.components.runner.is_well()
@@ -511,8 +509,8 @@ def test_a_device_that_is_lost_ends_the_engine_with_its_reason(
     monkeypatch.setattr(engine.components.runner, "launch", launch)
 
 
-def test_where_nothing_can_be_run_any_more_the_engine_ends(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that fails of every step is no fault of those who ask."""
+def test_engine_ends_if_no_step_can_run_any_more(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that fails in every step is not the fault of the requests."""
     engine = make_engine(max_num_seqs=1)
 
     def broken(*_: Any) -> Any:
@@ -523,7 +521,7 @@ def test_where_nothing_can_be_run_any_more_the_engine_ends(make_engine: Make, mo
         submit(engine, f"r{number}")
     outputs: list[Tokens | Finished] = []
     with pytest.raises(RuntimeError, match="NOT_INITIALIZED"):
-        outputs.extend(until_done(engine))
+        outputs.extend(run_until_done(engine))
     assert [one.finish_reason for one in outputs if isinstance(one, Finished)] == ["error"] * (
         MAX_CONSECUTIVE_FAILED_STEPS - 1
     )
@@ -531,10 +529,10 @@ def test_where_nothing_can_be_run_any_more_the_engine_ends(make_engine: Make, mo
 
 
 @pytest.mark.parametrize("overlaps", [False, True], ids=["turns", "overlapped"])
-def test_bad_requests_among_good_ones_end_no_engine(
+def test_invalid_requests_among_good_ones_do_not_end_the_engine(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, *, overlaps: bool
 ) -> None:
-    """Only steps in a row of which nothing runs do."""
+    """Only a row of steps in which nothing runs does."""
     engine = make_engine(async_scheduling=overlaps)
     runner, launch = engine.components.runner, engine.components.runner.launch
 
@@ -549,11 +547,11 @@ def test_bad_requests_among_good_ones_end_no_engine(
         (bad,) = engine.generate([poison])
         assert bad.finish_reason == "error"
         submit(engine, f"good {number}", max_tokens=3)
-        assert len(tokens_of(list(until_done(engine)))) == 3
-    assert len(engine.notes) == 1, "the others are counted in the next, a minute later"
+        assert len(tokens_of(list(run_until_done(engine)))) == 3
+    assert len(engine.notes) == 1, "the other failures are not combined in a later notice"
 
 
-def test_failures_of_steps_begun_ahead_are_told(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_steps_begun_ahead_are_reported(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(async_scheduling=True)
     runner, launch = engine.components.runner, engine.components.runner.launch
 
@@ -564,15 +562,15 @@ def test_failures_of_steps_begun_ahead_are_told(make_engine: Make, monkeypatch: 
 
     monkeypatch.setattr(runner, "launch", fails_ahead)
     submit(engine, "a", max_tokens=20)
-    assert len(tokens_of(list(until_done(engine)))) == 20
+    assert len(tokens_of(list(run_until_done(engine)))) == 20
     assert engine.notes == ("a step failed and was run again: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED",)
 
 
 @pytest.mark.parametrize(("num_blocks", "seed"), [(24, 2), (30, 1), (36, 1)])
-def test_what_a_step_copied_is_not_copied_again(
+def test_copies_of_a_failed_step_are_not_repeated(
     make_small: Make, make_engine: Make, monkeypatch: pytest.MonkeyPatch, num_blocks: int, seed: int
 ) -> None:
-    """The block that it was copied from may have another owner by then, who wrote it in the first try."""
+    """The source block may belong to another request by then, which wrote it in the first try."""
     draw = random.Random(seed)
     asked = [
         Submit(

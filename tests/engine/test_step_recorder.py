@@ -1,4 +1,4 @@
-"""Frames say all that changed, so that a mirror equals the ledger and the requests."""
+"""Frames report every change, so that a mirror equals the ledger and the requests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 EPOCH = 77
 
 
-class Recorded:
-    """A drive whose steps are recorded into a list of frames."""
+class RecordedDrive:
+    """A scheduler whose steps are recorded into a list of frames."""
 
     def __init__(self, drive: Any) -> None:
         self.drive = drive
@@ -45,7 +45,7 @@ class Recorded:
         return self.recorder.record_idle(self.drive.step_count, self.drive.now_ns)
 
     def late_mirror(self) -> Mirror:
-        """A mirror that joins now."""
+        """Return a mirror that joins now."""
         mirror = Mirror()
         mirror.reset(self.recorder.snapshot(self.hello(), 3, self.drive.now_ns))
         return mirror
@@ -62,8 +62,8 @@ class Recorded:
         )
 
 
-def assert_mirrored(mirror: Mirror, recorded: Recorded) -> None:
-    """Every column of every block, and every unfinished request with its table, are the same."""
+def assert_mirrored(mirror: Mirror, recorded: RecordedDrive) -> None:
+    """Compare every column of every block, and every unfinished request with its table."""
     pool, scheduler = recorded.drive.pool, recorded.drive.scheduler
     assert mirror.ledger.differences(pool.ledger) == []
     assert (mirror.num_free, mirror.num_cached, mirror.num_active) == (
@@ -90,8 +90,8 @@ def assert_mirrored(mirror: Mirror, recorded: Recorded) -> None:
         assert rows.num_output_tokens[row] == len(request.output_token_ids)
 
 
-def random_change(recorded: Recorded, rng: random.Random) -> None:
-    """A submit, an abort, a fork or a reset, or nothing."""
+def random_change(recorded: RecordedDrive, rng: random.Random) -> None:
+    """Submit, abort, fork or reset at random, or do nothing."""
     one = recorded.drive
     unfinished = list(one.scheduler.requests.values())
     what = rng.random()
@@ -107,9 +107,9 @@ def random_change(recorded: Recorded, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_mirrors_equal_the_ledger_after_random_runs(drive: Make, seed: int) -> None:
-    """One mirror from the start, some that join late, one that gets all its frames coalesced."""
+    """One mirror follows from the start, some join late, and one gets all its frames coalesced."""
     rng = random.Random(seed)
-    recorded = Recorded(drive(num_blocks=14, block_size=rng.choice([2, 3, 4]), max_num_batched_tokens=12))
+    recorded = RecordedDrive(drive(num_blocks=14, block_size=rng.choice([2, 3, 4]), max_num_batched_tokens=12))
     mirrors = [recorded.late_mirror()]
     lazy, lazy_from = recorded.late_mirror(), len(recorded.frames)
     for count in range(150):
@@ -130,8 +130,8 @@ def test_mirrors_equal_the_ledger_after_random_runs(drive: Make, seed: int) -> N
     assert recorded.drive.scheduler.totals.preemptions > 0
 
 
-def test_a_snapshot_publishes_first_what_was_not(drive: Make) -> None:
-    recorded = Recorded(drive())
+def test_snapshot_first_publishes_pending_changes(drive: Make) -> None:
+    recorded = RecordedDrive(drive())
     recorded.step()
     request = recorded.drive.submit(range(9), 3)
     snapshot = recorded.recorder.snapshot(recorded.hello(), 42, recorded.drive.now_ns)
@@ -143,8 +143,8 @@ def test_a_snapshot_publishes_first_what_was_not(drive: Make) -> None:
     assert len(recorded.frames) == 2
 
 
-def test_nothing_is_published_when_nothing_changed(drive: Make) -> None:
-    recorded = Recorded(drive())
+def test_nothing_is_published_without_a_change(drive: Make) -> None:
+    recorded = RecordedDrive(drive())
     assert not recorded.idle()
     recorded.drive.submit([1, 2], 1)
     assert recorded.idle()
@@ -152,8 +152,8 @@ def test_nothing_is_published_when_nothing_changed(drive: Make) -> None:
     assert recorded.recorder.seq == 1
 
 
-def test_a_refusal_alone_is_worth_a_frame(drive: Make) -> None:
-    recorded = Recorded(drive())
+def test_refusal_alone_is_published(drive: Make) -> None:
+    recorded = RecordedDrive(drive())
     with pytest.raises(BadInput):
         recorded.drive.submit([], 1)
     assert recorded.idle()
@@ -163,8 +163,8 @@ def test_a_refusal_alone_is_worth_a_frame(drive: Make) -> None:
     assert frame.new_requests == ()
 
 
-def test_only_new_blocks_of_a_table_go_out(drive: Make) -> None:
-    recorded = Recorded(drive(block_size=4))
+def test_only_new_blocks_of_a_table_are_published(drive: Make) -> None:
+    recorded = RecordedDrive(drive(block_size=4))
     recorded.drive.submit(range(7), 8)
     sent = []
     for _ in range(6):
@@ -174,8 +174,8 @@ def test_only_new_blocks_of_a_table_go_out(drive: Make) -> None:
     assert sent == [(0, 2, 2), (2, 0, 0), (2, 1, 1), (3, 0, 0), (3, 0, 0), (3, 0, 0)]
 
 
-def test_a_frame_tells_the_batch(drive: Make) -> None:
-    recorded = Recorded(drive(max_num_batched_tokens=10))
+def test_frame_contains_the_batch(drive: Make) -> None:
+    recorded = RecordedDrive(drive(max_num_batched_tokens=10))
     recorded.drive.submit([1, 2], 9)
     recorded.step()
     recorded.drive.submit(range(20, 50), 2)
@@ -187,26 +187,26 @@ def test_a_frame_tells_the_batch(drive: Make) -> None:
     assert (frame.epoch, frame.step, frame.time_ns) == (EPOCH, 2, recorded.drive.now_ns)
 
 
-def test_a_single_prompt_token_is_prefill(drive: Make) -> None:
-    recorded = Recorded(drive())
+def test_single_prompt_token_counts_as_prefill(drive: Make) -> None:
+    recorded = RecordedDrive(drive())
     recorded.drive.submit([1], 9)
     assert recorded.step().batch.num_prefill_tokens == 1
     assert recorded.step().batch.num_decode_tokens == 1
 
 
-def test_times_to_the_first_token_and_between_tokens(drive: Make) -> None:
-    recorded = Recorded(drive(max_num_batched_tokens=4))
+def test_times_to_the_first_token_and_between_tokens_are_published(drive: Make) -> None:
+    recorded = RecordedDrive(drive(max_num_batched_tokens=4))
     request = recorded.drive.submit(range(6), 3)
     frames = [recorded.step() for _ in range(4)]
     first = [np.frombuffer(frame.first_token_ns, "<u8").tolist() for frame in frames]
     inter = [np.frombuffer(frame.inter_token_ns, "<u8").tolist() for frame in frames]
     assert first == [[], [frames[1].time_ns - request.arrival_ns], [], []]
     assert inter == [[], [], [1_000_000], [1_000_000]]
-    assert recorded.recorder._builder.last_token_ns == {}, "ended requests are forgotten"
+    assert recorded.recorder._builder.last_token_ns == {}, "ended requests are still kept"
 
 
 def test_counters_add_up(drive: Make) -> None:
-    recorded = Recorded(drive(num_blocks=8, block_size=4))
+    recorded = RecordedDrive(drive(num_blocks=8, block_size=4))
     rng = random.Random(1)
     requests = [recorded.drive.submit([rng.randrange(9) for _ in range(7)], 14) for _ in range(6)]
     victim = requests.pop()
@@ -229,8 +229,8 @@ def test_counters_add_up(drive: Make) -> None:
     assert decode <= counters.generation_tokens
 
 
-def test_every_event_goes_out_once_and_in_order(drive: Make) -> None:
-    recorded = Recorded(drive(num_blocks=6, block_size=4, prefix_caching=False))
+def test_every_event_is_published_once_and_in_order(drive: Make) -> None:
+    recorded = RecordedDrive(drive(num_blocks=6, block_size=4, prefix_caching=False))
     recorded.drive.submit([1] * 7, 12)
     recorded.drive.submit([2] * 7, 12)
     while recorded.drive.scheduler.requests:
@@ -239,9 +239,9 @@ def test_every_event_goes_out_once_and_in_order(drive: Make) -> None:
     assert kinds == ["admitted", "admitted", "preempted", "finished", "resumed", "finished"]
 
 
-def test_a_step_that_failed_is_told_as_well(drive: Make) -> None:
-    """The run raised: nothing was committed, the requests are ended by an error, and a frame says so."""
-    recorded = Recorded(drive())
+def test_failed_step_is_published_as_well(drive: Make) -> None:
+    """The run failed: nothing was committed, the requests end with an error, and a frame says so."""
+    recorded = RecordedDrive(drive())
     one = recorded.drive
     mirror = recorded.late_mirror()
     request = one.submit(range(9), 3)
@@ -253,9 +253,9 @@ def test_a_step_that_failed_is_told_as_well(drive: Make) -> None:
     assert recorded.frames[-1].events[-1].cause.startswith("ended by an error")
 
 
-def test_who_joins_after_an_end_is_not_told_of_it(drive: Make) -> None:
-    """An abort between schedule and commit, published alone, then the step's own frame to a late joiner."""
-    recorded = Recorded(drive())
+def test_late_mirror_is_not_told_of_an_earlier_end(drive: Make) -> None:
+    """A request is aborted between schedule and commit and published alone, before the step's own frame."""
+    recorded = RecordedDrive(drive())
     one = recorded.drive
     request = one.submit(range(9), 3)
     plan = one.scheduler.schedule(1, one.now_ns)
@@ -267,8 +267,8 @@ def test_who_joins_after_an_end_is_not_told_of_it(drive: Make) -> None:
     assert_mirrored(mirror, recorded)
 
 
-def test_clients_are_numbered_and_not_named(drive: Make) -> None:
-    recorded = Recorded(drive(num_blocks=32))
+def test_clients_are_numbered_without_their_names(drive: Make) -> None:
+    recorded = RecordedDrive(drive(num_blocks=32))
     for client in ("10.0.0.5", "", "key:alice", "10.0.0.5"):
         recorded.drive.submit(range(20), 4, client=client)
     announced = recorded.step().new_requests

@@ -1,4 +1,4 @@
-"""Whether an engine says what transformers says, of a tiny model of each type; the answer is a line of a table."""
+"""Try a tiny model of each type in the engine and in transformers; the outcome is a row of a table."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ NAME: Final = "x"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a type."""
+    """The outcome of trying a model type."""
 
     result: str
     """`served`, `refused`, or `not tried`."""
     words: str = ""
-    """Why it is not served."""
+    """The reason it is not served."""
     architecture: str = ""
     cache: str = ""
-    """What the engine keeps: kinds of KV groups, and states."""
+    """What the engine caches: kinds of KV groups, and states."""
     compared_with: str = ""
-    """The `whole` model without its other parts, or its `text part`, where transformers does not run that."""
+    """The `whole` model without its other parts, or its `text part` if transformers does not run the former."""
     example: str = ""
-    """A checkpoint that transformers names beside the configuration."""
+    """A checkpoint that transformers names next to the configuration."""
 
 
 class Differs(Exception):
-    """The engine says something else than transformers."""
+    """The output of the engine differs from transformers."""
 
 
 def try_type(model_type: str) -> Outcome:
-    """What becomes of it; an error is an outcome, too."""
+    """Return the outcome; an error is an outcome, too."""
     return replace(_outcome(model_type), example=_example(model_type))
 
 
@@ -73,23 +73,23 @@ def _outcome(model_type: str) -> Outcome:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _tried(model_type, folder)
+            return _try_in_folder(model_type, folder)
     except KvscopeError as error:
-        return Outcome("refused", _plain(str(error)))
+        return Outcome("refused", _without_model_name(str(error)))
     except Differs as error:
         return Outcome("differs", str(error))
-    except Exception as error:  # whatever transformers raises of a configuration
+    except Exception as error:  # transformers may raise anything for a configuration
         line = " ".join(str(error).split())
         return Outcome("not tried", f"{type(error).__name__}: {line:.200}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tried(model_type: str, folder: Path) -> Outcome:
+def _try_in_folder(model_type: str, folder: Path) -> Outcome:
     try:
         config = tiny_config(model_type)
     except Exception:
-        blueprint(default_config(model_type), NAME)  # many are refused by their type alone
+        blueprint(default_config(model_type), NAME)  # many are refused because of their type
         raise
     plan = blueprint(config, NAME)
     if plan.num_parameters > MAX_PARAMETERS:
@@ -101,13 +101,13 @@ def _tried(model_type: str, folder: Path) -> Outcome:
         small |= {"state_interval": 16, "state_checkpoints": 20}
     engine_config = EngineConfig(model=name, device="cpu", dtype="float32", max_model_len=256, **(small | options))
     with Engine(engine_config) as engine:
-        cache = ", ".join(_kept(engine))
+        cache = ", ".join(_cache_kinds(engine))
         _compare(engine, reference)
     return Outcome("served", "", plan.architecture, cache, compared)
 
 
-def _kept(engine: Engine) -> list[str]:
-    """Kinds of what the engine keeps of a request."""
+def _cache_kinds(engine: Engine) -> list[str]:
+    """Return the kinds of what the engine caches for a request."""
     layers, states = engine.components.storage.layers, engine.components.states
     groups = [group for group in engine.hello.cache.groups if group.num_layers and group.kind != "state"]
     kinds = [group.kind for group in groups] or ["full"] * bool(layers)
@@ -116,12 +116,12 @@ def _kept(engine: Engine) -> list[str]:
 
 
 def _reference(config: Any, folder: Path) -> tuple[Any, str, str]:
-    """transformers' model, the engine's name for it, and which model that is."""
+    """Return transformers' model, the engine's name for it, and which model that is."""
     torch.manual_seed(0)
     try:
-        model = _saved(config, folder)
+        model = _saved_model(config, folder)
         return model, str(folder), "whole, by its own positions" if _counts_from_padding(model) else "whole"
-    except Exception:  # of a class that does not go on without a picture or a sound, or what it is seen with
+    except Exception:  # a class that needs an image or a sound
         pass
     path = folder / "config.json"
     config.to_json_file(path, use_diff=False)
@@ -129,8 +129,8 @@ def _reference(config: Any, folder: Path) -> tuple[Any, str, str]:
     return model, f"dummy:{path}", "text part"
 
 
-def _saved(config: Any, folder: Path) -> Any:
-    """In `folder`, and as transformers reads it from there, without the parts that add nothing to text."""
+def _saved_model(config: Any, folder: Path) -> Any:
+    """Save a model to `folder` and return it as transformers reads it, without the parts that add nothing to text."""
     kind, reading = loading_class(config), reading_config(config)
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     kind._from_config(reading, **options).save_pretrained(folder)
@@ -143,7 +143,7 @@ def _saved(config: Any, folder: Path) -> Any:
 
 @torch.inference_mode()
 def generate(model: Any, ids: Sequence[int]) -> tuple[list[int], list[list[float]]]:
-    """Greedy tokens, and log-probabilities of the five most likely at each."""
+    """Return greedy tokens and the log probabilities of the five most likely at each."""
     for part in model.modules():  # where RecurrentGemma keeps them from one call to the next
         if hasattr(part, "conv1d_state"):
             part.conv1d_state = None
@@ -167,12 +167,14 @@ def _generated(model: Any, ids: list[int]) -> tuple[list[int], list[torch.Tensor
 
 
 def _counts_from_padding(model: Any) -> bool:
-    """Whether transformers' `generate` gives a model positions from 0 that counts from its padding, as RoBERTa does."""
+    """Return whether `generate` of transformers counts positions from 0 for a model that counts from its padding, like
+    RoBERTa.
+    """
     return any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
 
 
 def _token_by_token(model: Any, ids: list[int]) -> tuple[list[int], list[torch.Tensor]]:
-    """Of a class without `generate`, or whose positions that counts otherwise than the model."""
+    """Generate with a class without `generate`, or whose `generate` counts positions in another way than the model."""
     tokens: list[int] = []
     logits: list[torch.Tensor] = []
     while len(tokens) < NUM_TOKENS:
@@ -184,7 +186,7 @@ def _token_by_token(model: Any, ids: list[int]) -> tuple[list[int], list[torch.T
 
 
 def prompts() -> list[list[int]]:
-    """Of several lengths; the last begins as the one before."""
+    """Return prompts of several lengths; the last begins like the one before."""
     found = [random.Random(i).choices(range(3, 90), k=k) for i, k in enumerate((1, 7, 61))]
     return [*found, found[-1][:41] + found[1]]
 
@@ -226,7 +228,7 @@ def _submit(name: str, ids: Sequence[int], n: int = 1) -> Submit:
 
 
 def _check_preempted(engine: Engine, asked: list[list[int]], wanted: list[tuple[list[int], list[list[float]]]]) -> int:
-    """Each third step one gives up its blocks, goes to host memory, and comes back."""
+    """Swap a request out and in at each third step, and compare the tokens."""
     scheduler = engine.components.scheduler
     engine.reset_prefix_cache()
     for number, ids in enumerate(asked):
@@ -245,6 +247,6 @@ def _check_preempted(engine: Engine, asked: list[list[int]], wanted: list[tuple[
     return count
 
 
-def _plain(line: str) -> str:
-    """A refusal without the model's name."""
+def _without_model_name(line: str) -> str:
+    """Return a refusal without the name of the model."""
     return re.sub(rf"^model (architecture \w+|{NAME!r}) is not (supported|accepted): ", "", line)

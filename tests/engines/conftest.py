@@ -1,4 +1,4 @@
-"""Whole engines: these tests run where `KVSCOPE_ENGINES` names an environment that has them."""
+"""Fixtures of tests of whole engines, which run if `KVSCOPE_ENGINES` names an environment that has them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def engines() -> Path:
-    """The environment."""
+    """The folder of the environment."""
     where = os.environ.get("KVSCOPE_ENGINES")
     if not where:
         pytest.skip("needs an environment with vLLM or SGLang: make test-engines DIR")
@@ -19,9 +19,9 @@ def engines() -> Path:
 
 @pytest.fixture(scope="session")
 def engine_env() -> dict[str, str]:
-    """What an engine needs to run on a CPU, with this checkout's kvscope beside it."""
+    """Environment variables to run an engine on a CPU with kvscope from this checkout."""
     ours = str(Path(__file__).parents[2] / "engine")
-    before = os.environ.get("KVSCOPE_ENGINES_PATH")  # where another version lies unpacked
+    before = os.environ.get("KVSCOPE_ENGINES_PATH")  # the folder of another version
     return os.environ | {
         "PYTHONPATH": f"{before}:{ours}" if before else ours,
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -30,13 +30,13 @@ def engine_env() -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONHASHSEED": "0",  # sets of request ids are walked in the same order each time
+        "PYTHONHASHSEED": "0",  # sets of request ids have the same order each time
     }
 
 
 @pytest.fixture(scope="session")
 def model_folder() -> Path:
-    """The default model in Hugging Face's form, as kvscope's engine keeps it after its first start."""
+    """The default model in Hugging Face format, as kvscope's engine keeps it after its first start."""
     where = os.environ.get("KVSCOPE_ENGINES_MODEL")
     if not where:
         pytest.skip("needs a model folder: make test-engines DIR")

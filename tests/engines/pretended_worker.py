@@ -1,4 +1,4 @@
-"""The worker's side of vLLM's OffloadingConnector, without one: transfers take their time and move nothing."""
+"""The worker side of vLLM's OffloadingConnector without a worker: transfers take time and copy nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class PretendedWorker:
-    """Of one scheduler. `begin` is given what each step would give to a worker."""
+    """The worker of one scheduler; `begin` receives the output of each step."""
 
     def __init__(self, chance: random.Random, blocks_per_place: int) -> None:
         self._random, self._per_place = chance, blocks_per_place
@@ -18,7 +18,7 @@ class PretendedWorker:
         self._must_end: set[int] = set()
 
     def begin(self, output: Any) -> None:
-        """Transfers of a step, and those that must be over before its tokens are computed."""
+        """Start the transfers of a step, and finish those that must end before its tokens are computed."""
         metadata = output.kv_connector_metadata
         self._stores += metadata.store_jobs
         for job in metadata.store_jobs.values():
@@ -27,7 +27,7 @@ class PretendedWorker:
         self._must_end |= set(metadata.jobs_to_flush or ())
 
     def _note_skipped(self, source: Any, places: list[int]) -> None:
-        """As vLLM's worker counts which part of a place each block goes to."""
+        """Count which part of a slot each block goes to, like vLLM's worker."""
         for first, count in zip(source.block_indices, source.group_sizes, strict=True):
             skip = first % self._per_place if count else 0
             num_places = -(-(skip + count) // self._per_place)
@@ -38,7 +38,7 @@ class PretendedWorker:
         assert not places
 
     def ended(self) -> Any:
-        """What is over after a step."""
+        """Return what ended after a step."""
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
         from vllm.v1.outputs import KVConnectorOutput
 
@@ -52,7 +52,7 @@ class PretendedWorker:
 
 
 class PretendedRequestWorker:
-    """The same of vLLM 0.20, where a request is written as a whole: it is over when all of its transfers are."""
+    """The same for vLLM 0.20, where a request is written as a whole: it ends with all of its transfers."""
 
     def __init__(self, chance: random.Random) -> None:
         self._random = chance
@@ -85,7 +85,7 @@ class PretendedRequestWorker:
 
 
 class PretendedPoolWorker:
-    """The same of SimpleCPUOffloadConnector: a step's stores are over together, and so are its loads."""
+    """The same for SimpleCPUOffloadConnector: the stores of a step end together, and so do its loads."""
 
     def __init__(self, chance: random.Random) -> None:
         self._random = chance
@@ -111,7 +111,7 @@ class PretendedPoolWorker:
 
 
 def worker_for(chance: random.Random, blocks_per_place: int) -> PretendedWorker | PretendedRequestWorker:
-    """As this version of vLLM has it."""
+    """Return the worker of this version of vLLM."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading import common
 
     is_by_job = hasattr(common, "OffloadingWorkerMetadata")

@@ -1,7 +1,7 @@
-"""What being watched costs a step of SGLang with a million pages and 256 requests that decode, by a Python that has
-torch: `PYTHONPATH=.:engine python tests/engines/sglang_cost.py [--device cuda]`. The pools are torch's tensors as
-SGLang has them; no model runs and SGLang is not needed. On a GPU every operation that would wait for it is an error,
-and what arrives is compared with what was there.
+"""Measure what being watched costs a step of SGLang with a million pages and 256 decoding requests, by a Python that
+has torch: `PYTHONPATH=.:engine python tests/engines/sglang_cost.py [--device cuda]`. The pools are torch tensors like
+those of SGLang; no model runs and SGLang is not needed. On a GPU every operation that would wait for it is an error,
+and the copied data is compared with the original.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_telemetry.producer.cache_state import CacheState
 
 
-class Decode(Batch):
-    """All go on."""
+class DecodeBatch(Batch):
+    """A batch in which all requests continue."""
 
     forward_mode, extend_lens, prefix_lens = Mode(False), None, None
 
 
-class Decoding(Scheduler):
-    """Requests that go on for ever, in pools of torch's."""
+class DecodingScheduler(Scheduler):
+    """Requests that continue forever, in pools of torch tensors."""
 
     max_running_requests = 256
 
@@ -51,7 +51,7 @@ class Decoding(Scheduler):
         slots = (taken[:, None] * page_size + torch.arange(page_size, device=device)).reshape(num_requests, -1)
         table.req_to_token[1:, : slots.shape[1]] = slots
         table.free_slots = list(range(1, num_requests + 1))
-        self.running_batch = Decode(self)
+        self.running_batch = DecodeBatch(self)
         self.rows = torch.arange(num_requests, 0, -1, device=device)
         self.joins = [Request(f"r{number}", [number % 90] * length, 1 << 20) for number in range(num_requests)]
         self.length = length
@@ -82,7 +82,7 @@ class Decoding(Scheduler):
         self.req_to_token_pool.req_to_token[self.rows, at] = last.to(torch.int32)
         for request in self.running:
             request.kv.kv_committed_len = request.kv.kv_allocated_len = at + 1
-        batch = Decode(self, self.running)
+        batch = DecodeBatch(self, self.running)
         batch.prepare_for_decode()
         return SimpleNamespace(batch_to_run=batch)
 
@@ -123,7 +123,9 @@ def main() -> None:
         return with_clock
 
     Hooks.after, Hooks.before = timed(Hooks.after), timed(Hooks.before)  # type: ignore[method-assign]
-    scheduler = Decoding(args.device, args.num_pages, args.page_size, args.requests, args.length, args.step_ms / 1000)
+    scheduler = DecodingScheduler(
+        args.device, args.num_pages, args.page_size, args.requests, args.length, args.step_ms / 1000
+    )
     table, pool = scheduler.req_to_token_pool.req_to_token, scheduler.token_to_kv_pool_allocator
     failures: list[str] = []
     state = CacheState(facts.hello_of(scheduler, 7))
@@ -160,7 +162,7 @@ def main() -> None:
     figures: dict[str, Any] = {"device": args.device, "pages": args.num_pages, "page size": args.page_size}
     if notes is not None:
         time.sleep(0.2)
-        scheduler.on_idle()  # what moved since the last copy
+        scheduler.on_idle()  # what changed since the last copy
         ending.set()
         thread.join(20)
         rows = table.cpu().numpy()

@@ -1,5 +1,6 @@
-"""Compares what is told of recurrent states with SGLang's own pool and radix tree, without a model: none that has
-states runs on a CPU. By a Python that has SGLang: `sglang_states.py STEPS SEED MODEL`. Prints a line of figures."""
+"""Compare the published recurrent states with SGLang's own pool and radix tree, without a model, because none with
+states runs on a CPU. By a Python that has SGLang: `sglang_states.py STEPS SEED MODEL`. Prints a line of figures.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ from kvscope_telemetry.producer.cache_state import CacheState
 NUM_TOKENS, NUM_STATES, NUM_REQUESTS = 512, 12, 6
 
 
-def scheduler_of() -> Any:
-    """As much of one as has pools, an allocator and a tree."""
+def make_scheduler() -> Any:
+    """Return the parts of a scheduler that have pools, an allocator and a tree."""
     shape = Mamba2StateShape.create(
         tp_world_size=1, intermediate_size=16, n_groups=1, num_heads=2, head_dim=8, state_size=4, conv_kernel=4
     )
@@ -75,10 +76,10 @@ def scheduler_of() -> Any:
 
 
 class Driver:
-    """Requests that come, and end with their state left to the tree, or given back."""
+    """Requests that arrive, and end with their state kept in the tree or freed."""
 
     def __init__(self, seed: int) -> None:
-        self.scheduler, self.chance = scheduler_of(), random.Random(seed)
+        self.scheduler, self.chance = make_scheduler(), random.Random(seed)
         pools = pools_of(self.scheduler)
         groups = (
             KVGroup(kind="full", block_size=1),
@@ -98,7 +99,7 @@ class Driver:
         self.wrong: list[str] = []
 
     def step(self, number: int) -> None:
-        """Something happens, and is compared."""
+        """Do one random action and compare."""
         table, tree = self.scheduler.req_to_token_pool, self.scheduler.tree_cache
         if len(self.running) < NUM_REQUESTS and self.chance.random() < 0.5:
             if table.mamba_allocator.available_size() < 1:

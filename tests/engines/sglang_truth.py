@@ -1,5 +1,6 @@
-"""Loaded by SGLang beside kvscope's plugin: whenever kvscope has looked at the pages, what SGLang's own objects say
-then goes to a file, a line each, for `test_sglang.py` to compare with what was told."""
+"""Loaded by SGLang beside kvscope's plugin: whenever kvscope copies the pages, the state of SGLang's own objects is
+written to a file, one line each, and `test_sglang.py` compares it with what was published.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 
 
 def load() -> None:
-    """Where `KVSCOPE_TRUTH` names a file."""
+    """Start if `KVSCOPE_TRUTH` names a file."""
     if not os.environ.get("KVSCOPE_TRUTH"):
         return
     if os.environ.get("KVSCOPE_BREAKING"):
@@ -50,7 +51,7 @@ def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def read_windows_by_pages_of_full_attention() -> None:
-    """Attention of a CPU looks keys of windows up where those of full attention are: they are put there for it."""
+    """Let CPU attention read keys of windows at the places of full attention, and store them there for it."""
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     for name in ("get_key_buffer", "get_value_buffer"):
@@ -64,7 +65,7 @@ def read_windows_by_pages_of_full_attention() -> None:
 
 
 class Event:
-    """Of a device that is done a while after it was asked."""
+    """An event of a device that completes a while after it was recorded."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.ends_s = 0.0
@@ -85,7 +86,7 @@ class Event:
 
 
 class Stream:
-    """Of the same."""
+    """A stream of the same device."""
 
     def wait_event(self, *_: Any) -> None: ...
 
@@ -95,7 +96,7 @@ class Stream:
 
 
 def transfers_that_only_take_their_time() -> None:
-    """HiCache copies between a GPU and the host alone: here all is kept in its books, and nothing is copied."""
+    """Let HiCache, which copies only between a GPU and the host, keep its records without copying."""
     from sglang.srt.managers import cache_controller
     from sglang.srt.mem_cache import l2_transfer
     from sglang.srt.mem_cache.pool_host import common
@@ -112,7 +113,7 @@ def transfers_that_only_take_their_time() -> None:
 
 
 def break_hook(kind: Any, name: str) -> None:
-    """Have a hook of ours raise when it is called for the fifth time."""
+    """Let a hook of kvscope raise when it is called for the fifth time."""
     hook, calls = getattr(kind, name), 0
 
     def broken(*given: Any, **named: Any) -> Any:
@@ -126,9 +127,9 @@ def break_hook(kind: Any, name: str) -> None:
 
 
 def truth_of(scheduler: Any) -> dict[str, Any]:
-    """All that can be told, read from SGLang's own objects."""
+    """Return the whole state, read from SGLang's own objects."""
     allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
-    allocator = getattr(allocator, "full_attn_allocator", allocator)  # of a model with windows, too
+    allocator = getattr(allocator, "full_attn_allocator", allocator)  # including a model with windows
     size, table = allocator.page_size, scheduler.req_to_token_pool.req_to_token
     holders = {id(each): each for each in scheduler.collect_inflight_reqs()}
     batches = [scheduler.cur_batch_for_debug, scheduler.running_batch]
@@ -158,7 +159,7 @@ def truth_of(scheduler: Any) -> dict[str, Any]:
 
 
 def windows_of(scheduler: Any) -> dict[str, Any]:
-    """The pool of sliding windows; nothing where there is none."""
+    """Return the pool of sliding windows, or an empty dict without one."""
     allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     own = getattr(allocator, "swa_attn_allocator", None)
     if own is None:
@@ -175,7 +176,7 @@ def windows_of(scheduler: Any) -> dict[str, Any]:
 
 
 def host_tier_of(scheduler: Any) -> dict[str, Any]:
-    """What HiCache keeps in host memory; nothing without it."""
+    """Return what HiCache stores in host memory, or an empty dict without it."""
     cache = scheduler.tree_cache
     if cache.cache_controller is None:
         return {}

@@ -1,4 +1,4 @@
-"""A KV connector of vLLM's that has some prefixes and takes its time to load them; the driver says when they came."""
+"""A KV connector for vLLM that has some prefixes and takes time to load them; the driver says when they were loaded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 
 class SlowConnector(KVConnectorBase_V1):
-    """Of every third request it has the first 32 tokens, of every ninth without having to wait."""
+    """A connector with the first 32 tokens of every third request, and of every ninth without a wait."""
 
     loading: ClassVar[dict[str, int]] = {}
-    """Tokens of each request that come, or came, from elsewhere."""
+    """Tokens of each request that are or were loaded from the connector."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         number = int(request.request_id[1:])
@@ -26,13 +26,13 @@ class SlowConnector(KVConnectorBase_V1):
         return KVConnectorMetadata()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """There is no worker."""
+        """Do nothing: there is no worker."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """There is no worker."""
+        """Do nothing: there is no worker."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """There is no worker."""
+        """Do nothing: there is no worker."""
 
     def wait_for_save(self) -> None:
-        """There is no worker."""
+        """Do nothing: there is no worker."""

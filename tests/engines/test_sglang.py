@@ -1,5 +1,6 @@
-"""What is told of SGLang from inside is what its own objects say, row by row, whenever pages were looked at; and it
-answers as it does alone."""
+"""What is published of SGLang equals its own objects, row by row, whenever pages were copied; its answers do not
+change.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ kvscope_truth = sglang_truth:load
 
 @pytest.fixture(scope="session")
 def sglang_env(engines, engine_env, tmp_path_factory) -> dict[str, str]:
-    """With kvscope's plugin, and one that tells the truth, among those that SGLang finds."""
+    """The environment with kvscope's plugin, and with one that writes the state of SGLang's objects."""
     if not (engines / "sglang").is_dir():
         pytest.skip("this environment has no SGLang")
     plugins = tmp_path_factory.mktemp("plugins")
@@ -57,7 +58,7 @@ def sglang_env(engines, engine_env, tmp_path_factory) -> dict[str, str]:
 
 
 class Server:
-    """SGLang on a port of its own; watched where it is given a folder."""
+    """An SGLang server on its own port; it is watched if a folder is given."""
 
     def __init__(
         self, engines: Path, env: dict[str, str], model: Path, log: Path, watched: Path | None, *options: str
@@ -92,7 +93,7 @@ class Server:
         raise AssertionError("the server did not answer in time")
 
     def ask(self, text: str, max_tokens: int, rid: str | None = None) -> str:
-        # Of those that ignore the end of text SGLang knows how long they will be, and retracts none.
+        # SGLang knows the length of requests that ignore the end of text, and retracts none of them.
         params = {"max_new_tokens": max_tokens, "min_new_tokens": max_tokens, "temperature": 0}
         body = {"text": text, "sampling_params": params} | ({"rid": rid} if rid else {})
         reply = httpx.post(f"http://127.0.0.1:{self.port}/generate", json=body, timeout=300)
@@ -101,7 +102,7 @@ class Server:
         return found
 
     def answers(self, texts: list[str], max_tokens: int = 48) -> list[str]:
-        """Of all at once, greedy."""
+        """Return the greedy answers of all texts, submitted at once."""
         with ThreadPoolExecutor(len(texts)) as pool:
             return list(pool.map(lambda text: self.ask(text, max_tokens), texts))
 
@@ -134,7 +135,7 @@ def serve(engines, sglang_env, model_folder, tmp_path) -> Iterator[Callable[...,
 
 
 def differences(mirror: Mirror, truth: dict[str, Any]) -> list[str]:
-    """What the mirror has that SGLang has not, or the other way."""
+    """Return where the mirror and SGLang differ."""
     found: list[str] = []
     ledger, requests, size = mirror.ledger, mirror.requests, truth["page_size"]
     num_rows = truth["num_pages"] + 1
@@ -199,7 +200,7 @@ def differences(mirror: Mirror, truth: dict[str, Any]) -> list[str]:
 
 
 def differences_of_windows(mirror: Mirror, truth: dict[str, Any], numbers: dict[str, int]) -> list[str]:
-    """The same of pages that sliding windows have."""
+    """Return the same for pages of sliding windows."""
     ledger, size, found = mirror.ledger, truth["page_size"], []
     first, end = truth["num_pages"] + 1, truth["num_pages"] + 1 + truth["num_windows"]
     state, refs = ledger.state[first:end], np.zeros(truth["num_windows"] + 1, int)
@@ -229,7 +230,7 @@ def differences_of_windows(mirror: Mirror, truth: dict[str, Any], numbers: dict[
 
 
 def differences_of_host_tier(mirror: Mirror, truth: dict[str, Any]) -> list[str]:
-    """The same of pages in host memory."""
+    """Return the same for pages in host memory."""
     ledger, first = mirror.ledger, mirror.ledger.num_blocks - truth["num_host_pages"]
     state, found = ledger.state[first:], []
     used, expected = set(np.flatnonzero(state != BlockState.FREE).tolist()), set(truth["host_pages"])
@@ -247,7 +248,7 @@ def differences_of_host_tier(mirror: Mirror, truth: dict[str, Any]) -> list[str]
 
 
 def truth_at(lines: TextIO, time_ns: int, seconds: float = 2.0) -> dict[str, Any] | None:
-    """What was written at that time; None: nothing was, for part of the pages was left for later."""
+    """Return the state written at that time, or None if a part of the pages was left for later."""
     line, end = "", time.monotonic() + seconds
     while time.monotonic() < end:
         before = lines.tell()
@@ -265,8 +266,8 @@ def truth_at(lines: TextIO, time_ns: int, seconds: float = 2.0) -> dict[str, Any
     return None
 
 
-def work(server: Server, seed: int) -> None:
-    """Prompts that share prefixes, more at once than there is room for, and a flush between."""
+def run_random_prompts(server: Server, seed: int) -> None:
+    """Run prompts that share prefixes, more at once than there is room for, and flush in between."""
     chance = random.Random(seed)
     shared = [" ".join(str(chance.randrange(1000)) for _ in range(40)) for _ in range(3)]
     for turn in range(2):
@@ -282,7 +283,7 @@ def work(server: Server, seed: int) -> None:
 
 @pytest.fixture(scope="session")
 def windows_folder(model_folder, tmp_path_factory) -> Path:
-    """The same model, of which SGLang believes that every second layer has a window; what it says makes no sense."""
+    """The same model with a window in every second layer according to its configuration; its answers make no sense."""
     folder = tmp_path_factory.mktemp("windows")
     for path in model_folder.iterdir():
         (folder / path.name).symlink_to(path)
@@ -296,10 +297,10 @@ def windows_folder(model_folder, tmp_path_factory) -> Path:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("page_size", "loop"), [(1, "overlap"), (16, "overlap"), (16, "--disable-overlap-schedule")])
-def test_each_page_of_windows_is_what_sglang_has(page_size, loop, serve, windows_folder, tmp_path):
+def test_window_pages_equal_those_of_sglang(page_size, loop, serve, windows_folder, tmp_path):
     options = ["--swa-full-tokens-ratio", "0.5", *([loop] if loop != "overlap" else [])]
     server = serve(
-        tmp_path, *options_of(page_size, 960), *options, KVSCOPE_MODEL=str(windows_folder), KVSCOPE_WINDOWS="1"
+        tmp_path, *small_pool_options(page_size, 960), *options, KVSCOPE_MODEL=str(windows_folder), KVSCOPE_WINDOWS="1"
     )
     server.wait()
     compare(server, tmp_path, {"page size": page_size, "loop": loop, "pools": 2}, 50)
@@ -317,29 +318,29 @@ def test_each_page_of_windows_is_what_sglang_has(page_size, loop, serve, windows
         (16, "overlap", 1),
     ],
 )
-def test_each_row_is_what_sglang_has(page_size, loop, copies_per_s, serve, tmp_path):
-    """With few copies a second much happens between two; steps without a GPU take longer than the usual time."""
+def test_rows_equal_the_objects_of_sglang(page_size, loop, copies_per_s, serve, tmp_path):
+    """With few copies a second many changes are between two; steps without a GPU are slow."""
     more = [loop] if loop != "overlap" else []
-    server = serve(tmp_path, *options_of(page_size, 640), *more, KVSCOPE_TRUTH_COPIES=str(copies_per_s))
+    server = serve(tmp_path, *small_pool_options(page_size, 640), *more, KVSCOPE_TRUTH_COPIES=str(copies_per_s))
     server.wait()
     figures = {"page size": page_size, "loop": loop, "copies a second": copies_per_s}
     compare(server, tmp_path, figures, 50 if copies_per_s > 1 else 10)
 
 
-def options_of(page_size: int, num_tokens: int) -> list[str]:
-    """Of a server whose pool is too small."""
+def small_pool_options(page_size: int, num_tokens: int) -> list[str]:
+    """Return options of a server with a small pool."""
     options = ["--page-size", str(page_size), "--max-total-tokens", str(num_tokens), "--chunked-prefill-size", "64"]
     return [*options, "--max-running-requests", "8", "--schedule-conservativeness", "0.1"]
 
 
 def compare(server: Server, folder: Path, figures: dict[str, Any], min_compared: int) -> Counters:
-    """What is told at each look at the pages with what SGLang's objects say."""
+    """Compare the published state at each copy of the pages with SGLang's objects."""
     watcher, wrong, kinds, compared, rows, for_whom = FrameByFrame(server.endpoint), [], set(), 0, 0, []
     try:
         watcher.begin()
         with ThreadPoolExecutor(1) as pool, (folder / "truth").open() as lines:
             wait_for(folder / "truth")
-            working = pool.submit(work, server, 5)
+            working = pool.submit(run_random_prompts, server, 5)
             first_ns = time.monotonic_ns()
             for frame in watcher.frames(seconds=12):
                 kinds |= {event.kind for event in frame.events}
@@ -371,10 +372,10 @@ def compare(server: Server, folder: Path, figures: dict[str, Any], min_compared:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])
-def test_each_page_in_host_memory_is_what_sglang_has(policy, serve, tmp_path):
+def test_host_memory_pages_equal_those_of_sglang(policy, serve, tmp_path):
     options = ["--enable-hierarchical-cache", "--hicache-ratio", "1.5", "--hicache-write-policy", policy]
     options += ["--hicache-io-backend", "direct", "--hicache-mem-layout", "layer_first"]
-    server = serve(tmp_path, *options_of(16, 640), *options, KVSCOPE_HICACHE="1")
+    server = serve(tmp_path, *small_pool_options(16, 640), *options, KVSCOPE_HICACHE="1")
     server.wait()
     totals = compare(server, tmp_path, {"page size": 16, "policy": policy, "tiers": 2}, 50)
     assert min(totals.offloaded_blocks, totals.loaded_blocks) > 0
@@ -382,8 +383,8 @@ def test_each_page_in_host_memory_is_what_sglang_has(policy, serve, tmp_path):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(2))
-def test_each_state_is_what_sglang_has(seed, engines, sglang_env, model_folder):
-    """Its own pool and tree, without a model: none that has states runs on a CPU."""
+def test_states_equal_those_of_sglang(seed, engines, sglang_env, model_folder):
+    """SGLang's own pool and tree run without a model, because none with states runs on a CPU."""
     script = Path(__file__).with_name("sglang_states.py")
     command = [str(engines / "bin/python"), str(script), "400", str(seed), str(model_folder)]
     done = subprocess.run(command, env=sglang_env, capture_output=True, text=True, timeout=280)
@@ -396,7 +397,7 @@ def test_each_state_is_what_sglang_has(seed, engines, sglang_env, model_folder):
 
 
 @pytest.mark.timeout(900)
-def test_an_operator_aborts_flushes_and_reads(serve, tmp_path):
+def test_operator_can_abort_flush_and_read(serve, tmp_path):
     server = serve(tmp_path, "--max-total-tokens", "4096", "--disable-overlap-schedule")
     server.wait()
     watcher = FrameByFrame(server.endpoint)
@@ -423,8 +424,8 @@ def test_an_operator_aborts_flushes_and_reads(serve, tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_it_says_the_same_and_as_fast(serve, tmp_path):
-    # A scheduler that has nothing to do would take a core from the other.
+def test_watched_server_gives_the_same_answers_as_fast(serve, tmp_path):
+    # An idle scheduler would take a CPU core from the other.
     options = ("--max-total-tokens", "2048", "--page-size", "1", "--sleep-on-idle")
     watched, plain = serve(tmp_path, *options, KVSCOPE_TRUTH=""), serve(None, *options)
     watched.wait()
@@ -448,7 +449,7 @@ def test_it_says_the_same_and_as_fast(serve, tmp_path):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("hook", ["_launches", "_after_results", "_added", "_got_rows", "_gives_row", "_pages"])
-def test_a_hook_that_raises_ends_ours_alone(hook, serve, tmp_path):
+def test_failed_hook_ends_only_watching(hook, serve, tmp_path):
     server = serve(tmp_path, "--max-total-tokens", "2048", KVSCOPE_BREAKING=hook)
     server.wait()
     for texts in (TEXTS[:4], TEXTS[4:]):

@@ -1,4 +1,4 @@
-"""What is told of vLLM from inside is what vLLM's own objects say, row by row and step by step."""
+"""What is published of vLLM equals vLLM's own objects, row by row and step by step."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NUM_BLOCKS = os.environ.get("KVSCOPE_ENGINES_BLOCKS", "64")
 _MASK = (1 << 64) - 1
 
 
-class Driven:
-    """vLLM's scheduler in a process of its own, driven without a model, and somebody who watches it."""
+class DrivenScheduler:
+    """vLLM's scheduler in its own process, driven without a model, and a client that watches it."""
 
     def __init__(
         self, engines: Path, env: dict[str, str], model: Path, folder: Path, kind: str, seed: int, *more: str
@@ -89,10 +89,10 @@ class Driven:
 
 @pytest.fixture
 def drive(engines, engine_env, model_folder, tmp_path) -> Iterator[Any]:
-    driven: list[Driven] = []
+    driven: list[DrivenScheduler] = []
 
-    def start(kind: str, seed: int, *more: str) -> Driven:
-        driven.append(Driven(engines, engine_env, model_folder, tmp_path, kind, seed, *more))
+    def start(kind: str, seed: int, *more: str) -> DrivenScheduler:
+        driven.append(DrivenScheduler(engines, engine_env, model_folder, tmp_path, kind, seed, *more))
         return driven[-1]
 
     yield start
@@ -101,7 +101,7 @@ def drive(engines, engine_env, model_folder, tmp_path) -> Iterator[Any]:
 
 
 def hash_of(value: str | None) -> int:
-    """As it is told: the last 64 bits, other ones in each group."""
+    """Return the published hash: the last 64 bits, with other ones in each group."""
     if value is None:
         return 0
     data = bytes.fromhex(value)
@@ -110,7 +110,7 @@ def hash_of(value: str | None) -> int:
 
 
 def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -> list[str]:
-    """What the mirror has that vLLM has not, or the other way."""
+    """Return where the mirror and vLLM differ."""
     found = []
     num_blocks, requests = mirror.hello.cache.num_blocks, mirror.requests
     ledger = mirror.ledger.part(0, num_blocks)
@@ -125,10 +125,10 @@ def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -
                 filled[block] = max(filled[block], room)
                 owner_of.setdefault(block, []).append(request_id)
                 group_of[block] = group
-    in_no_table = (hashes != 0) & ~np.isin(np.arange(len(refs)), list(group_of))  # idle, or held while it is copied
+    in_no_table = (hashes != 0) & ~np.isin(np.arange(len(refs)), list(group_of))  # unused, or held while it is copied
     filled[in_no_table] = [sizes[group] for group in ledger.group[in_no_table]]
-    filled[truth["leaving"]] = ledger.filled[truth["leaving"]]  # of requests that ended already
-    rows = slice(1, None)  # the null block is vLLM's own
+    filled[truth["leaving"]] = ledger.filled[truth["leaving"]]  # of requests that have ended
+    rows = slice(1, None)  # the null block belongs to vLLM itself
     for name, expected in (("ref_count", refs), ("hash", hashes), ("state", state), ("filled", filled)):
         wrong = np.flatnonzero(getattr(ledger, name)[rows] != expected[rows]) + 1
         found += [f"{name} of {block}: {getattr(ledger, name)[block]}, not {expected[block]}" for block in wrong[:3]]
@@ -183,7 +183,7 @@ def differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -
 
 
 def below_differences(mirror: Mirror, below: list[Any]) -> list[str]:
-    """The same for a second pool, whose first block is nobody's."""
+    """Return the same for a second pool, whose first block is unused."""
     ledger, size = mirror.ledger.part(mirror.hello.cache.num_blocks, mirror.hello.cache.num_rows), 16
     refs = np.array([count for count, _ in below[1:]])
     hashes = np.array([hash_of(value) for _, value in below[1:]], np.uint64)
@@ -198,7 +198,7 @@ def below_differences(mirror: Mirror, below: list[Any]) -> list[str]:
 
 
 def host_differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ...]) -> list[str]:
-    """The same for what is offloaded."""
+    """Return the same for offloaded blocks."""
     cache, found = mirror.hello.cache, []
     ledger = mirror.ledger.part(cache.num_blocks, cache.num_rows)
     per_place = truth["blocks_per_place"]
@@ -233,7 +233,7 @@ def host_differences(mirror: Mirror, truth: dict[str, Any], sizes: tuple[int, ..
 
 
 def truth_at(lines: TextIO, step: int) -> dict[str, Any]:
-    """What was written after a step; it may be told before it is written."""
+    """Return what was written after a step; it may be published before it is written."""
     line, end = "", time.monotonic() + 10
     while time.monotonic() < end:
         line += lines.readline()
@@ -246,7 +246,7 @@ def truth_at(lines: TextIO, step: int) -> dict[str, Any]:
 
 
 def num_below(mirror: Mirror, frame: Frame, move: str) -> int:
-    """How many rows of the host tier moved, or blocks that were loaded."""
+    """Return how many rows of the host tier changed, or blocks were loaded."""
     ids = np.frombuffer(getattr(frame.moves, move), "<u4")
     is_host = mirror.ledger.tier[ids] == Tier.HOST
     return int(np.count_nonzero(~is_host if move == "loaded" else is_host))
@@ -269,7 +269,7 @@ def num_below(mirror: Mirror, frame: Frame, move: str) -> int:
         "second-pool",
     ],
 )
-def test_each_row_is_what_vllm_has(kind, drive):
+def test_rows_equal_the_objects_of_vllm(kind, drive):
     driven = drive(kind, seed=7)
     watcher, wrong, kinds, num_compared = driven.watcher, [], set(), 0
     moved = dict.fromkeys(("saved", "loaded", "evicted"), 0)
@@ -280,7 +280,7 @@ def test_each_row_is_what_vllm_has(kind, drive):
             moved = {name: number + num_below(watcher.mirror, frame, name) for name, number in moved.items()}
             kinds |= {event.kind for event in frame.events}
             if not frame.timings.schedule_ns:
-                continue  # it is about what happened between two steps, the truth about steps
+                continue  # the frame covers what happened between two steps, and the truth whole steps
             if frame.step % 211 == 0:
                 watcher.lose = 3
             truth = truth_at(lines, frame.step)
@@ -300,8 +300,8 @@ def test_each_row_is_what_vllm_has(kind, drive):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["cached-state", "long-state", "long-state-window"])
-def test_hits_are_multiples_of_what_is_told(kind, drive):
-    """Where a state's block is longer than others vLLM may find part of it, or the whole block alone."""
+def test_prefix_hits_are_multiples_of_the_reported_smallest_hit(kind, drive):
+    """If a state has longer blocks than other groups, vLLM may find a part of one, or only whole blocks."""
     driven = drive(kind, seed=7)
     driven.watcher.begin()
     driven.go_on()
@@ -333,7 +333,7 @@ def test_hits_are_multiples_of_what_is_told(kind, drive):
         "happen",
     ],
 )
-def test_a_hook_that_raises_changes_nothing_of_what_vllm_does(hook, drive, tmp_path, engines, engine_env, model_folder):
+def test_failed_hook_does_not_change_vllm(hook, drive, tmp_path, engines, engine_env, model_folder):
     kind = "offload" if hook == "happen" else "full"
     driven = drive(kind, 3, "--breaking", hook)
     driven.go_on()

@@ -1,4 +1,6 @@
-"""A whole vLLM server with kvscope inside: the same tokens, as fast, every request answered whatever watchers do."""
+"""A whole vLLM server with kvscope inside gives the same tokens as fast, and answers every request whatever watchers
+do.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ TEXTS = [f"Chapter {n}. " + " ".join(str(n * m) for m in range(20 + 17 * n)) for
 
 
 class Server:
-    """`vllm serve` on a port of its own; watched where it is given an endpoint."""
+    """A `vllm serve` on its own port; it is watched if an endpoint is given."""
 
     def __init__(self, engines: Path, env: dict[str, str], model: Path, endpoint: str | None, *more: str) -> None:
         with socket.socket() as free:
@@ -47,7 +49,7 @@ class Server:
         )
 
     def wait(self) -> float:
-        """When it answers, by the monotonic clock."""
+        """Return when it answers, on the monotonic clock."""
         end_s = time.monotonic() + 180
         while time.monotonic() < end_s:
             assert self.process.poll() is None, "the server ended"
@@ -59,7 +61,7 @@ class Server:
         raise AssertionError("the server did not answer in three minutes")
 
     def answers(self, texts: list[str], max_tokens: int = 64) -> list[str]:
-        """Of all at once, greedy."""
+        """Return the greedy answers of all texts, submitted at once."""
 
         def ask(text: str) -> str:
             body = {"model": "default", "prompt": text, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
@@ -94,7 +96,7 @@ def serve(engines, engine_env, model_folder) -> Iterator[Callable[..., Server]]:
 
 
 @pytest.mark.timeout(900)
-def test_it_says_the_same_and_as_fast(serve, tmp_path):
+def test_watched_server_gives_the_same_answers_as_fast(serve, tmp_path):
     watched, plain = serve(f"ipc://{tmp_path}/v"), serve()
     watched.wait()
     plain.wait()
@@ -118,7 +120,7 @@ def test_it_says_the_same_and_as_fast(serve, tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_data_parallel_ranks_tell_each_for_itself(serve, tmp_path):
+def test_each_data_parallel_rank_publishes_its_own_state(serve, tmp_path):
     first = f"ipc://{tmp_path}/v"
     server = serve(first, "--data-parallel-size", "2")
     server.wait()
@@ -139,7 +141,7 @@ def test_data_parallel_ranks_tell_each_for_itself(serve, tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_watchers_that_hang_or_die_cost_no_answer_and_a_restart_goes_on(serve, tmp_path):
+def test_hanging_or_killed_watchers_lose_no_answer_and_a_restart_is_followed(serve, tmp_path):
     endpoint = f"ipc://{tmp_path}/v"
     with connect(endpoint) as source:
         assert isinstance(source, LiveSource)
@@ -173,7 +175,7 @@ def test_watchers_that_hang_or_die_cost_no_answer_and_a_restart_goes_on(serve, t
 
 
 def epoch_of(source: LiveSource, mirror: Mirror, other_than: int | None = None) -> int:
-    """Of the engine that is seen, once there is one."""
+    """Return the epoch of the watched engine, once there is one."""
     end_s = time.monotonic() + 30
     while time.monotonic() < end_s:
         if (update := source.take_update()) is not None:

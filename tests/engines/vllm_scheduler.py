@@ -1,8 +1,8 @@
 """vLLM's own scheduler and block pool, driven without a model: `vllm_scheduler.py drive|cost …`, by the Python of an
-environment that has vLLM. Whatever it decides is vLLM's; tokens are random.
+environment that has vLLM. All decisions are vLLM's; tokens are random.
 
-`drive` writes the truth of each step to a file, for `test_vllm.py` to compare with what was told; `cost` prints what
-being watched costs a step.
+`drive` writes the state after each step to a file, and `test_vllm.py` compares it with what was published; `cost`
+prints what being watched costs a step.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ KINDS = (
 )
 BLOCK_SIZE = 16
 HOST_BYTES = 24 * 4096
-"""Little enough that offloaded blocks are evicted."""
+"""Small enough that offloaded blocks are evicted."""
 
 
 def blocks_per_place(kind: str) -> int:
-    """Blocks that are offloaded together."""
+    """Return how many blocks are offloaded together."""
     return 2 if kind.endswith("chunks") else 1
 
 
 def kv_groups(kind: str) -> list[Any]:
-    """KV groups as vLLM makes them of such a model."""
+    """Return the KV groups that vLLM makes for such a model."""
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, MambaSpec, SlidingWindowSpec
 
@@ -62,14 +62,14 @@ def kv_groups(kind: str) -> list[Any]:
     mode = {} if kind == "state" else {"mamba_cache_mode": "align"}
     spec = MambaSpec(block_size=size, shapes=((8,),), dtypes=(torch.float32,), page_size_padded=page, **mode)
     groups = [full, KVCacheGroupSpec(["state.0"], spec)]
-    if kind.endswith("window"):  # whose manager finds whole blocks alone
+    if kind.endswith("window"):  # whose manager only finds whole blocks
         window = SlidingWindowSpec(**attention | {"block_size": 2 * BLOCK_SIZE}, sliding_window=40)
         groups.append(KVCacheGroupSpec(["window.0"], window))
     return groups
 
 
 def may_offload_groups() -> bool:
-    """vLLM 0.20 offloads only where there is one KV group."""
+    """Return whether groups can be offloaded: vLLM 0.20 offloads only with one KV group."""
     from vllm.distributed.kv_transfer.kv_connector.v1 import SupportsHMA
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
@@ -77,7 +77,7 @@ def may_offload_groups() -> bool:
 
 
 def kv_tensors(groups: list[Any], num_blocks: int) -> list[Any]:
-    """What versions before 0.32, and a second pool, take a block's bytes from."""
+    """Return the tensors from which versions before 0.32, and a second pool, take the bytes of a block."""
     from dataclasses import fields
 
     from vllm.v1.kv_cache_interface import KVCacheTensor
@@ -89,7 +89,7 @@ def kv_tensors(groups: list[Any], num_blocks: int) -> list[Any]:
 
 
 def options_of(kind: str) -> dict[str, Any]:
-    """With which vLLM guesses tokens ahead, loads KV from elsewhere, or offloads blocks to host memory."""
+    """Return the options for speculative decoding, loading KV from a connector, or offloading to host memory."""
     if kind == "drafts":
         return {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}}
     if kind == "loads":
@@ -183,7 +183,7 @@ class Driver:
             self.watch_loads(scheduler.connector)
 
     def watch_loads(self, connector: Any) -> None:
-        """Note how many tokens of each request come."""
+        """Record how many tokens of each request are loaded."""
         original = connector.update_state_after_alloc
 
         def update_state_after_alloc(request: Any, blocks: Any, num_tokens: int) -> Any:
@@ -214,7 +214,7 @@ class Driver:
         )
 
     def step(self) -> bool:
-        """Schedule, pretend to run, update. Whether there was anything."""
+        """Schedule, pretend to run, and update; return whether there was anything to do."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         scheduler = self.scheduler
@@ -240,7 +240,7 @@ class Driver:
         return True
 
     def sampled(self, request_id: str, drafts: Any) -> list[int]:
-        """One token and the drafts that were right before it; none where the prompt is not computed yet."""
+        """Return one token and the accepted drafts before it; none if the prompt is not computed yet."""
         request = self.scheduler.requests[request_id]
         if request.num_computed_tokens < request.num_tokens + len(drafts):
             return []
@@ -257,7 +257,7 @@ class Driver:
         self.scheduler.update_draft_token_ids(DraftTokenIds(running, guessed))
 
     def loaded(self) -> Any:
-        """Some of those that wait for their KV have it now."""
+        """Return some of the waiting requests as loaded."""
         from vllm.v1.outputs import KVConnectorOutput
 
         waiting = [
@@ -272,7 +272,7 @@ class Driver:
         return KVConnectorOutput(finished_recving=fresh or None)
 
     def disturb(self) -> None:
-        """Now and then somebody else does something."""
+        """Do something random at times: abort, reset or pause."""
         from vllm.v1.request import RequestStatus
 
         chance = self.random.random()
@@ -288,8 +288,10 @@ class Driver:
             self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
 
     def may_be_aborted(self) -> list[str]:
-        """Older versions of vLLM fail where one is aborted while blocks are offloaded: 0.26 would offload the whole
-        prompt, computed or not; 0.20 frees twice who is loaded after it was preempted."""
+        """Return requests that can be aborted. Older versions of vLLM fail if one is aborted while blocks are
+        offloaded: 0.26 would offload the whole prompt, computed or not; 0.20 frees a request twice that is loaded
+        after a preemption.
+        """
         import vllm
 
         requests = self.scheduler.requests.values()
@@ -300,7 +302,7 @@ class Driver:
         return sorted(each.request_id for each in requests)
 
     def is_loading(self) -> bool:
-        """Blocks are held by those that do not run, so that vLLM refuses to forget all."""
+        """Return whether blocks are held by requests that do not run, so that vLLM refuses a reset."""
         running = {each.request_id for each in self.scheduler.running}
         groups = self.scheduler.kv_cache_manager.coordinator.single_type_managers
         blocks = self.scheduler.kv_cache_manager.block_pool.blocks
@@ -312,7 +314,7 @@ class Driver:
 
 
 def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
-    """All that can be told, read from vLLM's own objects."""
+    """Return the whole state, read from vLLM's own objects."""
     manager = scheduler.kv_cache_manager
     pool, groups = manager.block_pool, manager.coordinator.single_type_managers
     blocks = pool.blocks
@@ -322,7 +324,7 @@ def truth_of(scheduler: Any, step: int, driver: Driver) -> dict[str, Any]:
         block = block.next_free_block
     requests = [each for each in scheduler.requests.values() if not each.is_finished()]
 
-    leaving = [  # of those that ended while their blocks are written or read by a connector
+    leaving = [  # of requests that ended while a connector writes or reads their blocks
         block.block_id
         for request in scheduler.requests.values()
         if request.is_finished()
@@ -363,7 +365,7 @@ def is_offloading(scheduler: Any) -> bool:
 
 
 def host_truth(scheduler: Any) -> list[tuple[str, int, int]]:
-    """Of all that is offloaded: key, place, and how many read it, -1 while it is written."""
+    """Return for each offloaded block its key, slot and number of readers, -1 while it is written."""
     if not is_offloading(scheduler):
         return []
     policy = scheduler.connector.connector_scheduler.manager._policy
@@ -377,14 +379,14 @@ def host_truth(scheduler: Any) -> list[tuple[str, int, int]]:
 
 
 def below_truth(scheduler: Any) -> list[tuple[int, str | None]]:
-    """Of each block of a second pool: how many hold it, and its hash."""
+    """Return for each block of a second pool its number of users and its hash."""
     pool = getattr(getattr(scheduler.connector, "scheduler_manager", None), "cpu_block_pool", None)
     blocks = [] if pool is None else pool.blocks
     return [(each.ref_cnt, None if each.block_hash is None else bytes(each.block_hash).hex()) for each in blocks]
 
 
 def break_hook(name: str) -> None:
-    """Have a hook of ours raise when it is called for the fifth time."""
+    """Let a hook of kvscope raise when it is called for the fifth time."""
     from kvscope_inside.vllm.vllm_recorder import VllmRecorder
 
     hook, calls = getattr(VllmRecorder, name), 0
@@ -428,7 +430,7 @@ def drive(args: argparse.Namespace) -> None:
 
 
 def cost(args: argparse.Namespace) -> None:
-    """What our hooks take of each step of the scheduler with 256 requests running, and the step itself."""
+    """Measure what the hooks take of each step of the scheduler with 256 running requests, and the step itself."""
     from kvscope_inside.hooks import Hooks
     from kvscope_inside.vllm.plugin import load
 

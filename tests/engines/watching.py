@@ -1,4 +1,4 @@
-"""A client that looks at an engine frame by frame: its mirror after each, with snapshots where frames were lost."""
+"""A client that follows an engine frame by frame, with snapshots after lost frames."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvscope_telemetry.transport.bind_address import parse_bind_address
 
 
 class FrameByFrame:
-    """Of the engine at an ipc:// endpoint. `lose` makes it forget the next so many frames, as a bad network would."""
+    """Follows the engine at an ipc:// endpoint. `lose` makes it drop the next frames, like a bad network."""
 
     def __init__(self, endpoint: str) -> None:
         address = parse_bind_address(endpoint)
@@ -34,7 +34,7 @@ class FrameByFrame:
         self._must_ask = True
 
     def begin(self) -> None:
-        """From how it stands now, once what is published arrives here."""
+        """Start from the current state, once published frames arrive here."""
         assert self._frames.poll(10_000), "nothing was heard in 10 s"
         self.mirror.apply(coalesce([], snapshot=self.snapshot()))
         self._must_ask = False
@@ -43,7 +43,7 @@ class FrameByFrame:
         self._context.destroy(linger=0)
 
     def frames(self, seconds: float) -> Iterator[Frame]:
-        """Each frame once the mirror has it, until none came for so long."""
+        """Yield each frame once the mirror has it, until none came for that long."""
         came_s = time.monotonic()
         while time.monotonic() < came_s + seconds:
             if not self._frames.poll(100):
@@ -63,7 +63,7 @@ class FrameByFrame:
                 yield message
 
     def goodbye(self, seconds: float) -> str:
-        """Why the engine said goodbye, without numbers; the assertion fails where it does not in time."""
+        """Return the reason of the engine's goodbye without numbers, and fail if none comes in time."""
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             if self._frames.poll(100) and isinstance(message := decode_telemetry(self._frames.recv()), Goodbye):
@@ -76,14 +76,14 @@ class FrameByFrame:
         return reply
 
     def ask(self, command: Command) -> Reply:
-        """What it is answered with."""
+        """Return the reply to a command."""
         self._commands.send(encode(command))
         assert self._commands.poll(10_000), "no answer came in 10 s"
         return decode_reply(self._commands.recv())
 
 
 def wait_for(path: Path, seconds: float = 60.0) -> None:
-    """Until there is such a file."""
+    """Wait until the file exists."""
     end = time.monotonic() + seconds
     while not path.exists():
         assert time.monotonic() < end, f"{path} did not come"

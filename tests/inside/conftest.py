@@ -1,4 +1,4 @@
-"""A small engine that is not kvscope's, and somebody who watches it."""
+"""Fixtures of tests of agents in other engines: a small engine that is not kvscope's, and an observer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def hello_of(num_blocks: int = 32, *, num_groups: int = 1, num_reserved: int = 0
 
 
 @pytest.fixture
-def publish(tmp_path: Path) -> Iterator[Callable[..., tuple[Publisher, FrameByFrame]]]:
-    """Publishes a state, with somebody watching."""
+def publish_state(tmp_path: Path) -> Iterator[Callable[..., tuple[Publisher, FrameByFrame]]]:
+    """Function that publishes a state and returns the publisher and an observer: `publish_state(state, …)`."""
     opened: list[Publisher | FrameByFrame] = []
 
     def start(state: CacheState, **options: object) -> tuple[Publisher, FrameByFrame]:

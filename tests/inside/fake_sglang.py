@@ -1,6 +1,7 @@
-"""As much of SGLang's scheduler as its hooks see: the same names, arguments and order of calls, and a simple policy.
+"""The part of SGLang's scheduler that its hooks use: the same names, arguments and order of calls, with a simple
+policy.
 
-Whole engines are compared in `tests/engines`; this is for machines without SGLang. Tensors are numpy's.
+Whole engines are compared in `tests/engines`; this is for machines without SGLang. Tensors are numpy arrays.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 
 class Tensor(np.ndarray):  # type: ignore[type-arg]
-    """What is asked of torch's on a CPU."""
+    """The part of torch's tensor that is used on a CPU."""
 
     device = "cpu"
 
@@ -125,7 +126,7 @@ class Table:
 
 
 class Tree:
-    """By text, a page each."""
+    """A prefix tree by text, with a page each."""
 
     disable = False
 
@@ -147,7 +148,7 @@ class Tree:
         return found
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], protected: int) -> list[Node]:
-        """The nodes of it; pages that the tree has others for are freed, from page `protected` on."""
+        """Return its nodes; pages for which the tree has others are freed, from page `protected` on."""
         size, nodes, self.clock = self.allocator.page_size, [], self.clock + 1
         for place in range(len(tokens) // size):
             key = tuple(tokens[: (place + 1) * size])
@@ -173,7 +174,7 @@ class Tree:
 
 
 class Batch:
-    """What is decoded next, or extended."""
+    """The requests to decode or extend next."""
 
     def __init__(self, scheduler: Scheduler | None = None, reqs: Sequence[Request] = ()) -> None:
         self.scheduler, self.reqs = scheduler, list(reqs)
@@ -199,7 +200,7 @@ class Mode:
 
 
 class Scheduler:
-    """First come, first served; prompts in chunks; who generated least is retracted."""
+    """First come, first served; prompts run in chunks; the request with the fewest output tokens is retracted."""
 
     device = "cpu"
     max_running_requests, max_prefill_tokens, chunked_prefill_size = 8, 64, 12
@@ -211,7 +212,7 @@ class Scheduler:
         self.waiting_queue: list[Request] = []
         self.running: list[Request] = []
         self.running_batch = Batch()
-        weight = SimpleNamespace(nbytes=1000, data_ptr=lambda: 1)  # tied: the same memory twice
+        weight = SimpleNamespace(nbytes=1000, data_ptr=lambda: 1)  # tied weights: the same memory twice
         names = ("model.embed_tokens.weight", "lm_head.weight")
         model = SimpleNamespace(named_parameters=lambda: [(name, weight) for name in names], named_buffers=list)
         self.tp_worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
@@ -237,7 +238,7 @@ class Scheduler:
         return request
 
     def step(self) -> bool:
-        """Whether there was a batch."""
+        """Return whether there was a batch."""
         self.ingest_requests()
         batch = self.get_next_batch_to_run().batch_to_run
         if batch is None:
@@ -380,12 +381,12 @@ class Scheduler:
         self._lock(request, nodes)
         request.kv.cache_protected_len = len(nodes) * self.size
 
-    def _release(self, request: Request, publish: bool) -> None:
-        if publish:
+    def _release(self, request: Request, publish_state: bool) -> None:
+        if publish_state:
             self._checkpoint(request, request.kv.kv_committed_len)
         self.token_to_kv_pool_allocator.give(self.table_of(request)[request.kv.cache_protected_len // self.size :])
         self._lock(request, [])
         self.req_to_token_pool.free(request)
         request.kv.kv_allocated_len = 0
-        if not publish:
+        if not publish_state:
             request.kv.kv_committed_len = request.kv.cache_protected_len = 0

@@ -1,4 +1,5 @@
-"""As much of vLLM's V1 scheduler as its hooks see: the same names, arguments and order of calls, and a greedy policy.
+"""The part of vLLM's V1 scheduler that its hooks use: the same names, arguments and order of calls, with a simple
+policy.
 
 Whole engines are compared in `tests/engines`; this is for machines without vLLM.
 """
@@ -76,7 +77,7 @@ def hash_of(text: str) -> bytes:
 
 
 class FreeQueue(list[Block]):
-    """In the order in which they are given out."""
+    """Free blocks in the order in which they are allocated."""
 
     def append_n(self, blocks: list[Block]) -> None:
         self += blocks
@@ -158,7 +159,7 @@ class Pool:
 
 
 class OffloadingManager:
-    """Of places in host memory, each for `blocks_per_slot` blocks; the oldest that nobody reads make way."""
+    """Manages slots in host memory, each for `blocks_per_place` blocks; the oldest unused ones are evicted."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_chunks = num_slots
@@ -204,12 +205,12 @@ class OffloadingConnector:
         self.connector_scheduler = SimpleNamespace(manager=OffloadingManager(num_slots), config=config)
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
-        """Tests load by hand."""
+        """Do nothing: tests load by hand."""
 
 
 class Connector:
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
-        """There is nothing behind it."""
+        """Do nothing: there is no store behind it."""
 
 
 class Manager:
@@ -219,7 +220,7 @@ class Manager:
 
 
 class Scheduler:
-    """First come, first served; the newest is preempted."""
+    """First come, first served; the newest request is preempted."""
 
     def __init__(
         self,
@@ -315,7 +316,7 @@ class Scheduler:
         return [request]
 
     def start_loading(self, request: Request, num_tokens: int) -> None:
-        """Of whole blocks, into new ones."""
+        """Load whole blocks into new ones."""
         self.waiting.remove(request)
         table = self.pool.get_new_blocks(num_tokens // SIZE)
         self.manager.req_to_blocks[request.request_id] = table

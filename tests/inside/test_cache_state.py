@@ -1,4 +1,4 @@
-"""What an engine says of its cache arrives in a mirror as it was said, whatever changed between two frames."""
+"""Changes of a cache state arrive unchanged in a mirror, whatever changed between two frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvscope_telemetry.mirror.coalesce import coalesce
 from kvscope_telemetry.mirror.mirror import Mirror
 
 
-def equal(mirror: Mirror, state: CacheState) -> bool:
+def mirror_equals(mirror: Mirror, state: CacheState) -> bool:
     tables = {
         (request.number, group): table
         for request in state.requests.values()
@@ -31,14 +31,14 @@ def equal(mirror: Mirror, state: CacheState) -> bool:
     )
 
 
-def test_rows_behind_the_pools_are_those_of_the_lower_tiers() -> None:
+def test_rows_after_the_pool_belong_to_the_lower_tiers() -> None:
     hello = hello_of(4)
     state = CacheState(replace(hello, cache=replace(hello.cache, num_host_blocks=3, num_disk_blocks=2)))
     assert state.ledger.tier.tolist() == [Tier.HBM] * 4 + [Tier.HOST] * 3 + [Tier.DISK] * 2
 
 
 @pytest.mark.parametrize("num_groups", [1, 3])
-def test_a_mirror_follows_whatever_changes(num_groups: int) -> None:
+def test_mirror_follows_random_changes(num_groups: int) -> None:
     state, mirror, chance = CacheState(hello_of(num_groups=num_groups, num_reserved=1)), Mirror(), random.Random(5)
     mirror.apply(coalesce([], snapshot=state.snapshot()))
     alive: list[KnownRequest] = []
@@ -62,10 +62,10 @@ def test_a_mirror_follows_whatever_changes(num_groups: int) -> None:
         check_frame(frame)
         if chance.random() < 0.9 and frame.seq == mirror.seq + 1:
             mirror.apply(coalesce([frame]))
-        if frame.seq != mirror.seq:  # it was lost, and a snapshot mends it
+        if frame.seq != mirror.seq:  # it was lost, and a snapshot repairs the mirror
             check_snapshot(snapshot := state.snapshot())
             mirror.apply(coalesce([], snapshot=snapshot))
-        assert equal(mirror, state)
+        assert mirror_equals(mirror, state)
 
 
 def test_reserved_blocks_are_neither_free_nor_used() -> None:
@@ -73,14 +73,14 @@ def test_reserved_blocks_are_neither_free_nor_used() -> None:
     assert state.ledger.state[:3].tolist() == [BlockState.UNMAPPED, BlockState.UNMAPPED, BlockState.FREE]
 
 
-def test_the_last_of_several_values_of_a_block_stands() -> None:
+def test_last_of_several_values_of_a_block_is_kept() -> None:
     state = CacheState(hello_of())
     state.set_blocks([3, 3], filled=[1, 2])
     assert state.ledger.filled[3] == 2
     assert np.frombuffer(state.frame(1, 1).blocks.ids, "<u4").tolist() == [3]
 
 
-def test_totals_are_told_with_each_frame() -> None:
+def test_totals_are_sent_with_each_frame() -> None:
     state = CacheState(hello_of())
     state.count(prompt_tokens=3, admitted=1)
     state.count(prompt_tokens=4)
@@ -89,7 +89,7 @@ def test_totals_are_told_with_each_frame() -> None:
         state.count(prompt_token=1)
 
 
-def test_tokens_that_came_are_counted_with_the_time_they_took() -> None:
+def test_received_tokens_are_counted_with_their_times() -> None:
     state = CacheState(hello_of())
     request = state.add_request("a", num_prompt_tokens=4, arrival_ns=100)
     state.set_num_output_tokens(request, 2, 400)
@@ -97,6 +97,8 @@ def test_tokens_that_came_are_counted_with_the_time_they_took() -> None:
     state.set_num_output_tokens(request, 4, 1000)
     frame = state.frame(1, 1000)
     assert np.frombuffer(frame.first_token_ns, "<u8").tolist() == [300]
-    assert np.frombuffer(frame.inter_token_ns, "<u8").tolist() == [0, 300, 300], "two that came at once share the time"
+    assert np.frombuffer(frame.inter_token_ns, "<u8").tolist() == [0, 300, 300], (
+        "two tokens that came at once do not share the time"
+    )
     assert frame.counters.generation_tokens == 4
     assert state.frame(2, 1001).inter_token_ns == b""

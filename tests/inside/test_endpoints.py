@@ -1,4 +1,4 @@
-"""Where an engine that is watched from inside tells, and records."""
+"""The endpoint and the recording of an engine that is watched from inside."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kvscope_inside.endpoints import API, api_of, endpoint_of_rank, file_of_rank
         ("tcp://0.0.0.0:7000", 3, "tcp://0.0.0.0:7006"),
     ],
 )
-def test_each_rank_tells_at_a_place_of_its_own(endpoint: str, rank: int, expected: str) -> None:
+def test_each_rank_publishes_on_its_own_endpoint(endpoint: str, rank: int, expected: str) -> None:
     assert endpoint_of_rank(endpoint, rank) == expected
 
 
-def test_a_recording_never_stands_in_the_way_of_the_next_start(tmp_path: Path) -> None:
+def test_existing_recording_is_never_overwritten(tmp_path: Path) -> None:
     wanted = tmp_path / "run.mcap"
     assert free_file(wanted) == wanted
-    (tmp_path / "run.mcap.part").touch()  # it was killed
+    (tmp_path / "run.mcap.part").touch()  # its process was killed
     assert free_file(wanted) == tmp_path / "run.2.mcap"
     (tmp_path / "run.2.mcap").touch()
     assert free_file(wanted) == tmp_path / "run.3.mcap"
@@ -36,12 +36,12 @@ def test_a_recording_never_stands_in_the_way_of_the_next_start(tmp_path: Path) -
 
 @pytest.fixture
 def no_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(API, "")  # so that it is as it was afterwards
+    monkeypatch.setenv(API, "")  # restores the original value afterwards
     monkeypatch.delenv(API)
 
 
 @pytest.mark.usefixtures("no_api")
-def test_a_server_that_has_bound_its_port_says_where_prompts_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_port_is_reported_as_api(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listening, socket.socket() as bound, socket.socket(type=socket.SOCK_DGRAM) as other:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -57,7 +57,7 @@ def test_a_server_that_has_bound_its_port_says_where_prompts_go(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("no_api")
-def test_of_two_ports_none_is_believed() -> None:
+def test_two_ports_give_no_api() -> None:
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
@@ -65,7 +65,7 @@ def test_of_two_ports_none_is_believed() -> None:
     assert api_of("vllm") == ""
 
 
-def test_what_a_person_said_of_the_api_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_api_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API, "http://gateway:80/")
     hook_api_server()
     assert api_of("sglang", said="http://127.0.0.1:30000") == "sglang://gateway:80"

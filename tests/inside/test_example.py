@@ -1,4 +1,4 @@
-"""The engine in the documentation is a whole one: it runs as it is printed, and a mirror follows it."""
+"""The example engine in the documentation runs as printed, and a mirror follows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_telemetry.ledger import BlockState
 PAGE = Path(__file__).parents[2] / "docs/guide/your-own-engine.md"
 
 
-def test_an_engine_of_ones_own_is_seen(tmp_path: Path) -> None:
+def test_example_engine_of_the_documentation_is_followed_by_a_mirror(tmp_path: Path) -> None:
     code = PAGE.read_text().split("```python\n")[1].split("```")[0]
     (tmp_path / "nano.py").write_text(code)
     assert len(code.splitlines()) < 75

@@ -1,4 +1,4 @@
-"""Functions of ours around somebody else's: what they do and return is never changed, and ours can be taken away."""
+"""Hooks around methods of an engine never change what these do and return, and can be removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hooks(failures: list[tuple[str, str]]) -> Hooks:
     return Hooks(lambda name, error: failures.append((name, str(error))))
 
 
-def test_what_a_method_is_given_and_returns_is_seen_and_stays(hooks: Hooks) -> None:
+def test_arguments_and_results_are_seen_and_unchanged(hooks: Hooks) -> None:
     engine, seen = Engine(), []
     hooks.before(engine, "step", lambda *args, **kwargs: seen.append((args, kwargs)))
     hooks.after(engine, "step", lambda result, *args, **kwargs: seen.append(result))
@@ -40,7 +40,7 @@ def test_what_a_method_is_given_and_returns_is_seen_and_stays(hooks: Hooks) -> N
     assert "step" not in vars(engine)
 
 
-def test_a_class_is_as_it_was_after_removal(hooks: Hooks) -> None:
+def test_class_is_restored_after_removal(hooks: Hooks) -> None:
     original, seen = Engine.step, []
     hooks.after(Engine, "step", lambda result, engine, *_: seen.append((result, type(engine))))
     assert Engine().step("a") == "a"
@@ -49,13 +49,13 @@ def test_a_class_is_as_it_was_after_removal(hooks: Hooks) -> None:
     assert Engine.step is original
 
 
-def test_a_method_that_is_not_there_is_named(hooks: Hooks) -> None:
+def test_missing_method_is_named(hooks: Hooks) -> None:
     assert not hooks.after(Engine(), "launch", lambda *_: None)
     assert hooks.missing == ["launch"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_first_exception_of_ours_ends_all_hooks_and_nothing_of_theirs(
+def test_first_failed_hook_ends_all_hooks_and_the_method_goes_on(
     when: str, hooks: Hooks, failures: list[tuple[str, str]]
 ) -> None:
     engine, seen = Engine(), []
@@ -71,7 +71,7 @@ def test_the_first_exception_of_ours_ends_all_hooks_and_nothing_of_theirs(
     assert failures == [("step", "'ours'")]
 
 
-def test_an_exception_of_theirs_is_theirs(hooks: Hooks, failures: list[tuple[str, str]]) -> None:
+def test_exception_of_the_method_itself_is_raised(hooks: Hooks, failures: list[tuple[str, str]]) -> None:
     engine = Engine()
     hooks.after(engine, "step", lambda *_: None)
     with pytest.raises(TypeError):
@@ -79,7 +79,7 @@ def test_an_exception_of_theirs_is_theirs(hooks: Hooks, failures: list[tuple[str
     assert failures == []
 
 
-def test_what_others_put_around_ours_stays(hooks: Hooks) -> None:
+def test_wrapper_around_a_hook_stays_after_removal(hooks: Hooks) -> None:
     engine, seen = Engine(), []
     hooks.after(engine, "step", lambda *_: seen.append("ours"))
     ours = engine.step
@@ -87,4 +87,4 @@ def test_what_others_put_around_ours_stays(hooks: Hooks) -> None:
     assert engine.step("a") == "a!"
     hooks.remove()
     assert engine.step("b") == "b!"
-    assert seen == ["ours"], "it only calls on"
+    assert seen == ["ours"], "the removed hook was called"

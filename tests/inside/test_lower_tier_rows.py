@@ -1,4 +1,4 @@
-"""Rows of blocks below the pool, and the order in which blocks of the pool are given out."""
+"""Rows of blocks below the pool, and the order in which blocks of the pool are allocated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NUM_BLOCKS = 8
 
 
 class StoredTier:
-    """Host memory of four blocks below a pool."""
+    """A host tier of four blocks below a pool."""
 
     def __init__(self) -> None:
         hello = hello_of(NUM_BLOCKS)
@@ -35,17 +35,17 @@ def tier() -> StoredTier:
     return StoredTier()
 
 
-def test_block_is_cached_only_once_its_copy_is_complete(tier: StoredTier) -> None:
+def test_block_is_cached_only_after_its_copy_is_complete(tier: StoredTier) -> None:
     tier.begin_store("a", [8, 9], [4, 0])
     assert tier.ledger.state[8:10].tolist() == [BlockState.ACTIVE, BlockState.ACTIVE]
     assert not tier.ledger.hash[8:10].any()
     assert tier.rows.end_store("a", step=2).tolist() == [8]
     assert tier.ledger.state[8:10].tolist() == [BlockState.CACHED, BlockState.FREE]
     assert (int(tier.ledger.hash[8]), int(tier.ledger.filled[8]), int(tier.ledger.owner[8])) == (108, 4, 3)
-    assert tier.rows.end_store("a", step=3).size == 0, "it is complete only once"
+    assert tier.rows.end_store("a", step=3).size == 0, "a store was completed twice"
 
 
-def test_rows_are_free_when_their_copy_fails_or_they_are_dropped_meanwhile(tier: StoredTier) -> None:
+def test_rows_are_freed_if_their_copy_fails_or_they_are_dropped_meanwhile(tier: StoredTier) -> None:
     tier.begin_store("failed", [8], [4])
     tier.rows.cancel_store("failed")
     tier.begin_store("dropped", [9, 10], [4, 4])
@@ -67,7 +67,7 @@ def test_loaded_block_is_held_until_its_copy_is_complete_and_evicted_with_its_ha
     assert tier.rows.clear().size == 0
 
 
-def test_blocks_keep_their_order_when_the_numbers_of_the_eviction_order_run_out(monkeypatch: Any) -> None:
+def test_eviction_order_is_kept_when_its_numbers_run_out(monkeypatch: Any) -> None:
     monkeypatch.setattr("kvscope_inside.eviction_order.MIDDLE", NUM_BLOCKS)
     monkeypatch.setattr("kvscope_inside.eviction_order.MAX_ORDER", 3 * NUM_BLOCKS)
     state = CacheState(hello_of(NUM_BLOCKS))

@@ -1,4 +1,4 @@
-"""vLLM loads the plugin in each of its processes: it does nothing unless asked, and imports next to nothing."""
+"""vLLM loads the plugin in each of its processes: it does nothing by default and imports little."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 from kvscope_inside.vllm import plugin
 
 
-def test_vllm_finds_it() -> None:
+def test_vllm_finds_the_plugin() -> None:
     (found,) = [each for each in entry_points(group="vllm.general_plugins") if each.name == "kvscope"]
     assert found.load() is plugin.load
 
 
-def test_it_does_nothing_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_does_nothing_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(plugin.ENDPOINT, raising=False)
-    plugin.load()  # there is no vLLM here that it could import
+    plugin.load()  # vLLM is not installed here
     assert "vllm" not in sys.modules
 
 
-def test_loading_it_imports_neither_sockets_nor_numpy() -> None:
+def test_loading_the_plugin_imports_neither_sockets_nor_numpy() -> None:
     code = (
         "import sys; from kvscope_inside.vllm.plugin import load; load();"
         "print(sorted({'zmq', 'numpy', 'msgspec', 'torch', 'httpx'} & sys.modules.keys()))"

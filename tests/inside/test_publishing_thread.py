@@ -1,4 +1,6 @@
-"""The thread that tells: notes become frames, in order; it ends by itself when a hook raises, and leaves nothing."""
+"""The thread that publishes: notes become frames in order; it ends by itself if a hook fails, and removes
+everything.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Engine:
 
 
 class Watched:
-    """An engine whose steps are noted and told."""
+    """An engine whose steps are noted and published."""
 
     def __init__(self, endpoint: str, *, waits_for: int = 1000) -> None:
         self.engine, self.state = Engine(), CacheState(hello_of())
@@ -58,7 +60,7 @@ def endpoint(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/t"
 
 
-def test_steps_are_told_in_order_and_those_that_must_wait_wait(endpoint: str) -> None:
+def test_steps_are_published_in_order_and_delayed_ones_wait(endpoint: str) -> None:
     watched = Watched(endpoint, waits_for=5)
     for number in range(1, 8):
         assert watched.engine.step(number) == 2 * number
@@ -66,11 +68,11 @@ def test_steps_are_told_in_order_and_those_that_must_wait_wait(endpoint: str) ->
     watched.thread.close()
     watched.thread.close()
     assert watched.ended == ["ended"]
-    assert "step" not in vars(watched.engine), "the engine is as it was"
+    assert "step" not in vars(watched.engine), "a hook is left on the engine"
     watched.watcher.close()
 
 
-def test_what_was_noted_is_told_before_the_goodbye(endpoint: str) -> None:
+def test_last_notes_are_published_before_the_goodbye(endpoint: str) -> None:
     watched = Watched(endpoint)
     watched.engine.step(1)
     watched.thread.close("the end")
@@ -78,7 +80,7 @@ def test_what_was_noted_is_told_before_the_goodbye(endpoint: str) -> None:
     watched.watcher.close()
 
 
-def test_a_hook_that_raises_ends_it_and_the_engine_goes_on(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_hook_ends_publishing_and_the_engine_goes_on(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched(endpoint)
     assert watched.engine.step(13) == 26
     assert watched.watcher.goodbye(5).endswith("RuntimeError in step: ours")
@@ -90,7 +92,7 @@ def test_a_hook_that_raises_ends_it_and_the_engine_goes_on(endpoint: str, caplog
     watched.watcher.close()
 
 
-def test_where_it_cannot_begin_no_hook_stays(endpoint: str) -> None:
+def test_failed_start_leaves_no_hook(endpoint: str) -> None:
     first = Watched(endpoint)
     engine, thread = Engine(), PublishingThread("Mine", logging.getLogger("mine"))
 
@@ -106,7 +108,7 @@ def test_where_it_cannot_begin_no_hook_stays(endpoint: str) -> None:
     first.watcher.close()
 
 
-def test_a_method_that_is_not_there_is_told_by_name(endpoint: str) -> None:
+def test_missing_method_is_published_by_name(endpoint: str) -> None:
     thread, state = PublishingThread("Mine", logging.getLogger("mine")), CacheState(hello_of())
     thread.hooks.before(Engine(), "swap", lambda *_: None)
     publisher = Publisher(endpoint, state)

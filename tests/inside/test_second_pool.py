@@ -1,4 +1,4 @@
-"""A second pool of vLLM's below the first: found, and its rows told."""
+"""A second pool of vLLM below the first is found, and its rows are published."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def connector_of(medium: str = "CPU", num_blocks: int = NUM_HOST) -> Any:
 
 
 @pytest.mark.parametrize(("medium", "is_on_disk"), [("CPU", False), ("STORAGE", True)])
-def test_it_is_found_and_said_where_it_is(medium: str, is_on_disk: bool) -> None:
+def test_second_pool_is_found_with_its_medium(medium: str, is_on_disk: bool) -> None:
     connector = connector_of(medium)
     found = second_pool_of([SimpleNamespace(), connector])
     assert found is not None
@@ -42,7 +42,7 @@ def state() -> CacheState:
     return CacheState(replace(hello, cache=replace(hello.cache, num_host_blocks=NUM_HOST)))
 
 
-def test_a_block_is_written_found_read_and_evicted(state: CacheState) -> None:
+def test_block_of_the_second_pool_is_written_found_read_and_evicted(state: CacheState) -> None:
     ledger, row = state.ledger, NUM_BLOCKS + 2
     text = CachedText(number=3, start=4, token_ids=array("i", [5, 6, 7, 8]))
     texts = CachedTexts()
@@ -66,6 +66,6 @@ def test_a_block_is_written_found_read_and_evicted(state: CacheState) -> None:
     assert row not in texts
     assert rows.update(5, [0, 2], [1, 0], [None, None]) == [hash_of_row(OTHER)]
     assert stands() == (BlockState.FREE, 0, 0, NO_OWNER, 0)
-    assert ledger.state[NUM_BLOCKS] == BlockState.UNMAPPED, "its null block"
+    assert ledger.state[NUM_BLOCKS] == BlockState.UNMAPPED, "the null block of the second pool is not unmapped"
     frame = state.frame(6, 6)
     assert frame.counters.offloaded_blocks == 2

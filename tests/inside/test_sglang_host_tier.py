@@ -1,4 +1,4 @@
-"""Pages that HiCache writes to host memory, loads and drops are told as they are."""
+"""Pages that HiCache writes to host memory, loads and drops are published."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from kvscope_telemetry.messages.telemetry import Frame
 NUM_PAGES, NUM_HOST = 20, 6
 
 
-class Controller:
-    """Gives host pages out from the first on."""
+class FakeController:
+    """A cache controller that allocates host pages from the first on."""
 
     def __init__(self) -> None:
         self.pool = SimpleNamespace(page_size=4, size=NUM_HOST * 4, free=lambda slots: len(slots))
@@ -43,12 +43,12 @@ def slots_of(pages: Any) -> Tensor:
     return tensor([page * 4 + slot for page in pages for slot in range(4)])
 
 
-class Told:
+class PublishedScheduler:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("kvscope_inside.sglang.sglang_facts._version", lambda: "0.0")
         monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", 1_000_000_000)
         self.failures: list[str] = []
-        self.scheduler, self.controller = Scheduler(num_pages=NUM_PAGES), Controller()
+        self.scheduler, self.controller = Scheduler(num_pages=NUM_PAGES), FakeController()
         self.cache: Any = self.scheduler.tree_cache
         self.cache.cache_controller, self.cache.ongoing_load_back = self.controller, {}
         self.cache._finish_write_through_ack = lambda node: None
@@ -74,50 +74,50 @@ class Told:
         return self.frame
 
     @property
-    def host(self) -> Any:
-        """State, reference count and hash of each page in host memory."""
+    def host_rows(self) -> Any:
+        """Return state, reference count and hash of each page in host memory."""
         ledger, rows = self.state.ledger, slice(NUM_PAGES + 1, None)
         return ledger.state[rows].tolist(), ledger.ref_count[rows].tolist(), ledger.hash[rows].tolist()
 
 
-def test_pages_are_written_cached_read_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch)
+def test_pages_are_written_cached_loaded_and_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = PublishedScheduler(monkeypatch)
     ledger, pages = told.state.ledger, told.pages
     assert ledger.num_blocks == NUM_PAGES + 1 + NUM_HOST
     assert (ledger.tier[NUM_PAGES + 1 :] == Tier.HOST).all()
     told.controller.write(slots_of(pages[:2]), node_id=5)
     told.step()
-    assert told.host[0][:3] == [BlockState.ACTIVE, BlockState.ACTIVE, BlockState.FREE]
-    assert told.host[2][:2] == [0, 0], "they can be found when they are written"
+    assert told.host_rows[0][:3] == [BlockState.ACTIVE, BlockState.ACTIVE, BlockState.FREE]
+    assert told.host_rows[2][:2] == [0, 0], "they can be found when they are written"
     told.cache._finish_write_through_ack(5)
     frame = told.step()
-    assert told.host[0][:2] == [BlockState.CACHED] * 2
-    assert told.host[2][:2] == ledger.hash[pages[:2]].tolist()
+    assert told.host_rows[0][:2] == [BlockState.CACHED] * 2
+    assert told.host_rows[2][:2] == ledger.hash[pages[:2]].tolist()
     assert ledger.parent[[21, 22]].tolist() == ledger.parent[pages[:2]].tolist()
     assert np.frombuffer(frame.moves.saved, "<u4").tolist() == [21, 22]
     assert told.translator.contents([22])[0].token_ids == (4, 5, 6, 7)
     told.cache.ongoing_load_back[5] = None
     told.controller.load(host_indices=tensor(np.arange(4, 8)), node_id=5)
     frame = told.step()
-    assert told.host[0][:2] == [BlockState.CACHED, BlockState.ACTIVE]
+    assert told.host_rows[0][:2] == [BlockState.CACHED, BlockState.ACTIVE]
     assert np.frombuffer(frame.moves.loaded, "<u4").tolist() == [15]
     told.cache.loading_check()
     told.step()
-    assert told.host[:2] == ([2, 2, 0, 0, 0, 0], [0] * NUM_HOST)
+    assert told.host_rows[:2] == ([2, 2, 0, 0, 0, 0], [0] * NUM_HOST)
     assert ledger.prefix_hits[[21, 22]].tolist() == [0, 1]
     told.controller.pool.free(tensor(np.arange(0, 4)))
     frame = told.step()
-    assert told.host[0][:2] == [BlockState.FREE, BlockState.CACHED]
+    assert told.host_rows[0][:2] == [BlockState.FREE, BlockState.CACHED]
     assert np.frombuffer(frame.moves.evicted, "<u4").tolist() == [21]
     assert told.state.totals["offloaded_blocks"] == 2
     assert told.state.totals["loaded_blocks"] == 1
 
 
-def test_what_is_written_and_dropped_between_two_looks_is_what_its_page_held_before(
+def test_page_written_and_dropped_between_two_copies_has_its_old_contents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Pages that SGLang writes back are given to others at once."""
-    told = Told(monkeypatch)
+    """Pages that SGLang writes back are given to other requests at once."""
+    told = PublishedScheduler(monkeypatch)
     had = told.state.ledger.hash[told.pages].tolist()
     told.cache.is_write_back = True
     told.controller.write(slots_of(told.pages), node_id=5)
@@ -126,12 +126,12 @@ def test_what_is_written_and_dropped_between_two_looks_is_what_its_page_held_bef
     told.scheduler.add(Request("other", [50 + each for each in range(4 * NUM_PAGES - 20)], 1))
     told.step()
     told.step()
-    assert told.host[2][:3] == had
+    assert told.host_rows[2][:3] == had
 
 
-def test_what_is_written_at_once_is_what_its_page_holds_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two looks a page was evicted, given to another text, and written."""
-    told = Told(monkeypatch)
+def test_page_written_at_once_has_its_current_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two copies of the state a page was evicted, given to another text, and written."""
+    told = PublishedScheduler(monkeypatch)
     had = told.state.ledger.hash[told.pages].tolist()
     told.cache.evict(12)
     request = told.scheduler.add(Request("other", [50 + each for each in range(4 * NUM_PAGES - 2)], 1))
@@ -143,12 +143,12 @@ def test_what_is_written_at_once_is_what_its_page_holds_now(monkeypatch: pytest.
     told.step()
     table = [node.page for node in told.cache.nodes.values()]
     assert set(told.pages[1:]) <= set(table)
-    assert told.host[2][:2] == told.state.ledger.hash[told.pages[1:]].tolist()
-    assert not set(told.host[2][:2]) & {0, *had}
+    assert told.host_rows[2][:2] == told.state.ledger.hash[told.pages[1:]].tolist()
+    assert not set(told.host_rows[2][:2]) & {0, *had}
 
 
-def test_what_ended_and_made_way_between_two_looks_is_known_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch)
+def test_text_that_ended_and_was_evicted_between_two_copies_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = PublishedScheduler(monkeypatch)
     monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", 1)
     request = told.scheduler.add(Request("short", [90 + each for each in range(8)], 1))
     while request.finished_reason is None:
@@ -168,14 +168,14 @@ def test_what_ended_and_made_way_between_two_looks_is_known_all_the_same(monkeyp
     assert other.finished_reason is None
     monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", 1_000_000_000)
     told.step()
-    hashes = told.host[2][:2]
+    hashes = told.host_rows[2][:2]
     assert 0 not in hashes
     assert len(set(hashes)) == 2
     assert told.translator.contents([NUM_PAGES + 2])[0].token_ids == (94, 95, 96, 97)
 
 
-def test_a_flush_empties_host_memory_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch)
+def test_flush_empties_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = PublishedScheduler(monkeypatch)
     told.controller.write(slots_of(told.pages), node_id=5)
     told.step()
     told.controller.write(slots_of(told.pages), node_id=6)
@@ -188,7 +188,7 @@ def test_a_flush_empties_host_memory_and_leaves_nothing_behind(monkeypatch: pyte
     assert all(told.state.ledger.state[page] == BlockState.ACTIVE for page in table)
 
 
-def test_a_tier_that_only_passes_pages_on_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch)
+def test_tier_that_only_passes_pages_on_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = PublishedScheduler(monkeypatch)
     told.cache.host_memory_mode = "buffer_only"
     assert pools_of(told.scheduler).num_host_pages == 0

@@ -1,4 +1,4 @@
-"""Pages of windows and recurrent states are told as their pools have them."""
+"""Pages of windows and recurrent states are published as their pools have them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from kvscope_telemetry.mirror.mirror import Mirror
 NUM_PAGES, NUM_WINDOWS, NUM_STATES = 8, 5, 3
 
 
-def hybrid(monkeypatch: Any) -> Any:
-    """A scheduler with three pools: rows 1 to 8 are pages, 9 to 13 pages of windows, and 14 to 16, the last, states."""
+def hybrid_scheduler(monkeypatch: Any) -> Any:
+    """Return a scheduler with three pools: rows 1 to 8 are pages, 9 to 13 pages of windows, and 14 to 16, the last,
+    states.
+    """
     monkeypatch.setattr("kvscope_inside.sglang.sglang_facts._version", lambda: "0.0")
     scheduler = Scheduler(num_pages=NUM_PAGES)
     own = Scheduler(num_pages=NUM_WINDOWS).token_to_kv_pool_allocator
@@ -43,8 +45,8 @@ def hybrid(monkeypatch: Any) -> Any:
     return scheduler
 
 
-def test_groups_are_named_and_each_row_has_its_own(monkeypatch: Any) -> None:
-    scheduler = hybrid(monkeypatch)
+def test_each_group_has_its_name_and_rows(monkeypatch: Any) -> None:
+    scheduler = hybrid_scheduler(monkeypatch)
     pools, hello = pools_of(scheduler), hello_of(scheduler, 7)
     cache = hello.cache
     assert cache.num_blocks == 1 + NUM_PAGES + NUM_WINDOWS == pools.num_blocks
@@ -67,8 +69,8 @@ def test_groups_are_named_and_each_row_has_its_own(monkeypatch: Any) -> None:
     assert state.ledger.tier.tolist() == [Tier.HBM] * 14 + [Tier.STATES] * NUM_STATES
 
 
-def test_states_are_behind_pages_in_host_memory(monkeypatch: Any) -> None:
-    scheduler = hybrid(monkeypatch)
+def test_rows_of_states_follow_the_pages_in_host_memory(monkeypatch: Any) -> None:
+    scheduler = hybrid_scheduler(monkeypatch)
     cache: Any = scheduler.tree_cache
     host = SimpleNamespace(page_size=4, size=24, free=lambda *_: None)
     anchor = SimpleNamespace(anchor_entry=SimpleNamespace(host_pool=host))
@@ -81,8 +83,8 @@ def test_states_are_behind_pages_in_host_memory(monkeypatch: Any) -> None:
     assert state.ledger.group[20:].tolist() == [2] * NUM_STATES
 
 
-def test_figures_of_the_pool_are_of_pages_alone(monkeypatch: Any) -> None:
-    scheduler = hybrid(monkeypatch)
+def test_pool_figures_count_only_pages(monkeypatch: Any) -> None:
+    scheduler = hybrid_scheduler(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     rows, mirror = StateRows(state, pools_of(scheduler)), Mirror()
     known = state.add_request("a", num_prompt_tokens=9)
@@ -99,7 +101,7 @@ def test_figures_of_the_pool_are_of_pages_alone(monkeypatch: Any) -> None:
     assert figures.groups == ((2, 0), (0, 0), (1, 2))
 
 
-def test_latents_are_named_with_what_keys_and_values_would_take(monkeypatch: Any) -> None:
+def test_latents_are_published_with_the_size_of_their_keys_and_values(monkeypatch: Any) -> None:
     monkeypatch.setattr("kvscope_inside.sglang.sglang_facts._version", lambda: "0.0")
     scheduler: Any = Scheduler(num_pages=NUM_PAGES)
     pool = type("MLATokenToKVPool", (), {"get_kv_size_bytes": lambda self: 36 * NUM_PAGES, "layer_num": 2})()
@@ -109,13 +111,13 @@ def test_latents_are_named_with_what_keys_and_values_would_take(monkeypatch: Any
     hello = hello_of(scheduler, 7)
     (group,) = hello.cache.groups
     assert (group.kind, group.block_bytes, group.expanded_bytes) == ("latent", 36, 36 * 2 * 6 * 4 // 9)
-    assert not hello.capabilities.groups, "one group is all there is"
+    assert not hello.capabilities.groups, "there is more than one group"
     del scheduler.model_config.hf_text_config.v_head_dim
-    assert hello_of(scheduler, 7).cache.groups[0].expanded_bytes == 0, "not known"
+    assert hello_of(scheduler, 7).cache.groups[0].expanded_bytes == 0, "the expanded size is known"
 
 
-def test_a_page_of_windows_is_held_while_somebody_looks_back_to_it(monkeypatch: Any) -> None:
-    scheduler = hybrid(monkeypatch)
+def test_window_page_is_held_while_its_request_looks_back_to_it(monkeypatch: Any) -> None:
+    scheduler = hybrid_scheduler(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     rows, ledger = WindowRows(state, pools_of(scheduler)), state.ledger
     known = state.add_request("a", num_prompt_tokens=15)
@@ -150,8 +152,8 @@ def test_a_page_of_windows_is_held_while_somebody_looks_back_to_it(monkeypatch: 
     assert known.tables[1] == [0, 0, 9, 11]
 
 
-def test_a_state_is_held_or_cached_or_free(monkeypatch: Any) -> None:
-    scheduler = hybrid(monkeypatch)
+def test_state_is_held_cached_or_free(monkeypatch: Any) -> None:
+    scheduler = hybrid_scheduler(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     rows, ledger = StateRows(state, pools_of(scheduler)), state.ledger
     known = state.add_request("a", num_prompt_tokens=9)
@@ -175,8 +177,8 @@ def test_a_state_is_held_or_cached_or_free(monkeypatch: Any) -> None:
     assert ledger.group[14:17].tolist() == [2, 2, 2]
 
 
-def test_states_are_told_of_beside_blocks(monkeypatch: Any) -> None:
-    scheduler = hybrid(monkeypatch)
+def test_events_count_states_beside_blocks(monkeypatch: Any) -> None:
+    scheduler = hybrid_scheduler(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     translator = SglangTranslator(state, pools=pools_of(scheduler))
 
@@ -200,8 +202,8 @@ def test_states_are_told_of_beside_blocks(monkeypatch: Any) -> None:
     assert state.ledger.group[14:].tolist() == [2] * NUM_STATES
 
 
-def test_memory_is_told_by_part(monkeypatch: Any) -> None:
-    scheduler = hybrid(monkeypatch)
+def test_memory_is_published_by_part(monkeypatch: Any) -> None:
+    scheduler = hybrid_scheduler(monkeypatch)
     scheduler.tp_worker.model_runner.graph_memory_usage = {"decode": 0.5, "prefill": 0.25}
     memory = SchedulerMemory(scheduler, hello_of(scheduler, 7)).breakdown()
     assert memory is not None
@@ -209,10 +211,10 @@ def test_memory_is_told_by_part(monkeypatch: Any) -> None:
     assert [(part.name, part.num_bytes) for part in memory.modules] == [("embeddings", 1000)]
     assert memory.graphs_bytes == 3 << 28
     assert memory.kv_bytes == 64 * (NUM_PAGES + NUM_WINDOWS) + 300
-    assert memory.reserved_bytes == -1, "a CPU's allocator does not say"
+    assert memory.reserved_bytes == -1, "the reserved memory of a CPU is known"
 
 
-def test_memory_that_cannot_be_read_is_unknown(monkeypatch: Any) -> None:
-    scheduler = hybrid(monkeypatch)
+def test_unreadable_memory_is_unknown(monkeypatch: Any) -> None:
+    scheduler = hybrid_scheduler(monkeypatch)
     del scheduler.tp_worker
     assert SchedulerMemory(scheduler, hello_of(scheduler, 7)).breakdown() is None

@@ -1,5 +1,6 @@
-"""Copies from a device arrive when the device is done, and the scheduler never waits: with a device that is made up, on
-whose own stream nothing runs until it is told to."""
+"""Copies from a device arrive when it is done, and the scheduler never waits; the device is simulated, and runs its
+own stream only when told to.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from kvscope_inside.sglang.pages import DeviceReader, HostPoolReader, PageSpan, 
 from kvscope_inside.sglang.pools import Pools, States, Windows, knows_free
 
 
-class Device:
-    """The scheduler's stream runs at once, every other when `run` is called."""
+class FakeDevice:
+    """A device that runs the scheduler's stream at once, and every other stream when `run` is called."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
@@ -36,7 +37,7 @@ class Device:
 
 
 class Tensor:
-    def __init__(self, device: Device, data: Any, kind: str = "cuda:0") -> None:
+    def __init__(self, device: FakeDevice, data: Any, kind: str = "cuda:0") -> None:
         self.on, self.data, self.device = device, np.asarray(data), kind
         self.dtype, self.shape = self.data.dtype, self.data.shape
 
@@ -44,7 +45,7 @@ class Tensor:
         return Tensor(self.on, self.data.reshape(-1), self.device)
 
     def numpy(self) -> Any:
-        assert self.device == "cpu", "reading a device would wait for it"
+        assert self.device == "cpu", "a device tensor was read, which would wait for it"
         return self.data
 
     def __getitem__(self, place: slice) -> Tensor:
@@ -77,8 +78,8 @@ class Tensor:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    device = Device()
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    device = FakeDevice()
 
     class Event:
         def __init__(self) -> None:
@@ -121,7 +122,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-def pool_of(device: Device, page_size: int) -> tuple[Tensor, Any]:
+def pool_of(device: FakeDevice, page_size: int) -> tuple[Tensor, Any]:
     table = np.arange(40).reshape(4, 10) // page_size * page_size
     free = [Tensor(device, np.array(ids, np.int64)) for ids in ([1, 2], [7], [])]
     allocator = SimpleNamespace(
@@ -134,8 +135,10 @@ def pools_with(allocator: Any, num_pages: int, windows: Any = None, states: Any 
     return Pools(allocator, allocator.page_size, num_pages, windows, states)
 
 
-def other_pools(device: Device, kind: str) -> tuple[Windows, States]:
-    """Of 5 pages of 2 tokens and 3 of windows; 4 states, of which two requests have one each and one keeps another."""
+def other_pools(device: FakeDevice, kind: str) -> tuple[Windows, States]:
+    """Return pools of 5 pages of 2 tokens, 3 pages of windows, and 4 states: two requests have one each and one keeps
+    another.
+    """
     mapping = Tensor(device, [0, 0, 4, 5, 0, 0, 2, 3, 0, 0, 0, 0, -1], kind)
     allocator = SimpleNamespace(free_slots=Tensor(device, np.array([2]), kind))
     own, tracked = Tensor(device, [0, 3, 1], kind), Tensor(device, [[0, 0], [4, -1], [0, 0]], kind)
@@ -146,7 +149,7 @@ def other_pools(device: Device, kind: str) -> tuple[Windows, States]:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda:0"])
-def test_pages_of_windows_and_states_arrive_as_they_were(kind: str, device: Device) -> None:
+def test_window_pages_and_states_arrive_as_they_were(kind: str, device: FakeDevice) -> None:
     table, allocator = pool_of(device, 2)
     table.device = kind
     for each in (allocator.free_pages, *allocator.staged_pages, allocator.release_pages):
@@ -167,7 +170,7 @@ def test_pages_of_windows_and_states_arrive_as_they_were(kind: str, device: Devi
     assert [each.tolist() for each in of_rows] == [[[0], [3], [1]], [[0, 0], [4, -1], [0, 0]]]
 
 
-def test_entries_arrive_as_they_were_when_they_were_gathered(device: Device) -> None:
+def test_entries_arrive_as_they_were_when_gathered(device: FakeDevice) -> None:
     table, allocator = pool_of(device, 2)
     reader = reader_of(table, pools_with(allocator, 20))
     assert isinstance(reader, DeviceReader)
@@ -178,7 +181,7 @@ def test_entries_arrive_as_they_were_when_they_were_gathered(device: Device) -> 
     allocator.free_pages = Tensor(device, np.array([9]))
     assert not copy.has_arrived()
     assert not reader.can_copy()
-    reader.gather([PageSpan(0, 0, 5)])  # what is given back meanwhile
+    reader.gather([PageSpan(0, 0, 5)])  # pages that are freed meanwhile
     device.run()
     assert copy.has_arrived()
     assert copy.entries().tolist() == [5, 6, 16, 17, 18]
@@ -193,7 +196,7 @@ def test_entries_arrive_as_they_were_when_they_were_gathered(device: Device) -> 
     assert np.flatnonzero(second.free()).tolist() == [7, 9]
 
 
-def test_a_pool_in_host_memory_is_read_at_once(device: Device) -> None:
+def test_pool_in_host_memory_is_read_at_once(device: FakeDevice) -> None:
     table, allocator = pool_of(device, 1)
     table.device = "cpu"
     for each in (allocator.free_pages, *allocator.staged_pages, allocator.release_pages):
@@ -208,13 +211,13 @@ def test_a_pool_in_host_memory_is_read_at_once(device: Device) -> None:
     assert np.flatnonzero(copy.free()).tolist() == [1, 2, 7]
 
 
-def test_pages_are_not_read_while_the_allocator_holds_some_back(device: Device) -> None:
+def test_pages_are_not_read_while_the_allocator_holds_some_back(device: FakeDevice) -> None:
     table, allocator = pool_of(device, 1)
     allocator.free_group = []
     assert not reader_of(table, pools_with(allocator, 39)).can_copy()
 
 
-def test_an_allocator_without_a_list_says_nothing_of_free_pages(device: Device) -> None:
+def test_allocator_without_a_list_reports_no_free_pages(device: FakeDevice) -> None:
     table, allocator = pool_of(device, 1)
     allocator.free_pages = None
     assert not knows_free(allocator)

@@ -1,4 +1,4 @@
-"""Notes of what SGLang does become what its objects say: rows, tables, figures, and events with their causes."""
+"""Notes of SGLang's scheduler become rows, tables, figures and events that equal its objects."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _no_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", 1_000_000_000)
 
 
-class Told:
-    """A scheduler, and what is told of it."""
+class PublishedScheduler:
+    """A scheduler, and what is published of it."""
 
     def __init__(
         self, drafts_per_step: int = 0, name_of: Callable[[str], str | None] = lambda _: None, **options: int
@@ -52,18 +52,18 @@ class Told:
         return self.scheduler.add(Request(name, tokens, max_tokens, **more))
 
     def step(self) -> list[Event]:
-        """One of the scheduler's; the events of it."""
+        """Run a step of the scheduler, and return its events."""
         self.scheduler.step()
-        return self.tell()
+        return self.publish_notes()
 
     def finish(self) -> list[Event]:
-        """Until there is nothing to do."""
+        """Run until there is nothing to do, and return all events."""
         events: list[Event] = []
         while self.scheduler.waiting_queue or self.scheduler.running or self.scheduler.chunked_req is not None:
             events += self.step()
         return events + self.step()
 
-    def tell(self) -> list[Event]:
+    def publish_notes(self) -> list[Event]:
         told, is_whole = [], False
         while self.recorder.records:
             note = self.recorder.records.popleft()
@@ -116,11 +116,11 @@ class Told:
 @pytest.mark.parametrize("page_size", [1, 4])
 @pytest.mark.parametrize("copies_per_s", [1_000_000_000, 300])
 @pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_is_told_as_it_is(
+def test_random_load_is_published_correctly(
     page_size: int, copies_per_s: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", copies_per_s)
-    told, chance = Told(num_pages=14 * 4 // page_size, page_size=page_size), random.Random(seed)
+    told, chance = PublishedScheduler(num_pages=14 * 4 // page_size, page_size=page_size), random.Random(seed)
     prefixes = [[chance.randrange(50) for _ in range(12)] for _ in range(3)]
     kinds: set[str] = set()
     for step in range(500):
@@ -145,26 +145,26 @@ def test_whatever_happens_is_told_as_it_is(
     )
 
 
-def by_kind(events: list[Event], kind: str) -> Event:
+def event_of_kind(events: list[Event], kind: str) -> Event:
     return next(event for event in events if event.kind == kind)
 
 
-def test_a_hit_is_told_with_why_it_was_not_more() -> None:
-    told = Told(num_pages=30)
+def test_prefix_hit_says_why_it_was_not_longer() -> None:
+    told = PublishedScheduler(num_pages=30)
     told.add("first", [*range(8), 40, 41, 42], 1)
-    new = by_kind(told.finish(), "admitted")
+    new = event_of_kind(told.finish(), "admitted")
     assert "all 11 tokens to compute" in new.cause
     assert "no cached prefix matches" in new.cause
     told.add("second", [*range(8), 30, 31, 32, 33, 34], 1)
-    hit = by_kind(told.finish(), "admitted")
+    hit = event_of_kind(told.finish(), "admitted")
     assert hit.num_tokens == 8
     assert "8 of 13 tokens were there already, 2 blocks in the pool" in hit.cause
     assert told.state.totals["cached_tokens"] == 8
     assert told.state.ledger.prefix_hits.max() == 1
 
 
-def test_a_prefix_that_was_evicted_is_missed_with_its_step() -> None:
-    told = Told(num_pages=5)
+def test_evicted_prefix_is_missed_with_its_step() -> None:
+    told = PublishedScheduler(num_pages=5)
     told.add("first", list(range(12)), 1)
     told.finish()
     told.add("other", [30 + each for each in range(16)], 1)
@@ -176,27 +176,27 @@ def test_a_prefix_that_was_evicted_is_missed_with_its_step() -> None:
     evicted_at = next(frame.step for frame in told.frames if evicted[-1] in frame.events)
     assert any(frame.moves.evicted for frame in told.frames)
     told.add("again", list(range(12)), 1)
-    assert f"was evicted at step {evicted_at}" in by_kind(told.finish(), "admitted").cause
+    assert f"was evicted at step {evicted_at}" in event_of_kind(told.finish(), "admitted").cause
 
 
 @pytest.mark.parametrize(("num_free", "who"), [(0, 0), (4, 2), (11, 2), (12, 3), (99, 3)])
-def test_an_eviction_is_for_the_first_that_is_not_served_by_what_was_free(num_free: int, who: int) -> None:
-    told = Told(num_pages=9)
+def test_eviction_names_the_first_request_that_free_pages_did_not_serve(num_free: int, who: int) -> None:
+    told = PublishedScheduler(num_pages=9)
     requests = [Request(f"r{number}", [], extend_len=need) for number, need in enumerate([4, 0, 6, 4])]
     asking = told.recorder._beneficiary
     assert asking.first(num_free) is None
     asking._extends(Batch(None, requests))
     assert asking.first(num_free) is requests[who]
     for request in requests:
-        request.kv.kv_committed_len = 5  # nobody begins a page, and SGLang allows for one of each
+        request.kv.kv_committed_len = 5  # no request begins a page, and SGLang reserves one for each
     asking._decodes(Batch(None, requests))
     assert asking.first(8) is requests[2]
     requests[3].kv.kv_committed_len = 8
     assert asking.first(8) is requests[3]
 
 
-def test_a_retraction_says_why_and_what_was_lost() -> None:
-    told = Told(num_pages=8)
+def test_retraction_names_its_reason_and_the_lost_tokens() -> None:
+    told = PublishedScheduler(num_pages=8)
     told.add("old", list(range(10)), 30)
     told.step()
     told.step()
@@ -211,8 +211,8 @@ def test_a_retraction_says_why_and_what_was_lost() -> None:
     assert told.state.requests[2].state == RequestState.PREEMPTED
 
 
-def test_tokens_of_pages_are_known_while_they_run_and_while_they_are_cached() -> None:
-    told = Told(num_pages=30)
+def test_tokens_of_pages_are_known_while_running_and_cached() -> None:
+    told = PublishedScheduler(num_pages=30)
     told.add("first", list(range(10)), 3)
     told.step()
     table = list(told.state.requests[1].tables[0])
@@ -222,8 +222,8 @@ def test_tokens_of_pages_are_known_while_they_run_and_while_they_are_cached() ->
     assert told.translator.contents([999])[0].token_ids == ()
 
 
-def test_the_same_text_of_another_adapter_is_another_text() -> None:
-    told = Told(num_pages=30)
+def test_same_text_of_another_adapter_has_other_hashes() -> None:
+    told = PublishedScheduler(num_pages=30)
     told.add("first", list(range(9)), 1)
     told.finish()
     before = set(told.state.ledger.hash.tolist())
@@ -249,8 +249,8 @@ def test_the_same_text_of_another_adapter_is_another_text() -> None:
         ),
     ],
 )
-def test_what_keeps_like_texts_apart_is_told(more: dict[str, str], missed: str, notes: Any) -> None:
-    told = Told(num_pages=30, name_of={"a1": "poet"}.get)
+def test_reason_that_separates_equal_texts_is_published(more: dict[str, str], missed: str, notes: Any) -> None:
+    told = PublishedScheduler(num_pages=30, name_of={"a1": "poet"}.get)
     told.add("first", list(range(9)), 1)
     told.finish()
     told.scheduler.tree_cache.match = lambda tokens: []  # type: ignore[method-assign] # the tree of the other
@@ -258,7 +258,7 @@ def test_what_keeps_like_texts_apart_is_told(more: dict[str, str], missed: str, 
     told.scheduler.step()
     while told.recorder.records:
         told.frames.append(told.translator.apply(told.recorder.records.popleft()))
-    assert missed in by_kind(list(told.frames[-1].events), "admitted").cause
+    assert missed in event_of_kind(list(told.frames[-1].events), "admitted").cause
     (page,) = {
         each for each in np.flatnonzero(told.state.ledger.owner == 2) if told.translator.pages.positions[each] == 1
     }
@@ -269,8 +269,8 @@ def test_what_keeps_like_texts_apart_is_told(more: dict[str, str], missed: str, 
     assert told_of.adapter == dict(notes).get("LoRA", "")
 
 
-def test_images_are_told_of_the_blocks_that_their_tokens_are_in() -> None:
-    told = Told(num_pages=30)
+def test_images_are_noted_on_the_blocks_with_their_tokens() -> None:
+    told = PublishedScheduler(num_pages=30)
     image = SimpleNamespace(modality=SimpleNamespace(name="IMAGE"), offsets=[(3, 6)])
     told.add("first", list(range(12)), 3, multimodal_inputs=SimpleNamespace(mm_items=[image]))
     told.step()
@@ -279,8 +279,8 @@ def test_images_are_told_of_the_blocks_that_their_tokens_are_in() -> None:
     assert [content.notes for content in told.translator.contents(table[:3])] == [words, words, ()]
 
 
-def test_tokens_that_were_guessed_ahead_are_counted() -> None:
-    told = Told(num_pages=30, drafts_per_step=3)
+def test_draft_tokens_are_counted() -> None:
+    told = PublishedScheduler(num_pages=30, drafts_per_step=3)
     request = told.add("first", list(range(9)), 4)
     told.step()
     request.spec_verify_ct, request.spec_num_correct_drafts = 2, 5
@@ -290,10 +290,10 @@ def test_tokens_that_were_guessed_ahead_are_counted() -> None:
     assert (told.state.totals["draft_tokens"], told.state.totals["accepted_tokens"]) == (6, 5)
 
 
-def test_what_is_too_much_for_one_copy_comes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_above_the_copy_limit_come_with_the_next_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_ENTRIES >= 1 << 18
     monkeypatch.setattr("kvscope_inside.sglang.pages.MAX_ENTRIES", 3)
-    told = Told(num_pages=60, page_size=1)
+    told = PublishedScheduler(num_pages=60, page_size=1)
     told.add("long", list(range(12)), 9)
     told.step()
     assert told.state.requests[1].tables[0] == told.scheduler.table_of(told.scheduler.running[0])[:3]
@@ -302,7 +302,7 @@ def test_what_is_too_much_for_one_copy_comes_with_the_next(monkeypatch: pytest.M
     assert told.differences() == []
 
 
-def test_sums_of_a_text_do_not_depend_on_where_it_was_cut() -> None:
+def test_sums_of_a_text_do_not_depend_on_where_it_was_split() -> None:
     tokens = np.arange(40, dtype=np.int64) * 7 % 11
     whole = text_sums(tokens, 0, 5)
     first = text_sums(tokens[:13], 0, 5)
@@ -311,8 +311,8 @@ def test_sums_of_a_text_do_not_depend_on_where_it_was_cut() -> None:
     assert (text_sums(tokens[::-1], 0, 5)[1:] != whole[1:]).all()
 
 
-def test_batches_say_who_prefills_and_who_decodes() -> None:
-    told = Told(num_pages=30)
+def test_batches_distinguish_prefill_and_decode() -> None:
+    told = PublishedScheduler(num_pages=30)
     told.add("long", list(range(14)), 3)
     told.finish()
     sizes = [(frame.batch.num_prefill_tokens, frame.batch.num_decode_tokens) for frame in told.frames]
@@ -322,12 +322,12 @@ def test_batches_say_who_prefills_and_who_decodes() -> None:
 @pytest.mark.parametrize(
     "hook", ["_launches", "_after_results", "_added", "_allocated_rows", "_releases_row", "_pages"]
 )
-def test_a_hook_that_raises_ends_ours_and_sglang_goes_on(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_hook_ends_watching_and_sglang_goes_on(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("ours")
 
     monkeypatch.setattr(SglangRecorder, hook, broken)
-    told, plain = Told(num_pages=30), Scheduler(num_pages=30)
+    told, plain = PublishedScheduler(num_pages=30), Scheduler(num_pages=30)
     for each in (told.scheduler, plain):
         each.add(Request("a", list(range(9)), 6))
         while each.step():
@@ -337,10 +337,10 @@ def test_a_hook_that_raises_ends_ours_and_sglang_goes_on(hook: str, monkeypatch:
     )
     assert len(told.failures) == 1
     assert "ours" in told.failures[0]
-    assert not vars(told.scheduler).keys() & {"run_batch", "process_batch_result"}, "the hooks are gone"
+    assert not vars(told.scheduler).keys() & {"run_batch", "process_batch_result"}, "hooks are left"
 
 
-def test_methods_that_are_missing_are_named() -> None:
+def test_missing_methods_are_named() -> None:
     class Older(Scheduler):
         send_abort_output = None  # type: ignore[assignment]
 

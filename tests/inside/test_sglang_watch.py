@@ -1,4 +1,4 @@
-"""A scheduler of SGLang's kind and somebody who watches it over sockets: rows, actions, and the end of it."""
+"""A fake SGLang scheduler is followed over sockets: rows, actions and its end."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_rows_and_requests_arrive(watched: Any) -> None:
     assert reply.contents[0].text in ("[0, 1, 2, 3]", "[4, 5, 6, 7]", "[8, 9, 20, 27]")
 
 
-def asked(scheduler: Scheduler, client: FrameByFrame, command: Any) -> Reply:
-    """While the scheduler goes on."""
+def ask_while_running(scheduler: Scheduler, client: FrameByFrame, command: Any) -> Reply:
+    """Send a command and run the scheduler until the reply arrives."""
     answers: list[Reply] = []
     asking = threading.Thread(target=lambda: answers.append(client.ask(command)))
     asking.start()
@@ -76,30 +76,30 @@ def asked(scheduler: Scheduler, client: FrameByFrame, command: Any) -> Reply:
     return answers[0]
 
 
-def test_an_operator_aborts_and_flushes_and_nothing_else(watched: Any) -> None:
+def test_operator_may_only_abort_and_flush(watched: Any) -> None:
     scheduler, client, _ = watched
     client.begin()
     scheduler.add(Request("a", list(range(10)), 90))
     scheduler.add(Request("ab", list(range(9)), 90))
     for _ in range(4):
         scheduler.step()
-    assert isinstance(asked(scheduler, client, Control(action="reset_prefix_cache")), Failed)
-    assert isinstance(asked(scheduler, client, Control(action="pause")), Failed)
-    assert isinstance(asked(scheduler, client, Abort(request_id="c")), Failed)
-    assert isinstance(asked(scheduler, client, Abort(request_id="a")), Failed), "it would abort ab as well"
-    assert isinstance(asked(scheduler, client, Abort(request_id="ab")), Done)
+    assert isinstance(ask_while_running(scheduler, client, Control(action="reset_prefix_cache")), Failed)
+    assert isinstance(ask_while_running(scheduler, client, Control(action="pause")), Failed)
+    assert isinstance(ask_while_running(scheduler, client, Abort(request_id="c")), Failed)
+    assert isinstance(ask_while_running(scheduler, client, Abort(request_id="a")), Failed), "it would abort ab as well"
+    assert isinstance(ask_while_running(scheduler, client, Abort(request_id="ab")), Done)
     scheduler.step()
-    assert isinstance(asked(scheduler, client, Abort(request_id="a")), Done)
+    assert isinstance(ask_while_running(scheduler, client, Abort(request_id="a")), Done)
     while scheduler.step():
         pass
-    assert isinstance(asked(scheduler, client, Control(action="reset_prefix_cache")), Done)
+    assert isinstance(ask_while_running(scheduler, client, Control(action="reset_prefix_cache")), Done)
     scheduler.step()
     list(client.frames(0.5))
     assert client.mirror.counters.aborted == 2
     assert (client.mirror.ledger.state[1:] == BlockState.FREE).all()
 
 
-def test_a_thread_that_fails_takes_the_hooks_away_and_says_why(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_thread_removes_the_hooks_and_reports_why(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, client, watching = watched
 
     def broken(*_: Any) -> None:
@@ -115,7 +115,7 @@ def test_a_thread_that_fails_takes_the_hooks_away_and_says_why(watched: Any, mon
     assert not vars(scheduler).keys() & {"run_batch", "process_batch_result"}
 
 
-def test_a_scheduler_that_ends_says_goodbye(watched: Any) -> None:
+def test_scheduler_that_ends_says_goodbye(watched: Any) -> None:
     scheduler, client, _ = watched
     client.begin()
     scheduler.add(Request("a", list(range(10)), 2))
@@ -123,7 +123,7 @@ def test_a_scheduler_that_ends_says_goodbye(watched: Any) -> None:
     assert client.goodbye(5.0) == ""
 
 
-def test_ranks_tell_beside_each_other() -> None:
+def test_ranks_have_consecutive_endpoints() -> None:
     assert [endpoint_of_rank("ipc:///tmp/s", rank) for rank in range(2)] == ["ipc:///tmp/s", "ipc:///tmp/s-1"]
     assert endpoint_of_rank("tcp://10.0.0.1:7000", 2) == "tcp://10.0.0.1:7004"
     assert file_of_rank(Path("a.mcap"), 1) == Path("a-1.mcap")
@@ -131,26 +131,26 @@ def test_ranks_tell_beside_each_other() -> None:
     assert keys_for("tcp://127.0.0.1:7000", print) is None
 
 
-def test_a_rank_that_does_what_another_does_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_rank_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     parallel = SimpleNamespace(pp_rank=0, attn_tp_rank=1, attn_cp_rank=0, dp_rank=None)
     monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", SimpleNamespace(get_parallel=lambda: parallel))
     scheduler = SimpleNamespace(server_args=SimpleNamespace(tp_size=2, pp_size=1))
     assert sglang_watch.watch(scheduler, "ipc:///tmp/nowhere") is None
 
 
-def test_sglang_finds_it() -> None:
+def test_sglang_finds_the_plugin() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["sglang.srt.plugins"]["kvscope"].partition(":")
     assert getattr(import_module(module), name) is plugin.load
 
 
-def test_it_does_nothing_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_does_nothing_without_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ENDPOINT, raising=False)
-    plugin.load()  # there is no SGLang here that it could import
+    plugin.load()  # SGLang is not installed here
     assert "sglang" not in sys.modules
 
 
-def test_it_asks_for_the_making_of_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_hooks_the_constructor_of_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[tuple[str, Callable[..., None], str]] = []
     registry = SimpleNamespace(
         HookRegistry=SimpleNamespace(register=lambda *given: registered.append(given)),
@@ -161,10 +161,10 @@ def test_it_asks_for_the_making_of_schedulers(monkeypatch: pytest.MonkeyPatch) -
     plugin.load()
     ((target, hook, kind),) = registered
     assert (target.rpartition(".")[2], kind) == ("__init__", "after")
-    hook(None, object())  # what cannot be watched is said in the log, and SGLang goes on
+    hook(None, object())  # a failure to watch is logged, and SGLang goes on
 
 
-def test_loading_it_imports_neither_sockets_nor_numpy() -> None:
+def test_loading_the_plugin_imports_neither_sockets_nor_numpy() -> None:
     code = (
         "import sys; from kvscope_inside.sglang.plugin import load; load();"
         "print(sorted({'zmq', 'numpy', 'msgspec', 'torch', 'httpx'} & sys.modules.keys()))"

@@ -1,7 +1,7 @@
-"""What is told of transformers' continuous batching is what its objects say, at each step of a real model on a CPU.
+"""The published state of transformers' continuous batching equals its objects at each step of a real model on a CPU.
 
-Two of its ways need a GPU: asynchronous batching (streams) and offloading (pinned memory). The first is driven here
-without a model, its pairs of inputs being plain ones; the second has memory that is not pinned.
+Two features need a GPU: asynchronous batching (streams) and offloading (pinned memory). The first is tested here with
+plain pairs of inputs instead of streams, the second with memory that is not pinned.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def make_manager(kind: str = "full", num_blocks: int = 40, num_return_sequences:
     return model.init_continuous_batching(generation, config)
 
 
-class Told:
-    """A manager whose loop is turned by hand, and what is told of it."""
+class PublishedManager:
+    """A manager whose loop is run by the test, and what is published of it."""
 
     def __init__(self, kind: str = "full", **options: Any) -> None:
         from transformers.generation.continuous_batching.cache_allocators.cache_allocator import compute_block_hash
@@ -97,14 +97,14 @@ class Told:
         self.translator = TransformersTranslator(self.state, self.rows, self.hash_of)
 
     def step(self) -> list[Event]:
-        """One turn of the loop; the events of it."""
-        if self.is_first:  # a batch is ahead from then on, and steps are told as they end
+        """Run the loop once, and return its events."""
+        if self.is_first:  # a batch is ahead from then on, and steps are published as they end
             self.is_first = self.manager._generation_loop_body(self.processor, True)
             return []
         self.manager._generation_loop_body(self.processor, False)
-        return self.tell()
+        return self.publish_notes()
 
-    def tell(self) -> list[Event]:
+    def publish_notes(self) -> list[Event]:
         told = []
         while self.recorder.records:
             self.frames.append(self.translator.apply(self.recorder.records.popleft()))
@@ -116,7 +116,7 @@ class Told:
 
 
 def differences(processor: Any, mirror: Mirror, rows: LedgerRows) -> list[str]:
-    """Of every block, table and request, between transformers' objects and a mirror."""
+    """Yield differences between transformers' objects and a mirror for every block, table and request."""
     found = [*differing_blocks(processor.cache, mirror, rows), *differing_requests(processor.scheduler, mirror, rows)]
     counts = mirror.counters.num_running, mirror.counters.num_waiting
     if counts != (len(processor.scheduler.active_requests), len(processor.scheduler.waiting_requests)):
@@ -186,8 +186,8 @@ def differing_requests(scheduler: Any, mirror: Mirror, rows: LedgerRows) -> Iter
                     yield f"row {table[at]} is of {number} alone, not of {ledger.owner[table[at]]}"
 
 
-def drive(told: Told, seed: int, num_requests: int, *, cancels: bool = True) -> set[str]:
-    """Random requests with shared prefixes, and what is cancelled; the kinds of events that there were."""
+def run_random_requests(told: PublishedManager, seed: int, num_requests: int, *, cancels: bool = True) -> set[str]:
+    """Run random requests with shared prefixes and cancellations, and return the kinds of their events."""
     chance, kinds, count = random.Random(seed), set[str](), 0
     prefixes = [[chance.randrange(8, 96) for _ in range(40)] for _ in range(3)]
     scheduler = told.processor.scheduler
@@ -203,9 +203,9 @@ def drive(told: Told, seed: int, num_requests: int, *, cancels: bool = True) -> 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_full_attention_is_told_as_it_is(seed: int) -> None:
-    told = Told(num_blocks=24)
-    kinds = drive(told, seed, 40)
+def test_full_attention_is_published_correctly(seed: int) -> None:
+    told = PublishedManager(num_blocks=24)
+    kinds = run_random_requests(told, seed, 40)
     totals, events = told.state.totals, [event for frame in told.frames for event in frame.events]
     admitted = [event.number for event in events if event.kind == "admitted"]
     assert len(admitted) == len(set(admitted)) == totals["admitted"]
@@ -214,8 +214,9 @@ def test_full_attention_is_told_as_it_is(seed: int) -> None:
 
 
 class PlainPairs:
-    """In the place of transformers' ContinuousBatchingAsyncIOs, which needs streams of a device: batches are prepared
-    one ahead, as there, and tokens are random."""
+    """Replaces transformers' ContinuousBatchingAsyncIOs, which needs streams of a device: batches are prepared one
+    ahead, and tokens are random.
+    """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.pairs, self.current = (make(), make()), 0
@@ -233,26 +234,26 @@ class PlainPairs:
 
 
 @pytest.mark.parametrize("kind", ["full", "window"])
-def test_batches_that_are_prepared_ahead_are_told_as_they_are(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_prepared_ahead_are_published_correctly(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.generation.continuous_batching import continuous_api
 
     plain = continuous_api.ContinuousBatchingIOs
     monkeypatch.setattr(
         continuous_api, "ContinuousBatchingAsyncIOs", lambda **options: PlainPairs(lambda: plain(**options))
     )
-    told = Told(kind, num_blocks=24, use_async_batching=True)
+    told = PublishedManager(kind, num_blocks=24, use_async_batching=True)
     monkeypatch.setattr(told.processor, "_generation_step", told.processor.inputs_and_outputs.run)
-    # cancelling a request of a batch that is ahead ends transformers' loop by a KeyError in mark_complete_blocks
-    assert drive(told, 3, 40, cancels=False) >= {"admitted", "resumed", "preempted", "finished"}
+    # cancelling a request of a batch that is ahead ends transformers' loop with a KeyError in mark_complete_blocks
+    assert run_random_requests(told, 3, 40, cancels=False) >= {"admitted", "resumed", "preempted", "finished"}
 
 
-def test_blocks_that_go_to_host_memory_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offloaded_blocks_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, pin_memory=False, **options: empty(*sizes, **options))
-    told = Told(num_blocks=24, cpu_offload_space=0.001)
-    drive(told, 4, 40)
+    told = PublishedManager(num_blocks=24, cpu_offload_space=0.001)
+    run_random_requests(told, 4, 40)
     events = [event for frame in told.frames for event in frame.events]
     preempted = next(event for event in events if event.kind == "preempted")
     assert "swapped to a lower tier" in preempted.cause
@@ -262,7 +263,7 @@ def test_blocks_that_go_to_host_memory_are_not_computed_again(monkeypatch: pytes
 
 
 def test_forks_share_the_blocks_of_their_parent() -> None:
-    told = Told(num_blocks=60, num_return_sequences=3)
+    told = PublishedManager(num_blocks=60, num_return_sequences=3)
     told.manager.add_request(list(range(10, 31)), "a", max_new_tokens=6)
     while told.state.totals["finished"] < 3:
         told.step()
@@ -272,18 +273,18 @@ def test_forks_share_the_blocks_of_their_parent() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_windows_are_told_as_they_are(seed: int) -> None:
-    told = Told("window", num_blocks=24)
+def test_windows_are_published_correctly(seed: int) -> None:
+    told = PublishedManager("window", num_blocks=24)
     assert [(each.kind, each.window, each.num_layers) for each in told.hello.cache.groups] == [
         ("window", 10, 3),
         ("full", 0, 2),
     ]
-    kinds = drive(told, seed, 40)
+    kinds = run_random_requests(told, seed, 40)
     assert kinds >= {"admitted", "resumed", "preempted", "finished"}
 
 
 def test_rows_are_in_the_order_of_memory() -> None:
-    told = Told("window", num_blocks=24)
+    told = PublishedManager("window", num_blocks=24)
     cache = told.processor.cache
     assert (told.rows.blocks_per_sector, told.rows.per_sector) == ((2, 3), 3)
     for group, allocator in enumerate(cache.cache_allocators.values()):
@@ -295,7 +296,7 @@ def test_rows_are_in_the_order_of_memory() -> None:
 
 @pytest.mark.parametrize("kind", ["full", "window"])
 def test_tokens_of_blocks_are_known(kind: str) -> None:
-    told, chance, num_known = Told(kind, num_blocks=60), random.Random(2), 0
+    told, chance, num_known = PublishedManager(kind, num_blocks=60), random.Random(2), 0
     for count in range(6):
         told.manager.add_request([chance.randrange(8, 96) for _ in range(11)], f"r{count}", max_new_tokens=14)
     told.step()
@@ -318,9 +319,9 @@ def test_tokens_of_blocks_are_known(kind: str) -> None:
         assert len(told.translator.contents([cached])[0].token_ids) == SIZE
 
 
-def test_one_begins_to_watch_in_the_middle() -> None:
+def test_watching_can_begin_in_the_middle() -> None:
     for kind in ("full", "window"):
-        told = Told(kind, num_blocks=24)
+        told = PublishedManager(kind, num_blocks=24)
         chance = random.Random(1)
         told.hooks.remove()
         for count in range(12):
@@ -330,20 +331,20 @@ def test_one_begins_to_watch_in_the_middle() -> None:
         assert told.processor.has_pending_requests()
         told.hooks.are_on = True
         told.begin(CacheState(told.hello))
-        told.tell()
-        drive(told, 2, 20)
+        told.publish_notes()
+        run_random_requests(told, 2, 20)
         assert told.state.totals["finished"] > 20
 
 
-def test_a_reset_for_a_next_session_ends_requests_and_keeps_prefixes() -> None:
-    told = Told(num_blocks=60)
+def test_reset_for_a_next_session_ends_requests_and_keeps_prefixes() -> None:
+    told = PublishedManager(num_blocks=60)
     prompt = list(range(10, 40))
     told.manager.add_request(prompt, "a", max_new_tokens=20)
     told.manager.add_request(prompt[::-1], "b", max_new_tokens=2)
     while not told.state.totals["finished"]:
         told.step()
     assert told.manager._create_batch_processor() is told.processor
-    (aborted,) = told.tell()
+    (aborted,) = told.publish_notes()
     assert "the generation loop began anew; " in aborted.cause
     assert aborted.num_blocks == 8
     told.manager.add_request(prompt, "c", max_new_tokens=2)

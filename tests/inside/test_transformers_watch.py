@@ -1,5 +1,4 @@
-"""`watch`: a manager of transformers' is told to whoever attaches, computes what it would without, and is as it was
-afterwards."""
+"""`watch` publishes a manager of transformers, does not change what it computes, and restores it afterwards."""
 
 from __future__ import annotations
 
@@ -42,8 +41,10 @@ def manager() -> Iterator[Any]:
     made.stop()
 
 
-def answers(manager: Any, prompts: list[list[int]] = PROMPTS, max_new_tokens: int = 16) -> dict[str, list[int]]:
-    """What it generates, by request."""
+def generated_tokens(
+    manager: Any, prompts: list[list[int]] = PROMPTS, max_new_tokens: int = 16
+) -> dict[str, list[int]]:
+    """Return what the manager generates, by request."""
     if not manager.is_running():
         manager.start()
     manager.add_requests(prompts, max_new_tokens=max_new_tokens)
@@ -55,26 +56,26 @@ def answers(manager: Any, prompts: list[list[int]] = PROMPTS, max_new_tokens: in
     return found
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_tokens_are_the_same_and_a_mirror_follows(manager: Any, endpoint: str) -> None:
+def test_tokens_are_unchanged_and_a_mirror_follows(manager: Any, endpoint: str) -> None:
     plain = make_manager(num_blocks=40)
-    expected = answers(plain)
+    expected = generated_tokens(plain)
     plain.stop()
     before = set(vars(manager))
     with kvscope_inside.watch(manager, endpoint) as watch:
         manager.start()
-        until(lambda: manager.batch_processor)
+        wait_until(lambda: manager.batch_processor)
         wait_for(Path(endpoint.removeprefix("ipc://")) / "telemetry")
         watcher = FrameByFrame(endpoint)
         try:
             watcher.begin()
-            assert answers(manager) == expected
+            assert generated_tokens(manager) == expected
             frames = list(watcher.frames(seconds=0.5))
             assert {event.kind for frame in frames for event in frame.events} >= {"admitted", "finished"}
             assert sum(frame.batch.num_decode_tokens for frame in frames) > 50
@@ -91,11 +92,11 @@ def test_tokens_are_the_same_and_a_mirror_follows(manager: Any, endpoint: str) -
             assert watcher.goodbye(10.0) == ""
         finally:
             watcher.close()
-    assert set(vars(manager)) - before <= {"current_batch"}, "the hooks are gone"
-    assert len(answers(manager)) == len(PROMPTS)
+    assert set(vars(manager)) - before <= {"current_batch"}, "hooks are left"
+    assert len(generated_tokens(manager)) == len(PROMPTS)
 
 
-def test_the_endpoint_is_that_of_the_environment(
+def test_endpoint_comes_from_the_environment(
     manager: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KVSCOPE_INSIDE", endpoint)
@@ -108,7 +109,7 @@ def test_the_endpoint_is_that_of_the_environment(
     manager.start()
 
 
-def test_what_cannot_be_watched_is_refused(manager: Any) -> None:
+def test_invalid_endpoint_or_object_is_refused(manager: Any) -> None:
     with pytest.raises(BadInput, match="endpoint 'file:///x' is not accepted"):
         kvscope_inside.watch(manager, "file:///x")
     with pytest.raises(BadInput, match="Thread is not watched: a ContinuousBatchingManager"):
@@ -116,41 +117,41 @@ def test_what_cannot_be_watched_is_refused(manager: Any) -> None:
     manager.start()
 
 
-def test_one_can_begin_while_it_runs_and_record(manager: Any, endpoint: str, tmp_path: Path) -> None:
-    answers(manager)
+def test_watching_and_recording_can_begin_while_it_runs(manager: Any, endpoint: str, tmp_path: Path) -> None:
+    generated_tokens(manager)
     record = tmp_path / "run.mcap"
     with kvscope_inside.watch(manager, endpoint, record):
-        answers(manager)
+        generated_tokens(manager)
     info = Recording.open(record).info
     assert info.hello is not None
     assert info.hello.capabilities.engine == "transformers"
     assert info.num_frames > 10
 
 
-def test_a_stopped_manager_is_not_kept_in_memory(endpoint: str) -> None:
+def test_stopped_manager_is_not_kept_in_memory(endpoint: str) -> None:
     manager = make_manager(num_blocks=40)
     with kvscope_inside.watch(manager, endpoint):
-        answers(manager)
+        generated_tokens(manager)
         cache = weakref.ref(manager.batch_processor.cache)
         gc.disable()
         try:
-            manager.stop()  # collects garbage itself, and gives the device's memory back
+            manager.stop()  # collects garbage itself and frees the memory of the device
             assert cache() is None
         finally:
             gc.enable()
-        first = answers(manager)
-        assert len(first) == len(PROMPTS), "it goes on with a new cache"
+        first = generated_tokens(manager)
+        assert len(first) == len(PROMPTS), "it does not go on with a new cache"
         manager.stop(keep_for_next_session=True)
-        answers(manager)
+        generated_tokens(manager)
         manager.stop()
 
 
 @pytest.mark.parametrize("name", ["_begins", "_scheduled", "_ran", "_freed", "_ended", "touch", "_record"])
-def test_a_hook_that_raises_ends_ours_and_generation_goes_on(
+def test_failed_hook_ends_watching_and_generation_goes_on(
     name: str, manager: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = make_manager(num_blocks=40)
-    expected = answers(plain)
+    expected = generated_tokens(plain)
     plain.stop()
     lines: list[str] = []
 
@@ -161,41 +162,41 @@ def test_a_hook_that_raises_ends_ours_and_generation_goes_on(
     monkeypatch.setattr(log, "error", lambda form, *about, **_: lines.append(form % about))
     watch = kvscope_inside.watch(manager, endpoint)
     monkeypatch.setattr(transformers_recorder.TransformersRecorder, name, broken)
-    assert answers(manager) == expected
+    assert generated_tokens(manager) == expected
     assert len(lines) == 1
     assert re.search("kvscope stopped watching: RuntimeError in .*: ours; generation continues", lines[0])
     assert "stop" not in vars(manager)
     watch.close()
 
 
-def test_an_endpoint_that_is_taken_leaves_the_manager_as_it_was(endpoint: str) -> None:
+def test_endpoint_in_use_leaves_the_manager_unchanged(endpoint: str) -> None:
     first, second = make_manager(num_blocks=40), make_manager(num_blocks=40)
     with kvscope_inside.watch(first, endpoint):
-        expected = answers(first)
-        answers(second)
+        expected = generated_tokens(first)
+        generated_tokens(second)
         before = set(vars(second))
         with pytest.raises(EndpointInUse):
-            kvscope_inside.watch(stopped(second), endpoint)
+            kvscope_inside.watch(stopped_with_cache(second), endpoint)
         assert set(vars(second)) == before
         assert not {"update_batch", "prepare_next_batch"} & set(vars(second.batch_processor))
-        assert list(answers(second).values()) == list(expected.values())
+        assert list(generated_tokens(second).values()) == list(expected.values())
         first.stop()
         second.stop()
 
 
-def stopped(manager: Any) -> Any:
-    """One that keeps its cache for a next session."""
+def stopped_with_cache(manager: Any) -> Any:
+    """Return the manager, stopped with its cache kept for a next session."""
     manager.stop(keep_for_next_session=True)
     return manager
 
 
-def test_importing_it_imports_neither_torch_nor_transformers() -> None:
+def test_import_does_not_import_torch_or_transformers() -> None:
     code = "import kvscope_inside, sys; kvscope_inside.watch; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert done.stdout == "set()\n"
 
 
-def test_the_example_runs_as_it_is_printed(tmp_path: Path) -> None:
+def test_example_of_the_documentation_runs_as_printed(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/guide/inside-transformers.md").read_text()
     (tmp_path / "batches.py").write_text(page.split("```python\n")[1].split("```")[0])
     tiny_model().save_pretrained(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Notes of what vLLM does become what its objects say: rows, tables, figures, and events with their causes."""
+"""Notes of vLLM's scheduler become rows, tables, figures and events that equal its objects."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.telemetry import Event, Frame
 
 
-class Told:
-    """A scheduler, and what is told of it."""
+class PublishedScheduler:
+    """A scheduler, and what is published of it."""
 
     def __init__(self, *, limits: dict[str, int] | None = None, **options: int) -> None:
         self.failures: list[str] = []
@@ -46,11 +46,11 @@ class Told:
         return request
 
     def step(self) -> list[Event]:
-        """One of the scheduler's; the events of it."""
+        """Run a step of the scheduler, and return its events."""
         self.scheduler.update_from_output(self.scheduler.schedule(), None)
-        return self.tell()
+        return self.publish_notes()
 
-    def tell(self) -> list[Event]:
+    def publish_notes(self) -> list[Event]:
         told = []
         while self.recorder.records:
             self.frames.append(self.translator.apply(self.recorder.records.popleft()))
@@ -89,7 +89,7 @@ class Told:
 
     @property
     def manager(self) -> Any:
-        """Of what is offloaded."""
+        """Return the offloading manager."""
         return self.scheduler.connector.connector_scheduler.manager
 
     def host_differences(self) -> list[str]:
@@ -113,19 +113,19 @@ class Told:
         return found
 
     def keys(self, request: Request) -> list[bytes]:
-        """Of its text as far as it is computed, a key a place."""
+        """Return the keys of the computed text, one for each slot."""
         num_full = request.num_computed_tokens // SIZE
         return [value + bytes(4) for value in request.block_hashes[self.per_place - 1 : num_full : self.per_place]]
 
     def offload(self, request: Request) -> list[bytes]:
-        """What is there of it, which is being written then."""
+        """Return the stored keys of the request, which are being written then."""
         output = self.manager.prepare_store(self.keys(request), SimpleNamespace(req_id=request.request_id))
         return output.keys_to_store if output is not None else []
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_happens_is_told_as_it_is(seed: int) -> None:
-    told, chance = Told(num_blocks=14), random.Random(seed)
+def test_random_load_is_published_correctly(seed: int) -> None:
+    told, chance = PublishedScheduler(num_blocks=14), random.Random(seed)
     prefixes = [[chance.randrange(50) for _ in range(12)] for _ in range(3)]
     kinds: set[str] = set()
     for step in range(600):
@@ -140,7 +140,7 @@ def test_whatever_happens_is_told_as_it_is(seed: int) -> None:
             idle = [b.block_id for b in told.scheduler.pool.blocks if b.block_hash is not None and not b.ref_cnt]
             told.scheduler.pool.evict_blocks(set(idle[:2]))
             told.recorder.flush()
-        kinds |= {event.kind for event in told.tell()} | {event.kind for event in told.step()}
+        kinds |= {event.kind for event in told.publish_notes()} | {event.kind for event in told.step()}
     assert kinds - {"note"} == {"admitted", "resumed", "preempted", "evicted", "finished", "aborted"}
     totals = told.state.totals
     assert totals["admitted"] >= totals["finished"] > 10
@@ -151,8 +151,8 @@ def test_whatever_happens_is_told_as_it_is(seed: int) -> None:
 
 
 @pytest.mark.parametrize("blocks_per_slot", [1, 2, 3])
-def test_what_is_offloaded_is_told_as_it_is(blocks_per_slot: int) -> None:
-    told = Told(num_blocks=30, budget=40, num_slots=6, blocks_per_slot=blocks_per_slot)
+def test_offloaded_blocks_are_published_correctly(blocks_per_slot: int) -> None:
+    told = PublishedScheduler(num_blocks=30, budget=40, num_slots=6, blocks_per_slot=blocks_per_slot)
     chance, writing, reading = random.Random(blocks_per_slot), set[bytes](), list[bytes]()
     prefix = [chance.randrange(50) for _ in range(12)]
     kinds: set[str] = set()
@@ -180,8 +180,8 @@ def test_what_is_offloaded_is_told_as_it_is(blocks_per_slot: int) -> None:
     assert any(frame.moves.saved for frame in told.frames)
 
 
-def test_an_offloaded_block_follows_the_pools_and_says_its_text() -> None:
-    told = Told(num_blocks=30, budget=40, num_slots=3)
+def test_rows_of_offloaded_blocks_follow_the_pool_and_have_their_text() -> None:
+    told = PublishedScheduler(num_blocks=30, budget=40, num_slots=3)
     request = told.add("first", list(range(13)), 3)
     told.step()
     keys = told.offload(request)
@@ -203,12 +203,12 @@ def test_an_offloaded_block_follows_the_pools_and_says_its_text() -> None:
     other = told.add("other", list(range(20, 29)), 3)
     told.step()
     told.offload(other)
-    event = by_kind(told.step(), "evicted")
+    event = event_of_kind(told.step(), "evicted")
     assert "2 blocks were evicted from host memory, where blocks of request #2 are kept now" in event.cause
     assert told.translator.contents([30])[0].token_ids == ()
 
 
-def test_what_a_connector_keeps_and_is_not_told_is_named() -> None:
+def test_connector_with_unpublished_blocks_is_named() -> None:
     assert unpublished_connectors(Scheduler()) == "blocks that Connector may keep outside the pool are not told"
     scheduler = Scheduler(num_slots=4)
     assert unpublished_connectors(scheduler) == ""
@@ -223,18 +223,18 @@ def test_what_a_connector_keeps_and_is_not_told_is_named() -> None:
     assert found.num_blocks == 4
 
 
-def by_kind(events: list[Event], kind: str) -> Event:
+def event_of_kind(events: list[Event], kind: str) -> Event:
     return next(event for event in events if event.kind == kind)
 
 
-def test_a_hit_is_told_with_why_it_was_not_more() -> None:
-    told = Told(num_blocks=30, budget=40)
+def test_prefix_hit_says_why_it_was_not_longer() -> None:
+    told = PublishedScheduler(num_blocks=30, budget=40)
     told.add("first", [*range(12), 40, 41, 42, 43, 44], 1)
-    new = by_kind(told.step(), "admitted")
+    new = event_of_kind(told.step(), "admitted")
     assert "all 17 tokens to compute" in new.cause
     assert "no cached prefix matches" in new.cause
     told.add("second", [*range(12), 30, 31, 32, 33, 34], 1)
-    hit = by_kind(told.step(), "admitted")
+    hit = event_of_kind(told.step(), "admitted")
     assert hit.num_tokens == 12
     assert "12 of 17 tokens were there already, 3 blocks in the pool" in hit.cause
     assert "it first differs from what is cached at token 12" in hit.cause
@@ -242,52 +242,52 @@ def test_a_hit_is_told_with_why_it_was_not_more() -> None:
     assert told.state.ledger.prefix_hits.max() == 1
 
 
-def test_a_prefix_that_was_evicted_is_missed_with_its_step() -> None:
-    told = Told(num_blocks=6, budget=40)
+def test_evicted_prefix_is_missed_with_its_step() -> None:
+    told = PublishedScheduler(num_blocks=6, budget=40)
     told.add("first", list(range(12)), 1)
     told.step()
     told.add("other", [30 + each for each in range(16)], 1)
-    evicted = by_kind(told.step(), "evicted")
+    evicted = event_of_kind(told.step(), "evicted")
     assert evicted.other == 2
     assert "evicted" in evicted.cause
     assert told.frames[-1].moves.evicted
     told.add("again", list(range(12)), 1)
-    assert "was evicted at step 2" in by_kind(told.step(), "admitted").cause
+    assert "was evicted at step 2" in event_of_kind(told.step(), "admitted").cause
 
 
-def test_the_wait_of_who_was_preempted_begins_when_it_was_not_when_the_step_ended() -> None:
-    told = Told(num_blocks=7, budget=40)
+def test_waiting_time_of_a_preempted_request_begins_at_its_preemption() -> None:
+    told = PublishedScheduler(num_blocks=7, budget=40)
     told.add("first", list(range(10)), 9)
     told.add("second", [30 + each for each in range(8)], 5)
     events = told.step()
     while "preempted" not in [event.kind for event in events]:
         events = told.step()
-    preempted, frame = by_kind(events, "preempted"), told.frames[-1]
+    preempted, frame = event_of_kind(events, "preempted"), told.frames[-1]
     assert frame.time_ns - frame.timings.commit_ns - frame.timings.run_ns > preempted.time_ns
     assert told.frames[-2].time_ns <= preempted.time_ns
     events = told.step()
     while "resumed" not in [event.kind for event in events]:
         events = told.step()
-    resumed = by_kind(events, "resumed")
+    resumed = event_of_kind(events, "resumed")
     assert resumed.data is not None
     assert resumed.data.waited_ns == resumed.time_ns - preempted.time_ns
 
 
-def test_who_ends_in_the_step_in_which_a_block_was_evicted_for_it_is_named() -> None:
-    told = Told(num_blocks=7, budget=40)
+def test_request_that_ends_in_the_step_of_its_eviction_is_named() -> None:
+    told = PublishedScheduler(num_blocks=7, budget=40)
     told.add("first", list(range(16)), 1)
     told.step()
     last = told.add("last", [30 + each for each in range(8)], 2)
     while told.scheduler.requests:
         events = told.step()
     assert last.status.name == "FINISHED_LENGTH_CAPPED"
-    evicted = by_kind(events, "evicted")
-    assert evicted.other == by_kind(events, "finished").number == 2
+    evicted = event_of_kind(events, "evicted")
+    assert evicted.other == event_of_kind(events, "finished").number == 2
     assert "for request #2" in evicted.cause
 
 
-def test_a_preemption_says_for_whom_and_what_was_lost() -> None:
-    told = Told(num_blocks=8, budget=40)
+def test_preemption_names_the_request_that_needed_blocks_and_the_lost_tokens() -> None:
+    told = PublishedScheduler(num_blocks=8, budget=40)
     told.add("old", list(range(15)), 20)
     told.add("new", [30 + each for each in range(9)], 20)
     events: list[Event] = []
@@ -300,8 +300,8 @@ def test_a_preemption_says_for_whom_and_what_was_lost() -> None:
     assert "being the newest" in event.cause
 
 
-def test_a_text_that_is_cached_under_another_key_is_no_hit_and_said_so() -> None:
-    told = Told(num_blocks=40, budget=60)
+def test_text_cached_under_another_key_is_no_hit_and_reported() -> None:
+    told = PublishedScheduler(num_blocks=40, budget=60)
     sql, python = SimpleNamespace(lora_name="sql"), SimpleNamespace(lora_name="python")
     for name, more, words in (
         ("plain", {}, "no cached prefix matches"),
@@ -310,13 +310,13 @@ def test_a_text_that_is_cached_under_another_key_is_no_hit_and_said_so() -> None
         ("python", {"lora_request": python}, "under another LoRA adapter"),
     ):
         told.add(name, list(range(9)), 1, **more)
-        assert words in by_kind(told.step(), "admitted").cause
+        assert words in event_of_kind(told.step(), "admitted").cause
     told.add("again", list(range(9)), 1, lora_request=python)
-    assert "8 of 9 tokens were there already" in by_kind(told.step(), "admitted").cause
+    assert "8 of 9 tokens were there already" in event_of_kind(told.step(), "admitted").cause
 
 
-def test_blocks_say_adapter_salt_and_images() -> None:
-    told = Told(num_blocks=40, budget=60)
+def test_blocks_have_their_adapter_salt_and_images() -> None:
+    told = PublishedScheduler(num_blocks=40, budget=60)
     image = SimpleNamespace(modality="image", mm_position=SimpleNamespace(offset=2, length=5))
     key = {"lora_request": SimpleNamespace(lora_name="sql"), "cache_salt": "ours", "mm_features": [image]}
     told.add("picture", list(range(12)), 2, **key)
@@ -328,23 +328,25 @@ def test_blocks_say_adapter_salt_and_images() -> None:
     assert told.state.requests[1].info.adapter == "sql"
     while told.scheduler.requests:
         told.step()
-    assert [content.notes for content in told.translator.contents(table)][:2] == notes[:2], "cached ones say so, too"
+    assert [content.notes for content in told.translator.contents(table)][:2] == notes[:2], (
+        "cached blocks lost their notes"
+    )
 
 
-def test_what_the_next_in_the_queue_waits_for() -> None:
-    def first_waits(told: Told) -> WaitsFor:
+def test_next_request_in_the_queue_reports_what_it_waits_for() -> None:
+    def first_waits(told: PublishedScheduler) -> WaitsFor:
         told.step()
         return told.state.requests[2].waits_for
 
-    short = Told(num_blocks=4, budget=40)
+    short = PublishedScheduler(num_blocks=4, budget=40)
     short.add("runs", list(range(5)), 4)
     short.add("waits", list(range(20, 29)), 2)
     assert first_waits(short) is WaitsFor.BLOCKS
-    busy = Told(num_blocks=30, budget=8, limits={"max_num_batched_tokens": 8})
+    busy = PublishedScheduler(num_blocks=30, budget=8, limits={"max_num_batched_tokens": 8})
     busy.add("runs", list(range(20)), 4)
     busy.add("waits", list(range(20, 29)), 2)
     assert first_waits(busy) is WaitsFor.BUDGET
-    few = Told(num_blocks=30, budget=40, max_running=1, limits={"max_num_seqs": 1})
+    few = PublishedScheduler(num_blocks=30, budget=40, max_running=1, limits={"max_num_seqs": 1})
     few.add("runs", list(range(5)), 4)
     few.add("waits", list(range(20, 29)), 2)
     assert first_waits(few) is WaitsFor.PLACE
@@ -353,8 +355,8 @@ def test_what_the_next_in_the_queue_waits_for() -> None:
     assert few.state.requests[2].waits_for is WaitsFor.UNTOLD
 
 
-def test_a_request_whose_grammar_is_compiled_says_so() -> None:
-    told = Told(num_blocks=30, budget=40)
+def test_request_that_waits_for_its_grammar_reports_it() -> None:
+    told = PublishedScheduler(num_blocks=30, budget=40)
     request = told.add("form", list(range(9)), 2)
     told.scheduler.waiting.remove(request)
     request.status = Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
@@ -364,22 +366,22 @@ def test_a_request_whose_grammar_is_compiled_says_so() -> None:
     assert told.state.requests[1].waits_for is WaitsFor.GRAMMAR
 
 
-def test_tokens_that_were_guessed_are_counted() -> None:
-    told = Told(num_blocks=30, budget=40)
+def test_draft_tokens_are_counted() -> None:
+    told = PublishedScheduler(num_blocks=30, budget=40)
     told.add("guessed", list(range(9)), 6)
     told.step()
     output = told.scheduler.schedule()
     output.scheduled_spec_decode_tokens = {"guessed": [1, 2, 3]}
     outcome = SimpleNamespace(req_id_to_index={"guessed": 0}, sampled_token_ids=[[1, 2, 9]])
     told.scheduler.update_from_output(output, outcome)
-    told.tell()
+    told.publish_notes()
     told_request = told.state.requests[1]
     assert (told_request.num_draft_tokens, told_request.num_accepted_tokens) == (3, 2)
     assert (told.state.totals["draft_tokens"], told.state.totals["accepted_tokens"]) == (3, 2)
 
 
-def test_a_request_holds_its_blocks_while_kv_is_loaded_into_them() -> None:
-    told = Told(num_blocks=30, budget=40)
+def test_request_holds_its_blocks_while_kv_is_loaded_into_them() -> None:
+    told = PublishedScheduler(num_blocks=30, budget=40)
     request = told.add("loads", list(range(9)), 2)
     told.scheduler.start_loading(request, num_tokens=8)
     told.step()
@@ -387,14 +389,14 @@ def test_a_request_holds_its_blocks_while_kv_is_loaded_into_them() -> None:
     assert (waiting.state, waiting.waits_for) == (RequestState.WAITING, WaitsFor.REMOTE_KV)
     assert (len(waiting.tables[0]), told.state.totals["loaded_blocks"]) == (2, 2)
     told.scheduler.end_loading(request)
-    admitted = by_kind(told.step(), "admitted")
+    admitted = event_of_kind(told.step(), "admitted")
     assert "2 blocks loaded from lower tiers" in admitted.cause
     assert "8 of 9 tokens were there already, 0 blocks in the pool" in admitted.cause
     assert waiting.waits_for is WaitsFor.UNTOLD
 
 
-def test_tokens_of_blocks_are_known_while_they_run_and_while_they_are_cached() -> None:
-    told = Told(num_blocks=30, budget=40)
+def test_tokens_of_blocks_are_known_while_running_and_cached() -> None:
+    told = PublishedScheduler(num_blocks=30, budget=40)
     request = told.add("first", list(range(10)), 3)
     told.step()
     table = list(told.state.requests[1].tables[0])
@@ -406,8 +408,8 @@ def test_tokens_of_blocks_are_known_while_they_run_and_while_they_are_cached() -
     assert request.num_output_tokens == 3
 
 
-def test_batches_say_who_prefills_and_who_decodes() -> None:
-    told = Told(num_blocks=30, budget=8)
+def test_batches_distinguish_prefill_and_decode() -> None:
+    told = PublishedScheduler(num_blocks=30, budget=8)
     told.add("long", list(range(10)), 4)
     sizes: list[tuple[int, int]] = []
     while told.scheduler.requests:
@@ -419,8 +421,8 @@ def test_batches_say_who_prefills_and_who_decodes() -> None:
 @pytest.mark.parametrize(
     "name", ["schedule", "update_from_output", "add_request", "_free_request", "get_new_blocks", "cache_full_blocks"]
 )
-def test_a_hook_that_raises_ends_ours_and_vllm_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(num_blocks=30)
+def test_failed_hook_ends_watching_and_vllm_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = PublishedScheduler(num_blocks=30)
     plain = Scheduler(num_blocks=30)
     hook = {
         "schedule": "_after_schedule",
@@ -435,7 +437,7 @@ def test_a_hook_that_raises_ends_ours_and_vllm_goes_on(name: str, monkeypatch: p
         raise RuntimeError("ours")
 
     monkeypatch.setattr(VllmRecorder, hook, broken)
-    told = Told(num_blocks=30)
+    told = PublishedScheduler(num_blocks=30)
     for each in (told.scheduler, plain):
         each.add_request(Request("a", list(range(9)), 6))
         while each.requests:
@@ -445,4 +447,4 @@ def test_a_hook_that_raises_ends_ours_and_vllm_goes_on(name: str, monkeypatch: p
     ]
     assert len(told.failures) == 1
     assert "ours" in told.failures[0]
-    assert not vars(told.scheduler).keys() & {"schedule", "update_from_output"}, "the hooks are gone"
+    assert not vars(told.scheduler).keys() & {"schedule", "update_from_output"}, "hooks are left"

@@ -1,8 +1,8 @@
-"""The same tests for the torch references, the kernels in Triton's interpreter, and the kernels on a GPU.
+"""Fixtures of kernel tests: the torch references, the kernels in Triton's interpreter, and the kernels on a GPU.
 
-A test that asks for `runner` runs thrice; one that asks for `fast_runner` skips the interpreter, which takes about
-3 ms a tile of each program. Batches come poisoned: every slot that no query may see is NaN, table entries past a
-request's blocks are nonsense, and outputs are NaN until written.
+A test that asks for `runner` runs three times; one that asks for `fast_runner` skips the interpreter, which takes
+about 3 ms for each tile of a program. Batches are poisoned: every slot that no query may see is NaN, table entries
+after a request's blocks are random, and outputs are NaN until written.
 """
 
 import math
@@ -41,7 +41,7 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a batch looks like. `query_lens` None is decode: one query a request."""
+    """The shape of a batch; `query_lens` None means decode, with one query per request."""
 
     seq_lens: list[int]
     query_lens: list[int] | None = None
@@ -52,16 +52,16 @@ class Shape:
     block_size: int = 16
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
-    """Of the cache; None is `dtype`."""
+    """Dtype of the cache; None means `dtype`."""
     layout: str = "HND"
     num_spare_columns: int = 1
-    """Of nonsense, in the block tables, past the longest request's blocks."""
+    """Number of random entries in the block tables after the longest request's blocks."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PagedBatch:
-    """Arguments of an attention operation, and the dense truth beside them."""
+    """Arguments of an attention operation, and the dense keys and values for the reference."""
 
     query: Tensor
     k_cache: Tensor
@@ -71,7 +71,7 @@ class PagedBatch:
     query_start: Tensor
     scale: float
     keys: list[Tensor]
-    """(seq_len, num_kv_heads, head_dim) of each request, float64."""
+    """(seq_len, num_kv_heads, head_dim) float64 of each request."""
     values: list[Tensor]
     options: dict[str, Any]
     """`k_scale` and `v_scale` are among them when the cache is quantized."""
@@ -95,14 +95,15 @@ class PagedBatch:
 
 
 Interpret = Callable[..., Any]
-"""interpret(op, *arguments): `op` in Triton's interpreter, on CPU tensors."""
+"""`interpret(op, *arguments)` runs `op` in Triton's interpreter on CPU tensors."""
 
 
 @pytest.fixture(scope="session")
 def interpret() -> Iterator[Interpret]:
-    """Triton's interpreter, which must be chosen before Triton is imported: in a process of its own.
+    """Function that runs an operation in Triton's interpreter, which needs its own process: `interpret(op,
+    *arguments)`.
 
-    Tensors travel as shared memory, so what an operation writes in place is seen here.
+    Tensors are in shared memory, so that in-place results are visible here.
     """
     triton = pytest.importorskip("triton")
     if triton.__version__.startswith("3.6.") and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
@@ -112,7 +113,7 @@ def interpret() -> Iterator[Interpret]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")
             patch.setenv("OMP_NUM_THREADS", "1")
-            pool.submit(os.getpid).result()  # the process has started, with these
+            pool.submit(os.getpid).result()  # the process has started with these variables
 
         def call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = pool.submit(op, *args, **kwargs).result(timeout=240)
@@ -142,7 +143,7 @@ def _runner(request: pytest.FixtureRequest) -> Runner:
             pytest.skip("others run the same lines: KVSCOPE_STORMS=1 interprets it too")
         interpret, kernels = request.getfixturevalue("interpret"), ops_for("cuda")
         ops = {each.name: partial(interpret, getattr(kernels, each.name)) for each in fields(Ops)}
-        # Addresses are those of a process: what is to be copied there is looked up there.
+        # Addresses belong to a process: an address to copy is looked up in its own process.
         ops["copy_rows"] = lambda rows, pairs: interpret(copy_tensors, rows.tensors, pairs)
         return Runner("interpreter", Ops(**ops), "cpu")
     if os.environ.get("KVSCOPE_GPU_REHEARSAL"):
@@ -163,7 +164,7 @@ def build() -> Callable[..., PagedBatch]:
 
 
 def build_batch(shape: Shape, device: str = "cpu", seed: int = 0) -> PagedBatch:
-    """Fresh random content in blocks of random places; NaN and nonsense everywhere else."""
+    """Return a batch of random content in randomly placed blocks, with NaN and random table entries everywhere else."""
     draw = torch.Generator().manual_seed(seed)
     query_lens = shape.query_lens if shape.query_lens is not None else [1] * len(shape.seq_lens)
     value_dim = shape.value_dim or shape.head_dim
@@ -210,7 +211,7 @@ def build_batch(shape: Shape, device: str = "cpu", seed: int = 0) -> PagedBatch:
 
 
 def first_seen(position: Tensor, options: dict[str, Any]) -> Tensor:
-    """The first position that a query at each of these may see."""
+    """Return the first position that a query at each of these may see."""
     window = options.get("sliding_window")
     if window is None:
         return torch.zeros_like(position)
@@ -219,7 +220,9 @@ def first_seen(position: Tensor, options: dict[str, Any]) -> Tensor:
 
 
 def _empty_caches(shape: Shape, num_blocks: int, value_dim: int) -> tuple[Tensor, Tensor]:
-    """Views (num_blocks, block_size, num_kv_heads, dim) of storage that holds keys and values of a block together."""
+    """Return views (num_blocks, block_size, num_kv_heads, dim) of storage that holds keys and values of a block
+    together.
+    """
     widest, dtype = max(shape.head_dim, value_dim), shape.kv_dtype or shape.dtype
     if shape.layout == "HND":
         storage = _poison((num_blocks, 2, shape.num_kv_heads, shape.block_size, widest), dtype).transpose(2, 3)
@@ -229,14 +232,14 @@ def _empty_caches(shape: Shape, num_blocks: int, value_dim: int) -> tuple[Tensor
 
 
 def _empty_scales(shape: Shape, num_blocks: int) -> Tensor:
-    """(num_blocks, 2, block_size, num_kv_heads) view of NaN; keys' first."""
+    """Return a view (num_blocks, 2, block_size, num_kv_heads) of NaN, with those of the keys first."""
     if shape.layout == "HND":
         return _poison((num_blocks, 2, shape.num_kv_heads, shape.block_size), torch.float32).transpose(2, 3)
     return _poison((num_blocks, 2, shape.block_size, shape.num_kv_heads), torch.float32)
 
 
 def _draw_rows(shape: Shape, length: int, dim: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(length, num_kv_heads, dim) random numbers of the cache's type, and what each vector is to be multiplied by."""
+    """Return (length, num_kv_heads, dim) random numbers of the cache's dtype, and the scale of each vector."""
     rows = torch.randn(length, shape.num_kv_heads, dim, generator=draw)
     if shape.kv_dtype is None:
         return rows.to(shape.dtype), torch.ones(rows.shape[:2])
@@ -245,14 +248,14 @@ def _draw_rows(shape: Shape, length: int, dim: int, draw: torch.Generator) -> tu
 
 
 def _poison(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """NaN; of what 8-bit types have, the largest whole number and e4m3's NaN."""
+    """Return NaN; for 8-bit types the largest integer and e4m3's NaN."""
     if dtype.itemsize == 1:
         return torch.full(shape, 0x7F, dtype=torch.uint8).view(dtype)
     return torch.full(shape, math.nan, dtype=dtype)
 
 
 def _on_device(view: Tensor, device: str) -> Tensor:
-    """The same strides on the device; `Tensor.to` would pack the view."""
+    """Return a view with the same strides on the device; `Tensor.to` would pack it."""
     if device == "cpu":
         return view
     storage = _poison((view.untyped_storage().nbytes() // view.element_size(),), view.dtype)
@@ -266,8 +269,9 @@ def reference() -> Callable[[PagedBatch], Tensor]:
 
 
 def paged_attention_reference(batch: PagedBatch) -> Tensor:
-    """Plain, in float64 on the CPU: request by request and head by head, each query over all keys, a softmax written
-    out."""
+    """Return attention calculated in float64 on the CPU: each query of each request and head over all keys, with an
+    explicit softmax.
+    """
     softcap, sinks = batch.options.get("softcap"), batch.options.get("sinks")
     query = batch.query.double().cpu()
     starts = batch.query_start.tolist()
@@ -300,9 +304,9 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
 
 
 def assert_errors_small(found: Tensor, expected: Tensor) -> None:
-    """The largest error against the size of its value, and the root mean square of all against that of all values.
+    """Check the largest relative error, and the root mean square of all errors against that of all values.
 
-    bfloat16 has room for a last bit cut off rather than rounded, as Triton's interpreter does.
+    For bfloat16 a truncated last bit is accepted, because Triton's interpreter truncates.
     """
     limits = {torch.float32: (2e-5, 3e-6), torch.bfloat16: (1.2e-2, 6e-3), torch.float16: (2e-3, 1e-3)}
     largest, mean = limits[found.dtype]

@@ -1,4 +1,4 @@
-"""Prepares the process in which Triton's interpreter runs kernels for the tests."""
+"""Prepare the process in which Triton's interpreter runs kernels for the tests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 
 def start() -> None:
-    """Replace the interpreter's matrix products by sums in a fixed order.
+    """Replace the interpreter's matrix products with sums in a fixed order.
 
-    It multiplies with the BLAS of numpy, whose results on some processors (AMD, and Intel without AVX-512) depend on
-    where a row lies in the tile. On a GPU they do not, and tests of equal bits rely on it.
+    It uses the BLAS of numpy, whose results on some CPUs (AMD, and Intel without AVX-512) depend on the position of a
+    row in the tile. On a GPU they do not, and tests of equal bits rely on it.
     """
     assert os.environ["TRITON_INTERPRET"] == "1", "chosen before Triton is imported"
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle

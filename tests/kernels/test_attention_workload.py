@@ -1,4 +1,4 @@
-"""Workloads that attention is measured on: bytes and operations are counted once, and tables name each block once."""
+"""Workloads of attention benchmarks count bytes and operations once, and their tables name each block once."""
 
 from dataclasses import replace
 

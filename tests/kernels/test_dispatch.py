@@ -1,4 +1,4 @@
-"""The choice of implementation, and what importing the package must not do."""
+"""The choice of implementation for each device, and what importing the package must not do."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ from kvscope_kernels.paged_prefill_attention import paged_prefill_attention_torc
 from kvscope_kernels.third_party_attention.preferred import PreferredPrefill
 
 
-def test_each_device_has_its_own() -> None:
+def test_each_device_has_its_own_operations() -> None:
     cpu = ops_for("cpu")
     assert cpu.kv_write is kv_write_torch
     is_compiled = library() is not None
@@ -31,12 +31,12 @@ def test_each_device_has_its_own() -> None:
     assert ops_for("cuda").decode is paged_decode_attention
 
 
-def test_every_operation_in_c_says_what_it_refuses() -> None:
+def test_every_operation_in_c_explains_its_refusals() -> None:
     in_c = {field.name for field in fields(Ops) if getattr(_C, field.name) is not getattr(torch_ops(), field.name)}
     assert in_c == set(_C_REFUSALS)
 
 
-def test_library_that_runs_prompts_is_named() -> None:
+def test_library_for_prefill_is_named() -> None:
     ops = replace(ops_for("cpu"), prefill=PreferredPrefill(SimpleNamespace(name="FlashInfer 1.0"), None, frozenset()))  # type: ignore[arg-type]
     rows = explain_ops(ops, Operands(torch.float32, torch.float32, 64, 64))
     assert rows["prefill"].implementation == "FlashInfer 1.0"
@@ -48,11 +48,11 @@ def test_unknown_device_is_named() -> None:
         ops_for("mps")
 
 
-def test_works_without_triton() -> None:
+def test_package_works_without_triton() -> None:
     check_in_fresh_python(
         """
         import sys
-        sys.modules["triton"] = None  # as where it is not installed
+        sys.modules["triton"] = None  # as if it was not installed
         import torch
         from kvscope_kernels import ops_for
         from kvscope_kernels.kv_write import kv_write
@@ -71,8 +71,8 @@ def test_works_without_triton() -> None:
     )
 
 
-def test_import_leaves_cuda_alone(warm_python: WarmPython) -> None:
-    """The engine's, too: the warm Python has imported it."""
+def test_import_does_not_initialize_cuda(warm_python: WarmPython) -> None:
+    """The import of the engine does not either: the warm Python has imported it."""
     program = "import torch, kvscope_kernels as k; k.ops_for('cpu'); assert not torch.cuda.is_initialized()"
     run = warm_python.run(["-c", program])
     assert run.returncode == 0, run.stderr

@@ -1,4 +1,4 @@
-"""Prefill with `QueryRuns.is_fixed`: a query's numbers are the same bits in any batch, however its prompt is cut."""
+"""Prefill with `QueryRuns.is_fixed`: a query has the same bits in every batch, however its prompt is split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_kernels.attention_args import AttentionArgs, QueryRuns
 INTERPRETER = pytest.param("interpreter", marks=pytest.mark.interpreter)
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 LENGTH = 97
-"""Of a prompt: past several tiles of keys, and no multiple of any."""
+"""Length of a prompt: longer than several tiles of keys, and no multiple of any."""
 ONE_KV_HEAD = {"num_heads": 3, "num_kv_heads": 1}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -26,14 +26,16 @@ CASES: dict[str, dict[str, Any]] = {
     "odd block, odd dims": {"block_size": 7, "head_dim": 80, "value_dim": 48},
 }
 CUTS = ([97], [1, 96], [90, *[1] * 7], [40, 33, 24])
-"""Runs of a prompt, one after the other."""
+"""Consecutive runs of a prompt."""
 
 
 @pytest.mark.interpreted_in_storms({"name": "fp16"}, {"name": "bf16 window"})
 @pytest.mark.parametrize("runner", [INTERPRETER, GPU], indirect=True)
 @pytest.mark.parametrize("name", CASES)
-def test_a_query_is_the_same_bits_in_every_run_and_batch(name: str, runner: Any, shape: Any, build: Any) -> None:
-    """A prompt at once, in runs of several lengths, as decodes, and beside others that come first or are longer."""
+def test_query_has_the_same_bits_in_every_run_and_batch(name: str, runner: Any, shape: Any, build: Any) -> None:
+    """A prompt runs at once, in runs of several lengths, as decodes, and beside others that come first or are
+    longer.
+    """
     batch = whole_batch(name, runner, shape, build)
     args, start = batch.args(), batch.query_start.tolist()
     alone = run(runner, args, [(1, 0, LENGTH)], start)
@@ -44,16 +46,16 @@ def test_a_query_is_the_same_bits_in_every_run_and_batch(name: str, runner: Any,
         assert torch.equal(bits(found), bits(alone)), f"in runs of {cut}"
     beside = [(0, 0, 18), (1, 50, LENGTH), (2, 100, 150), (0, 18, 19)]
     found = run(runner, args, beside, start)[18 : 18 + LENGTH - 50]
-    assert torch.equal(bits(found), bits(alone[50:])), "beside others"
+    assert torch.equal(bits(found), bits(alone[50:])), "a query depends on other requests"
 
 
 @pytest.mark.interpreted_in_storms({"name": "fp16"}, {"name": "bf16 window"})
 @pytest.mark.parametrize("runner", [INTERPRETER, GPU], indirect=True)
 @pytest.mark.parametrize("name", CASES)
-def test_matches_the_reference(
+def test_result_equals_the_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
-    """Of last tokens: what lies before their windows was let go of."""
+    """Only last tokens are computed: blocks before their windows were freed."""
     lengths = {"seq_lens": [19, LENGTH, 150, 0], "query_lens": [1, 40, 23, 0]}
     batch = build(shape(**(lengths | ONE_KV_HEAD | CASES[name])), runner.device, seed=len(name))
     runs = batch.runs._replace(is_fixed=True)
@@ -61,14 +63,15 @@ def test_matches_the_reference(
 
 
 def whole_batch(name: str, runner: Any, shape: Any, build: Any) -> Any:
-    """Three prompts, computed from their beginnings."""
+    """Return three prompts, computed from their beginnings."""
     lengths = {"seq_lens": [19, LENGTH, 150], "query_lens": [19, LENGTH, 150]}
     return build(shape(**(lengths | ONE_KV_HEAD | CASES[name])), runner.device, seed=len(name))
 
 
 def run(runner: Any, args: AttentionArgs, pieces: list[tuple[int, int, int]], start: list[int]) -> torch.Tensor:
-    """Of pieces of prompts: which, from which of its tokens to which. Blocks hold whole prompts, and what lies behind a
-    piece is not to be seen."""
+    """Compute pieces of prompts: which prompt, from which token to which. Blocks hold whole prompts, but tokens after
+    a piece must not be visible.
+    """
     device = args.query.device
     sizes = torch.tensor([0, *(end - begin for _, begin, end in pieces)], dtype=torch.int32)
     given = args._replace(
@@ -83,5 +86,5 @@ def run(runner: Any, args: AttentionArgs, pieces: list[tuple[int, int, int]], st
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Of its numbers: equal bits, and not 0 and -0, are wanted."""
+    """Return the bits of the numbers: equal bits are needed, not only 0 == -0."""
     return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)

@@ -1,4 +1,4 @@
-"""The gate of a feed-forward block: every implementation against torch in float64."""
+"""The gate of a feed-forward block: every implementation equals torch in float64."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kvscope_kernels.gated_activation import ACTIVATIONS, GELU_TANH, SILU, gated
 @pytest.mark.parametrize("kind", [SILU, GELU_TANH])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(3, 96), (1, 2), (2, 2, 3000)], ids=str)
-def test_gate(runner: Any, kind: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_gate_equals_the_reference(runner: Any, kind: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     both = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) * 4).to(runner.device, dtype)
     size = shape[-1] // 2
     out = runner.ops.gated_activation(both, kind)
@@ -22,15 +22,15 @@ def test_gate(runner: Any, kind: int, dtype: torch.dtype, shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("kind", [SILU, GELU_TANH])
-def test_far_out_it_is_zero_or_the_product(runner: Any, kind: int) -> None:
-    """No overflow of an exponential becomes NaN."""
+def test_extreme_inputs_give_zero_or_the_product(runner: Any, kind: int) -> None:
+    """An overflow of the exponential does not become NaN."""
     gate = torch.tensor([-1e4, -200.0, 0.0, 200.0, 1e4])
     both = torch.cat((gate, torch.full_like(gate, 2.0)))[None].to(runner.device)
     out = runner.ops.gated_activation(both, kind)
     torch.testing.assert_close(out.cpu()[0], gate.clamp(min=0.0) * 2.0)
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_invalid_input_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="both is"):
         gated_activation(torch.zeros(2, 3), SILU)
     with pytest.raises(ValueError, match="kind is 7"):

@@ -1,4 +1,4 @@
-"""Capturing calls in a CUDA graph, with stand-ins for torch's streams."""
+"""Calls are captured in a CUDA graph, tested with fakes for torch's streams."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ import torch
 from kvscope_kernels.graph_timing import capture
 
 
-def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own context does not, where the end of the capture fails as well."""
+def test_failed_capture_restores_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own context does not if the end of the capture fails as well."""
     usual = SimpleNamespace(wait_stream=lambda _: None)
     streams = [usual]
 

@@ -1,4 +1,4 @@
-"""Groups of similar lengths: each row once, and padding that costs little."""
+"""Groups of similar lengths contain each row once, and padding costs little."""
 
 import numpy as np
 from hypothesis import given
@@ -8,7 +8,7 @@ from kvscope_kernels.host_lengths import similar_groups
 
 
 @given(st.lists(st.integers(0, 4000), max_size=80), st.integers(0, 5000))
-def test_each_row_once_and_no_worse_than_one_group(costs: list[int], worth: int) -> None:
+def test_each_row_is_in_one_group_and_costs_are_no_worse_than_one_group(costs: list[int], worth: int) -> None:
     lengths = np.array(costs, dtype=np.int64)
     groups = list(similar_groups(lengths, worth))
     assert sorted(row for group in groups for row in group.tolist()) == list(range(len(costs)))
@@ -21,10 +21,10 @@ def test_equal_lengths_stay_together() -> None:
     assert [group.tolist() for group in similar_groups(np.full(5, 700), 0)] == [[0, 1, 2, 3, 4]]
 
 
-def test_one_long_request_is_taken_out() -> None:
+def test_one_long_request_gets_its_own_group() -> None:
     groups = [sorted(group.tolist()) for group in similar_groups(np.array([30, 4000, 31, 29]), 500)]
     assert sorted(groups) == [[0, 2, 3], [1]]
 
 
-def test_a_cut_that_saves_too_little_is_not_made() -> None:
+def test_split_that_saves_too_little_is_not_made() -> None:
     assert len(list(similar_groups(np.array([10, 20, 30]), 1000))) == 1

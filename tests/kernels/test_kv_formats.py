@@ -1,4 +1,4 @@
-"""The two 8-bit formats: every number of them, rounding, zeros, and what reading back costs."""
+"""The two 8-bit cache formats: every number, rounding, zeros, and the error of reading back."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def test_every_number_is_read_back_exactly(form: torch.dtype, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_a_quantized_vector_keeps_its_largest_number_and_its_zeros(form: torch.dtype) -> None:
+def test_quantized_vector_keeps_its_largest_number_and_zeros(form: torch.dtype) -> None:
     rows = torch.randn(50, 3, 80) * torch.logspace(-30, 30, 50)[:, None, None]
     rows[..., 7] = 0.0
     rows[4] = 0.0
@@ -38,7 +38,7 @@ def test_a_quantized_vector_keeps_its_largest_number_and_its_zeros(form: torch.d
     )  # half of the widest step
 
 
-def test_int8_rounds_to_the_nearest() -> None:
+def test_int8_rounds_to_the_nearest_number() -> None:
     data, _ = quantize(torch.tensor([[127.0, 1.4, -1.6, 0.5, 1.5, -127.0]]), torch.int8)
     assert data.tolist() == [[127, 1, -2, 0, 2, -127]]
 
@@ -50,7 +50,7 @@ def test_int8_rounds_to_the_nearest() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_every_runner_writes_the_same_bits(form: torch.dtype, dtype: torch.dtype, runner: Any) -> None:
-    """Vectors of all sizes, with numbers so small beside their largest that e4m3 keeps them as subnormals."""
+    """Vectors have all sizes, with numbers so much smaller than the largest that e4m3 stores them as subnormals."""
     num_tokens, num_kv_heads, dim = 60, 3, 80
     rows = torch.randn(num_tokens, num_kv_heads, dim) * torch.logspace(-4, 3, num_tokens)[:, None, None]
     rows[:, :, 5:40] *= torch.logspace(-6, 0, 35)

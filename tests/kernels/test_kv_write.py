@@ -1,4 +1,4 @@
-"""New keys and values land in their slots, and nowhere else."""
+"""New keys and values are written to their slots, and nowhere else."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +12,10 @@ from kvscope_kernels.kv_write import kv_write, kv_write_torch
 NUM_BLOCKS = 9
 
 
-def caches(layout: str, block_size: int, num_kv_heads: int, dims: tuple[int, int], dtype: torch.dtype) -> list[Tensor]:
-    """Key and value views (num_blocks, block_size, num_kv_heads, dim) of random storage."""
+def random_caches(
+    layout: str, block_size: int, num_kv_heads: int, dims: tuple[int, int], dtype: torch.dtype
+) -> list[Tensor]:
+    """Return key and value views (num_blocks, block_size, num_kv_heads, dim) of random storage."""
     middle = (num_kv_heads, block_size) if layout == "HND" else (block_size, num_kv_heads)
     storage = torch.randn(NUM_BLOCKS, 2, *middle, max(dims)).to(dtype)
     if layout == "HND":
@@ -28,11 +30,11 @@ def caches(layout: str, block_size: int, num_kv_heads: int, dims: tuple[int, int
     ("block_size", "num_kv_heads", "dims"),
     [(16, 3, (64, 64)), (7, 2, (80, 48)), (1, 1, (128, 128)), (16, 40, (64, 64))],
 )
-def test_lands_in_its_slots_alone(
+def test_only_the_given_slots_are_written(
     block_size: int, num_kv_heads: int, dims: tuple[int, int], layout: str, dtype: torch.dtype, runner: Any
 ) -> None:
     num_tokens = NUM_BLOCKS * block_size // 2
-    cache = [view.to(runner.device) for view in caches(layout, block_size, num_kv_heads, dims, dtype)]
+    cache = [view.to(runner.device) for view in random_caches(layout, block_size, num_kv_heads, dims, dtype)]
     expected = [view.cpu().clone() for view in cache]
     new = [torch.randn(num_kv_heads, num_tokens, dim).to(dtype).transpose(0, 1) for dim in dims]  # as models give them
     slots = torch.randperm(NUM_BLOCKS * block_size)[:num_tokens]
@@ -47,8 +49,8 @@ def test_lands_in_its_slots_alone(
 
 
 @pytest.mark.parametrize("slots", [[], [-1, -1]])
-def test_nothing_to_write(slots: list[int], runner: Any) -> None:
-    cache = [view.to(runner.device) for view in caches("HND", 16, 3, (64, 64), torch.float32)]
+def test_no_slots_write_nothing(slots: list[int], runner: Any) -> None:
+    cache = [view.to(runner.device) for view in random_caches("HND", 16, 3, (64, 64), torch.float32)]
     before = [view.clone() for view in cache]
     new = torch.randn(len(slots), 3, 64, device=runner.device)
     runner.ops.kv_write(new, new, *cache, torch.tensor(slots, dtype=torch.int64, device=runner.device))
@@ -70,8 +72,8 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]]] = {
 
 @pytest.mark.parametrize("op", [kv_write, kv_write_torch])
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_named(name: str, op: Callable[..., None]) -> None:
-    k_cache, v_cache = caches("NHD", 16, 3, (64, 64), torch.float32)
+def test_invalid_input_is_named(name: str, op: Callable[..., None]) -> None:
+    k_cache, v_cache = random_caches("NHD", 16, 3, (64, 64), torch.float32)
     good = {"key": torch.randn(4, 3, 64), "value": torch.randn(4, 3, 64), "k_cache": k_cache, "v_cache": v_cache}
     good["slot_mapping"] = torch.arange(4)
     argument, change = BAD[name]

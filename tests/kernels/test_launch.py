@@ -1,4 +1,4 @@
-"""Tiles are of sizes that Triton takes, and hold what they must."""
+"""Tiles have sizes that Triton supports, and hold what they must."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ POWERS_OF_TWO = {1 << n for n in range(12)}
     st.integers(1, 5000),
     st.sampled_from([80, 86, 89, 90, 100, 120]),
 )
-def test_tiles_are_what_triton_takes(
+def test_tile_sizes_are_supported_by_triton(
     head_dim: int, value_dim: int, group: int, element_bytes: int, max_query_len: int, capability: int
 ) -> None:
     decode = decode_tiles(head_dim, value_dim, group, element_bytes)
@@ -29,8 +29,8 @@ def test_tiles_are_what_triton_takes(
         assert tiles.tile_v >= value_dim
 
 
-def test_large_tiles_are_for_runs_that_fill_the_device() -> None:
-    """With heads of 128 on Hopper: as many programs as two for each multiprocessor, from one long run or from many."""
+def test_large_tiles_are_used_for_runs_that_fill_the_device() -> None:
+    """With heads of 128 on Hopper there are two programs for each multiprocessor, from one long run or from many."""
     runs = {(2048, 64): 256, (2048, 8): 64, (8192, 8): 256, (256, 128): 256, (512, 8): 64, (3, 8): 16}
     assert {run: prefill_tiles(128, 128, 4, 2, run[0], 90, num_runs=run[1]).tile_m for run in runs} == runs
     assert prefill_tiles(128, 128, 4, 2, 2048, 80, num_runs=64).tile_m == 128

@@ -1,4 +1,4 @@
-"""What only a GPU can show: graph capture without host reads, and caches past 2^31 elements."""
+"""Tests that need a GPU: graph capture without host reads, and caches above 2^31 elements."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def ops() -> Ops:
     return ops_for("cuda")
 
 
-def test_decode_is_captured_once_and_replayed_on_other_lengths(
+def test_captured_decode_is_replayed_with_other_lengths(
     ops: Ops, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     lengths = [[1, 1, 1, 1], [700, 16, 0, 129], [64, 2000, 17, 1]]
@@ -57,7 +57,7 @@ def test_decode_is_captured_once_and_replayed_on_other_lengths(
 
 @pytest.mark.usefixtures("ops")
 def test_layers_of_a_captured_step_share_a_plan(shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
-    """One plan for two layers, made in the graph: each replay goes by the lengths of then."""
+    """The plan for two layers is made in the graph, so each replay uses the current lengths."""
     batches = [build(shape(seq_lens=each, dtype=torch.bfloat16), "cuda") for each in ([700, 16, 0], [3, 1900, 40])]
     longest = batches[1]
     query, seq_lens = longest.query.clone(), longest.seq_lens.clone()
@@ -92,8 +92,8 @@ def test_layers_of_a_captured_step_share_a_plan(shape: Any, build: Any, referenc
 
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_captured_grouped_product(dtype: torch.dtype) -> None:
-    """Weights of 4 bits in a graph, replayed on other rows."""
+def test_captured_grouped_product_is_replayed_with_other_rows(dtype: torch.dtype) -> None:
+    """The weights have 4 bits."""
     weight = torch.randn(4096, 2048, generator=torch.Generator().manual_seed(0))
     rounded_weight = rounded(weight, 4, 128)
     product = grouped_product(rounded_weight, None, torch.device("cuda"))
@@ -109,8 +109,8 @@ def test_a_captured_grouped_product(dtype: torch.dtype) -> None:
         assert (found.double().cpu() - expected).norm() <= 1e-2 * expected.norm()
 
 
-def test_blocks_past_two_to_the_31(ops: Ops) -> None:
-    """A cache of 4.5 GB in bytes and more than 2^31 elements: offsets must be 64-bit."""
+def test_blocks_above_two_to_the_31_elements_are_correct(ops: Ops) -> None:
+    """The cache has 4.5 GB and more than 2^31 elements, so offsets must be 64-bit."""
     num_blocks, block_size, num_kv_heads, head_dim = 72_000, 16, 16, 64
     storage = torch.empty(num_blocks, 2, num_kv_heads, block_size, head_dim, dtype=torch.float16, device="cuda")
     assert storage.numel() > 2**31
@@ -133,8 +133,8 @@ def test_blocks_past_two_to_the_31(ops: Ops) -> None:
 
 
 @pytest.mark.parametrize("form", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_a_captured_step_quantizes_and_reads_back(ops: Ops, form: torch.dtype) -> None:
-    """Write and decode in one graph, replayed on other tokens in other slots."""
+def test_captured_step_quantizes_and_reads_back(ops: Ops, form: torch.dtype) -> None:
+    """Write and decode run in one graph, replayed with other tokens in other slots."""
     storage = torch.zeros(9, 2, 2, 16, 64, dtype=torch.uint8, device="cuda").view(form)
     scales = torch.zeros(9, 2, 2, 16, device="cuda")
     caches = [storage[:, i].transpose(1, 2) for i in range(2)]
@@ -157,6 +157,6 @@ def test_a_captured_step_quantizes_and_reads_back(ops: Ops, form: torch.dtype) -
         new.normal_()
         slots.copy_(tables[:, 0] * 16)
         graph.replay()
-        expected = new.double().repeat_interleave(3, dim=1)  # one token each: attention gives its value back
+        expected = new.double().repeat_interleave(3, dim=1)  # with one token each, attention returns its value
         error = (out.double() - expected).square().mean().sqrt()
         assert error <= 0.04 * expected.square().mean().sqrt()

@@ -1,4 +1,4 @@
-"""Decode attention against a float64 reference: shapes, lengths, options, poison, permutations, bad input."""
+"""Decode attention equals a float64 reference for all shapes, lengths, options, permutations and invalid inputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all": {"sliding_window": 13, "softcap": 2.0, "sinks": True},
 }
 ONE_OPTION = ("window", "chunks", "softcap", "sinks")
-"""What "all" has together, and chunks."""
+"""The options that "all" combines, and chunks."""
 HEADS = [(9, 3), (3, 3), (8, 2), (8, 1)]
 ONE_OPTION_ON_CPU = [
     {"fast_runner": runner, "options": option, "heads": heads}
@@ -57,7 +57,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.interpreted_in_storms(*({"name": name} for name in (*ONE_OPTION, "bf16")))
 @pytest.mark.parametrize("name", SMALL)
-def test_matches_the_reference(
+def test_result_equals_the_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(**SMALL[name]), runner.device, seed=len(name))
@@ -69,7 +69,7 @@ def test_matches_the_reference(
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("heads", HEADS)
-def test_every_shape(
+def test_every_shape_equals_the_reference(
     heads: tuple[int, int],
     head_dim: int,
     options: str,
@@ -96,23 +96,23 @@ def test_every_shape(
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_long_and_short_together(
+def test_long_and_short_requests_equal_the_reference(
     options: str, fast_runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
-    lengths = [3000, 1, 17, 1025, 0, 64, 700, 1024, 5, 5, 400]  # enough saved to be run in several groups
+    lengths = [3000, 1, 17, 1025, 0, 64, 700, 1024, 5, 5, 400]  # different enough to be run in several groups
     batch = build(shape(seq_lens=lengths, options=OPTIONS[options], num_heads=2), fast_runner.device)
     assert_close(batch.decode(fast_runner.ops), reference(batch))
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 200])
-def test_equal_lengths(
+def test_equal_lengths_equal_the_reference(
     length: int, fast_runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(seq_lens=[length] * 5, options={"sliding_window": 30}), fast_runner.device)
     assert_close(batch.decode(fast_runner.ops), reference(batch))
 
 
-def test_order_of_requests_changes_nothing(fast_runner: Any, shape: Any, build: Any) -> None:
+def test_order_of_requests_does_not_change_the_result(fast_runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[40, 3, 700, 0, 129, 64, 2000]), fast_runner.device)
     order = torch.tensor([3, 6, 0, 5, 1, 4, 2], device=fast_runner.device)
     permuted = fast_runner.ops.decode(
@@ -121,18 +121,20 @@ def test_order_of_requests_changes_nothing(fast_runner: Any, shape: Any, build: 
     torch.testing.assert_close(permuted, batch.decode(fast_runner.ops)[order], rtol=0, atol=2e-6)
 
 
-def test_no_tokens_at_all(runner: Any, shape: Any, build: Any) -> None:
+def test_requests_without_tokens_give_zeros(runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[0, 0, 0], options={"sinks": True}), runner.device)
     assert (batch.decode(runner.ops) == 0).all()
 
 
-def test_empty_batch(runner: Any, shape: Any, build: Any) -> None:
+def test_empty_batch_gives_an_empty_result(runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[]), runner.device)
     assert batch.decode(runner.ops).shape == (0, 6, 64)
 
 
-def test_strided_query_and_out(runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
-    """Rows of a fused projection in, every second row of a buffer out."""
+def test_strided_query_and_output_are_supported(
+    runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    """The query is part of a fused projection, and the output every second row of a buffer."""
     batch = build(shape(seq_lens=[17, 5]), runner.device)
     fused = torch.full((2, 3, 6, 64), float("nan"), device=runner.device)
     fused[:, 1] = batch.query
@@ -142,8 +144,10 @@ def test_strided_query_and_out(runner: Any, shape: Any, build: Any, reference: A
     assert (buffer[1::2] == 7.0).all()
 
 
-def test_bound_on_lengths(runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
-    """A tight bound and loose ones cut the work into other splits, many of them empty; the result is the same."""
+def test_bound_on_lengths_does_not_change_the_result(
+    runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    """Tight and loose bounds split the work differently, with many empty parts."""
     batch = build(shape(seq_lens=[150, 30], num_heads=2, num_kv_heads=1), runner.device)
     for bound in (150, 400, 5000):
         assert_close(batch.decode(runner.ops, max_seq_len=bound), reference(batch))
@@ -179,7 +183,7 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("op", [paged_decode_attention, paged_decode_attention_torch])
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
+def test_invalid_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 9]))
     argument, change = BAD[name]
     with pytest.raises(ValueError, match=f"^{argument} is "):

@@ -1,4 +1,4 @@
-"""Attention over latents against a float64 reference: decodes and runs of queries, cut or whole, poison, bad input."""
+"""Attention over MLA latents equals a float64 reference for decodes and runs, split or whole."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,15 +37,15 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def latents(batch: Any) -> Any:
-    """Its values are the first numbers of its keys."""
+    """Return the batch with values that are the first numbers of its keys."""
     value_dim = batch.v_cache.shape[3]
-    held = [stored(batch, request, value_dim) for request in range(len(batch.keys))]
+    held = [stored_latents(batch, request, value_dim) for request in range(len(batch.keys))]
     values = [keys[..., :value_dim] for keys in held]
     return replace(batch, v_cache=batch.k_cache[..., :value_dim], keys=held, values=values)
 
 
-def stored(batch: Any, request: int, value_dim: int) -> torch.Tensor:
-    """What a request holds, in float64; of 8 bits by a scale of its latents, and one of the rest."""
+def stored_latents(batch: Any, request: int, value_dim: int) -> torch.Tensor:
+    """Return the contents of a request in float64; 8-bit caches have one scale for the latents and one for the rest."""
     if "k_scale" not in batch.options:
         found: torch.Tensor = batch.keys[request]
         return found
@@ -64,7 +64,9 @@ def build_latents(build: Any, shape: Any, runner: Any, given: dict[str, Any], na
 
 @pytest.mark.interpreted_in_storms({"name": "bf16"}, {"name": "on a CPU"}, {"name": "real, bf16"})
 @pytest.mark.parametrize("name", DECODES)
-def test_decodes(name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+def test_decode_equals_the_reference(
+    name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
     batch = build_latents(build, shape, runner, DECODES[name], name)
     out = batch.poisoned_out()
     assert_close(runner.ops.latent_decode(batch.args(out=out)), reference(batch))
@@ -72,14 +74,16 @@ def test_decodes(name: str, runner: Any, shape: Any, build: Any, reference: Any,
 
 @pytest.mark.interpreted_in_storms({"name": "bf16"})
 @pytest.mark.parametrize("name", RUNS)
-def test_runs(name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+def test_prefill_equals_the_reference(
+    name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
     batch = build_latents(build, shape, runner, RUNS[name], name)
     out = batch.poisoned_out()
     assert_close(runner.ops.latent_prefill(batch.args(out=out), batch.runs), reference(batch))
 
 
 @pytest.mark.parametrize(("num_heads", "kv_dtype"), [(4, None), (20, None), (32, None), (20, torch.int8)])
-def test_where_attention_fell(
+def test_attention_shares_equal_the_reference(
     num_heads: int, kv_dtype: torch.dtype | None, runner: Any, shape: Any, build: Any, assert_close: Any
 ) -> None:
     given = {"seq_lens": [40, 0, 17], "kv_dtype": kv_dtype, **SMALL, "num_heads": num_heads}
@@ -94,7 +98,7 @@ def test_where_attention_fell(
     assert_close(shares, expected)
 
 
-def test_what_is_no_latent_is_refused(shape: Any, build: Any) -> None:
+def test_invalid_latents_are_refused(shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5], num_kv_heads=1, **SMALL))
     with pytest.raises(ValueError, match=r"v_cache .* the first numbers of k_cache"):
         latent_decode(batch.args())

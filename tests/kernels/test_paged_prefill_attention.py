@@ -1,4 +1,4 @@
-"""Prefill attention against a float64 reference: ragged batches, cached prefixes, options, poison, bad input."""
+"""Prefill attention equals a float64 reference for ragged batches, cached prefixes, options and invalid inputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all": {"sliding_window": 13, "softcap": 2.0, "sinks": True},
 }
 ONE_OPTION = ("window", "chunks", "softcap", "sinks")
-"""What "all" has together, and chunks."""
+"""The options that "all" combines, and chunks."""
 HEADS = [(9, 3), (3, 3), (8, 2), (8, 1)]
 ONE_OPTION_ON_CPU = [
     {"fast_runner": runner, "options": option, "heads": heads}
@@ -30,7 +30,7 @@ RAGGED = {"seq_lens": [0, 1, 15, 16, 17, 40], "query_lens": [0, 1, 15, 16, 17, 4
 CONTINUED = {"seq_lens": [16, 17, 33, 100, 70, 0], "query_lens": [1, 16, 2, 5, 33, 0]}
 FEW = {"seq_lens": [17, 40], "query_lens": [17, 2]}
 ONE_KV_HEAD = {"num_heads": 3, "num_kv_heads": 1}
-"""Half the programs for the interpreter; others have several."""
+"""One KV head, which halves the programs of the interpreter; other tests have several."""
 SMALL: dict[str, dict[str, Any]] = {
     **{f"ragged {name}": {**RAGGED, "options": options} for name, options in OPTIONS.items()},
     **{f"continued {name}": {**CONTINUED, **ONE_KV_HEAD, "options": options} for name, options in OPTIONS.items()},
@@ -75,7 +75,7 @@ SMALL: dict[str, dict[str, Any]] = {
     *({"name": f"{how} {one}"} for how in ("ragged", "continued") for one in ONE_OPTION if one != "chunks")
 )
 @pytest.mark.parametrize("name", SMALL)
-def test_matches_the_reference(
+def test_result_equals_the_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(**SMALL[name]), runner.device, seed=len(name))
@@ -87,7 +87,7 @@ def test_matches_the_reference(
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("heads", HEADS)
-def test_every_shape(
+def test_every_shape_equals_the_reference(
     heads: tuple[int, int],
     head_dim: int,
     options: str,
@@ -115,7 +115,7 @@ def test_every_shape(
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_long_and_short_together(
+def test_long_and_short_requests_equal_the_reference(
     options: str, fast_runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     lengths = {"seq_lens": [400, 16, 300, 1000, 5, 17], "query_lens": [400, 16, 300, 40, 1, 17]}
@@ -125,8 +125,8 @@ def test_long_and_short_together(
 
 @pytest.mark.interpreted_in_storms(*({"options": one} for one in ("plain", *ONE_OPTION)))
 @pytest.mark.parametrize("options", OPTIONS)
-def test_in_chunks_as_at_once(options: str, runner: Any, shape: Any, build: Any) -> None:
-    """A prompt of 60 tokens in one step, and in steps of 1, 16, 17 and 26 of the same cache."""
+def test_chunks_give_the_result_of_the_whole_prompt(options: str, runner: Any, shape: Any, build: Any) -> None:
+    """A prompt of 60 tokens runs in one step, and in steps of 1, 16, 17 and 26 tokens with the same cache."""
     whole = build(shape(seq_lens=[60], query_lens=[60], options=OPTIONS[options], **ONE_KV_HEAD), runner.device)
     at_once = whole.prefill(runner.ops)
     start = 0
@@ -140,7 +140,7 @@ def test_in_chunks_as_at_once(options: str, runner: Any, shape: Any, build: Any)
         start = end
 
 
-def test_order_of_requests_changes_nothing(fast_runner: Any, shape: Any, build: Any) -> None:
+def test_order_of_requests_does_not_change_the_result(fast_runner: Any, shape: Any, build: Any) -> None:
     lengths, order = [5, 200, 31, 64], [2, 0, 3, 1]
     batch = build(shape(seq_lens=lengths, query_lens=lengths), fast_runner.device)
     rows = torch.cat([torch.arange(*batch.query_start[i : i + 2].tolist()) for i in order]).to(fast_runner.device)
@@ -151,10 +151,10 @@ def test_order_of_requests_changes_nothing(fast_runner: Any, shape: Any, build: 
     torch.testing.assert_close(permuted, batch.prefill(fast_runner.ops)[rows], rtol=0, atol=2e-6)
 
 
-def test_scores_too_many_to_hold_at_once(
+def test_scores_above_the_memory_limit_are_computed_in_pieces(
     monkeypatch: pytest.MonkeyPatch, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
-    """The explicit path cuts the queries into pieces; a bound of next to nothing makes each a piece of its own."""
+    """The dense implementation splits the queries; a tiny limit makes each query its own piece."""
     monkeypatch.setattr("kvscope_kernels.dense_attention._MAX_SCORES", 1)
     batch = build(shape(seq_lens=[40, 33], query_lens=[20, 33], options=OPTIONS["all"]))
     assert_close(paged_prefill(batch), reference(batch))
@@ -164,13 +164,15 @@ def paged_prefill(batch: Any) -> Any:
     return paged_prefill_attention_torch(batch.args(), batch.runs)
 
 
-def test_empty_batch(runner: Any, shape: Any, build: Any) -> None:
+def test_empty_batch_gives_an_empty_result(runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[0, 0], query_lens=[0, 0]), runner.device)
     assert batch.prefill(runner.ops).shape == (0, 6, 64)
 
 
-def test_strided_query_and_out(runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
-    """Queries laid out head by head, as transformers hands them over; every second row of a buffer out."""
+def test_strided_query_and_output_are_supported(
+    runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    """Queries are ordered by head, as transformers passes them; the output is every second row of a buffer."""
     batch = build(shape(seq_lens=[17, 5], query_lens=[9, 5]), runner.device)
     by_head = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
     buffer = torch.full((28, 6, 64), 7.0, device=runner.device)
@@ -196,7 +198,7 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("op", [paged_prefill_attention, paged_prefill_attention_torch])
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
+def test_invalid_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 9], query_lens=[5, 2]))
     argument, change = BAD[name]
     changed = {"query_start": batch.query_start, "max_query_len": 5} | change(batch)

@@ -1,4 +1,4 @@
-"""Decode and prefill over caches of 8 bits, against the float64 reference of what was stored."""
+"""Decode and prefill with 8-bit caches equal the float64 reference of the stored values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ FORMATS = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
 ALL = {"sliding_window": 13, "softcap": 2.0, "sinks": True}
 EDGES = [0, 1, 15, 16, 17, 40]
 ONE_KV_HEAD = {"num_heads": 3, "num_kv_heads": 1}
-"""Half the programs for the interpreter; others have several."""
+"""One KV head, which halves the programs of the interpreter; other tests have several."""
 DECODE: dict[str, dict[str, Any]] = {
     "plain": {"seq_lens": EDGES},
     "all options": {"seq_lens": EDGES, "options": ALL},
@@ -52,7 +52,9 @@ PREFILL: dict[str, dict[str, Any]] = {
 )
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", DECODE)
-def test_decode(name: str, form: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+def test_decode_equals_the_reference(
+    name: str, form: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
     batch = build(shape(**DECODE[name], kv_dtype=FORMATS[form]), runner.device, seed=len(name))
     assert_close(batch.decode(runner.ops), reference(batch))
 
@@ -66,23 +68,25 @@ def test_decode(name: str, form: str, runner: Any, shape: Any, build: Any, refer
 )
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", PREFILL)
-def test_prefill(name: str, form: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
+def test_prefill_equals_the_reference(
+    name: str, form: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
     batch = build(shape(**PREFILL[name], kv_dtype=FORMATS[form]), runner.device, seed=len(name))
     assert_close(batch.prefill(runner.ops), reference(batch))
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_long_and_short_together(
+def test_long_and_short_requests_equal_the_reference(
     form: str, fast_runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
-    lengths = [3000, 1, 17, 1025, 0, 64, 700]  # run in several groups
+    lengths = [3000, 1, 17, 1025, 0, 64, 700]  # these are run in several groups
     batch = build(shape(seq_lens=lengths, num_heads=2, kv_dtype=FORMATS[form]), fast_runner.device)
     assert_close(batch.decode(fast_runner.ops), reference(batch))
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_tiny_value_in_fp16_is_not_lost(form: str, runner: Any, shape: Any, build: Any, reference: Any) -> None:
-    """Scales of 1e-5, which times a softmax weight are far below float16's normal numbers."""
+def test_tiny_fp16_value_is_not_lost(form: str, runner: Any, shape: Any, build: Any, reference: Any) -> None:
+    """Scales of 1e-5 times a softmax weight are far below the normal numbers of float16."""
     batch = build(shape(seq_lens=[60], dtype=torch.float16, kv_dtype=FORMATS[form]), runner.device)
     batch.options["v_scale"].mul_(3e-4)
     for values in batch.values:
@@ -93,8 +97,8 @@ def test_a_tiny_value_in_fp16_is_not_lost(form: str, runner: Any, shape: Any, bu
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_written_then_attended(form: str, runner: Any, shape: Any, build: Any, reference: Any) -> None:
-    """What quantization costs attention itself: the outputs from a written cache against those without it."""
+def test_quantization_changes_attention_little(form: str, runner: Any, shape: Any, build: Any, reference: Any) -> None:
+    """The output with a quantized cache is compared with the one without quantization."""
     batch = build(shape(seq_lens=[48], query_lens=[48], num_heads=2, num_kv_heads=1), "cpu", seed=5)
     key, value = (rows[0].float().to(runner.device) for rows in (batch.keys, batch.values))
     storage = torch.zeros(4, 2, 1, 16, 64, dtype=torch.uint8, device=runner.device).view(FORMATS[form])
@@ -129,7 +133,7 @@ BAD: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 
 @pytest.mark.parametrize("op", [paged_decode_attention, paged_decode_attention_torch])
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
+def test_invalid_input_is_named(name: str, op: Callable[..., Any], shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 9], kv_dtype=torch.int8))
     argument, change = BAD[name]
     with pytest.raises(ValueError, match=f"^{argument} is "):

@@ -1,4 +1,4 @@
-"""RMSNorm, alone and of a sum: every implementation against float64, for every type and odd sizes."""
+"""RMSNorm, alone and of a sum: every implementation equals float64 for every dtype and odd sizes."""
 
 from typing import Any
 
@@ -13,21 +13,21 @@ def exact(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
 
 
-def some(*shape: int, dtype: torch.dtype, seed: int, device: str) -> torch.Tensor:
+def random_tensor(*shape: int, dtype: torch.dtype, seed: int, device: str) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3).to(device, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 576), (1, 1), (2, 3, 100), (5, 2048)], ids=str)
-def test_norm(runner: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    x, weight = (some(*each, dtype=dtype, seed=1, device=runner.device) for each in (shape, shape[-1:]))
+def test_norm_equals_the_reference(runner: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x, weight = (random_tensor(*each, dtype=dtype, seed=1, device=runner.device) for each in (shape, shape[-1:]))
     eps = torch.tensor(1e-5, device=runner.device)
     out = runner.ops.rms_norm(x, weight.float(), eps, dtype)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), exact(x, weight, 1e-5), rtol=1e-2, atol=1e-3)
 
 
-def test_zeros_stay_zeros_and_rows_apart_are_normed_apart(runner: Any) -> None:
+def test_zeros_stay_zeros_and_rows_are_independent(runner: Any) -> None:
     x = torch.zeros(4, 64, device=runner.device)
     x[2] = 1e-3
     out = runner.ops.rms_norm(x, torch.ones(64, device=runner.device), torch.tensor(1e-6, device=x.device), x.dtype)
@@ -35,8 +35,8 @@ def test_zeros_stay_zeros_and_rows_apart_are_normed_apart(runner: Any) -> None:
     torch.testing.assert_close(out[2], torch.full_like(x[2], 1e-3 / 2e-6**0.5))
 
 
-def test_rows_of_a_wider_tensor(runner: Any) -> None:
-    x = some(6, 200, dtype=torch.float32, seed=2, device=runner.device)[:, 40:168]
+def test_rows_of_a_wider_tensor_are_supported(runner: Any) -> None:
+    x = random_tensor(6, 200, dtype=torch.float32, seed=2, device=runner.device)[:, 40:168]
     weight = torch.ones(128, device=runner.device)
     out = runner.ops.rms_norm(x, weight, torch.tensor(1e-5, device=runner.device), torch.float32)
     torch.testing.assert_close(out.double(), exact(x, weight, 1e-5), rtol=1e-5, atol=1e-5)
@@ -45,11 +45,11 @@ def test_rows_of_a_wider_tensor(runner: Any) -> None:
 @pytest.mark.parametrize(
     "dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16,) * 2, (torch.float32,) * 2], ids=str
 )
-def test_norm_of_a_sum(runner: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    """The residual in float32 beside products in 16 bits, or all in one type; what was given stays as it was."""
-    x, delta = (some(5, 576, dtype=dtype, seed=i, device=runner.device) for i, dtype in enumerate(dtypes))
+def test_norm_of_a_sum_equals_the_reference(runner: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    """The residual is in float32 with 16-bit products, or all have one dtype; the inputs are unchanged."""
+    x, delta = (random_tensor(5, 576, dtype=dtype, seed=i, device=runner.device) for i, dtype in enumerate(dtypes))
     given = x.clone(), delta.clone()
-    weight = some(576, dtype=torch.float32, seed=7, device=runner.device)
+    weight = random_tensor(576, dtype=torch.float32, seed=7, device=runner.device)
     total, normed = runner.ops.add_rms_norm(x, delta, weight, torch.tensor(1e-5, device=x.device), dtypes[1])
     assert (total.dtype, normed.dtype) == dtypes
     assert torch.equal(x, given[0])
@@ -58,14 +58,14 @@ def test_norm_of_a_sum(runner: Any, dtypes: tuple[torch.dtype, torch.dtype]) -> 
     torch.testing.assert_close(normed.double(), exact(total, weight, 1e-5), rtol=1e-2, atol=1e-2)
 
 
-def test_no_rows(runner: Any) -> None:
+def test_empty_input_gives_an_empty_result(runner: Any) -> None:
     x, weight = torch.zeros(0, 64, device=runner.device), torch.ones(64, device=runner.device)
     eps = torch.tensor(1e-5, device=runner.device)
     assert runner.ops.rms_norm(x, weight, eps, torch.bfloat16).shape == (0, 64)
     assert [part.shape for part in runner.ops.add_rms_norm(x, x, weight, eps, x.dtype)] == [(0, 64)] * 2
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_invalid_input_is_refused_by_name() -> None:
     from kvscope_kernels.rms_norm import add_rms_norm, rms_norm
 
     x, weight, eps = torch.zeros(2, 64), torch.ones(64), torch.tensor(1e-5)

@@ -1,4 +1,4 @@
-"""Norm, rotation and the write in one: every implementation against the same in float64, slot by slot."""
+"""Norm, rotation and write in one operation: every implementation equals float64, slot by slot."""
 
 from typing import Any
 
@@ -13,22 +13,22 @@ NUM_BLOCKS = 5
 SLOTS = [40, -1, 3, 79, 16]
 
 
-def some(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+def random_tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 class Case:
-    """Five tokens' heads as a joined product leaves them: with more numbers beside them in a row."""
+    """Heads of five tokens as a fused product returns them, with other numbers in the same row."""
 
     def __init__(
         self, device: str, heads: tuple[int, int, int], dtype: torch.dtype, has_norm: bool, turns: bool
     ) -> None:
         self.num_heads, self.num_kv_heads, self.dim = heads
         count = self.num_heads + 2 * self.num_kv_heads
-        row = some(len(SLOTS), count * self.dim + 8, dtype=dtype).to(device)
+        row = random_tensor(len(SLOTS), count * self.dim + 8, dtype=dtype).to(device)
         self.heads = row[:, : count * self.dim].view(len(SLOTS), count, self.dim)
-        weight = some(self.num_heads + self.num_kv_heads, self.dim, seed=1).to(device)
-        angle = some(len(SLOTS), 1, self.dim // 2, seed=2).to(device) * 9
+        weight = random_tensor(self.num_heads + self.num_kv_heads, self.dim, seed=1).to(device)
+        angle = random_tensor(len(SLOTS), 1, self.dim // 2, seed=2).to(device) * 9
         sin = angle.sin()
         cos = torch.cat((angle.cos(),) * 2, -1).to(dtype)
         self.norm = HeadNorm(weight, torch.tensor(1e-5, device=device)) if has_norm else None
@@ -49,8 +49,8 @@ class Case:
         return rotated[:, : self.num_heads], rotated[:, self.num_heads :], value
 
 
-def cache_of(case: Case, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """(2, blocks, slots, heads, dim) of which nothing was written."""
+def make_cache(case: Case, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Return a cache (2, blocks, slots, heads, dim) without written slots."""
     storage = torch.full((2, NUM_BLOCKS, case.num_kv_heads, BLOCK_SIZE, case.dim), 77, device=device)
     return storage.to(dtype).transpose(2, 3)
 
@@ -67,11 +67,11 @@ def cache_of(case: Case, dtype: torch.dtype, device: str) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_rotates_and_writes(
+def test_rotated_heads_and_written_slots_equal_the_reference(
     runner: Any, heads: tuple[int, int, int], dtype: torch.dtype, has_norm: bool, turns: bool
 ) -> None:
     case = Case(runner.device, heads, dtype, has_norm, turns)
-    k_cache, v_cache = cache_of(case, dtype, runner.device)
+    k_cache, v_cache = make_cache(case, dtype, runner.device)
     before = case.heads.clone()
     query = runner.ops.rotate_write(case.heads, case.rotation, k_cache, v_cache, case.slots)
     assert query.dtype == dtype
@@ -90,7 +90,7 @@ def test_rotates_and_writes(
 
 
 @pytest.mark.parametrize("form", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_into_a_cache_of_8_bits(runner: Any, form: torch.dtype) -> None:
+def test_eight_bit_cache_is_written_within_its_rounding(runner: Any, form: torch.dtype) -> None:
     case = Case(runner.device, (6, 2, 64), torch.float32, True, True)
     caches = [torch.zeros(NUM_BLOCKS, BLOCK_SIZE, 2, 64, dtype=torch.uint8, device=runner.device).view(form)] * 2
     k_cache, v_cache = (cache.clone() for cache in caches)
@@ -107,16 +107,16 @@ def test_into_a_cache_of_8_bits(runner: Any, form: torch.dtype) -> None:
         assert not found[[slot for slot in range(80) if slot not in SLOTS]].any()
 
 
-def test_no_tokens(runner: Any) -> None:
+def test_empty_input_gives_an_empty_result(runner: Any) -> None:
     case = Case(runner.device, (6, 2, 64), torch.float32, False, False)
-    k_cache, v_cache = cache_of(case, torch.float32, runner.device)
+    k_cache, v_cache = make_cache(case, torch.float32, runner.device)
     given = case.heads[:0], Rotation(6, None, None), k_cache, v_cache, case.slots[:0]
     assert runner.ops.rotate_write(*given).shape == (0, 6, 64)
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_invalid_input_is_refused_by_name() -> None:
     case = Case("cpu", (6, 2, 64), torch.float32, True, True)
-    k_cache, v_cache = cache_of(case, torch.float32, "cpu")
+    k_cache, v_cache = make_cache(case, torch.float32, "cpu")
     caches = k_cache, v_cache, case.slots
     with pytest.raises(ValueError, match=r"heads is .* 5 \+ 2 \* 2 heads of 64"):
         rotate_write(case.heads, Rotation(5, None, None), *caches)

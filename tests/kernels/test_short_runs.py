@@ -1,4 +1,4 @@
-"""Short runs of queries behind long contexts, whose keys are split among programs: against the float64 reference."""
+"""Short runs of queries after long contexts, whose keys are split between programs, equal the float64 reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_kernels.paged_prefill_attention import paged_prefill_attention
 INTERPRETER = pytest.param("interpreter", marks=pytest.mark.interpreter)
 GPU = pytest.param("gpu", marks=pytest.mark.gpu)
 LONG = LONGEST_PART + 1
-"""A bound on lengths from which on runs are cut, whatever the lengths are."""
+"""A bound on lengths above which runs are split for all lengths."""
 MIXED = {"seq_lens": [17, 200, 60, 0], "query_lens": [16, 5, 18, 0]}
 ONE_KV_HEAD = {"num_heads": 3, "num_kv_heads": 1}
 CASES: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.interpreted_in_storms({"name": "bf16"}, {"name": "fp8"}, {"name": "drafts"})
 @pytest.mark.parametrize("runner", [INTERPRETER, GPU], indirect=True)
 @pytest.mark.parametrize("name", CASES)
-def test_matches_the_reference(
+def test_result_equals_the_reference(
     name: str, runner: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
@@ -54,8 +54,8 @@ def test_matches_the_reference(
     assert_close(batch.prefill(runner.ops, max_seq_len=bound), reference(batch))
 
 
-def two_layers(args: AttentionArgs, runs: QueryRuns, outs: list[torch.Tensor]) -> list[list[int]]:
-    """Of a step; how it was cut. Runs where kernels do."""
+def run_two_layers(args: AttentionArgs, runs: QueryRuns, outs: list[torch.Tensor]) -> list[list[int]]:
+    """Run two layers of a step and return the splits. It runs where kernels do."""
     plans = DecodePlans()
     for out in outs:
         paged_prefill_attention(args._replace(out=out), runs._replace(plans=plans))
@@ -65,19 +65,19 @@ def two_layers(args: AttentionArgs, runs: QueryRuns, outs: list[torch.Tensor]) -
 
 
 @pytest.mark.interpreter
-def test_they_are_cut_by_their_lengths_once_for_all_layers(
+def test_runs_are_split_by_length_once_for_all_layers(
     interpret: Any, shape: Any, build: Any, reference: Any, assert_close: Any
 ) -> None:
     batch = build(shape(seq_lens=[300, 20, 100], query_lens=[5, 20, 3], num_heads=2, num_kv_heads=1))
     outs = [batch.poisoned_out(), batch.poisoned_out()]
-    ranges = interpret(two_layers, batch.args(max_seq_len=LONG), batch.runs, outs)
+    ranges = interpret(run_two_layers, batch.args(max_seq_len=LONG), batch.runs, outs)
     assert [count for _, count in ranges] == [10, 1, 4]
     for out in outs:
         assert_close(out, reference(batch))
 
 
-def test_prompts_chunks_and_full_devices_are_not_cut() -> None:
-    """Heads 32/8 on an H100: tiles of 16 queries, 8 programs each."""
+def test_prompts_chunks_and_full_devices_are_not_split() -> None:
+    """With heads 32/8 on an H100, tiles have 16 queries and 8 programs each."""
     given = {"num_processors": 132, "num_warps": 4}
     assert most_cut_runs(16, 32768, 8, **given) == 33
     assert most_cut_runs(128, 32768, 64, **given) == 4
@@ -116,8 +116,8 @@ REAL: dict[str, dict[str, Any]] = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", REAL)
-def test_at_real_sizes(name: str, shape: Any, build: Any, assert_close: Any) -> None:
-    """Against the torch reference in float32, which tests of prefill hold against float64."""
+def test_real_sizes_equal_the_reference(name: str, shape: Any, build: Any, assert_close: Any) -> None:
+    """The torch reference in float32 is used, which tests of prefill compare with float64."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     heads = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat16} | REAL[name]
@@ -129,8 +129,8 @@ def test_at_real_sizes(name: str, shape: Any, build: Any, assert_close: Any) -> 
 
 
 @pytest.mark.gpu
-def test_a_graph_is_replayed_on_other_lengths(shape: Any, build: Any, assert_close: Any) -> None:
-    """Captured for runs of up to 16 queries behind up to 32,768 tokens."""
+def test_graph_is_replayed_with_other_lengths(shape: Any, build: Any, assert_close: Any) -> None:
+    """It is captured for runs of up to 16 queries after up to 32,768 tokens."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     heads = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": torch.bfloat16}
@@ -149,14 +149,14 @@ def test_a_graph_is_replayed_on_other_lengths(shape: Any, build: Any, assert_clo
         graph.replay()
         num_rows = sum(counts)
         assert_close(out[:num_rows], exact(args._replace(query=args.query[:num_rows]), runs))
-        assert out[num_rows:].isnan().all(), "rows of nobody are left alone"
+        assert out[num_rows:].isnan().all(), "rows without a request were written"
 
 
 REPLAYED = (([32768, 100, 5000], [16, 16, 16]), ([20001, 3, 17], [1, 3, 16]), ([40, 100, 4097], [5, 0, 8]))
 
 
 def exact(args: AttentionArgs, runs: QueryRuns) -> torch.Tensor:
-    """The reference in float32 on the CPU, over a cache that is not quantized any more."""
+    """Return the reference in float32 on the CPU, over a dequantized cache."""
     here = args._make(each.cpu() if isinstance(each, torch.Tensor) else each for each in args)
     keys, values = here.k_cache.float(), here.v_cache.float()
     if here.k_scale is not None and here.v_scale is not None:

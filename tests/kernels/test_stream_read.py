@@ -1,4 +1,4 @@
-"""A plain read sums every word."""
+"""A plain memory read sums every word."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What differs from step to step is no reason for Triton to compile a kernel again."""
+"""Numbers that differ from step to step do not make Triton compile a kernel again."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ VARYING: dict[str, tuple[Any, set[str], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", VARYING)
-def test_numbers_and_alignments_that_change_are_not_looked_at(name: str) -> None:
-    """Triton compiles for 1, for multiples of 16 and for the rest, each on its own."""
+def test_changing_numbers_and_alignments_are_not_specialized(name: str) -> None:
+    """By default Triton compiles separately for 1, for multiples of 16 and for other numbers."""
     kernel, numbers, pointers = VARYING[name]
     parameters = getattr(kernel, "params", None)
     if parameters is None:

@@ -1,7 +1,7 @@
-"""A simulated engine that serves on an endpoint, as a process of its own.
+"""A simulated engine that serves on an endpoint as its own process.
 
 It ends after `--seconds`, at SIGTERM, when a client shuts it down, or with `--until-eof` when its standard input
-closes, so that a parent that dies takes it along.
+closes, so that it ends with its parent.
 """
 
 from __future__ import annotations

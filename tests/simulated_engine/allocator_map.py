@@ -13,9 +13,9 @@ MIB = 1 << 20
 
 
 def simulated_allocator_map(tag: int) -> AllocatorMap:
-    """A made-up map of torch's allocator, as an engine with a model of some GiB has it after a while.
+    """Return a made-up map of torch's allocator, like that of an engine with a model of some GiB after a while.
 
-    Weights, a KV pool, activations with holes, small tensors and a captured graph; always the same.
+    It has weights, a KV pool, activations with gaps, small tensors and a captured graph, and is always the same.
     """
     draw = random.Random(9)
     segments = [_segment(draw, 0, 4096 * MIB, AllocatorPool.LARGE, 4096 * MIB, holes=0.0)]

@@ -1,6 +1,6 @@
-"""Requests that nobody waits for, and the numbers and tokens of all requests of a simulated engine.
+"""Background requests of a simulated engine, and the numbers and tokens of all its requests.
 
-Tokens come from a counter, so two texts are the same only where one request takes over the beginning of another's.
+Tokens come from a counter, so two texts are equal only if one request copies the beginning of another.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 PROMPT_TOKENS = range(8, 129)
 OUTPUT_TOKENS = range(16, 257)
 SHARED_PROMPTS = 0.7
-"""Share of the prompts that begin as an earlier text does."""
+"""Share of the prompts that begin like an earlier text."""
 FORK_EVERY = 8
-"""Prompts of which one is asked for with two completions."""
+"""Number of prompts of which one has two completions."""
 MAX_REMEMBERED_TEXTS = 64
 MAX_REMEMBERED_TOKENS = 128
 SAMPLING = ResolvedSampling(temperature=0.0, max_tokens=None, ignore_eos=True)
@@ -56,12 +56,12 @@ class BackgroundRequests:
         self._texts.append(request.tokens(0, min(request.num_tokens, MAX_REMEMBERED_TOKENS)))
 
     def new_token(self) -> int:
-        """Return a token that no text has."""
+        """Return an unused token."""
         self._next_token += 1
         return self._next_token
 
     def new_tokens(self, count: int) -> Sequence[int]:
-        """Return `count` consecutive tokens that no text has."""
+        """Return `count` consecutive unused tokens."""
         self._next_token += count
         return range(self._next_token - count + 1, self._next_token + 1)
 

@@ -14,7 +14,7 @@ from tests.simulated_engine.background import BackgroundRequests, new_request
 from tests.simulated_engine.filling import NUM_PARKED, fill
 from tests.simulated_engine.hello import BLOCK_BYTES, BLOCK_TOKENS, simulated_hello
 from tests.simulated_engine.step_work import forward_ns, work_of
-from tests.simulated_engine.words import Words
+from tests.simulated_engine.words import WordDetokenizer
 
 from kvscope_engine.interventions import Interventions
 from kvscope_engine.outputs import OutputStream
@@ -35,20 +35,20 @@ from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot, Tim
 MAX_TOKENS_IN_STEP = 2048
 MAX_REQUEST_TOKENS = 1 << 24
 MAX_CLIENT_REQUESTS = 64
-"""Requests of clients that run at a time, beside those of the background."""
+"""Client requests that run at a time, beside background requests."""
 NUM_WAITING = 4
 PREEMPT_EVERY = 211
-"""Steps between two preemptions that the engine asks for; others happen where blocks run out."""
+"""Steps between two forced preemptions; others happen when blocks run out."""
 SWAP_EVERY = 19
-"""The same with host memory, where a preemption costs little."""
+"""The same with host memory, which makes preemptions cheap."""
 
 
 class SimulatedEngine:
-    """`num_running` background requests decode at all times.
+    """An engine in which `num_running` background requests decode at all times.
 
     When the engine starts, `cached_share` of the pool holds cached texts, and `parked_share` holds the blocks of long
-    requests that get no further, because the grammar of their answers is never compiled. Raises BadInput for tiers
-    that cannot be.
+    requests that do not continue, because the grammar of their output is never compiled. Raises BadInput for invalid
+    tiers.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SimulatedEngine:
         self._num_running = num_running
         self._publish: Callable[[Frame], object] = lambda frame: None
         self._last_frame: Frame | None = None
-        self._streams: dict[int, OutputStream] = {}  # of clients' requests, by number
+        self._streams: dict[int, OutputStream] = {}  # of client requests, by number
         self.pool = BlockPool(
             num_blocks,
             BLOCK_TOKENS,
@@ -104,7 +104,7 @@ class SimulatedEngine:
         self.ledger = self.pool.ledger
 
     def publish_to(self, publish: Callable[[Frame], object]) -> None:
-        """Give each frame to `publish` as well, from the next on."""
+        """Give each frame from the next on to `publish` as well."""
         self._publish = publish
 
     @property
@@ -114,7 +114,7 @@ class SimulatedEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests in the queue or running."""
+        """Number of requests in the queue or running."""
         return self.scheduler.num_running + self.scheduler.num_waiting
 
     def advance(self) -> Frame:
@@ -143,11 +143,11 @@ class SimulatedEngine:
         self._recorder.record_idle(self.step, self._clock())
 
     def snapshot(self, tag: int = 0) -> Snapshot:
-        """Return the whole state after the last frame; what no frame has told yet is published in one first."""
+        """Return the whole state after the last frame; unpublished changes are published first."""
         return self._recorder.snapshot(self.hello, tag, self._clock())
 
     def heartbeat(self) -> Heartbeat:
-        """Return a sign of life."""
+        """Return a heartbeat."""
         return Heartbeat(
             epoch=self.hello.epoch,
             time_ns=self._clock(),
@@ -164,19 +164,19 @@ class SimulatedEngine:
         return number
 
     def next_number(self, count: int = 1) -> int:
-        """Return the first of `count` request numbers that no request has."""
+        """Return the first of `count` unused request numbers."""
         return self._background.take_numbers(count)
 
     def add_requests(self, requests: list[Request]) -> None:
-        """Queue the completions of a client's prompt. What is generated for them comes in `outputs`."""
+        """Queue the completions of a client's prompt. Their tokens come in `outputs`."""
         for request in requests:
             self.scheduler.check_fits(request)
         for request in requests:
             self.scheduler.add_request(request)
-            self._streams[request.number] = OutputStream(request, request.request_id, Words(), frozenset())  # type: ignore[arg-type]
+            self._streams[request.number] = OutputStream(request, request.request_id, WordDetokenizer(), frozenset())  # type: ignore[arg-type]
 
     def abort(self, number: int) -> bool:
-        """End a request, wherever it is; return whether it was unfinished."""
+        """End a request in any state; return whether it was unfinished."""
         request = self.scheduler.requests.get(number)
         if request is None:
             return False
@@ -224,7 +224,7 @@ class SimulatedEngine:
             self.outputs += stream.drain()
 
     def _preempt_one(self, plan: StepPlan, now_ns: int) -> None:
-        """Send a background request back that ran in the step, with its blocks to host memory where that has room."""
+        """Preempt a background request that ran in the step, and swap its blocks to host memory if there is room."""
         running = [item.request for item in plan.scheduled if item.request.state is RequestState.RUNNING]
         victims = [request for request in running if request.number not in self._streams]
         if not victims:
@@ -240,7 +240,7 @@ class SimulatedEngine:
 
 
 def check_tiers(num_host_blocks: int, num_disk_blocks: int) -> None:
-    """Raise BadInput for tiers of less than nothing, and for a disk without host memory above it."""
+    """Raise BadInput for tiers of negative size, and for a disk without host memory."""
     if min(num_host_blocks, num_disk_blocks) < 0:
         raise BadInput(f"{num_host_blocks} host and {num_disk_blocks} disk blocks: 0 or more of each are accepted")
     if num_disk_blocks and not num_host_blocks:

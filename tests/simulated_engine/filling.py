@@ -1,4 +1,4 @@
-"""What the pool of a simulated engine holds when the engine starts: cached texts, and requests that get no further."""
+"""The contents of a simulated engine's pool at start: cached texts, and requests that do not continue."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from kvscope_engine.policy.scheduling.scheduler import Scheduler
 
 NUM_PARKED = 16
 TEXT_BLOCKS = 100
-"""Of a cached text. Every other one begins with the first half of the one before."""
+"""Length of a cached text. Every other text begins with the first half of the one before."""
 ANY_NUMBER = 1 << 31
 
 
 class NeverReady:
-    """The grammar of an answer that is still being compiled: its request does not compute its prompt's last token."""
+    """A grammar that is still being compiled: its request does not compute the last token of its prompt."""
 
     is_ready = False
     has_ended = False
 
     def fill(self, words: NDArray[np.int32], row: int, *, may_end: bool) -> None:
-        """Never called: the request samples nothing."""
+        """Not called: the request samples nothing."""
 
     def accept(self, token_id: int) -> None:
-        """Never called: the request samples nothing."""
+        """Not called: the request samples nothing."""
 
 
 def fill(
     scheduler: Scheduler, pool: BlockPool, background: BackgroundRequests, num_cached: int, num_parked: int, now_ns: int
 ) -> None:
-    """Have `num_cached` blocks hold texts that nobody uses, and `NUM_PARKED` requests hold `num_parked` blocks each.
+    """Let `num_cached` blocks hold unused cached texts, and `NUM_PARKED` requests hold `num_parked` blocks each.
 
-    This is step 0, which no frame tells of.
+    This is step 0, which is in no frame.
     """
     limits = scheduler.limits.max_num_seqs, scheduler.limits.max_num_batched_tokens
     scheduler.limits.set(ANY_NUMBER, ANY_NUMBER)
@@ -60,7 +60,9 @@ def fill(
 
 
 def _texts(background: BackgroundRequests, num_blocks: int) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
-    """Texts of `num_blocks` different blocks together; the second list's begin like those of the first."""
+    """Return texts with `num_blocks` different blocks in total; those of the second list begin like those of the
+    first.
+    """
     trunks: list[Sequence[int]] = []
     branches: list[Sequence[int]] = []
     half = TEXT_BLOCKS // 2

@@ -1,4 +1,4 @@
-"""A simulated engine as the engine's own server knows engines: `ServedEngine`, at a given rate of steps."""
+"""The engine interface of the server for a simulated engine: `ServedEngine`, at a given rate of steps."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from kvscope_telemetry.messages.commands import Accepted, AllocatorMap, BlockCon
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown, Snapshot
 
 MAX_NEW_TOKENS: Final = 256
-"""Of a request that does not say."""
+"""Output tokens of a request without a limit."""
 MAX_NAP_S: Final = 0.005
-"""How long a command may wait for the end of a wait for the next step."""
+"""Longest time in seconds that a command waits for the next step."""
 MAX_BEHIND_S: Final = 0.1
-"""Steps that could not be run in time are made up for up to this."""
+"""Longest delay in seconds for which missed steps are run later."""
 
 
 class ServedSimulation:
-    """Runs `rate` steps of `engine` a second, and none while it `is_held`."""
+    """Run `rate` steps of `engine` a second, and none while `is_held`."""
 
     def __init__(self, engine: SimulatedEngine, rate: float) -> None:
         self.engine = engine
@@ -46,7 +46,7 @@ class ServedSimulation:
         self.step_started_ns: Final = 0
         self._step_s = 1 / rate
         self._due_s = time.monotonic()
-        self._numbers: dict[str, tuple[int, ...]] = {}  # of clients' requests, by id
+        self._numbers: dict[str, tuple[int, ...]] = {}  # of client requests, by id
 
     @property
     def has_unfinished(self) -> bool:
@@ -95,7 +95,7 @@ class ServedSimulation:
         )
 
     def abort(self, request_id: str) -> None:
-        """End a request; does nothing for one that is not known."""
+        """End a request; do nothing for an unknown one."""
         for number in self._numbers.get(request_id, ()):
             self.engine.abort(number)
 
@@ -105,7 +105,7 @@ class ServedSimulation:
             self.engine.scheduler.record_aborted(request, time.monotonic_ns())
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
-        """Run a step if one is due, or asked for alone (not `ahead`); publish what changed without one otherwise."""
+        """Run a step if one is due or requested alone (not `ahead`); otherwise publish what changed without one."""
         wait_s = self._due_s - time.monotonic()
         if ahead and not self.is_held and wait_s > 0:
             time.sleep(min(wait_s, MAX_NAP_S))
@@ -120,7 +120,7 @@ class ServedSimulation:
         return self.settle()
 
     def while_idle(self) -> bool:
-        """Nothing is put off."""
+        """Return false: there is no delayed work."""
         return False
 
     def finish_in_flight(self) -> list[Tokens | Finished]:
@@ -140,7 +140,7 @@ class ServedSimulation:
         return []
 
     def block_text(self, blocks: Sequence[int]) -> tuple[BlockContent, ...]:
-        """Return what blocks hold, with text."""
+        """Return the contents of blocks, with text."""
         scheduler = self.engine.scheduler
         contents = (block_content(block, self.engine.pool, scheduler.requests, scheduler.prefix_of) for block in blocks)
         return tuple(structs.replace(content, text=text_of(content.token_ids)) for content in contents)
@@ -150,12 +150,12 @@ class ServedSimulation:
         return simulated_allocator_map(tag)
 
     def reset_prefix_cache(self) -> None:
-        """Forget every idle cached block."""
+        """Drop every unused cached block."""
         self.engine.scheduler.reset_prefix_cache(time.monotonic_ns())
         self.engine.record_idle()
 
     def memory(self) -> MemoryBreakdown:
-        """Return where the memory of a small model would have gone."""
+        """Return the memory that a small model would use."""
         cache = self.hello.cache
         kv_bytes = cache.num_blocks * cache.block_bytes
         return MemoryBreakdown(
@@ -163,7 +163,7 @@ class ServedSimulation:
         )
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is nothing to free."""
 
     def _requests_of(self, submit: Submit, token_ids: list[int]) -> list[Request]:
         pool = self.engine.pool

@@ -1,4 +1,4 @@
-"""Serves a simulated engine on real sockets, with the engine's own server."""
+"""Serve a simulated engine on real sockets, with the engine's own server."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.messages.roles import Role
 
 START_S = 60.0
-"""How long the server may take to answer."""
+"""Seconds that the server may take to answer."""
 
 
 class SimulatedServer:
-    """Serves `engine` on `endpoint` with `rate` steps a second until `close`, or until a client shuts it down.
+    """Serve `engine` on `endpoint` with `rate` steps a second until `close`, or until a client shuts it down.
 
-    `hold()` stops stepping between two steps, so that a test can compare; `release()` goes on.
+    `hold()` stops stepping between two steps, so that a test can compare; `release()` continues.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class SimulatedServer:
         self._service.receiver.tick()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for the end, for `seconds` at most; return whether it came."""
+        """Wait up to `seconds` for the end; return whether it came."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def close(self, *, goodbye: bool = True) -> None:
-        """End; without `goodbye` clients hear nothing more, as if the process had been killed."""
+        """Stop; without `goodbye` clients receive nothing more, as if the process had been killed."""
         if not goodbye:
             self.sockets.publish = lambda message: None  # type: ignore[method-assign]
             self.sockets.reply = lambda client, message: None  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
-"""What a step of a model would have to do, and how long a device would take: a small model on a large GPU.
+"""The work of a step of a model, and the time of a device for it: a small model on a large GPU.
 
-Steps reach shares of the device's limits that differ, as those of a real engine do.
+Steps use different shares of the device's limits, as in a real engine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TOKEN_BYTES = BLOCK_BYTES // BLOCK_TOKENS
 _NUM_WEIGHTS = 135_000_000
 _WEIGHT_BYTES = 4
 _ATTENTION_FLOPS = 4 * 30 * 576
-"""Of a token and one that it attends to."""
+"""FLOP for a token and one that it attends to."""
 _OTHER_BYTES = 30 * 576 * 4 * 16
 _LOWEST_SHARE = 0.35
 _SHARES = 0.5
@@ -34,7 +34,7 @@ def work_of(plan: StepPlan) -> Work:
 
 def step_work(num_tokens: int, num_read: int, num_attended: int) -> Work:
     """Return the work of `num_tokens` tokens whose requests have `num_read` tokens in the cache, and which attend to
-    `num_attended` tokens, all summed up.
+    `num_attended` tokens in total.
     """
     attention = _ATTENTION_FLOPS * num_attended
     return Work(
@@ -48,6 +48,6 @@ def step_work(num_tokens: int, num_read: int, num_attended: int) -> Work:
 
 
 def forward_ns(work: Work, step: int) -> int:
-    """Return how long the forward pass of `step` takes on the device."""
+    """Return the time of the forward pass of `step` on the device."""
     least_s = max(work.num_bytes / READ_BYTES_PER_S, work.flops / FLOPS_PER_S)
     return round(least_s / (_LOWEST_SHARE + _SHARES * (step * _SCATTER % 1.0)) * 1e9)

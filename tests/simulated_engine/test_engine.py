@@ -1,4 +1,4 @@
-"""The simulated engine keeps its blocks, tells of all of them, repeats itself by seed, and needs no torch."""
+"""The simulated engine keeps its blocks consistent, reports all of them, repeats itself by seed, and needs no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.source import Update
 
 
-def _check_conserved(engine: SimulatedEngine) -> None:
+def _check_consistency(engine: SimulatedEngine) -> None:
     engine.scheduler.check_integrity()
     truth = Mirror()
     truth.reset(engine.snapshot())
@@ -42,7 +42,7 @@ def test_reference_counts_equal_the_tables_after_every_step(num_blocks: int, see
     for step in range(400):
         engine.advance()
         if step % 7 == 0:
-            _check_conserved(engine)
+            _check_consistency(engine)
     counters = engine.snapshot().counters
     assert counters.preemptions
     assert counters.finished
@@ -53,7 +53,7 @@ def test_pool_starts_with_cached_texts_and_held_blocks() -> None:
     counts = np.bincount(engine.ledger.state, minlength=3)
     assert counts[BlockState.CACHED] == 1000
     assert counts[BlockState.ACTIVE] == 2000
-    _check_conserved(engine)
+    _check_consistency(engine)
     is_first = (engine.ledger.state == BlockState.CACHED) & (engine.ledger.parent == 0)
     assert 0 < is_first.sum() < 10
     for _ in range(20):
@@ -62,7 +62,7 @@ def test_pool_starts_with_cached_texts_and_held_blocks() -> None:
 
 
 @pytest.mark.parametrize(("num_host", "num_disk"), [(60, 150), (60, 90), (400, 0)])
-def test_lower_tiers_conserve_blocks_and_tell_their_moves(num_host: int, num_disk: int) -> None:
+def test_lower_tiers_lose_no_blocks_and_report_their_moves(num_host: int, num_disk: int) -> None:
     engine = SimulatedEngine(num_blocks=300, num_running=12, seed=2, num_host_blocks=num_host, num_disk_blocks=num_disk)
     mirror = Mirror()
     mirror.apply(Update(snapshot=engine.snapshot()))
@@ -72,8 +72,8 @@ def test_lower_tiers_conserve_blocks_and_tell_their_moves(num_host: int, num_dis
         mirror.apply(coalesce([frame]))
         moved.update({name: len(ids) // 4 for name, ids in asdict(frame.moves).items()})
         if step % 7 == 0:
-            _check_conserved(engine)
-            _check_places(engine, mirror)
+            _check_consistency(engine)
+            _check_tiers(engine, mirror)
     assert mirror.ledger.equals(engine.ledger)
     totals = engine.snapshot().counters
     to_host = totals.swapped_blocks + totals.offloaded_blocks
@@ -85,7 +85,7 @@ def test_lower_tiers_conserve_blocks_and_tell_their_moves(num_host: int, num_dis
     assert totals.offloaded_blocks
 
 
-def _check_places(engine: SimulatedEngine, mirror: Mirror) -> None:
+def _check_tiers(engine: SimulatedEngine, mirror: Mirror) -> None:
     cache, ledger = engine.hello.cache, engine.ledger
     assert ledger.num_blocks == cache.num_rows
     expected = np.repeat([0, 1, 2], [cache.num_blocks, cache.num_host_blocks, cache.num_disk_blocks])
@@ -95,8 +95,8 @@ def _check_places(engine: SimulatedEngine, mirror: Mirror) -> None:
         assert lower.all() if state == RequestState.PREEMPTED else not lower.any()
 
 
-def test_a_swapped_request_keeps_its_blocks() -> None:
-    """A request that was swapped out has rows of host memory for all it had computed; it is at 0 until it is back."""
+def test_swapped_request_keeps_its_blocks() -> None:
+    """A request that was swapped out has host rows for all it had computed; its count is 0 until it is back."""
     engine = SimulatedEngine(num_blocks=300, num_running=6, seed=2, num_host_blocks=200)
     mirror = Mirror()
     mirror.apply(Update(snapshot=engine.snapshot()))
@@ -109,17 +109,17 @@ def test_a_swapped_request_keeps_its_blocks() -> None:
             number = int(requests.number[row])
             kept = int(mirror.ledger.filled[requests.table(number)].sum())
             assert requests.num_computed_tokens[row] == 0
-            assert kept >= computed[number], "what was swapped out is what was computed"
+            assert kept >= computed[number], "not all computed blocks were swapped out"
             seen += 1
         computed = dict(zip(requests.number.tolist(), requests.num_computed_tokens.tolist(), strict=True))
     assert seen
 
 
-def test_without_lower_tiers_nothing_is_told_of_them() -> None:
+def test_without_lower_tiers_nothing_is_reported_of_them() -> None:
     engine = SimulatedEngine(num_blocks=90, num_running=12, seed=1)
     frames = [engine.advance() for _ in range(300)]
     assert all(not frame.moves.saved and not frame.moves.loaded for frame in frames)
-    assert any(frame.moves != Moves() for frame in frames)  # evictions and copies are told of any pool
+    assert any(frame.moves != Moves() for frame in frames)  # evictions and copies are reported for every pool
     assert frames[-1].counters.evicted_blocks
     with pytest.raises(BadInput, match="-1 host"):
         SimulatedEngine(num_host_blocks=-1)
@@ -127,7 +127,7 @@ def test_without_lower_tiers_nothing_is_told_of_them() -> None:
         SimulatedEngine(num_disk_blocks=5)
 
 
-def test_the_same_seed_gives_the_same_states() -> None:
+def test_same_seed_gives_the_same_states() -> None:
     one, same, other = (SimulatedEngine(num_blocks=300, seed=seed) for seed in (4, 4, 5))
     for engine in (one, same, other):
         for _ in range(100):
@@ -136,7 +136,7 @@ def test_the_same_seed_gives_the_same_states() -> None:
     assert not one.ledger.equals(other.ledger)
 
 
-def test_submitted_requests_get_all_their_tokens_and_aborted_ones_end() -> None:
+def test_submitted_requests_get_all_tokens_and_aborted_ones_end() -> None:
     engine = SimulatedEngine(num_blocks=2000, num_running=2)
     engine.submit("a", 20, 6)
     second = engine.submit("b", 20, 500)
@@ -151,10 +151,10 @@ def test_submitted_requests_get_all_their_tokens_and_aborted_ones_end() -> None:
     assert of_first[-1].usage.completion_tokens == 6
     of_second = [output for output in engine.outputs if output.request_id == "b" and isinstance(output, Finished)]
     assert [output.finish_reason for output in of_second] == ["abort"]
-    _check_conserved(engine)
+    _check_consistency(engine)
 
 
-def test_neither_engine_nor_server_import_torch() -> None:
+def test_engine_and_server_do_not_import_torch() -> None:
     program = (
         "import sys, tests.simulated_engine.__main__; sys.exit('torch' in sys.modules or 'PySide6' in sys.modules)"
     )

@@ -1,4 +1,4 @@
-"""The simulated engine answers the debugger's commands as the real one, and its mirror stays true."""
+"""The simulated engine answers the commands of the debugger like a real one, and its mirror stays correct."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def server() -> Iterator[SimulatedServer]:
         server.close()
 
 
-def test_it_is_paused_stepped_and_told_as_a_real_one_is(server: SimulatedServer) -> None:
+def test_debugger_commands_work_as_in_a_real_engine(server: SimulatedServer) -> None:
     mirror, replies, tag = Mirror(), [], 0
     with LiveSource(server.sockets.telemetry_endpoint) as source:
 
@@ -90,7 +90,7 @@ def test_it_is_paused_stepped_and_told_as_a_real_one_is(server: SimulatedServer)
         assert source.wait(agrees, WAIT_S)
 
 
-def test_what_a_client_holds_goes_on_when_it_is_gone(server: SimulatedServer) -> None:
+def test_pause_ends_when_its_client_disconnects(server: SimulatedServer) -> None:
     with LiveSource(server.sockets.telemetry_endpoint) as watcher:
         with LiveSource(server.sockets.telemetry_endpoint) as holder:
             assert holder.wait(lambda: holder.status.state is SourceState.LIVE, 60)
@@ -102,7 +102,7 @@ def test_what_a_client_holds_goes_on_when_it_is_gone(server: SimulatedServer) ->
         assert watcher.wait(lambda: watcher.status.state is SourceState.LIVE, 60)
 
 
-def test_it_serves_from_the_command_line() -> None:
+def test_command_line_serves_and_refuses_invalid_endpoints() -> None:
     with tempfile.TemporaryDirectory(prefix="kv-") as folder:
         options = ["--endpoint", f"ipc://{folder}/telemetry", "--blocks", "100", "--seconds", "0.2"]
         done = subprocess.run([*COMMAND, *options], capture_output=True, text=True)

@@ -1,11 +1,11 @@
-"""The simulated engine tells the work of its steps, below what its device can do."""
+"""The simulated engine reports the work of its steps, below the limits of its device."""
 
 from __future__ import annotations
 
 from tests.simulated_engine.engine import SimulatedEngine
 
 
-def test_every_step_lies_below_the_roof():
+def test_every_step_is_below_the_roofline():
     engine = SimulatedEngine(num_blocks=2048)
     device = engine.hello.device
     frames = [frame for frame in (engine.advance() for _ in range(50)) if frame.batch.number]
@@ -17,10 +17,10 @@ def test_every_step_lies_below_the_roof():
         limits = work.num_bytes / device.read_bytes_per_s, work.flops / device.flops_per_s
         shares.append(max(limits) / seconds)
     assert all(0.3 < share < 0.9 for share in shares)
-    assert max(shares) > 1.5 * min(shares), "they lie at different heights"
+    assert max(shares) > 1.5 * min(shares), "all steps use the same share of the limits"
 
 
-def test_a_prompt_is_more_work_than_a_token():
+def test_prompt_is_more_work_than_a_token():
     engine = SimulatedEngine(num_blocks=2048, num_running=4)
     frames = [engine.advance() for _ in range(100)]
     decode = [f.work.flops for f in frames if f.batch.number and not f.batch.num_prefill_tokens]

@@ -1,4 +1,4 @@
-"""Texts of a simulated engine: each token stands for one of a dozen words."""
+"""Texts of a simulated engine: each token is one of a dozen words."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 
 def tokens_of(text: str) -> list[int]:
-    """Return a token for every four characters of a text, at least one. They follow from what comes before them."""
+    """Return one token for every four characters of a text, at least one. Each depends on the text before it."""
     ends = range(4, max(len(text), 4) + 1, 4)
     return [-1 - (crc32(text[:end].encode()) & 0x3FFF_FFFF) for end in ends]
 
 
-class Words:
-    """Makes a completion's text of its tokens, as a detokenizer does."""
+class WordDetokenizer:
+    """Makes the text of a completion from its tokens, like a detokenizer."""
 
     stopped = False
 
     def add_token(self, token_id: int, *, may_stop: bool) -> str:
-        """Return the word of a token, with a space behind it."""
+        """Return the word of a token, followed by a space."""
         return text_of([token_id]) + " "
 
     def flush(self) -> str:
-        """Nothing is held back."""
+        """Return an empty text: nothing is held back."""
         return ""

@@ -1,4 +1,4 @@
-"""Addresses: the source of each kind, one line for what is not accepted, and secrets that stay secret."""
+"""Addresses: the source for each kind, one-line errors, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 
 @dataclass(frozen=True)
 class FakeExternalAddress:
-    """The fields that the factory gives."""
+    """Stand-in with the fields that the factory sets."""
 
     text: str
     kv_events: str = ""
@@ -32,7 +32,7 @@ class FakeExternalAddress:
 
 
 class FakeExternalSource:
-    """Keeps what it was made of."""
+    """Stand-in that keeps its arguments."""
 
     def __init__(self, address, *, sink=None):
         self.address, self.sink = address, sink
@@ -49,13 +49,13 @@ def external(monkeypatch):
         monkeypatch.setitem(sys.modules, f"kvscope_telemetry.collectors.{name}", module)
 
 
-def test_an_engine_of_ours(tmp_path):
+def test_ipc_address_opens_a_live_source(tmp_path):
     with connect(f"ipc://{tmp_path}/telemetry") as source:
         assert isinstance(source, LiveSource)
         assert source.name == f"ipc://{tmp_path}/telemetry"
 
 
-def test_another_engine_with_all_that_was_given(external):
+def test_vllm_address_opens_an_external_source_with_all_options(external):
     sink = object()
     source = connect("vllm://box:8000", kv_events="tcp://box:5557", api_key="secret", tls=True, sink=sink)
     assert source.address == FakeExternalAddress("vllm://box:8000", "tcp://box:5557", "secret", True)
@@ -81,7 +81,7 @@ def test_another_engine_with_all_that_was_given(external):
         (Address("vllm://box:8000", tls=True, ca_file=Path("/nowhere/ca.pem")), "--tls-ca '/nowhere/ca.pem'"),
     ],
 )
-def test_one_line_for_what_is_not_accepted(external, address, words):
+def test_invalid_address_is_refused_in_one_line(external, address, words):
     with pytest.raises(BadInput) as raised:
         address.check()
     assert words in str(raised.value)
@@ -89,7 +89,7 @@ def test_one_line_for_what_is_not_accepted(external, address, words):
     assert "\n" not in str(raised.value)
 
 
-def test_a_key_file_is_for_engines_of_ours(external, tmp_path):
+def test_key_file_is_refused_for_other_engines(external, tmp_path):
     with pytest.raises(BadInput, match="--key is for engines of kvscope's own"):
         Address("vllm://box:8000", key=tmp_path).check()
 
@@ -124,11 +124,11 @@ def test_api_key_without_tls_is_accepted_for_loopback_or_with_the_option(address
     assert "\n" not in str(raised.value)
 
 
-def test_an_api_key_is_in_no_repr():
+def test_api_key_is_not_in_the_repr():
     assert "secret" not in repr(Address("vllm://box:8000", api_key="secret"))
 
 
-def test_an_api_key_from_a_file_or_the_environment(tmp_path, monkeypatch):
+def test_api_key_is_read_from_a_file_or_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
     assert read_api_key(None) == ""
     monkeypatch.setenv(API_KEY_VARIABLE, " sk-1 ")

@@ -1,4 +1,4 @@
-"""What blocks say of the attention that fell on them: on the wire, in recordings, and where nothing was measured."""
+"""Attention measured per block: on the wire, in recordings, and where nothing was measured."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def rows_of(ledger: Ledger, *ids: int) -> BlockRows:
     return ledger.pack(np.array(ids, np.uint32))
 
 
-def test_golden_bytes() -> None:
+def test_attention_golden_bytes() -> None:
     frame = frame_of(rows_of(ledger_of_three(), 1))
-    assert wire.encode(frame).hex() == "de0006" + GOLDEN_FRAME[2:]  # frames have room for more than fifteen
+    assert wire.encode(frame).hex() == "de0006" + GOLDEN_FRAME[2:]  # the map of a frame is written with a 16-bit length
     assert wire.decode_telemetry(bytes.fromhex(GOLDEN_FRAME)) == frame
 
 
-def test_what_was_not_measured_costs_nothing() -> None:
+def test_unmeasured_attention_takes_no_bytes() -> None:
     ledger = ledger_of_three()
     assert all(getattr(rows_of(ledger, 0, 2), name) == b"" for name in MEASURED)
     assert len(ledger.pack_all().attention) == 12
 
 
-def test_frames_with_and_without_join() -> None:
+def test_frames_with_and_without_attention_are_merged() -> None:
     ledger = ledger_of_three()
     measured, untold = rows_of(ledger, 0, 1), rows_of(ledger, 2)
     assert unpack([measured, untold, measured])["attention_step"].tolist() == [0, 3, 0, 0, 3]
@@ -68,13 +68,13 @@ def test_frames_with_and_without_join() -> None:
 
 @pytest.mark.parametrize("name", MEASURED)
 @pytest.mark.parametrize("size", [1, 4, 11, 16])
-def test_columns_of_another_length_are_refused(name: str, size: int) -> None:
+def test_attention_column_of_wrong_length_is_refused(name: str, size: int) -> None:
     rows = msgspec.structs.replace(rows_of(ledger_of_three(), 0, 1, 2), **{name: b"\1" * size})
     with pytest.raises(ProtocolError, match=f"bytes of {name} where 3 rows are 12"):
         wire.decode_telemetry(wire.encode(frame_of(rows)))
 
 
-def test_columns_give_them_back() -> None:
+def test_attention_round_trips_through_columns() -> None:
     ledger = ledger_of_three()
     frames = [frame_of(rows_of(ledger, *ids), seq) for seq, ids in enumerate([(0, 1), (2,), (1,), ()], start=1)]
     assert Columns(pack(frames)).records(Frame) == frames
@@ -83,7 +83,7 @@ def test_columns_give_them_back() -> None:
     assert Columns(pack(frames)).records(Frame) == frames
 
 
-def test_shares_come_back() -> None:
+def test_attention_shares_round_trip() -> None:
     shares = np.array([0.0, 1e-9, 0.03, 1.0, 1.0001], np.float32)
     assert attention_shares(attention_units(shares)) == pytest.approx(shares.clip(max=1.0), abs=1e-8)
     assert attention_share(0) is None

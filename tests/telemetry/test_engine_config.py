@@ -1,4 +1,4 @@
-"""An engine's options: bounds, what goes together, and vLLM's `--speculative-config`; one clear line for all else."""
+"""Engine options: bounds, combinations, vLLM's `--speculative-config`, and one-line errors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from kvscope_telemetry.errors import BadInput
         ({"tensor_parallel_size": 2, "page_heat": 4}, "page_heat=4 is not accepted with tensor_parallel_size=2"),
     ],
 )
-def test_what_cannot_be_is_named(given: dict[str, object], says: str) -> None:
+def test_invalid_option_or_combination_is_named(given: dict[str, object], says: str) -> None:
     with pytest.raises(BadInput, match=re.escape(says)):
         EngineConfig(**given)  # type: ignore[arg-type]
 
 
-def test_no_host_tier_is_a_size_of_0() -> None:
+def test_zero_bytes_mean_no_host_tier() -> None:
     assert EngineConfig(host_kv_memory_bytes=0, kv_memory_bytes=None, sparse_decode=1).sparse_decode == 1
 
 
@@ -46,7 +46,7 @@ def test_no_host_tier_is_a_size_of_0() -> None:
         (', "prompt_lookup_max": 4, "prompt_lookup_min": 2', 2, 4),
     ],
 )
-def test_what_vllm_accepts_means_the_same(rest: str, shortest: int, longest: int) -> None:
+def test_vllm_speculative_config_has_the_same_meaning(rest: str, shortest: int, longest: int) -> None:
     config = parse_speculative_config('{"method": "ngram", "num_speculative_tokens": 5' + rest + "}")
     assert (config.num_speculative_tokens, config.shortest, config.longest) == (5, shortest, longest)
 
@@ -65,7 +65,7 @@ def test_what_vllm_accepts_means_the_same(rest: str, shortest: int, longest: int
         ),
     ],
 )
-def test_anything_else_is_refused_in_one_line(text: str, says: str) -> None:
+def test_other_speculative_config_is_refused_in_one_line(text: str, says: str) -> None:
     with pytest.raises(BadInput) as refusal:
         parse_speculative_config(text)
     assert says in str(refusal.value)

@@ -1,4 +1,4 @@
-"""A user without HOME and without an entry in passwd, as containers have them."""
+"""A user without HOME and without a passwd entry, as in containers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_telemetry.home_folder import ensure_home
 
 @pytest.fixture
 def fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that becomes the home of a user who is in no list."""
+    """The folder that becomes the home of a user without an entry."""
 
     def unknown(uid: int) -> object:
         raise KeyError(f"getpwuid(): uid not found: {uid}")

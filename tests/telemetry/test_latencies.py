@@ -1,4 +1,4 @@
-"""What each latency counts, of one request and of many."""
+"""What each latency counts, for one request and for many."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kvscope_telemetry.summaries.summarizer import Summarizer
 MS = 1_000_000
 
 
-def test_a_request_s_latencies_are_between_its_moments() -> None:
+def test_latencies_are_differences_of_request_times() -> None:
     history = Moments(arrival_ns=10, started_ns=30, first_token_ns=35, ended_ns=75)
     assert (history.queue_ns, history.ttft_ns, history.prefill_ns) == (20, 25, 5)
     assert (history.decode_ns, history.inference_ns, history.total_ns) == (40, 45, 65)
 
 
-def test_no_latency_counts_what_the_engine_stood_still() -> None:
+def test_stops_of_the_engine_do_not_count_in_latencies() -> None:
     running = RunningTime([Stop(begin_ns=20, end_ns=25), Stop(begin_ns=32, end_ns=40), Stop(begin_ns=70)])
     history = Moments(arrival_ns=10, started_ns=30, first_token_ns=45, ended_ns=75, running=running)
     assert (history.queue_ns, history.ttft_ns, history.prefill_ns) == (15, 22, 7)
@@ -30,7 +30,7 @@ def test_no_latency_counts_what_the_engine_stood_still() -> None:
     assert running_s(*pair, RunningTime([Stop(begin_ns=20 * 10**9, end_ns=25 * 10**9)])).tolist()[0] == 60
 
 
-def test_what_nobody_saw_makes_a_latency_unknown_and_not_a_guess() -> None:
+def test_latency_with_an_unknown_time_is_unknown() -> None:
     history = Moments(arrival_ns=10, ended_ns=75)
     assert (history.queue_ns, history.ttft_ns, history.prefill_ns, history.decode_ns, history.inference_ns) == (
         None,
@@ -42,7 +42,7 @@ def test_what_nobody_saw_makes_a_latency_unknown_and_not_a_guess() -> None:
     assert np.isnan(running_s(np.array([0, 0, -1]), first, RunningTime())[1:]).all()
 
 
-def test_speed_is_of_the_tokens_after_the_first() -> None:
+def test_decode_speed_counts_the_tokens_after_the_first() -> None:
     second = 1_000_000_000
     found = tokens_per_s(
         np.array([11, 11, 1, 11]), np.array([0, -1, 0, 0]), np.array([2, 2, 2, 0]) * second, RunningTime()
@@ -51,8 +51,8 @@ def test_speed_is_of_the_tokens_after_the_first() -> None:
     assert np.isnan(found[1:]).all()
 
 
-def test_the_time_queued_ends_with_the_first_run() -> None:
-    """What a request waits for after a preemption is no time of its queue."""
+def test_queue_time_ends_with_the_first_run() -> None:
+    """Waiting after a preemption is not queue time."""
     engine = SimulatedEngine(num_blocks=8, num_running=0)
     follower = Follower()
     summarizer = Summarizer(follower)

@@ -1,4 +1,6 @@
-"""An old desktop beside a newer engine, on real sockets: it follows what it knows, and does not ask for ever."""
+"""An old desktop with a newer engine on real sockets: it follows what it knows, and does not request snapshots
+endlessly.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ MakeProxy = Callable[..., str]
 
 
 def _newer(value: Any) -> Any:
-    """With a field more in every map."""
+    """Add an unknown field to every map."""
     if isinstance(value, dict):
         return {**{key: _newer(each) for key, each in value.items()}, "since_version_2": [1, {"a": None}]}
     return [_newer(each) for each in value] if isinstance(value, list) else value
 
 
 def newer_telemetry(data: bytes) -> list[bytes]:
-    """What an engine to come would have sent: another message before each, events of another kind in each frame."""
+    """Return what a later engine would send: an unknown message before each, and unknown events in each frame."""
     message = msgpack.decode(data)
     if message["type"] == "Frame":
         migrated = {"kind": "migrated", "time_ns": message["time_ns"], "cause": "to another rank"}
@@ -46,7 +48,7 @@ def newer_reply(data: bytes) -> bytes:
     return msgpack.encode(_newer(msgpack.decode(data)))
 
 
-def test_it_follows_a_newer_engine_and_counts_what_it_leaves_out(
+def test_newer_engine_is_followed_and_unknown_parts_are_counted(
     make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, proxy: MakeProxy, assert_mirrors: Callable[..., None]
 ) -> None:
     server = serve(endpoint := make_endpoint("ipc"))
@@ -61,10 +63,10 @@ def test_it_follows_a_newer_engine_and_counts_what_it_leaves_out(
     assert source.wait(lambda: source.status.state is SourceState.LIVE, WAIT_S), source.status
     status = source.status
     assert (status.resyncs, status.messages_rejected, status.frames_dropped) == (0, 0, 0)
-    assert status.num_skipped >= 2 * 200, "a message and an event a frame"
+    assert status.num_skipped >= 2 * 200, "one message and one event per frame"
 
 
-def test_an_engine_of_another_protocol_is_said_to_be_one(
+def test_unsupported_protocol_version_is_reported(
     make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, proxy: MakeProxy
 ) -> None:
     def of_protocol_2(data: bytes) -> bytes:
@@ -82,10 +84,10 @@ def test_an_engine_of_another_protocol_is_said_to_be_one(
     assert source.take_update() is None or source.mirror.epoch is None
 
 
-def test_what_cannot_be_read_is_asked_for_ever_more_seldom() -> None:
-    """Frames that are unreadable make holes; a snapshot closes each for a moment only."""
+def test_snapshot_requests_back_off_if_frames_stay_unreadable() -> None:
+    """Unreadable frames are gaps that each snapshot closes only briefly."""
     engine, sync, now_ns, asked = SimulatedEngine(num_blocks=50), Sync(), 0, []
-    for _ in range(3000):  # five minutes, a frame each 100 ms of which the first after a snapshot is lost
+    for _ in range(3000):  # five minutes with a frame every 100 ms, of which the first after each snapshot is lost
         now_ns += 100_000_000
         frame = engine.advance()
         if sync.in_sync:
@@ -109,7 +111,7 @@ def test_what_cannot_be_read_is_asked_for_ever_more_seldom() -> None:
     assert sync.next_request(now_ns + REQUEST_INTERVAL_NS) is not None, "another connection may be another engine"
 
 
-def test_tags_are_told_without_the_rest() -> None:
+def test_message_type_is_read_without_decoding_the_rest() -> None:
     engine = SimulatedEngine(num_blocks=50)
     data = newer_telemetry(msgpack.encode({"type": "Frame", "time_ns": 1, "epoch": engine.hello.epoch}))
     assert [tag_of(each) for each in data] == ["ExpertLoad", Frame.__name__]

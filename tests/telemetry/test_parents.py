@@ -1,4 +1,4 @@
-"""What blocks say of the block before them: on the wire, in recordings, and where it is not said."""
+"""Parents of blocks: on the wire, in recordings, and where they are not reported."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def frame_of(blocks: BlockRows) -> Frame:
     return Frame(epoch=1, seq=3, step=4, time_ns=5, blocks=blocks)
 
 
-def test_golden_bytes_of_a_parent() -> None:
+def test_parent_golden_bytes() -> None:
     frame = frame_of(ledger_of_two().pack(np.array([1], np.uint32)))
-    assert wire.encode(frame).hex() == "de0006" + GOLDEN_FRAME[2:]  # frames have room for more than fifteen
+    assert wire.encode(frame).hex() == "de0006" + GOLDEN_FRAME[2:]  # the map of a frame is written with a 16-bit length
     assert wire.decode_telemetry(bytes.fromhex(GOLDEN_FRAME)) == frame
 
 
-def test_only_rows_with_a_hash_and_only_known_parents_cost_bytes() -> None:
+def test_only_known_parents_of_hashed_rows_take_bytes() -> None:
     ledger = ledger_of_two()
     assert len(ledger.pack(np.array([0, 1, 2], np.uint32)).parent) == 8
     assert len(ledger.pack_all().parent) == 8
@@ -53,7 +53,7 @@ def test_only_rows_with_a_hash_and_only_known_parents_cost_bytes() -> None:
     assert ledger.pack_all().parent == b""
 
 
-def test_frames_with_and_without_parents_join() -> None:
+def test_frames_with_and_without_parents_are_merged() -> None:
     ledger = ledger_of_two()
     with_parent = ledger.pack(np.array([0, 1], np.uint32))
     ledger.parent[1] = 0
@@ -63,7 +63,7 @@ def test_frames_with_and_without_parents_join() -> None:
 
 
 @pytest.mark.parametrize("parent", [b"\1", b"\1" * 7, b"\1" * 16, b"\1" * 800])
-def test_parents_that_do_not_fit_the_hashes_are_refused(parent: bytes) -> None:
+def test_parent_column_of_wrong_length_is_refused(parent: bytes) -> None:
     rows = msgspec.structs.replace(ledger_of_two().pack_all(), parent=parent)
     frame = msgspec.structs.replace(rows, ids=np.arange(3, dtype="<u4").tobytes())
     with pytest.raises(ProtocolError, match="bytes of parents where rows with a hash have 8"):
@@ -79,8 +79,8 @@ def assert_same_tree(found: PrefixTree, expected: PrefixTree) -> None:
         assert np.array_equal(getattr(found, name), getattr(expected, name)), name
 
 
-def test_at_random_moments_the_tree_is_what_it_was(record: Callable[..., Any]) -> None:
-    """By keyframes, delta checkpoints and frames."""
+def test_prefix_tree_at_random_times_equals_the_mirror(record: Callable[..., Any]) -> None:
+    """Seeks use keyframes, delta checkpoints and frames."""
     recorded = record(700, keyframe_interval_ns=6_000_000_000)
     recording = Recording.open(recorded.path)
     times = {message.seq: at for at, message in recording.messages() if isinstance(message, Frame)}
@@ -90,10 +90,8 @@ def test_at_random_moments_the_tree_is_what_it_was(record: Callable[..., Any]) -
         assert_same_tree(tree_of(recording, times[seq]), expected)
 
 
-def test_a_recording_of_before_opens_and_has_no_parents(
-    record: Callable[..., Any], make_messages: Callable[..., Any]
-) -> None:
-    recorded = record([as_before(message) for message in make_messages(200)])
+def test_older_recording_opens_without_parents(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+    recorded = record([as_older_version(message) for message in make_messages(200)])
     mirror = Recording.open(recorded.path).state_at(1e9)
     assert mirror.hello is not None
     assert not mirror.hello.cache.has_parents
@@ -101,9 +99,9 @@ def test_a_recording_of_before_opens_and_has_no_parents(
     assert not mirror.ledger.parent.any()
 
 
-def as_before(message: Any) -> Any:
+def as_older_version(message: Any) -> Any:
     if isinstance(message, Hello):
         return msgspec.structs.replace(message, cache=msgspec.structs.replace(message.cache, has_parents=False))
     if isinstance(message, Snapshot):
-        message = msgspec.structs.replace(message, hello=as_before(message.hello))
+        message = msgspec.structs.replace(message, hello=as_older_version(message.hello))
     return msgspec.structs.replace(message, blocks=msgspec.structs.replace(message.blocks, parent=b""))

@@ -1,4 +1,4 @@
-"""The rule for pinned blocks, which engine and desktop share."""
+"""The rule for pinned blocks that engine and desktop share."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from kvscope_telemetry.pins import most_held, num_missing
 
 
 @pytest.mark.parametrize(("window", "expected"), [(0, 63), (32, 11), (10_000, 63)])
-def test_a_request_holds_its_whole_text_or_what_a_window_and_a_chunk_need(window: int, expected: int) -> None:
+def test_blocks_needed_by_a_request_with_and_without_a_window(window: int, expected: int) -> None:
     assert most_held(1000, window=window, max_chunk=128, block_size=16) == expected
 
 
-def test_a_request_lacks_what_pins_take_from_it_apart_from_its_own_text() -> None:
+def test_missing_blocks_count_pins_except_those_of_its_own_prompt() -> None:
     assert num_missing(num_needed=60, num_own=0, num_usable=64, num_pinned=4) == 0
     assert num_missing(num_needed=60, num_own=0, num_usable=64, num_pinned=6) == 2
     assert num_missing(num_needed=60, num_own=2, num_usable=64, num_pinned=6) == 0

@@ -1,4 +1,4 @@
-"""The log of all requests: equal to the exports, over gaps and restarts, bounded."""
+"""The log of all requests: equal to the exports, correct across gaps and restarts, and bounded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECOND_NS = 1_000_000_000
 
 
 def log_of(messages: list[TelemetryMessage], log: RequestLog | None = None) -> RequestLog:
-    """A log of messages that were recorded the moment they were sent."""
+    """Return a log of messages that were recorded when they were sent."""
     log = RequestLog() if log is None else log
     reader = RequestLogReader(log)
     for message in messages:
@@ -31,7 +31,7 @@ def log_of(messages: list[TelemetryMessage], log: RequestLog | None = None) -> R
 
 
 def engine(epoch: int = 1, **options: int) -> SimulatedEngine:
-    """An engine whose steps take 10 ms each."""
+    """Return an engine whose steps take 10 ms each."""
     now_ns = [SECOND_NS]
 
     def clock() -> int:
@@ -87,7 +87,7 @@ def test_requests_of_an_earlier_engine_start_are_kept() -> None:
     assert (np.diff(columns.key) > 0).all()
 
 
-def test_moments_before_the_first_snapshot_are_unknown() -> None:
+def test_times_before_the_first_snapshot_are_unknown() -> None:
     one = engine()
     for _ in range(50):
         one.advance()
@@ -103,7 +103,7 @@ def test_moments_before_the_first_snapshot_are_unknown() -> None:
     assert np.isfinite(columns.queue_s[came_later]).all()
 
 
-def test_a_request_that_is_missing_after_a_gap_has_ended_at_an_unknown_time() -> None:
+def test_request_missing_after_a_gap_ended_at_an_unknown_time() -> None:
     one = engine()
     log = log_of([one.snapshot(), *(one.advance() for _ in range(30))])
     before = log.columns()
@@ -119,7 +119,7 @@ def test_a_request_that_is_missing_after_a_gap_has_ended_at_an_unknown_time() ->
     assert (columns.ending[gone] == Ending.UNKNOWN).all()
 
 
-def test_the_oldest_requests_are_dropped_beyond_the_maximum() -> None:
+def test_oldest_requests_are_dropped_beyond_the_maximum() -> None:
     one = engine()
     log = log_of([one.snapshot(), *(one.advance() for _ in range(2_000))], RequestLog(max_requests=50))
     columns = log.columns()
@@ -129,7 +129,7 @@ def test_the_oldest_requests_are_dropped_beyond_the_maximum() -> None:
     assert log.key_of(1, 1) is None
 
 
-def test_a_reason_names_who_held_the_blocks() -> None:
+def test_delay_reason_names_the_holders_of_the_blocks() -> None:
     recording = Recording.open(sample_recording())
     reader = RequestLogReader(log := RequestLog())
     for log_time_ns, message in timed_messages(recording, span_of(recording)):
@@ -143,7 +143,7 @@ def test_a_reason_names_who_held_the_blocks() -> None:
     )
 
 
-def test_frames_of_an_engine_start_without_a_snapshot_are_left_out() -> None:
+def test_frames_of_an_engine_start_without_a_snapshot_are_ignored() -> None:
     one, other = engine(1), engine(2)
     log = log_of([one.snapshot(), *(one.advance() for _ in range(20)), *(other.advance() for _ in range(20))])
     assert set(log.columns().epoch.tolist()) == {1}

@@ -1,4 +1,4 @@
-"""Keys and roles over real sockets: who gets in, who may do what, and what those are told who may not."""
+"""Keys and roles over real sockets: who is admitted, what they may do, and what the others are told."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ COMMANDS: dict[str, Command] = {
 }
 
 
-class Site:
-    """An engine with keys on tcp, and those who want something of it."""
+class KeyedEngine:
+    """An engine with keys on TCP, and its clients."""
 
     def __init__(self, folder: Path, endpoint: str, serve: Callable[..., SimulatedServer]) -> None:
         self.ring = KeyRing()
@@ -67,18 +67,20 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, make_endpoint: Callable[[str], str], serve: Callable[..., SimulatedServer]) -> Iterator[Site]:
-    site = Site(tmp_path, make_endpoint("tcp"), serve)
+def site(
+    tmp_path: Path, make_endpoint: Callable[[str], str], serve: Callable[..., SimulatedServer]
+) -> Iterator[KeyedEngine]:
+    site = KeyedEngine(tmp_path, make_endpoint("tcp"), serve)
     yield site
     site.close()
 
 
-def sees_frames(source: LiveSource) -> None:
+def wait_for_frames(source: LiveSource) -> None:
     before = source.status.frames_received
     assert source.wait(lambda: source.status.frames_received > before + 3, WAIT_S), source.status
 
 
-def is_in_state(source: LiveSource, state: SourceState) -> str:
+def wait_for_state(source: LiveSource, state: SourceState) -> str:
     assert source.wait(lambda: source.status.state is state, WAIT_S), source.status
     return source.status.reason
 
@@ -95,9 +97,9 @@ def ask(source: LiveSource, command: Command, kind: tuple[type[Reply], ...]) -> 
     return next(reply for reply in replies if isinstance(reply, kind))
 
 
-def test_the_user_s_own_client_is_operator_without_a_word(site: Site) -> None:
+def test_local_user_is_operator_without_configuration(site: KeyedEngine) -> None:
     source = site.watch()
-    sees_frames(source)
+    wait_for_frames(source)
     assert source.wait(lambda: source.status.role == "operator", WAIT_S)
     assert isinstance(ask(source, COMMANDS["Submit"], (Accepted, Refused)), Accepted)
     assert isinstance(ask(source, COMMANDS["GetBlockText"], (BlockText, Failed)), BlockText)
@@ -106,9 +108,9 @@ def test_the_user_s_own_client_is_operator_without_a_word(site: Site) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_viewer_sees_everything_and_is_refused_the_rest(site: Site, name: str) -> None:
+def test_viewer_sees_everything_and_is_refused_all_commands(site: KeyedEngine, name: str) -> None:
     source = site.watch(site.key("guest", Role.VIEWER))
-    sees_frames(source)
+    wait_for_frames(source)
     assert source.wait(lambda: source.update_mirror() is not None, WAIT_S)
     assert source.wait(lambda: source.status.role == "viewer", WAIT_S)
     reply = ask(source, COMMANDS[name], (Refused, Failed, Done, Accepted, BlockText))
@@ -116,48 +118,48 @@ def test_a_viewer_sees_everything_and_is_refused_the_rest(site: Site, name: str)
     assert "is for operators: 'guest' is a viewer" in reply.reason
     if isinstance(reply, Refused):
         assert reply.request_id == "mine"
-    sees_frames(source)
+    wait_for_frames(source)
 
 
-def test_a_viewer_may_ask_how_the_memory_is_divided(site: Site) -> None:
+def test_viewer_may_request_the_allocator_map(site: KeyedEngine) -> None:
     source = site.watch(site.key("guest", Role.VIEWER))
-    sees_frames(source)
+    wait_for_frames(source)
     assert isinstance(ask(source, GetAllocatorMap(tag=8), (AllocatorMap, Failed)), AllocatorMap)
 
 
-def test_an_unknown_key_is_told(site: Site, tmp_path: Path) -> None:
+def test_unknown_key_is_reported(site: KeyedEngine, tmp_path: Path) -> None:
     key = site.key("gone", Role.OPERATOR)
     site.ring.remove("gone")
     time.sleep(0.3)
     source = site.watch(key)
-    reason = is_in_state(source, SourceState.REFUSED)
+    reason = wait_for_state(source, SourceState.REFUSED)
     assert reason == f"the engine at {site.endpoint} does not know this key ('gone')"
     assert source.status.frames_received == 0
 
 
-def test_who_has_no_key_is_told_so(site: Site) -> None:
+def test_missing_key_is_reported_with_the_option(site: KeyedEngine) -> None:
     source = site.watch(NO_KEY)
-    reason = is_in_state(source, SourceState.REFUSED)
+    reason = wait_for_state(source, SourceState.REFUSED)
     assert "--key FILE" in reason
     assert source.status.frames_received == 0
 
 
-def test_a_key_of_another_engine_is_told(site: Site, tmp_path: Path) -> None:
+def test_key_of_another_engine_is_reported(site: KeyedEngine, tmp_path: Path) -> None:
     KeyRing(tmp_path / "others").new("x", Role.OPERATOR, tmp_path / "x.key")
     source = site.watch(tmp_path / "x.key")
-    reason = is_in_state(source, SourceState.REFUSED)
+    reason = wait_for_state(source, SourceState.REFUSED)
     assert "another engine's key" in reason
 
 
-def test_one_s_own_random_key_does_not_help(site: Site, tmp_path: Path) -> None:
-    """Knowing the engine's public key is not enough: it is no password."""
+def test_self_made_key_with_the_engine_public_key_is_refused(site: KeyedEngine, tmp_path: Path) -> None:
+    """The engine's public key is not a password."""
     other = KeyRing(tmp_path / "others").new("x", Role.OPERATOR, tmp_path / "x.key")
     forged = (tmp_path / "x.key").read_text().replace(other.engine, site.ring.engine.public)
     (tmp_path / "x.key").write_text(forged)
-    assert "does not know this key" in is_in_state(site.watch(tmp_path / "x.key"), SourceState.REFUSED)
+    assert "does not know this key" in wait_for_state(site.watch(tmp_path / "x.key"), SourceState.REFUSED)
 
 
-def test_a_key_s_name_and_role_in_the_file_change_nothing(site: Site) -> None:
+def test_edited_name_and_role_in_the_key_file_change_nothing(site: KeyedEngine) -> None:
     path = site.key("guest", Role.VIEWER)
     path.write_text(path.read_text().replace("viewer", "operator").replace('"guest"', '"local"'))
     source = site.watch(path)
@@ -166,42 +168,42 @@ def test_a_key_s_name_and_role_in_the_file_change_nothing(site: Site) -> None:
     assert "'guest' is a viewer" in reply.reason
 
 
-def test_a_key_made_while_somebody_knocks_lets_in(site: Site, tmp_path: Path) -> None:
+def test_client_is_admitted_once_its_key_is_added(site: KeyedEngine, tmp_path: Path) -> None:
     key = site.key("late", Role.VIEWER)
     entries = (site.ring.folder / "clients.toml").read_text()
     site.ring.remove("late")
     time.sleep(0.3)
     source = site.watch(key)
-    is_in_state(source, SourceState.REFUSED)
+    wait_for_state(source, SourceState.REFUSED)
     (site.ring.folder / "clients.toml").write_text(entries)
-    sees_frames(source)
-    assert is_in_state(source, SourceState.LIVE) == ""
+    wait_for_frames(source)
+    assert wait_for_state(source, SourceState.LIVE) == ""
 
 
-def test_a_removed_key_is_cut_off_and_the_others_go_on(site: Site) -> None:
+def test_client_with_a_removed_key_is_disconnected_and_others_stay(site: KeyedEngine) -> None:
     own, guest = site.watch(), site.watch(site.key("guest", Role.OPERATOR))
     for source in (own, guest):
-        sees_frames(source)
+        wait_for_frames(source)
     KeyRing().remove("guest")  # as `kvscope-engine keys remove` does, in another process
     deadline = time.monotonic() + WAIT_S
     while isinstance(reply := ask(guest, Control(action="pause", tag=9), (Done, Failed)), Done):
         assert time.monotonic() < deadline, "the list is looked at a few times a second"
         time.sleep(0.05)
     assert isinstance(reply, Failed)
-    # Its connection is cut as well, at times before it is told.
+    # The connection is closed as well, sometimes before the reason arrives.
     assert reply.reason in (UNKNOWN_KEY, "the engine does not answer")
     site.server.release()
-    assert "does not know this key" in is_in_state(guest, SourceState.REFUSED)
-    while _hears(guest):  # what was on its way
+    assert "does not know this key" in wait_for_state(guest, SourceState.REFUSED)
+    while _receives_frames(guest):  # what was on its way
         assert time.monotonic() < deadline, "its telemetry ended"
-    sees_frames(own)
+    wait_for_frames(own)
     own.update_mirror()
-    is_in_state(own, SourceState.LIVE)
+    wait_for_state(own, SourceState.LIVE)
     subscribers = site.server.sockets._subscribers
-    assert own.wait(lambda: len(subscribers) == 1, WAIT_S), "the socket that was opened anew is watched too"
+    assert own.wait(lambda: len(subscribers) == 1, WAIT_S), "the newly opened socket must be watched too"
 
 
-def test_a_role_that_changed_holds_at_once(site: Site) -> None:
+def test_changed_role_applies_immediately(site: KeyedEngine) -> None:
     source = site.watch(site.key("guest", Role.OPERATOR))
     assert isinstance(ask(source, COMMANDS["resume"], (Done, Failed)), Done)
     path = site.ring.folder / "clients.toml"
@@ -211,30 +213,28 @@ def test_a_role_that_changed_holds_at_once(site: Site) -> None:
     assert isinstance(ask(source, COMMANDS["resume"], (Done, Failed)), Failed)
 
 
-def test_without_keys_loopback_sees_and_does_nothing(
+def test_loopback_without_keys_is_view_only(
     make_endpoint: Callable[[str], str], serve: Callable[..., SimulatedServer]
 ) -> None:
     serve(endpoint := make_endpoint("tcp"), keyless=Role.VIEWER)
     with LiveSource(endpoint) as source:
-        sees_frames(source)
+        wait_for_frames(source)
         assert isinstance(ask(source, COMMANDS["shutdown"], (Done, Failed)), Failed)
     KeyRing()
     with LiveSource(endpoint) as source:
-        assert "--key none" in is_in_state(source, SourceState.REFUSED)
+        assert "--key none" in wait_for_state(source, SourceState.REFUSED)
     with LiveSource(endpoint, key=NO_KEY) as source:
-        sees_frames(source)
+        wait_for_frames(source)
 
 
-def test_ipc_is_for_its_owner_who_may_do_all(
-    make_endpoint: Callable[[str], str], serve: Callable[..., SimulatedServer]
-) -> None:
+def test_ipc_owner_is_operator(make_endpoint: Callable[[str], str], serve: Callable[..., SimulatedServer]) -> None:
     serve(endpoint := make_endpoint("ipc"), keys=KeyRing(), keyless=Role.VIEWER)
     with LiveSource(endpoint) as source:
-        sees_frames(source)
+        wait_for_frames(source)
         assert isinstance(ask(source, COMMANDS["GetBlockText"], (BlockText, Failed)), BlockText)
 
 
-def _hears(source: LiveSource) -> bool:
+def _receives_frames(source: LiveSource) -> bool:
     before = source.status.frames_received
     time.sleep(0.3)
     return source.status.frames_received > before

@@ -1,4 +1,4 @@
-"""Running time is what a plain count of the nanoseconds outside all stops says, whatever stops there are."""
+"""Running time equals a plain count of the nanoseconds outside all stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOPS = st.builds(
 
 
 @given(st.lists(STOPS, max_size=8), st.lists(st.tuples(MOMENTS, MOMENTS), min_size=1, max_size=5))
-def test_it_is_the_time_outside_of_all_stops(stops: list[Stop], pairs: list[tuple[int, int]]) -> None:
+def test_running_time_excludes_all_stops(stops: list[Stop], pairs: list[tuple[int, int]]) -> None:
     time = RunningTime(stops)
     stopped = {at for stop in stops for at in range(stop.begin_ns, stop.end_ns)}
     wanted = [sum(at not in stopped for at in range(first, last)) for first, last in pairs]
@@ -37,7 +37,7 @@ def event(kind: str, time_ns: int, **fields: object) -> Event:
     return Event(kind=kind, time_ns=time_ns, data=EventData(kind=kind, **fields))  # type: ignore[arg-type]
 
 
-def test_a_pause_goes_on_until_it_ends_and_a_single_step_is_running_time() -> None:
+def test_pause_lasts_until_it_ends_and_a_single_step_is_running_time() -> None:
     time = RunningTime()
     time.note(event("engine_paused", 100, by="Ada"))
     assert time.open == Stop(begin_ns=100, by="Ada")
@@ -50,7 +50,7 @@ def test_a_pause_goes_on_until_it_ends_and_a_single_step_is_running_time() -> No
     assert time.running_ns(50, 1_000) == 570
 
 
-def test_a_suspension_is_told_at_its_end_and_a_sleep_takes_no_time_of_the_clock() -> None:
+def test_suspension_is_known_at_its_end_and_sleep_takes_no_clock_time() -> None:
     time = RunningTime()
     time.note(event("process_suspended", 500, lasted_ns=200))
     time.note(event("process_suspended", 900, lasted_ns=5_000, slept_ns=5_000))
@@ -58,7 +58,7 @@ def test_a_suspension_is_told_at_its_end_and_a_sleep_takes_no_time_of_the_clock(
     assert [stop_words(stop) for stop in (*time, Stop(begin_ns=1, by="Ada"))] == ["process suspended", "paused by Ada"]
 
 
-def test_the_same_stop_told_again_and_again_is_one() -> None:
+def test_repeated_reports_of_a_stop_are_one_stop() -> None:
     time = RunningTime()
     for end_ns in (20, 30, 45):
         time.add(Stop(begin_ns=10, end_ns=end_ns, by="Ada"))

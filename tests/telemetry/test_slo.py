@@ -1,4 +1,4 @@
-"""Goals as they are written and judged, and what delayed a request, told from events."""
+"""Latency goals: syntax and judgement, and what delayed a request according to the events."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ def moments(arrival: int, started: int, first: int, ended: int, running: Running
     return Moments(arrival * MS, started * MS, first * MS, ended * MS, running or RunningTime())
 
 
-def test_goals_are_written_as_they_are_read() -> None:
+def test_goals_round_trip_through_text() -> None:
     assert read_goals(["ttft:200", "tpot:12.5"]) == {"ttft": 200.0, "tpot": 12.5}
     assert goals_text(read_goals(["ttft:200", "tpot:12.5"])) == "ttft:200 tpot:12.5"
 
 
 @pytest.mark.parametrize("text", ["ttft", "ttft:", "ttft:fast", "ttft:-1", "ttft:nan", "ttft:inf", "itl:5"])
-def test_what_is_no_goal_is_named(text: str) -> None:
+def test_invalid_goal_is_named(text: str) -> None:
     with pytest.raises(BadInput, match=f"--goodput '{text}' is not accepted: ttft, tpot, e2el with milliseconds"):
         read_goals([text])
 
 
-def test_goodput_is_the_share_of_those_that_kept_every_goal() -> None:
+def test_goodput_is_the_share_of_requests_that_met_every_goal() -> None:
     took = {"ttft": np.array([0.1, 0.3, 0.1, np.nan, np.nan]), "tpot": np.array([0.01, 0.01, 0.09, 0.01, 0.09])}
     found = judge(took, {"ttft": 200.0, "tpot": 50.0})
     assert found.kept.tolist() == [True, False, False, False, False]
-    assert found.missed.tolist() == [False, True, True, False, True], "a miss is one whatever else is unknown"
+    assert found.missed.tolist() == [False, True, True, False, True], "a missed goal counts whatever else is unknown"
     assert found.num_judged == 4
     assert found.goodput == 0.25
     assert judge({"ttft": np.array([])}, {"ttft": 1.0}).goodput is None
 
 
-def test_what_the_engine_stood_still_is_in_no_latency() -> None:
+def test_paused_time_does_not_count_towards_goals() -> None:
     running = RunningTime([Stop(kind="paused", begin_ns=100 * MS, end_ns=900 * MS)])
     took = took_s(moments(0, 50, 1000, 2000, running), 11)
     assert took == {"ttft": pytest.approx(0.2), "tpot": pytest.approx(0.1), "e2el": pytest.approx(1.2)}
     assert missed_words(took, {"ttft": 150.0, "tpot": 150.0}) == ["TTFT 200.0 ms, goal 150 ms"]
     one = took_s(Moments(0, 1, None, 5), 1)
     assert math.isnan(one["ttft"])
-    assert one["tpot"] == 0, "one token has no time between tokens"
+    assert one["tpot"] == 0, "a single token has no inter-token time"
 
 
-def test_a_wait_names_who_ran_and_that_the_batch_was_full() -> None:
+def test_wait_for_a_full_batch_names_the_running_requests() -> None:
     events = [
         event("admitted", 0, 1),
         event("admitted", 10, 2),
@@ -72,12 +72,14 @@ def test_a_wait_names_who_ran_and_that_the_batch_was_full() -> None:
     assert waited[0] == "waited 800.0 ms for a place in the batch behind #1, #3, #2 (2 running)"
     assert waited[1] == "its first token came 50.0 ms after it began"
     assert waited[2] == "wrote 3 tokens, 275.0 ms each on average, with up to 1 other running"
-    for limit in (0, 1, 8):  # not known, changed meanwhile, not reached
+    for limit in (0, 1, 8):  # unknown, then changed, then not reached
         assert Delays(events, limit).chain(4, moments(100, 900, 950, 1500), 3)[0].endswith("#1, #3, #2")
-    assert Delays(events, 2).chain(4, moments(895, 900, 950, 1500), 3)[0] == "waited 5.0 ms", "the step in progress"
+    assert Delays(events, 2).chain(4, moments(895, 900, 950, 1500), 3)[0] == "waited 5.0 ms", (
+        "the wait must not exceed the current step"
+    )
 
 
-def test_a_preemption_is_told_with_its_cause_and_what_it_cost() -> None:
+def test_preemption_reason_names_cause_and_cost() -> None:
     taken = EventData(kind="preempted", num_needed=3, choice="newest")
     events = [
         event("admitted", 0, 7),
@@ -97,12 +99,12 @@ def test_a_preemption_is_told_with_its_cause_and_what_it_cost() -> None:
     assert behind[0] == "waited 700.0 ms for blocks held by #7, #8 (#8 was preempted meanwhile)"
 
 
-def test_who_ran_before_anybody_looked_is_among_those_ahead() -> None:
+def test_requests_running_before_the_first_event_are_named_too() -> None:
     chain = Delays([event("finished", 500, 3), event("refused", 510, 4)]).chain(5, moments(100, 520, 530, 600), 1)
     assert chain[0] == "waited 420.0 ms behind #3"
 
 
-def test_a_wait_says_what_the_engine_reported_it_was_for() -> None:
+def test_wait_reason_of_the_engine_is_used() -> None:
     events = [event("admitted", 0, 1), event("admitted", 0, 2)]
     delays, one = Delays(events, 2), moments(100, 900, 950, 1500)
 
@@ -137,7 +139,7 @@ def test_times_of_a_reason_add_up_to_the_total() -> None:
     assert 410 + 60 + 10 + 520 == 1000
 
 
-def test_a_reason_of_a_request_that_still_waits_counts_until_now() -> None:
+def test_reason_of_a_waiting_request_counts_until_now() -> None:
     events = [event("admitted", 0, 1)]
     waiting = Moments(100_000_000)
     assert Delays(events).reason(2, waiting, 0, WaitsFor.BLOCKS, 800_000_000) == (

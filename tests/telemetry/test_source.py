@@ -1,4 +1,4 @@
-"""What of an update is news, and what is only a sign that the engine is there."""
+"""Which updates carry news, and which are only signs of life."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEWS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", SIGNS, ids=str)
-def test_signs_of_life(fields: dict[str, Any]) -> None:
+def test_update_without_news_is_a_sign_of_life(fields: dict[str, Any]) -> None:
     assert Update(**fields).is_sign_of_life
     for news in NEWS:
         assert not Update(**(fields | news)).is_sign_of_life

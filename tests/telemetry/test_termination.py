@@ -1,4 +1,4 @@
-"""Signals that end a program: every `finally` runs, and a closed terminal does no harm."""
+"""Signals that end a program: every `finally` runs, and a closed terminal raises nothing."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ with handling_signals(lambda *_: print("handled")), leaving_while_importing("x")
 
 
 def test_output_after_the_terminal_was_closed_raises_nothing(tmp_path: Path) -> None:
-    """Without care the last line that a recording prints is an OSError."""
+    """Without this handling, the last line that a recording prints raises OSError."""
     terminal, child_side = pty.openpty()
     name, report = os.ttyname(child_side), tmp_path / "report"
     body = f"""

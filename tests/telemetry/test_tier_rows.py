@@ -1,4 +1,4 @@
-"""The layout of a ledger by tiers: order, positions, and lookups agree with each other."""
+"""The rows of a ledger by tier: order, positions and lookups agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are saved whole: nothing but a regular file is ever replaced."""
+"""Atomic replacement of files: only a regular file is ever replaced."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_earlier_file_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "kind"), [(os.mkfifo, "a named pipe"), (os.mkdir, "a folder"), (make_socket, "a socket")]
 )
-def test_what_is_no_regular_file_stays(tmp_path: Path, make: Callable[[Path], None], kind: str) -> None:
+def test_path_that_is_no_regular_file_is_not_replaced(tmp_path: Path, make: Callable[[Path], None], kind: str) -> None:
     path, part = tmp_path / "x", tmp_path / "part"
     make(path)
     before = stat.S_IFMT(path.stat().st_mode)

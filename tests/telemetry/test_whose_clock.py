@@ -1,4 +1,4 @@
-"""Times of two machines are never compared: a tunnel's end on loopback leads elsewhere."""
+"""Times of two machines are never compared: the loopback end of a tunnel leads to another machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvscope_telemetry.transport.host_id import host_id
 WAIT_S = 60.0
 
 
-def _watch(endpoint: str, host: str, check: Callable[[LiveSource, SimulatedServer], None]) -> None:
+def _watch_engine_on_host(endpoint: str, host: str, check: Callable[[LiveSource, SimulatedServer], None]) -> None:
     engine: Any = SimulatedEngine(num_blocks=100)
     engine.hello = msgspec.structs.replace(engine.hello, host=host)
     server = SimulatedServer(engine, endpoint, rate=200)
@@ -41,7 +41,7 @@ def _watch(endpoint: str, host: str, check: Callable[[LiveSource, SimulatedServe
         ("ipc", "a container's forwarded socket", False),
     ],
 )
-def test_latency_is_of_one_clock_or_unknown(
+def test_latency_is_known_only_on_the_same_machine(
     make_endpoint: Callable[[str], str], kind: str, host: str, is_known: bool
 ) -> None:
     def check(source: LiveSource, server: SimulatedServer) -> None:
@@ -50,17 +50,17 @@ def test_latency_is_of_one_clock_or_unknown(
         else:
             assert source.status.latency_ns == -1
 
-    _watch(make_endpoint(kind), host, check)
+    _watch_engine_on_host(make_endpoint(kind), host, check)
 
 
-def test_a_tunnel_that_ends_is_no_engine_that_died(make_endpoint: Callable[[str], str]) -> None:
+def test_closed_tunnel_is_not_reported_as_a_dead_engine(make_endpoint: Callable[[str], str]) -> None:
     def check(source: LiveSource, server: SimulatedServer) -> None:
         server.close(goodbye=False)
         assert source.wait(lambda: source.status.state is SourceState.STALE, WAIT_S), source.status
 
-    _watch(make_endpoint("tcp"), "another machine", check)
+    _watch_engine_on_host(make_endpoint("tcp"), "another machine", check)
 
 
-def test_this_machine_is_itself() -> None:
+def test_host_id_is_stable() -> None:
     assert host_id() == host_id()
     assert len(host_id()) in (0, 16)

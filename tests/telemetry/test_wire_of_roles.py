@@ -1,4 +1,4 @@
-"""Messages with the fields that roles, pauses and sessions brought: their bytes, and their bounds."""
+"""Messages with the fields for roles, pauses and sessions: their bytes and bounds."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ GOLDEN: dict[str, tuple[Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_golden_bytes(name: str) -> None:
+def test_role_field_golden_bytes(name: str) -> None:
     message, decode, golden = GOLDEN[name]
     assert decode(bytes.fromhex(golden)) == message
     assert wire.encode(message).hex() == golden
@@ -90,6 +90,6 @@ def test_golden_bytes(name: str) -> None:
         {"type": "Control", "action": "pause", "lease_s": float("nan")},
     ],
 )
-def test_bounds(fields: dict[str, Any]) -> None:
+def test_command_fields_out_of_bounds_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         wire.decode_command(msgspec.msgpack.encode(fields))

@@ -1,6 +1,7 @@
-"""Every branch of every kernel compiles for each architecture without a spill. No GPU is needed.
+"""Every variant of every kernel compiles for each architecture without a spill. No GPU is needed.
 
-All of them in storms; some of them always."""
+Storms compile all of them, other runs only some.
+"""
 
 import os
 import re
@@ -33,12 +34,12 @@ KERNELS = {
 FEW = {"paged_decode", "paged_prefill", "paged_latent", "skinny_linear"}
 ALL = ("80", "86", "89", "90", "100", "120")
 AS_80 = ("86", "89")
-"""Compiled to the instructions of 80, with less shared memory, which the next test is about."""
+"""Capabilities that use the instructions of 80 with less shared memory, which the next test checks."""
 
 
 @pytest.mark.parametrize("capabilities", [ALL[:3], ALL[3:]], ids=" ".join)
-def test_what_is_nearest_to_the_limits_fits_every_gpu(capabilities: tuple[str, ...]) -> None:
-    """Within shared memory and registers; of cards with 99 KiB as of those of data centres."""
+def test_kernels_nearest_to_the_limits_fit_every_gpu(capabilities: tuple[str, ...]) -> None:
+    """They fit the shared memory and registers, even of cards with 99 KiB."""
     for capability, lines in report("few", *capabilities).items():
         assert {line[0] for line in lines} == FEW
         assert len(lines) == 5, capability
@@ -47,7 +48,7 @@ def test_what_is_nearest_to_the_limits_fits_every_gpu(capabilities: tuple[str, .
 @pytest.mark.storm
 @pytest.mark.timeout(1_500)
 @pytest.mark.parametrize("capability", [each for each in ALL if each not in AS_80])
-def test_no_spills(capability: str) -> None:
+def test_kernels_compile_without_spills(capability: str) -> None:
     lines = report("core", capability)[capability]
     assert {line[0] for line in lines} == KERNELS
     attention = [line for line in lines if line[0].startswith("paged")]
@@ -64,8 +65,8 @@ def test_no_spills(capability: str) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 120])
-def test_roundings_and_limits_keep_what_is_no_number(capability: int) -> None:
-    """The interpreter keeps it whatever is asked for; a GPU's smallest and largest of two numbers drop it."""
+def test_rounding_and_limits_keep_nan(capability: int) -> None:
+    """The interpreter always keeps NaN; the plain minimum and maximum of a GPU drop it."""
     pytest.importorskip("triton")
     up = next(iter(expert_cases(GPT_OSS_EXPERTS)))
     squared = replace(up, constants={**up.constants, "KIND": RELU_SQUARED, "IS_GATED": False, "LIMIT": None})
@@ -76,8 +77,9 @@ def test_roundings_and_limits_keep_what_is_no_number(capability: int) -> None:
 
 
 def report(cases: str, *capabilities: str) -> dict[str, list[list[str]]]:
-    """Words of its lines by capability, none of which may be a fault. In its own process, since these kernels must not
-    be those of the interpreter."""
+    """Return the words of the report lines by capability, and check that none reports a fault. It runs in its own
+    process, because these kernels must not be those of the interpreter.
+    """
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     module = [sys.executable, "-m", "benchmarks.compile_report"]

@@ -1,4 +1,4 @@
-"""Reading loops off PTX as Triton writes it."""
+"""Loops are found in the PTX that Triton writes."""
 
 from benchmarks.compile_report.offline_compile import LoopFigures, inner_loop
 
@@ -18,16 +18,16 @@ $L__BB0_2:                              // inside
 """
 
 
-def test_the_innermost_loop_is_counted() -> None:
+def test_innermost_loop_is_counted() -> None:
     assert inner_loop(NESTED) == LoopFigures(6, num_wide_loads=2, num_narrow_loads=2, num_matrix_ops=1)
 
 
-def test_of_two_that_are_equal_the_shorter() -> None:
+def test_shorter_of_two_equal_loops_is_counted() -> None:
     body = "\tmma.sync.aligned.m16n8k16 {%f1}, {%r1};\n"
     loops = f"$L__BB0_1:\n{body}\tadd.s32 %r1, %r1, 1;\n@%p1 bra $L__BB0_1;\n$L__BB0_3:\n{body}@%p1 bra $L__BB0_3;\n"
     assert inner_loop(loops).num_instructions == 2
 
 
-def test_without_a_loop_all_is_counted() -> None:
+def test_code_without_a_loop_is_counted_whole() -> None:
     straight = "\tld.global.v2.b64 {%rd1,%rd2}, [%rd3];\n\t@%p1 bra $L__BB0_2;\n$L__BB0_2:\n\tret;\n"
     assert inner_loop(straight) == LoopFigures(2, num_wide_loads=1, num_narrow_loads=0, num_matrix_ops=0)

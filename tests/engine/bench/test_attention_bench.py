@@ -1,4 +1,6 @@
-"""Ways to attend: those that read everything agree, the others read what they say; the benchmark from end to end."""
+"""Attention methods of the laboratory: exact ones agree, sparse ones read what they claim; and the benchmark from end
+to end.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from kvscope_telemetry.errors import BadInput
 
 @pytest.fixture(scope="module")
 def layer() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, keys, values of 2 requests, 6 heads over 2, 150 tokens: no whole number of blocks."""
+    """Queries, keys and values of 2 requests with 6 query heads, 2 KV heads and 150 tokens, not a multiple of the
+    block size.
+    """
     draw = torch.Generator().manual_seed(1)
     keys, values = (torch.randn(2, 150, 2, 32, generator=draw) for _ in range(2))
     return torch.randn(2, 6, 32, generator=draw), keys, values
@@ -37,7 +41,7 @@ def attended(name_or_method: Any, layer: tuple[torch.Tensor, ...]) -> torch.Tens
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_that_read_every_token_agree_and_the_others_differ(name: str, layer: Any) -> None:
+def test_exact_methods_agree_and_sparse_ones_differ(name: str, layer: Any) -> None:
     expected, found = attended(FULL, layer), attended(name, layer)
     assert found.shape == expected.shape
     assert torch.isfinite(found).all()
@@ -45,8 +49,8 @@ def test_methods_that_read_every_token_agree_and_the_others_differ(name: str, la
 
 
 @pytest.mark.parametrize("make", [Sparse, Hierarchical, LargestBound, Oracle])
-def test_a_block_with_all_the_attention_is_found(make: Any, layer: Any) -> None:
-    """One key that all heads look for, among many; the rest is read in part."""
+def test_block_with_nearly_all_attention_is_selected(make: Any, layer: Any) -> None:
+    """All heads look for one key among many."""
     query, keys, values = (each.clone() for each in layer)
     keys[:, 37] = 40 * query.view(2, 2, 3, 32).mean(2)
     keys[:, 37] += 0.1
@@ -70,13 +74,13 @@ def test_no_ranking_keeps_more_attention_than_the_oracle(layer: Any) -> None:
     assert (kept[Oracle] > kept[Sparse] + 1e-3).any()
 
 
-def test_workspace_is_what_is_made_and_not_what_was_there() -> None:
+def test_workspace_counts_new_tensors_only() -> None:
     there = torch.zeros(1 << 16)
     assert workspace_bytes(lambda: there.view(2, -1)) == 0
     assert workspace_bytes(lambda: (there + 1, there + 2, there + 3)) == 3 * there.nbytes
 
 
-def test_perplexity_by_full_attention_is_the_models_own(tiny_model: Callable[..., str]) -> None:
+def test_perplexity_with_full_attention_equals_the_model(tiny_model: Callable[..., str]) -> None:
     from kvscope_engine.bench.laboratory.captured import DenseContext, perplexity_after, read
     from kvscope_engine.model.layers.forward import Forward
     from kvscope_engine.model.loader.model_loader import load_model
@@ -92,7 +96,7 @@ def test_perplexity_by_full_attention_is_the_models_own(tiny_model: Callable[...
     assert found == pytest.approx(float((-logprobs.mean()).exp()), rel=1e-4)
 
 
-def test_from_end_to_end(
+def test_attention_benchmark_from_end_to_end(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     tiny_model: Callable[..., str],
@@ -132,7 +136,7 @@ def test_from_end_to_end(
     page = report_path.read_text("utf-8")
     assert "Ways to attend" in page
     assert "What --sparse-decode does" in page
-    assert page.count("<svg") == 9, "five figures, and four where perplexity was not asked for"
+    assert page.count("<svg") == 9, "five figures, plus four for the run without perplexity"
 
 
 @pytest.mark.parametrize(
@@ -145,13 +149,13 @@ def test_from_end_to_end(
         ["--lengths", "64", "--scored", "60"],
     ],
 )
-def test_bad_options_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_option_is_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "attention", *options]) == 2
     assert "is not accepted" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "No such file"), (b"", "no text in it"), (b"\xff\xfe", "UTF-8")])
-def test_a_text_that_is_none_is_refused(content: bytes | None, words: str, tmp_path: Path) -> None:
+def test_invalid_text_file_is_refused(content: bytes | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     if content is not None:
         path.write_bytes(content)
@@ -160,8 +164,8 @@ def test_a_text_that_is_none_is_refused(content: bytes | None, words: str, tmp_p
         attention.text_ids(SimpleNamespace(tokenizer=tokenizer), 10, str(path))  # type: ignore[arg-type]
 
 
-def test_decoding_with_fewer_blocks_changes_perplexity(tiny_model: Callable[..., str]) -> None:
-    """Of 27 blocks 16 are read at least."""
+def test_sparse_decode_changes_perplexity(tiny_model: Callable[..., str]) -> None:
+    """At least 16 of 27 blocks are read."""
     from kvscope_engine.bench.laboratory.sparse_quality import sparse_quality
     from kvscope_engine.model.loader.model_loader import load_model
     from kvscope_telemetry.engine_config import EngineConfig

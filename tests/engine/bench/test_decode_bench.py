@@ -1,4 +1,4 @@
-"""Workloads of `bench decode`: who joins when, that each generates what is asked for, and rounds behind contexts."""
+"""Workloads of `bench decode`: arrivals, generated lengths, and rounds after long contexts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDS = list(range(100))
 
 
 class FakeLlama(LlamaCpp):
-    """Keeps the batches that it is given; a token is its sequence and position."""
+    """Records the batches it gets; a token is its sequence and position."""
 
     def __init__(self) -> None:
         self.batches: list[list[tuple[int, int, int, bool]]] = []
@@ -39,7 +39,7 @@ class FakeLlama(LlamaCpp):
 
 
 class FakeEngine:
-    """Says a token of each request a step."""
+    """Returns one token per request and step."""
 
     def __init__(self) -> None:
         self.left: Counter[str] = Counter()
@@ -85,12 +85,12 @@ def test_llama_cpp_computes_each_token_once(make: Any) -> None:
     assert all(first >= arrival for first, arrival in zip(firsts, workload.arrivals, strict=True))
 
 
-def test_requests_join_ours_when_they_arrive() -> None:
+def test_requests_join_our_engine_when_they_arrive() -> None:
     ours, engine = OurEngine.__new__(OurEngine), FakeEngine()
     ours.engine = engine  # type: ignore[assignment]
     late = BenchWorkload("", ((1,),) * 3, (2, 9, 1), steps_between=4)
     ours.run(late)
-    assert engine.arrived == {"0": 0, "1": 2, "2": 8}  # nobody waits for one that could run
+    assert engine.arrived == {"0": 0, "1": 2, "2": 8}  # no request waits that could run
     engine.arrived.clear()
     ours.run(BenchWorkload("", ((1,),) * 2, (3, 2)))
     assert len(set(engine.arrived.values())) == 1
@@ -98,16 +98,16 @@ def test_requests_join_ours_when_they_arrive() -> None:
 
 @pytest.fixture(scope="module")
 def tiny_module() -> Any:
-    """A model of transformers with random weights."""
+    """A transformers model with random weights."""
     config = AutoConfig.for_model("llama", vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2)
     config.update({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.5})
-    config.eos_token_id = None  # any token may be one: `generate` would leave it out until it may end
+    config.eos_token_id = None  # any token may be an end token, which `generate` would suppress
     torch.manual_seed(0)
     auto: Any = AutoModelForCausalLM
     return auto.from_config(config, dtype=torch.float32).eval()
 
 
-def test_transformers_own_batches_generate_what_is_asked(tiny_module: Any) -> None:
+def test_transformers_continuous_batching_generates_the_requested_tokens(tiny_module: Any) -> None:
     workload = BenchWorkload("two", ((3, 4, 5), tuple(range(6, 40))), (5, 20))
     found = TransformersContinuous(tiny_module).generate(workload)
     for prompt, count, tokens in zip(workload.prompts, workload.output_tokens, found, strict=True):
@@ -117,7 +117,7 @@ def test_transformers_own_batches_generate_what_is_asked(tiny_module: Any) -> No
         assert tokens == said[0, len(prompt) :].tolist()
 
 
-def test_transformers_own_batches_are_stopped_and_counted(tiny_module: Any) -> None:
+def test_transformers_session_stops_at_its_time_limit(tiny_module: Any) -> None:
     endless = BenchWorkload("endless", ((3, 4, 5), (6, 7)), (50_000, 1))
     with TransformersContinuous(tiny_module).session(endless) as session:
         found = session.generate(endless, limit_s=1.0)
@@ -126,7 +126,7 @@ def test_transformers_own_batches_are_stopped_and_counted(tiny_module: Any) -> N
     assert 1 < found.num_tokens < 50_000
 
 
-def test_staggered_is_mixed_but_for_when_they_come() -> None:
+def test_staggered_workload_differs_from_mixed_only_in_arrivals() -> None:
     together, one_by_one = mixed(4, IDS), staggered(4, IDS)
     assert (together.prompts, together.output_tokens) == (one_by_one.prompts, one_by_one.output_tokens)
     assert together.arrivals == (0, 0, 0, 0)
@@ -144,7 +144,7 @@ class FakeLong:
         self._log.append((self.name, "decode", num_tokens))
 
 
-def test_long_contexts_are_filled_once_and_measured_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_contexts_are_filled_once_and_measured_alternately(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(np.arange(0.0, 100.0, 0.5))
     monkeypatch.setattr(
         measure, "time", SimpleNamespace(perf_counter=lambda: next(clock), process_time=lambda: next(clock))

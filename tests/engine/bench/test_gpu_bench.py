@@ -1,4 +1,4 @@
-"""The GPU's benchmark runs where there is none, and says what it does not accept."""
+"""The GPU benchmark runs on a CPU, and refuses invalid options."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TINY = {
 
 @pytest.fixture
 def on_cpu(tmp_path: Path) -> list[str]:
-    """The benchmark of a tiny model with random weights."""
+    """Options for the benchmark of a tiny model with random weights."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SHAPES["8b"] | TINY))
     return ["bench", "gpu", "--device", "cpu", "--model", f"dummy:{config}", "--context", "40", "--steps", "4"]
 
 
-def test_each_batch_has_a_step(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_batch_size_is_measured(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with_options = ["--with", "page-heat=2", "--with", 'speculative-config={"num_speculative_tokens":2}']
     assert main([*on_cpu, "--json", *with_options, "--batch", "1", "--batch", "3"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -46,31 +46,29 @@ def test_each_batch_has_a_step(on_cpu: list[str], capsys: pytest.CaptureFixture[
     assert all(row["p99_ms"] >= row["step_ms"] >= row["forward_ms"] > 0.0 for row in found.values())
     assert all(row["requests"] == row["batch"] for row in found.values())
     assert all(row["host_ms"] == pytest.approx(row["step_ms"] - row["forward_ms"]) for row in found.values())
-    token_bytes = 2 * 2 * 2 * 16 * 2  # two layers, keys and values of two heads of 16, bfloat16
+    token_bytes = 2 * 2 * 2 * 16 * 2  # two layers, keys and values of two heads with 16 dimensions, bfloat16
     one, three = (found["graphs", batch, "greedy"]["read_once_bytes"] for batch in (1, 3))
-    num_steps_before = 2 + 4 + 4  # at most: of filling, to warm up, and those measured
+    num_steps_before = 2 + 4 + 4  # upper bound: prefill, warm-up and measured steps
     assert 2 * 40 * token_bytes < three - one <= 2 * (40 + num_steps_before) * token_bytes
-    assert one < report["engines"]["graphs"]["weights_bytes"], "the input's embeddings are not read"
+    assert one < report["engines"]["graphs"]["weights_bytes"], "the input embeddings must not count as read"
 
 
-def test_of_experts_those_that_are_active_are_to_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_active_experts_count_as_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     experts = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
     config.write_text(json.dumps(SHAPES["30b-a3b"] | TINY | experts))
     options = ["--model", f"dummy:{config}", "--context", "40", "--steps", "2", "--no-eager", "--sampling", "greedy"]
     assert main(["bench", "gpu", "--device", "cpu", "--json", *options, "--batch", "1", "--batch", "3"]) == 0
     one, three = json.loads(capsys.readouterr().out)["steps"]
-    layer_bytes = 8 * 3 * 32 * 64 * 2  # all experts of a layer: three matrices of bfloat16 each
+    layer_bytes = 8 * 3 * 32 * 64 * 2  # all experts of a layer: three bfloat16 matrices each
     keys_and_values_bytes = 2 * 2 * 2 * 16 * 2 * (40 + 2 + 2 + 2)
     more = three["read_once_bytes"] - one["read_once_bytes"]
-    touched = (1 - (1 - 2 / 8) ** 3) - 2 / 8  # of all, by three tokens more than by one
+    touched = (1 - (1 - 2 / 8) ** 3) - 2 / 8  # share of experts, three tokens compared with one
     assert touched * 2 * layer_bytes < more <= touched * 2 * layer_bytes + 2 * keys_and_values_bytes
 
 
-def test_a_batch_that_the_cache_has_no_room_for_is_marked(
-    on_cpu: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of 3 requests of 40 tokens and those of some steps, in 9 blocks of 16: the others run one or two at a time."""
+def test_batch_that_does_not_fit_the_cache_is_marked(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With 9 blocks of 16, 3 requests of 40 tokens and some steps do not fit: one or two run at a time."""
     options = ["--with", "num-gpu-blocks-override=9", "--batch", "1", "--batch", "3", "--sampling", "greedy"]
     assert main([*on_cpu, *options]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -80,14 +78,14 @@ def test_a_batch_that_the_cache_has_no_room_for_is_marked(
     assert lines[-1].endswith("the KV memory has no room for all of its requests")
 
 
-def test_samplings_and_turns_can_be_chosen(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_sampling_and_turns_can_be_chosen(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*on_cpu, "--json", "--turns", "--sampling", "top-p", "--batch", "1"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [(row["kind"], row["sampling"]) for row in report["steps"]] == [("graphs", "top-p"), ("turns", "top-p")]
     assert report["engines"]["turns"]["overlaps"].startswith("while 0 of ")
 
 
-def test_what_was_measured_is_told_where_another_engine_does_not_start(
+def test_results_are_printed_if_a_further_engine_does_not_start(
     on_cpu: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*on_cpu, "--batch", "1", "--with", "num-gpu-blocks-override=1"]) == 2
@@ -96,8 +94,8 @@ def test_what_was_measured_is_told_where_another_engine_does_not_start(
     assert "blocks" in printed.err
 
 
-def test_shares_are_of_a_read_and_of_the_data_sheet() -> None:
-    """As a GPU would have it: 16 GB in 8 ms are 2,000 GB/s."""
+def test_bandwidth_shares_refer_to_a_read_and_to_the_data_sheet() -> None:
+    """Example of a GPU: 16 GB in 8 ms are 2,000 GB/s."""
     step = {"kind": "graphs", "batch": 1, "sampling": "greedy", "step_ms": 8.0, "p99_ms": 9.0, "forward_ms": 7.5}
     step |= {"tokens_per_second": 125.0, "host_ms": 1.3, "launches": 1, "read_once_bytes": 16_000_000_000}
     step |= {"sm_clock_mhz": 1980, "memory_clock_mhz": 2619}
@@ -111,10 +109,10 @@ def test_shares_are_of_a_read_and_of_the_data_sheet() -> None:
     assert "eager (a host's speed)" in eager
     unknown = decode_steps_text(report | {"data_sheet_gb_per_s": None}).splitlines()
     assert unknown[0] == "a plain read takes 3000 GB/s"
-    assert unknown[-1].split()[-2:] == ["67%", "1980/2619"], "an unknown card has no share of its data sheet"
+    assert unknown[-1].split()[-2:] == ["67%", "1980/2619"], "an unknown GPU has no share of its data sheet"
 
 
-def test_first_tokens_come_behind_cached_ones(
+def test_ttft_is_measured_after_cached_tokens(
     on_cpu: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ttft, "CACHED", (0, 512, 32768))
@@ -126,10 +124,12 @@ def test_first_tokens_come_behind_cached_ones(
         (kind, cached, new) for kind in ("kvscope", "page-heat=2") for cached in (0, 512) for new in (16, 256)
     ]
     assert all(row["slowest_ms"] >= row["ttft_ms"] > 0.0 and len(row["each_ms"]) == 5 for row in rows)
-    assert len(report["ttft"]["left_out"]) == 2 * 3, "2,000 new, and all behind 32k, are more than the model can do"
+    assert len(report["ttft"]["left_out"]) == 2 * 3, "2,000 new tokens, and all after 32k, exceed the model's length"
 
 
-def test_requests_run_in_both_and_telemetry_in_pairs(on_cpu: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_run_on_both_engines_and_telemetry_is_paired(
+    on_cpu: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*on_cpu, "--json", "--requests", "3", "--with", "page-heat=2", "--telemetry", "--batch", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert "steps" not in report
@@ -147,7 +147,7 @@ def test_requests_run_in_both_and_telemetry_in_pairs(on_cpu: list[str], capsys: 
     assert steps["ratio"] == steps["with_ms"] / steps["without_ms"] > 0.0
 
 
-def test_ours_is_told_where_transformers_fails(
+def test_our_result_is_printed_if_transformers_fails(
     on_cpu: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def session(self: object, workload: object) -> None:
@@ -174,7 +174,7 @@ def test_ours_is_told_where_transformers_fails(
         ["--with", ""],
     ],
 )
-def test_what_is_not_accepted_is_said(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_option_is_refused(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gpu", "--device", "cpu", *option]) == 2
     printed = capsys.readouterr().err
     assert option[0] in printed

@@ -1,4 +1,4 @@
-"""What the quality of a quantized cache is measured by."""
+"""Measures of the quality of a quantized cache."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def loaded(tiny_model: Callable[..., str]) -> LoadedModel:
 
 
 @pytest.mark.parametrize("num_tokens", [2, 16, 17, 60])
-def test_perplexity_is_that_of_the_whole_text_at_once(
+def test_perplexity_equals_that_of_the_whole_text(
     loaded: LoadedModel, num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In chunks of 16 through the cache, against transformers' eager attention."""
+    """Chunks of 16 tokens through the cache, compared with transformers' eager attention."""
     monkeypatch.setattr(perplexity, "CHUNK_TOKENS", 16)
     ids = torch.randint(3, 256, (num_tokens,), generator=torch.Generator().manual_seed(num_tokens))
     found = perplexity.perplexity(loaded, ids.tolist(), "auto")
@@ -39,7 +39,7 @@ def test_perplexity_is_that_of_the_whole_text_at_once(
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_quantized_cache_is_really_read(loaded: LoadedModel) -> None:
+def test_quantized_cache_changes_the_perplexity(loaded: LoadedModel) -> None:
     ids = torch.randint(3, 256, (120,), generator=torch.Generator().manual_seed(1)).tolist()
     plain, int8, fp8 = (perplexity.perplexity(loaded, ids, name) for name in ("auto", "int8", "fp8"))
     assert len({plain, int8, fp8}) == 3
@@ -47,7 +47,7 @@ def test_a_quantized_cache_is_really_read(loaded: LoadedModel) -> None:
     assert fp8 == pytest.approx(plain, rel=0.2)
 
 
-def test_agreement_counts_up_to_the_first_difference() -> None:
+def test_agreement_counts_tokens_up_to_the_first_difference() -> None:
     expected = [(1, 2, 3, 4), (5, 6), (7, 8), ()]
     found = [(1, 2, 9, 4), (5, 6), (7,), ()]
     assert kv_cache.agreement(expected, found) == {
@@ -57,7 +57,7 @@ def test_agreement_counts_up_to_the_first_difference() -> None:
     }
 
 
-def test_the_text_is_there() -> None:
+def test_sample_text_is_included() -> None:
     text = sample_text()
     assert text.startswith("I HAD always thought Jack Gisburn rather a cheap genius")
     assert 1800 < len(text.split()) < 2200
@@ -69,7 +69,7 @@ def test_too_few_tokens_are_refused() -> None:
         kv_cache.run(argparse.Namespace(tokens=1))
 
 
-def test_a_model_without_a_tokenizer_is_refused(tiny_model: Callable[..., str]) -> None:
+def test_model_without_a_tokenizer_is_refused(tiny_model: Callable[..., str]) -> None:
     options = {"model": tiny_model(), "device": "cpu", "dtype": "float32", "tokens": None, "json": True}
     with pytest.raises(BadInput, match="has no tokenizer"):
         kv_cache.run(argparse.Namespace(**options))

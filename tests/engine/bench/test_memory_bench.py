@@ -1,4 +1,4 @@
-"""`bench memory` in small: every figure is there, and what was not measured says so."""
+"""`bench memory` with small sizes: every figure is present, and unmeasured ones are marked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
 
 
-def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_report_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "memory", "--mib", "1", "--repeats", "1", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report["moves"]["gb_per_s"]) == {
@@ -34,7 +34,7 @@ def test_json_has_every_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(rate > 0 for rate in report["checksums_gb_per_s"].values())
 
 
-def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_shows_sizes_and_rates(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "memory", "--mib", "1", "--repeats", "1", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
     assert "2 blocks of 360 KiB; host memory not pinned" in text
@@ -42,6 +42,6 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("option", ["--mib", "--repeats"])
-def test_nothing_cannot_be_measured(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zero_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "memory", option, "0"]) == 2
     assert "at least 1 each" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""An engine that a benchmark drives counts the prompt tokens that it computed."""
+"""The benchmark probe counts the prompt tokens that its engine computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import KvscopeError
 
 
-def test_measuring_something_else_than_expected_is_an_error(tiny_model: Callable[..., str]) -> None:
+def test_unexpected_number_of_computed_tokens_is_an_error(tiny_model: Callable[..., str]) -> None:
     with Probe(EngineConfig(model=tiny_model(), device="cpu", num_gpu_blocks_override=8)) as probe:
         prompt = probe.ids(40)
         assert probe.first_token_s(prompt, num_computed=40) > 0

@@ -1,4 +1,4 @@
-"""The command line with an engine of few lines in place of the real one."""
+"""The command line with a small fake engine in place of the real one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.commands import (
 
 
 class SpellingTokenizer:
-    """A token a character; the chat template puts brackets around it."""
+    """One token per character; the chat template adds brackets."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text]
@@ -37,7 +37,7 @@ class SpellingTokenizer:
 
 
 class EchoEngine:
-    """Says its prompt again, a token a step, from the end of the queue to its front."""
+    """Echoes its prompt, one token per step, serving the last request of the queue first."""
 
     made: ClassVar[list[EchoEngine]] = []
     notes: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class EchoEngine:
 
 @pytest.fixture
 def echo(monkeypatch: pytest.MonkeyPatch) -> type[EchoEngine]:
-    """Stands where `kvscope_engine.engine` is; `made` lists the engines that were made."""
+    """The fake engine class in place of `kvscope_engine.engine`; `made` lists its instances."""
     module = ModuleType("kvscope_engine.engine")
     module.Engine = EchoEngine  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvscope_engine.engine", module)
@@ -120,7 +120,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> type[EchoEngine]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `kvscope-engine` with these words; exit code, standard output, standard error."""
+    """Function that runs `kvscope-engine` and returns exit code, standard output and standard error."""
 
     def run_main(*words: str) -> tuple[int, str, str]:
         code = main(words)

@@ -1,4 +1,4 @@
-"""`bench NAME` finds its module and hands it the rest of the line."""
+"""`bench NAME` finds its module and passes it the remaining options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def benchmark_calls(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
-    """A benchmark named `decode` that notes how it was called and ends with 3."""
+    """Calls of a fake benchmark `decode`, which returns 3."""
     calls: list[argparse.Namespace] = []
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +33,14 @@ def benchmark_calls(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]
     return calls
 
 
-def test_its_options_reach_it_and_its_exit_code_is_ours(run: Run, benchmark_calls: list[argparse.Namespace]) -> None:
+def test_benchmark_gets_its_options_and_sets_the_exit_code(run: Run, benchmark_calls: list[argparse.Namespace]) -> None:
     assert run("bench", "decode", "--repeats", "2", "--json") == (3, "", "")
     assert (benchmark_calls[0].repeats, benchmark_calls[0].json) == (2, True)
     assert run("bench", "decode")[0] == 3
     assert (benchmark_calls[1].repeats, benchmark_calls[1].json) == (5, False)
 
 
-def test_an_option_it_does_not_have_is_bad_usage(run: Run, benchmark_calls: list[argparse.Namespace]) -> None:
+def test_unknown_option_of_a_benchmark_is_a_usage_error(run: Run, benchmark_calls: list[argparse.Namespace]) -> None:
     code, _, err = run("bench", "decode", "--repeat-s", "2")
     assert code == 2
     assert "--repeat-s" in err
@@ -48,11 +48,11 @@ def test_an_option_it_does_not_have_is_bad_usage(run: Run, benchmark_calls: list
 
 
 @pytest.mark.parametrize("name", ["measure", "../decode", "", "_private", "os"])
-def test_what_is_no_benchmark_is_named_with_those_there_are(run: Run, name: str) -> None:
+def test_unknown_benchmark_is_refused_with_the_known_ones(run: Run, name: str) -> None:
     code, _, err = run("bench", name)
     assert code == 2
     assert f"bench {name!r} is not known: one of " in err
 
 
-def test_each_benchmark_offered_is_there() -> None:
+def test_every_offered_benchmark_exists() -> None:
     assert set(bench.benchmark_names()) <= set(bench.BENCHMARKS)

@@ -1,4 +1,4 @@
-"""`doctor`: says what is there and what is not, and never falls over."""
+"""`doctor` reports what is present and missing, and never crashes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NEEDED = {"Python", "memory", "torch", "cache folder", *machine_checks.ENGINE_PA
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    can_round()  # asked once a process: what is broken here is not what others are told
+    can_round()  # cached per process: evaluate it before a test breaks something
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
 
 
-def test_here_the_engine_can_run(run: Run) -> None:
+def test_doctor_reports_that_the_engine_can_run(run: Run) -> None:
     code, out, err = run("doctor", "--json")
     assert (code, err) == (0, "")
     report = json.loads(out)
@@ -56,7 +56,7 @@ def test_operations_are_printed_as_a_table(run: Run) -> None:
     assert "KV cache" in title
 
 
-def test_operations_that_cannot_be_listed_do_not_hide_the_checks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_operation_table_does_not_hide_the_checks(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> Any:
         raise RuntimeError("the GPU kernels need Triton,\nwhich is not installed")
 
@@ -70,9 +70,7 @@ def test_operations_that_cannot_be_listed_do_not_hide_the_checks(run: Run, monke
 
 
 @pytest.mark.parametrize("error", [ImportError("No module named 'torch'"), OSError("libc10.so: broken")])
-def test_without_torch_it_says_so_and_how_to_get_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_missing_torch_is_reported_with_the_fix(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     real = importlib.import_module
 
     def import_module(name: str, package: str | None = None) -> Any:
@@ -100,7 +98,7 @@ def test_missing_qt_libraries_are_named_with_their_packages(run: Run, monkeypatc
     assert "mend it: sudo apt-get install libegl1 libxcb-cursor0" in out
 
 
-def test_no_display_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_display_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert "neither DISPLAY nor WAYLAND_DISPLAY" in run("doctor")[1]
@@ -116,7 +114,7 @@ def test_no_display_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         (0, "", "nvidia-smi fails"),
     ],
 )
-def test_the_gpu_as_nvidia_smi_sees_it(
+def test_gpu_is_reported_from_nvidia_smi(
     run: Run, monkeypatch: pytest.MonkeyPatch, returncode: int, stdout: str, expected: str
 ) -> None:
     answer = subprocess.CompletedProcess(["nvidia-smi"], returncode, stdout, "")
@@ -127,7 +125,7 @@ def test_the_gpu_as_nvidia_smi_sees_it(
     assert expected in out
 
 
-def test_a_driver_that_hangs_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_driver_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def hang(*words: Any, **options: Any) -> Any:
         raise subprocess.TimeoutExpired("nvidia-smi", 20)
 
@@ -138,7 +136,7 @@ def test_a_driver_that_hangs_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert "cannot be looked at" in out
 
 
-def test_a_cache_folder_that_cannot_be_made_is_said(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unusable_cache_folder_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "file" / "cache"))
     code, out, _ = run("doctor")
@@ -146,7 +144,7 @@ def test_a_cache_folder_that_cannot_be_made_is_said(run: Run, monkeypatch: pytes
     assert "KVSCOPE_CACHE" in out
 
 
-def test_nothing_readable_at_all_is_still_a_report(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_even_if_nothing_is_readable(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*words: Any, **options: Any) -> Any:
         raise PermissionError("not for you")
 
@@ -158,7 +156,7 @@ def test_nothing_readable_at_all_is_still_a_report(run: Run, monkeypatch: pytest
     assert len(checks) == 15 + len(machine_checks.ENGINE_PACKAGES) - 1
 
 
-def test_an_allow_list_that_cannot_be_read_is_told(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unreadable_allow_list_is_reported(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     code, out, _ = run("doctor", "--json")
     (check,) = [check for check in json.loads(out)["checks"] if check["name"] == "allow-list"]
@@ -172,14 +170,14 @@ def test_an_allow_list_that_cannot_be_read_is_told(run: Run, monkeypatch: pytest
     assert "mend it: fix the file" in out
 
 
-def test_keys_list_makes_nothing(run: Run, tmp_path: Path) -> None:
+def test_keys_list_creates_no_files(run: Run, tmp_path: Path) -> None:
     code, out, err = run("keys", "list", "--keys", str(tmp_path / "keys"), "--json")
     assert (code, json.loads(out), err) == (0, [], "")
     assert not (tmp_path / "keys").exists()
 
 
 @pytest.mark.parametrize(("is_available", "why"), [(True, "compute capability 7.5"), (False, "cannot be used")])
-def test_a_gpu_that_cannot_be_used_fails_its_line_and_says_what_to_do(
+def test_unusable_gpu_fails_its_check_with_advice(
     run: Run, monkeypatch: pytest.MonkeyPatch, is_available: bool, why: str
 ) -> None:
     import torch
@@ -201,7 +199,7 @@ def test_a_gpu_that_cannot_be_used_fails_its_line_and_says_what_to_do(
 
 
 @pytest.mark.parametrize("wsl", [False, True])
-def test_who_holds_a_gpus_memory_and_what_draws_on_it(run: Run, monkeypatch: pytest.MonkeyPatch, wsl: bool) -> None:
+def test_gpu_memory_holders_and_displays_are_reported(run: Run, monkeypatch: pytest.MonkeyPatch, wsl: bool) -> None:
     gib = 1 << 30
     desktop = Gpu(
         index=0,
@@ -232,6 +230,6 @@ def test_who_holds_a_gpus_memory_and_what_draws_on_it(run: Run, monkeypatch: pyt
     assert asked == [["MIG-aaaa"]]
 
 
-def test_without_a_gpu_nothing_of_its_memory_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_not_reported_without_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "Gpus", lambda used: SimpleNamespace(sample=lambda: ()))
     assert "-       GPU memory      no GPU tells of its memory" in run("doctor")[1]

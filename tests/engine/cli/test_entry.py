@@ -1,4 +1,4 @@
-"""The first moments of the process: Ctrl-C, and terminals that cannot show every character."""
+"""The first moments of the process: Ctrl-C, and terminals without Unicode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 IMPORT = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that started the tests may ignore SIGINT
 from kvscope_engine.cli.entry import main
 
 class Interrupting:
@@ -26,12 +26,12 @@ sys.exit(main())
 
 @pytest.mark.storm({"name": "transformers"})
 @pytest.mark.parametrize("name", ["kvscope_engine.cli.main", "msgspec", "torch", "transformers"])
-def test_ctrl_c_while_importing_is_one_line(name: str) -> None:
+def test_ctrl_c_while_importing_prints_one_line(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT.format(name=name)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "kvscope-engine: interrupted\n")
 
 
-def test_what_a_terminal_cannot_show_comes_as_its_code() -> None:
+def test_character_that_the_terminal_lacks_is_printed_as_its_code() -> None:
     program = (
         "from kvscope_engine.cli import main; main.build_parser = lambda _: print('é 😀') or exit(0); main.main([])"
     )

@@ -1,4 +1,4 @@
-"""`generate`: prompts in, lines out, in the order given; what is refused hurts nobody."""
+"""`generate`: prompts in, results out in the given order; refused prompts do not affect others."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def lines(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def test_one_prompt_streams_its_text(run: Run, echo: Any) -> None:
+def test_single_prompt_streams_its_text(run: Run, echo: Any) -> None:
     assert run("generate", "--prompt", "hello") == (0, "[hello]\n", "")
     assert echo.made[0].closed
 
 
-def test_json_has_what_scripts_rely_on(run: Run, echo: Any) -> None:
+def test_json_output_has_all_fields(run: Run, echo: Any) -> None:
     code, out, err = run("generate", "--prompt", "ab", "--json", "--max-tokens", "3")
     assert (code, err) == (0, "")
     assert lines(out) == [
@@ -42,23 +42,23 @@ def test_json_has_what_scripts_rely_on(run: Run, echo: Any) -> None:
     ]
 
 
-def test_raw_skips_the_template(run: Run, echo: Any) -> None:
+def test_raw_skips_the_chat_template(run: Run, echo: Any) -> None:
     assert run("generate", "--prompt", "hello", "--raw")[1] == "hello\n"
 
 
-def test_several_prompts_come_in_order_whoever_ends_first(run: Run, echo: Any) -> None:
+def test_results_of_several_prompts_come_in_order(run: Run, echo: Any) -> None:
     words = ["--prompt", "a long one", "--prompt", "short", "--prompt", "b"]
     assert [line["prompt"] for line in lines(run("generate", *words, "--json")[1])] == words[1::2]
     text = run("generate", *words)[1]
     assert text == "[1] a long one\n[a long one]\n\n[2] short\n[short]\n\n[3] b\n[b]\n\n"
 
 
-def test_several_completions_are_told_apart(run: Run, echo: Any) -> None:
+def test_several_completions_are_numbered(run: Run, echo: Any) -> None:
     found = lines(run("generate", "--prompt", "x", "--prompt", "y", "--n", "2", "--json")[1])
     assert [(line["index"], line["completion"]) for line in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_log_probabilities_are_there_when_asked_for(run: Run, echo: Any) -> None:
+def test_logprobs_are_included_on_request(run: Run, echo: Any) -> None:
     found = lines(run("generate", "--prompt", "x", "--logprobs", "0", "--json", "--raw")[1])
     assert found[0]["logprobs"] == [{"token_id": 120, "logprob": -0.5, "top": []}]
 
@@ -78,7 +78,7 @@ def test_sampling_options_reach_the_engine(run: Run, echo: Any) -> None:
     assert echo.made[0].config.seed == 11
 
 
-def test_options_of_clients_reach_the_engine(run: Run, echo: Any) -> None:
+def test_request_options_reach_the_engine(run: Run, echo: Any) -> None:
     run(
         *("generate", "--prompt", "x", "--stop-token-ids", "4,5", "--logit-bias", "7:-100,12:1.5"),
         *("--choice", "yes", "--choice", "no", "--priority", "-3", "--cache-salt", "mine", "--adapter", "sql"),
@@ -100,7 +100,7 @@ def test_options_of_clients_reach_the_engine(run: Run, echo: Any) -> None:
         ([], None),
     ],
 )
-def test_the_form_of_an_answer(
+def test_structured_output_option_reaches_the_engine(
     run: Run, echo: Any, words: list[str], form: Structured | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -121,14 +121,16 @@ def test_the_form_of_an_answer(
         (["--priority", "2000"], "Expected `int` <= 1000"),
     ],
 )
-def test_what_clients_may_not_ask_is_refused(run: Run, echo: Any, words: list[str], reason: str) -> None:
+def test_contradictory_request_options_are_refused_before_the_engine_starts(
+    run: Run, echo: Any, words: list[str], reason: str
+) -> None:
     code, _, err = run("generate", "--prompt", "x", *words)
     assert code == 2
     assert reason in err
-    assert not echo.made, "before an engine is started"
+    assert not echo.made, "the engine must not start"
 
 
-def test_a_file_of_prompts_says_what_clients_ask(run: Run, echo: Any, tmp_path: Path) -> None:
+def test_prompt_file_may_set_request_options(run: Run, echo: Any, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     call = {"id": "c", "name": "f", "arguments": "{}"}
     asked: list[dict[str, Any]] = [
@@ -150,7 +152,7 @@ def test_a_file_of_prompts_says_what_clients_ask(run: Run, echo: Any, tmp_path: 
     assert d.sampling.structured == Structured(kind="regex", text="b")
 
 
-def test_a_file_of_prompts(run: Run, echo: Any, tmp_path: Path) -> None:
+def test_prompt_file_with_overrides_and_messages(run: Run, echo: Any, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(
         '{"prompt": "one", "max_tokens": 2, "raw": true}\n'
@@ -185,7 +187,9 @@ def test_a_file_of_prompts(run: Run, echo: Any, tmp_path: Path) -> None:
         ("[" * 100_000, ""),
     ],
 )
-def test_a_bad_line_is_named_and_nothing_runs(run: Run, echo: Any, tmp_path: Path, line: str, reason: str) -> None:
+def test_invalid_line_of_a_prompt_file_is_named_and_nothing_runs(
+    run: Run, echo: Any, tmp_path: Path, line: str, reason: str
+) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b'{"prompt": "good"}\n' + line.encode("latin-1") + b"\n")
     code, out, err = run("generate", "--prompts", str(file))
@@ -210,7 +214,7 @@ def test_a_bad_line_is_named_and_nothing_runs(run: Run, echo: Any, tmp_path: Pat
         ("--seed", str(1 << 64)),
     ],
 )
-def test_an_absurd_option_is_refused_before_anything_runs(run: Run, echo: Any, words: tuple[str, str]) -> None:
+def test_absurd_option_is_refused_before_anything_runs(run: Run, echo: Any, words: tuple[str, str]) -> None:
     code, out, err = run("generate", "--prompt", "a", *words)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
@@ -218,19 +222,19 @@ def test_an_absurd_option_is_refused_before_anything_runs(run: Run, echo: Any, w
 
 
 @pytest.mark.parametrize("file", ["missing.jsonl", "."])
-def test_a_file_that_cannot_be_read(run: Run, echo: Any, tmp_path: Path, file: str) -> None:
+def test_unreadable_prompt_file_is_refused(run: Run, echo: Any, tmp_path: Path, file: str) -> None:
     code, _, err = run("generate", "--prompts", str(tmp_path / file))
     assert code == 2
     assert "cannot be read" in err
 
 
-def test_a_prompt_that_is_not_utf_8_is_refused(run: Run, echo: Any) -> None:
+def test_prompt_that_is_not_utf_8_is_refused(run: Run, echo: Any) -> None:
     code, _, err = run("generate", "--prompt", os.fsdecode(b"caf\xe9"))
     assert code == 2
     assert "not valid UTF-8" in err
 
 
-def test_a_refused_prompt_is_an_entry_and_the_others_go_on(run: Run, echo: Any) -> None:
+def test_refused_prompt_is_an_entry_and_the_others_continue(run: Run, echo: Any) -> None:
     words = ("generate", "--prompt", "good", "--prompt", "", "--prompt", "x" * 600, "--prompt", "fine")
     code, out, _ = run(*words, "--json")
     assert code == 2
@@ -246,7 +250,7 @@ def test_a_refused_prompt_is_an_entry_and_the_others_go_on(run: Run, echo: Any) 
     assert "[fine]" in out
 
 
-def test_ctrl_c_aborts_and_keeps_what_is_there(run: Run, echo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_aborts_and_prints_partial_results(run: Run, echo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(self: Any, step: int) -> None:
         if step == 3:
             os.kill(os.getpid(), signal.SIGINT)
@@ -264,7 +268,7 @@ def test_ctrl_c_aborts_and_keeps_what_is_there(run: Run, echo: Any, monkeypatch:
     assert echo.made[0].closed
 
 
-def test_a_file_may_begin_with_a_byte_order_mark(run: Run, echo: Any, tmp_path: Path) -> None:
+def test_prompt_file_with_a_byte_order_mark_is_accepted(run: Run, echo: Any, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + json.dumps({"prompt": "abc"}).encode() + b"\n")
     assert run("generate", "--prompts", str(file))[0] == 0
@@ -274,7 +278,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(run: Run, echo: Any, tmp_path: 
     assert "it is UTF-16; UTF-8 is needed" in said
 
 
-def test_half_a_surrogate_pair_in_a_file_is_called_that(run: Run, echo: Any, tmp_path: Path) -> None:
+def test_lone_surrogate_in_a_prompt_file_is_refused(run: Run, echo: Any, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a\\ud800b"}\n')
     code, _, said = run("generate", "--prompts", str(file))

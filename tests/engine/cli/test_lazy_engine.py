@@ -1,4 +1,4 @@
-"""The late import of the engine."""
+"""Importing the engine late."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ assert not gc.isenabled()
 """
 
 
-def test_the_collector_rests_while_the_engine_is_imported_and_leaves_it_alone_after() -> None:
+def test_garbage_collector_is_off_only_during_the_import_of_the_engine() -> None:
     assert subprocess.run([sys.executable, "-c", SCRIPT]).returncode == 0

@@ -1,4 +1,4 @@
-"""Finding the command, errors in one line, exit codes."""
+"""Finding the command, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Run = Callable[..., tuple[int, str, str]]
         (("generate",), "no prompt given: use"),
     ],
 )
-def test_bad_usage_is_one_line_that_names_it_and_exit_code_2(run: Run, words: tuple[str, ...], named: str) -> None:
+def test_usage_error_is_one_line_and_exit_code_2(run: Run, words: tuple[str, ...], named: str) -> None:
     code, out, err = run(*words)
     assert code == 2
     assert out == ""
@@ -61,7 +61,7 @@ def test_bad_usage_is_one_line_that_names_it_and_exit_code_2(run: Run, words: tu
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_a_failure_is_one_line_and_a_traceback_only_with_debug(
+def test_failure_is_one_line_and_has_a_traceback_only_with_debug(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, line: str
 ) -> None:
     def fail() -> None:
@@ -75,7 +75,7 @@ def test_a_failure_is_one_line_and_a_traceback_only_with_debug(
     assert err.endswith(f"kvscope-engine: {line}\n")
 
 
-def test_version_and_help_are_fast_and_import_no_torch() -> None:
+def test_version_and_help_do_not_import_torch() -> None:
     program = (
         "import sys\n"
         "from kvscope_engine.cli.main import main\n"
@@ -102,7 +102,7 @@ def test_help_explains_every_option(command: str, run: Run, capsys: pytest.Captu
     assert "(default: None)" not in text
 
 
-def test_as_a_process_it_ends_with_the_code_even_with_torch_around() -> None:
+def test_exit_code_is_kept_with_torch_imported() -> None:
     program = "import torch, sys; sys.argv[1:] = ['bench', 'nothing']; import runpy;"
     program += "runpy.run_module('kvscope_engine.cli.main', run_name='__main__')"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -111,7 +111,7 @@ def test_as_a_process_it_ends_with_the_code_even_with_torch_around() -> None:
 
 
 @pytest.mark.parametrize("words", [*((name,) for name in COMMANDS), ("bench", "memory")])
-def test_no_option_tells_its_default_twice(
+def test_no_option_shows_its_default_twice(
     words: tuple[str, ...], run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""`kvscope-engine sample`: devices on a socket, in a process that never loads torch."""
+"""`kvscope-engine sample`: device samples on a socket, in a process that never loads torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_it_tells_until_it_is_stopped_and_loads_no_torch(folder: Path) -> None:
+def test_sampler_publishes_until_it_is_stopped_without_loading_torch(folder: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, "sample", "--endpoint", f"ipc://{folder}/s", "--interval", "0.1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -40,17 +40,17 @@ def test_it_tells_until_it_is_stopped_and_loads_no_torch(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("interval", ["0", "0.01", "61", "nan", "often"])
-def test_an_interval_that_makes_no_sense_is_refused(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_interval_is_refused(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "--interval", interval]) == 2
     assert interval in capsys.readouterr().err
 
 
-def test_outside_loopback_it_needs_keys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sampler_beyond_loopback_needs_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sample", "--endpoint", "tcp://0.0.0.0:0", "--keyless"]) == 2
     assert "keys" in capsys.readouterr().err
 
 
-def test_an_endpoint_in_use_is_refused_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_endpoint_in_use_is_refused_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from kvscope_engine.server.device_publisher import DevicePublisher
 
     with DevicePublisher(f"ipc://{folder}/s"):

@@ -1,4 +1,4 @@
-"""Ending a service by a signal, with the process that guards the stop and without it."""
+"""Stopping a service by a signal, with and without the process that guards the stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simulate`: tables, JSON, bad input in one line, nothing half on Ctrl-C, and never torch."""
+"""`simulate`: tables, JSON, one-line errors, no partial output on Ctrl-C, and no torch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Run = Callable[..., tuple[int, str, str]]
 SMALL = ("simulate", "alpaca", "--requests", "30", "--num-gpu-blocks-override", "64", "--max-model-len", "256")
 
 
-def found(run: Run, *words: str) -> dict[str, Any]:
+def simulate_json(run: Run, *words: str) -> dict[str, Any]:
     code, out, err = run(*words, "--json")
     assert (code, err, out.count("\n")) == (0, "", 1)
     parsed: dict[str, Any] = json.loads(out)
     return parsed
 
 
-def test_a_table_names_each_policy(run: Run) -> None:
+def test_table_names_each_policy(run: Run) -> None:
     code, out, err = run(*SMALL, "--allocator", "all")
     assert (code, err) == (0, "")
     for word in ("paged", "contiguous", "buddy", "oracle", "token states", "preemptions", "per output token"):
@@ -35,8 +35,8 @@ def test_a_table_names_each_policy(run: Run) -> None:
     assert "30 requests" in out
 
 
-def test_json_has_a_report_a_policy_in_the_order_given(run: Run) -> None:
-    report = found(run, *SMALL, "--allocator", "oracle", "--allocator", "paged", "--allocator", "oracle")
+def test_json_has_one_report_per_policy_in_the_given_order(run: Run) -> None:
+    report = simulate_json(run, *SMALL, "--allocator", "oracle", "--allocator", "paged", "--allocator", "oracle")
     assert [policy["allocator"] for policy in report["policies"]] == ["oracle", "paged"]
     assert report["workload"]["num_requests"] == 30
     assert report["limits"]["num_blocks"] == 64
@@ -47,34 +47,36 @@ def test_json_has_a_report_a_policy_in_the_order_given(run: Run) -> None:
         assert policy["ttft_s"]["p50"] <= policy["latency_s"]["p99"]
 
 
-def test_the_seed_decides(run: Run) -> None:
-    one = found(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "5")
-    assert one == found(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "5")
-    assert one != found(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "6")
+def test_seed_determines_the_result(run: Run) -> None:
+    one = simulate_json(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "5")
+    assert one == simulate_json(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "5")
+    assert one != simulate_json(run, *SMALL, "--rate", "20", "--arrivals", "bursty", "--seed", "6")
 
 
-def test_a_shared_prefix_is_found_unless_caching_is_off(run: Run) -> None:
+def test_shared_prefix_is_cached_unless_caching_is_off(run: Run) -> None:
     words = (*SMALL, "--shared-prefix", "64", "--rate", "10")
-    assert found(run, *words)["policies"][0]["prefix_hit_rate"] > 0.3
-    assert found(run, *words, "--no-enable-prefix-caching")["policies"][0]["prefix_hit_rate"] == 0
+    assert simulate_json(run, *words)["policies"][0]["prefix_hit_rate"] > 0.3
+    assert simulate_json(run, *words, "--no-enable-prefix-caching")["policies"][0]["prefix_hit_rate"] == 0
 
 
-def test_costs_override_the_preset(run: Run) -> None:
+def test_cost_options_override_the_preset(run: Run) -> None:
     words = ("--weight-bytes", "1GB", "--memory-bandwidth", "1GB", "--step-overhead-ms", "500")
-    report = found(run, "simulate", "alpaca", "--requests", "1", "--model-preset", "llama-3.1-8b", *words)
+    report = simulate_json(run, "simulate", "alpaca", "--requests", "1", "--model-preset", "llama-3.1-8b", *words)
     assert report["cost_model"]["weight_bytes"] == 1e9
     assert report["cost_model"]["kv_bytes_per_token"] == 131_072
     assert report["policies"][0]["ttft_s"]["p50"] == pytest.approx(1.5, rel=0.02)
 
 
-def test_costs_that_were_measured_take_the_place_of_the_preset(run: Run, tmp_path: Path) -> None:
+def test_measured_costs_replace_the_preset(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     cost = replace(PRESETS["opt-66b"].cost, step_overhead_s=0.25)
     save_costs(path, CostFile(model="m", device="d", num_slots=800, max_model_len=128, num_layers=2, cost_model=cost))
-    report = found(run, "simulate", "alpaca", "--requests", "5", "--costs", str(path))
+    report = simulate_json(run, "simulate", "alpaca", "--requests", "5", "--costs", str(path))
     assert report["cost_model"]["step_overhead_s"] == 0.25
     assert (report["limits"]["num_blocks"], report["limits"]["max_model_len"]) == (50, 128)
-    report = found(run, "simulate", "alpaca", "--requests", "5", "--costs", str(path), "--step-overhead-ms", "1")
+    report = simulate_json(
+        run, "simulate", "alpaca", "--requests", "5", "--costs", str(path), "--step-overhead-ms", "1"
+    )
     assert report["cost_model"]["step_overhead_s"] == 0.001
 
 
@@ -85,23 +87,23 @@ def test_costs_that_were_measured_take_the_place_of_the_preset(run: Run, tmp_pat
         ("trace.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:46.6805900,374,44\n" * 3),
     ],
 )
-def test_traces(run: Run, tmp_path: Path, name: str, text: str) -> None:
+def test_trace_file_is_simulated_and_a_bad_line_is_named(run: Run, tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_text(text)
-    report = found(run, "simulate", str(path))
+    report = simulate_json(run, "simulate", str(path))
     assert report["workload"]["name"] == name
     assert report["policies"][0]["num_finished"] == 3
-    assert found(run, "simulate", str(path), "--requests", "2")["policies"][0]["num_finished"] == 2
+    assert simulate_json(run, "simulate", str(path), "--requests", "2")["policies"][0]["num_finished"] == 2
     path.write_text(text + "bad\n")
     code, out, err = run("simulate", str(path))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"{path}, line {text.count(chr(10)) + 1}: " in err
 
 
-def test_a_recording_is_played_again(run: Run, tmp_path: Path) -> None:
+def test_recording_is_simulated_again_with_the_same_result(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "run.mcap"
-    first = found(run, *SMALL, "--rate", "5", "--record", str(path))
-    again = found(run, "simulate", str(path))
+    first = simulate_json(run, *SMALL, "--rate", "5", "--record", str(path))
+    again = simulate_json(run, "simulate", str(path))
     assert (again["policies"], again["limits"]) == (first["policies"], first["limits"]), "in the pool that was recorded"
     assert again["notes"] == [
         "not told by the recording, so opt-13b's: weights and speeds (--model-preset, --costs)",
@@ -112,16 +114,16 @@ def test_a_recording_is_played_again(run: Run, tmp_path: Path) -> None:
     assert "run.mcap' already exists" in err
 
 
-def test_each_policy_has_a_recording_of_its_own(run: Run, tmp_path: Path) -> None:
-    found(run, *SMALL, "--allocator", "paged", "--allocator", "buddy", "--record", str(tmp_path / "run.mcap"))
+def test_each_policy_has_its_own_recording(run: Run, tmp_path: Path) -> None:
+    simulate_json(run, *SMALL, "--allocator", "paged", "--allocator", "buddy", "--record", str(tmp_path / "run.mcap"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-buddy.mcap", "run-paged.mcap"]
     code, out, err = run(*SMALL, "--allocator", "paged", "--allocator", "buddy", "--record", str(tmp_path / "run.mcap"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "run-paged.mcap' already exists" in err
 
 
-def test_the_sample_is_simulated_as_it_was_recorded(run: Run) -> None:
-    report = found(run, "simulate", "sample")
+def test_sample_is_simulated_as_it_was_recorded(run: Run) -> None:
+    report = simulate_json(run, "simulate", "sample")
     limits, (paged,) = report["limits"], report["policies"]
     assert [limits[name] for name in ("num_blocks", "block_size", "max_model_len")] == [64, 16, 1024]
     assert [limits[name] for name in ("max_num_seqs", "max_num_batched_tokens")] == [12, 256]
@@ -133,43 +135,45 @@ def test_the_sample_is_simulated_as_it_was_recorded(run: Run) -> None:
     assert run("simulate", "sample")[1].splitlines()[0].endswith("64 blocks of 16 slots, at most 1024 tokens a request")
 
 
-def test_options_go_over_what_was_recorded(run: Run) -> None:
+def test_options_override_recorded_values(run: Run) -> None:
     words = ("--num-gpu-blocks-override", "200", "--max-model-len", "512", "--max-num-seqs", "3")
-    report = found(run, "simulate", "sample", *words, "--kv-host-memory", "4GiB", "--kv-bytes-per-token", "1KiB")
+    report = simulate_json(
+        run, "simulate", "sample", *words, "--kv-host-memory", "4GiB", "--kv-bytes-per-token", "1KiB"
+    )
     limits, (paged,) = report["limits"], report["policies"]
     assert [limits[name] for name in ("num_blocks", "max_model_len", "max_num_seqs")] == [200, 512, 3]
     assert (paged["block_bytes"], paged["tiers"]["num_host_blocks"]) == (16 << 10, (4 << 30) // (16 << 10))
-    report = found(run, "simulate", "sample", "--block-size", "32", "--model-preset", "opt-66b")
+    report = simulate_json(run, "simulate", "sample", "--block-size", "32", "--model-preset", "opt-66b")
     assert (report["limits"]["num_blocks"], report["limits"]["block_size"]) == (32, 32), "of as many bytes"
     assert report["cost_model"]["weight_bytes"] == PRESETS["opt-66b"].cost.weight_bytes
     assert report["cost_model"]["kv_bytes_per_token"] == 23_040
-    (paged,) = found(run, "simulate", "sample", "--kv-memory", "45MiB")["policies"]
+    (paged,) = simulate_json(run, "simulate", "sample", "--kv-memory", "45MiB")["policies"]
     assert paged["num_blocks"] == 128
 
 
-def test_the_pool_of_a_recorded_hybrid_and_its_states(run: Run) -> None:
-    report = found(run, "simulate", "sample-hybrid")
+def test_recorded_hybrid_pool_and_states_are_used(run: Run) -> None:
+    report = simulate_json(run, "simulate", "sample-hybrid")
     (paged,) = report["policies"]
     assert (paged["num_blocks"], paged["num_states"], paged["tiers"]["num_host_blocks"]) == (96, 19, 18)
     assert (report["limits"]["max_model_len"], report["notes"]) == (1024, [])
 
 
-def test_virtual_is_left_out_of_all_where_the_recorded_pool_is_too_small_for_it(run: Run) -> None:
-    report = found(run, "simulate", "sample", "--allocator", "all")
+def test_virtual_is_skipped_if_the_recorded_pool_is_too_small(run: Run) -> None:
+    report = simulate_json(run, "simulate", "sample", "--allocator", "all")
     assert [policy["allocator"] for policy in report["policies"]] == ["paged", "contiguous", "buddy", "oracle"]
     assert report["notes"][0].startswith("virtual is left out: a pool of 64 blocks (22.50 MiB) is too small")
     code, out, err = run("simulate", "sample", "--allocator", "virtual")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "virtual" in [
         policy["allocator"]
-        for policy in found(run, "simulate", "sample", "--allocator", "all", "--page-size", "64KiB")["policies"]
+        for policy in simulate_json(run, "simulate", "sample", "--allocator", "all", "--page-size", "64KiB")["policies"]
     ]
 
 
 TIERS = ("--kv-host-memory", "256MiB", "--kv-disk", "1GB")
 
 
-def test_lower_tiers_are_of_paged_alone_and_the_table_says_so(run: Run) -> None:
+def test_lower_tiers_apply_to_paged_only_and_the_table_says_so(run: Run) -> None:
     code, out, err = run(*SMALL, *TIERS, "--allocator", "all")
     assert (code, err) == (0, "")
     for word in ("Lower tiers, blocks", "swapped out", "host %", "reading disk"):
@@ -178,9 +182,9 @@ def test_lower_tiers_are_of_paged_alone_and_the_table_says_so(run: Run) -> None:
     assert "ower tiers" not in run(*SMALL, "--allocator", "all")[1]
 
 
-def test_lower_tiers_in_json(run: Run) -> None:
+def test_lower_tiers_are_in_the_json_report(run: Run) -> None:
     words = ("--shared-prefix", "64", "--num-prefixes", "9", "--preemption", "swap", "--max-num-seqs", "64")
-    report = found(run, *SMALL, *TIERS, *words, "--disk-bandwidth", "100GB", "--host-bandwidth", "1TB")
+    report = simulate_json(run, *SMALL, *TIERS, *words, "--disk-bandwidth", "100GB", "--host-bandwidth", "1TB")
     assert report["tiers"] == {"kv_host_memory": 256 << 20, "kv_disk": 10**9, "preemption": "swap"}
     assert (report["cost_model"]["host_bandwidth"], report["cost_model"]["disk_bandwidth"]) == (1e12, 1e11)
     (paged,) = report["policies"]
@@ -192,7 +196,7 @@ def test_lower_tiers_in_json(run: Run) -> None:
     assert paged["num_finished"] == 30
 
 
-def test_refused_requests_are_told_and_all_refused_is_an_error(run: Run) -> None:
+def test_refused_requests_are_reported_and_refusing_all_is_an_error(run: Run) -> None:
     code, out, _ = run("simulate", "sharegpt", "--requests", "50", "--num-gpu-blocks-override", "20")
     assert code == 0
     assert "requests refused; the first: " in out
@@ -214,7 +218,7 @@ GEMMA = {
     "sliding_window": 32,
     "sliding_window_pattern": 3,
 }
-"""Two layers of full attention, four with a window: three groups of two, 128 bytes a token each."""
+"""Two layers with full attention and four with a window: three groups of two layers, 128 bytes per token each."""
 
 
 @pytest.fixture
@@ -225,10 +229,10 @@ def gemma(tmp_path: Path) -> str:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_groups_of_a_model_and_what_they_would_hold_without_freeing(run: Run, gemma: str, tmp_path: Path) -> None:
+def test_kv_groups_of_a_model_and_the_effect_of_freeing(run: Run, gemma: str, tmp_path: Path) -> None:
     words = ("simulate", "alpaca", "--requests", "40", "--max-model-len", "256", "--model", gemma)
     size = ("--kv-memory", "150KiB")
-    now, kept = found(run, *words, *size, "--without-freeing")["policies"]
+    now, kept = simulate_json(run, *words, *size, "--without-freeing")["policies"]
     assert [(group["kind"], group["window"], group["num_layers"], group["token_bytes"]) for group in now["groups"]] == [
         ("full", 0, 2, 128.0),
         ("window", 32, 2, 128.0),
@@ -243,9 +247,9 @@ def test_the_groups_of_a_model_and_what_they_would_hold_without_freeing(run: Run
     assert (code, err) == (0, "")
     assert "KV groups, blocks that requests held" in out
     assert "window of 32" in out
-    again = found(run, "simulate", str(path), "--without-freeing")["policies"]
-    assert again == [now, kept], "a recording names its groups and its size"
-    blocks = found(run, *words, "--num-gpu-blocks-override", "75", "--without-freeing")["policies"]
+    again = simulate_json(run, "simulate", str(path), "--without-freeing")["policies"]
+    assert again == [now, kept], "a recording must contain its groups and size"
+    blocks = simulate_json(run, *words, "--num-gpu-blocks-override", "75", "--without-freeing")["policies"]
     assert blocks == [now, kept]
 
 
@@ -285,14 +289,14 @@ def test_the_groups_of_a_model_and_what_they_would_hold_without_freeing(run: Run
         (("alpaca", "--allocator", "all", "--max-model-len", "99999"), "max_model_len=99999"),
     ],
 )
-def test_bad_input_is_one_line(run: Run, words: tuple[str, ...], named: str) -> None:
+def test_bad_input_is_refused_in_one_line(run: Run, words: tuple[str, ...], named: str) -> None:
     code, out, err = run("simulate", *words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("kvscope-engine: ")
     assert named in err
 
 
-def test_ctrl_c_prints_nothing_half(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_prints_no_partial_output(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     advance = Simulation.advance
 
     def interrupted(simulation: Simulation) -> bool:
@@ -304,7 +308,7 @@ def test_ctrl_c_prints_nothing_half(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert run(*SMALL, "--allocator", "all") == (130, "", "kvscope-engine: interrupted\n")
 
 
-def test_torch_is_never_imported() -> None:
+def test_simulate_never_imports_torch() -> None:
     program = (
         "import sys\n"
         "from kvscope_engine.cli.main import main\n"

@@ -1,4 +1,4 @@
-"""`kvscope-engine what-if` as a process: light, quick to start, and gone with its input."""
+"""`kvscope-engine what-if` as a process: light, quick to start, and ended with its input."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import sys
 COMMAND = [sys.executable, "-m", "kvscope_engine.cli.main", "what-if"]
 LINES = '{"setup": {"num_blocks": 64, "block_size": 16, "max_model_len": 256}}\n{"now": [[1, 20, 40, 10]]}\n'
 MAX_START = 8
-"""Times what an interpreter with numpy takes; with torch it would be twenty."""
+"""Maximum start time as a multiple of an interpreter with numpy; with torch it would be about 20."""
 
 
-def test_it_answers_and_ends_with_its_input() -> None:
+def test_what_if_answers_and_ends_with_its_input() -> None:
     run = subprocess.run(COMMAND, input=LINES, capture_output=True, text=True, check=True)
     (answer,) = map(json.loads, run.stdout.splitlines())
     assert [use["allocator"] for use in answer["policies"]][:2] == ["contiguous", "buddy"]
     assert run.stderr == ""
 
 
-def test_an_answer_comes_before_the_input_ends() -> None:
+def test_answer_comes_before_the_input_ends() -> None:
     with subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -31,7 +31,7 @@ def test_an_answer_comes_before_the_input_ends() -> None:
         assert process.wait(120) == 0
 
 
-def test_nothing_heavy_is_imported_and_it_starts_at_once() -> None:
+def test_start_is_quick_and_imports_nothing_heavy() -> None:
     probe = (
         "import io, sys, kvscope_engine.cli.main\n"
         "from kvscope_engine.simulator.what_if.conversation import converse\n"
@@ -41,11 +41,13 @@ def test_nothing_heavy_is_imported_and_it_starts_at_once() -> None:
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert {"torch", "triton", "transformers"}.isdisjoint(run.stdout.split())
     usual_s = min(cpu_seconds("import numpy") for _ in range(3))
-    assert min(cpu_seconds(probe) for _ in range(3)) < MAX_START * usual_s, "the best of three: others use the machine"
+    assert min(cpu_seconds(probe) for _ in range(3)) < MAX_START * usual_s, (
+        "best of three, because the machine is shared"
+    )
 
 
 def cpu_seconds(code: str) -> float:
-    """Of a fresh interpreter that runs `code`."""
+    """Return the CPU seconds of a fresh interpreter that runs `code`."""
     before_s = os.times().children_user
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     return os.times().children_user - before_s

@@ -1,4 +1,4 @@
-"""The API in this process before a fake engine."""
+"""The HTTP API in this process with a fake engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.engine.http.served import Served
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """One for all tests of a module, that steps quickly."""
+    """API with a fast fake engine, shared by all tests of a module."""
     one = Served(step_s=0.002)
     yield one
     one.close()
@@ -19,7 +19,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def serving() -> Iterator[Callable[..., Served]]:
-    """Makes them for one test; keyword arguments are `limits`, `api_key` and those of the fake engine."""
+    """Function that makes an API for one test from `limits`, `api_key` and the fake engine's options."""
     made: list[Served] = []
 
     def make(**options: Any) -> Served:

@@ -1,4 +1,4 @@
-"""The API in this process before a fake engine, over real sockets."""
+"""The HTTP API in this process with a fake engine, over real sockets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 60.0
 
 
 def wait_for(holds: Callable[[], Any], what: str) -> None:
-    """Until it holds."""
+    """Wait until `holds()` is true; fail with `what` after the timeout."""
     deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline, f"it never came to be: {what}"
@@ -34,7 +34,7 @@ def wait_for(holds: Callable[[], Any], what: str) -> None:
 
 
 class Served:
-    """An engine, the fake one without `build`, and the API before it, each on a thread of its own."""
+    """An engine (a fake one without `build`) and the API in front of it, each on its own thread."""
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class Served:
         trust_forwarded: bool = False,
         **options: Any,
     ) -> None:
-        """With `keys` the engine is on tcp and lets those in alone; the API comes with `key`."""
+        """With `keys` the engine is on TCP and admits only those; the API uses `key`."""
         self.engine: Any = None
         self.folder = Path(tempfile.mkdtemp(prefix="kv-"))
         self._endpoint = f"ipc://{self.folder}" if keys is None else "tcp://127.0.0.1:0"
         self._keys = keys
-        self._build = build or fake_engine.builder(fake_engine.Options(**options))
+        self._build = build or fake_engine.builder(fake_engine.FakeEngineOptions(**options))
         self._threads: list[threading.Thread] = []
         self.start_engine()
         self.listener = listen("127.0.0.1:0")
@@ -91,7 +91,7 @@ class Served:
         return socket.create_connection(self.address, timeout=WAIT_S)
 
     def send(self, head: str, body: bytes = b"") -> socket.socket:
-        """A connection on which this was sent."""
+        """Return a connection on which the head and body were sent."""
         connection = self.connect()
         connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
         return connection
@@ -102,7 +102,7 @@ class Served:
         return self.send("\n".join([*lines, f"Content-Length: {len(data)}"]), data)
 
     def ask(self, path: str, body: Any = None, *headers: str) -> tuple[int, Any]:
-        """Status and JSON of an answer."""
+        """Return status and JSON of the answer."""
         if body is None:
             connection = self.send(
                 "\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "Connection: close"])
@@ -121,7 +121,7 @@ class Served:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _run_engine(self, service: EngineService) -> None:
-        with contextlib.suppress(KvscopeError):  # a test's own, told to clients
+        with contextlib.suppress(KvscopeError):  # raised on purpose by a test and reported to clients
             service.run()
 
     def _remember(self, *args: Any) -> Any:
@@ -130,18 +130,18 @@ class Served:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Everything until the other end closes, which is closed too."""
+    """Read until the other end closes, then close the connection."""
     data = b""
     with connection:
         try:
             while more := connection.recv(1 << 16):
                 data += more
-        except ConnectionResetError:  # it closed with something of ours unread
+        except ConnectionResetError:  # the server closed while our data was unread
             pass
     return data
 
 
 def answer_on(connection: socket.socket) -> tuple[int, Any]:
-    """Status and JSON of what comes until the end."""
+    """Return status and JSON of the answer, read until the end."""
     head, _, body = read_all(connection).partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)

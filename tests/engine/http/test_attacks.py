@@ -1,4 +1,4 @@
-"""One client asks a real engine for hundreds of choices, and another one asks for one."""
+"""One client requests hundreds of completions from a real engine while another requests one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_PROMPTS, NUM_CHOICES = 24, 16
 
 @pytest.fixture
 def served(make_small: Callable[..., Any]) -> Iterator[Served]:
-    """Two clients by their keys, before an engine that runs few at a time."""
+    """API for two clients with their own keys, in front of an engine that runs few requests at a time."""
 
     def build(progress: Any, publish: Any, messages_dropped: Any) -> Any:
         return make_small(publish=publish, max_num_seqs=4, num_gpu_blocks_override=64, max_model_len=200)
@@ -25,8 +25,8 @@ def served(make_small: Callable[..., Any]) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("key", ["little", "much"])
-def test_one_choice_does_not_wait_for_hundreds(served: Served, key: str) -> None:
-    """Nor where they are the same client's: its requests take turns too."""
+def test_single_completion_does_not_wait_for_hundreds(served: Served, key: str) -> None:
+    """This also holds if both are from the same client, whose requests are served round-robin."""
     prompts = [[2 + number, 7, 9] for number in range(NUM_PROMPTS)]
     body = {"prompt": prompts, "n": NUM_CHOICES, "max_tokens": 100, "ignore_eos": True}
     served.wait_ready()
@@ -38,5 +38,5 @@ def test_one_choice_does_not_wait_for_hundreds(served: Served, key: str) -> None
             connection = served.post(COMPLETIONS, asked, f"Authorization: Bearer {key}", "Connection: close")
             status, answer = answer_on(connection)
             assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
-        assert served.engine.num_unfinished > total // 2, "it waited for most of the others"
+        assert served.engine.num_unfinished > total // 2, "the single completion waited for most of the others"
     wait_for(lambda: served.engine.num_unfinished == 0, "an end of what nobody wants")

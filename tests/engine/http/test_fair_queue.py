@@ -1,4 +1,4 @@
-"""HTTP clients take turns: who is whom, what each may hold, and whose text is made into tokens next."""
+"""HTTP clients are served fairly: how they are identified, what each may hold, and whose text is tokenized next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDLESS = {"prompt": "x", "max_tokens": 1_000_000, "stream": True}
 
 
 def submits_of(served: Served) -> list[Submit]:
-    """What the engine is given from now on."""
+    """Return a list that collects the engine's submissions from now on."""
     seen: list[Submit] = []
     submit = served.engine.submit
 
@@ -38,7 +38,7 @@ def bearer(key: str) -> str:
     return f"Authorization: Bearer {key}"
 
 
-def test_each_key_is_a_client_and_each_request_a_batch(serving: Callable[..., Served]) -> None:
+def test_each_api_key_is_a_client_and_each_request_a_batch(serving: Callable[..., Served]) -> None:
     served = serving(api_key="first,second")
     seen = submits_of(served)
     for key in ("first", "second", "first"):
@@ -51,7 +51,7 @@ def test_each_key_is_a_client_and_each_request_a_batch(serving: Callable[..., Se
     assert len({submit.batch for submit in seen}) == 3
 
 
-def test_with_one_key_it_is_the_address(serving: Callable[..., Served]) -> None:
+def test_clients_with_one_shared_key_are_distinguished_by_address(serving: Callable[..., Served]) -> None:
     served = serving(api_key="only", trust_forwarded=True)
     seen = submits_of(served)
     for lines in ((), ("X-Forwarded-For: 10.0.0.1, 10.0.0.9",), ("X-Forwarded-For: 10.0.0.9",)):
@@ -61,13 +61,13 @@ def test_with_one_key_it_is_the_address(serving: Callable[..., Served]) -> None:
     assert far == [client_name("", "10.0.0.9")] * 2
 
 
-def test_what_a_proxy_says_is_not_believed_by_itself(served: Served) -> None:
+def test_forwarded_address_is_ignored_unless_trusted(served: Served) -> None:
     seen = submits_of(served)
     served.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, "X-Forwarded-For: 10.0.0.9")
     assert [submit.client for submit in seen] == [client_name("", "127.0.0.1")]
 
 
-def test_addresses_that_one_client_has() -> None:
+def test_addresses_of_one_client_give_one_name() -> None:
     assert client_name("", "2001:db8::1") == client_name("", "2001:db8::ffff:1")
     assert client_name("", "2001:db8::1") != client_name("", "2001:db8:0:1::1")
     assert client_name("", "::ffff:10.0.0.1") == client_name("", "10.0.0.1")
@@ -75,7 +75,7 @@ def test_addresses_that_one_client_has() -> None:
     assert client_name("k", "10.0.0.1") == client_name("k", "10.0.0.2", ["10.0.0.3"])
 
 
-def test_choices_are_bounded_for_each_client(serving: Callable[..., Served]) -> None:
+def test_number_of_choices_is_bounded_per_client(serving: Callable[..., Served]) -> None:
     served = serving(api_key="first,second", limits=HttpLimits(max_choices=4), step_s=0.002)
     status, answer = served.ask(COMPLETIONS, {"prompt": ["a", "b"], "n": 3}, bearer("first"))
     assert (status, answer["error"]["message"]) == (400, "6 choices (n for each prompt) are not accepted: at most 4")
@@ -89,7 +89,7 @@ def test_choices_are_bounded_for_each_client(serving: Callable[..., Served]) -> 
     wait_for(lambda: served.ask(COMPLETIONS, {"prompt": "a", "n": 2}, bearer("first"))[0] == 200, "room again")
 
 
-def test_who_has_few_requests_finds_a_place_when_another_has_all(serving: Callable[..., Served]) -> None:
+def test_second_client_gets_a_slot_while_another_uses_all(serving: Callable[..., Served]) -> None:
     served = serving(api_key="first,second", limits=HttpLimits(max_requests=16), step_s=0.002)
     taken = [served.post(COMPLETIONS, ENDLESS, bearer("first")) for _ in range(16)]
     try:
@@ -101,10 +101,10 @@ def test_who_has_few_requests_finds_a_place_when_another_has_all(serving: Callab
             connection.close()
 
 
-def test_many_prompts_of_one_do_not_hold_up_another(
+def test_many_prompts_of_one_client_do_not_delay_another(
     serving: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine's thread is given a client's next submission after one of each other's."""
+    """The engine receives one submission of each client in turn."""
     served = serving(api_key="first,second", step_s=0.002)
     seen, came, gate = submits_of(served), list[Command](), threading.Event()
     receiver = served.service.receiver
@@ -128,7 +128,7 @@ def test_many_prompts_of_one_do_not_hold_up_another(
         gate.set()
     assert answer_on(few)[0] == 200
     place = next(place for place, submit in enumerate(seen) if submit.prompt == "b")
-    assert place < 20, "it was served behind the other's hundred"
+    assert place < 20, "the prompt waited for the other client's hundred"
     many.close()
     running.close()
 
@@ -143,7 +143,7 @@ def run(side: ApiTokenizer, scenario: Callable[[], Any]) -> None:
         side.close()
 
 
-def test_clients_and_their_requests_take_turns_with_text() -> None:
+def test_tokenization_alternates_between_clients_and_requests() -> None:
     side, order, gate, begun = ApiTokenizer(), list[str](), threading.Event(), threading.Event()
 
     def piece(name: str) -> Callable[[], None]:
@@ -173,7 +173,7 @@ def test_clients_and_their_requests_take_turns_with_text() -> None:
     assert order.index("much2") < [place for place, name in enumerate(order) if name == "much1"][1]
 
 
-def test_text_of_who_hung_up_is_let_go_of() -> None:
+def test_tokenization_for_a_disconnected_client_is_cancelled() -> None:
     side, gate = ApiTokenizer(), threading.Event()
 
     async def scenario() -> None:
@@ -191,7 +191,7 @@ def test_text_of_who_hung_up_is_let_go_of() -> None:
     run(side, scenario)
 
 
-def test_bad_text_is_the_client_s_error() -> None:
+def test_tokenization_error_is_a_client_error() -> None:
     side = ApiTokenizer()
 
     def bad() -> None:

@@ -1,4 +1,4 @@
-"""Heads and bodies that can be read in two ways, over raw sockets: refused, and the connection closed."""
+"""Ambiguous heads and bodies over raw sockets are refused, and the connection is closed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def answer(served: Served, data: bytes) -> tuple[int, str]:
-    """Status and message of the only answer that comes before the connection is closed."""
+    """Return status and message of the only answer before the connection is closed."""
     connection = served.connect()
     connection.sendall(data)
     heard = read_all(connection)
@@ -55,19 +55,19 @@ def answer(served: Served, data: bytes) -> tuple[int, str]:
         (b"X\x00: y\r\nContent-Length: 32\r\n\r\n", 400, "not an HTTP/1.1 request"),
     ],
 )
-def test_heads_that_can_be_read_in_two_ways(served: Served, lines: bytes, status: int, words: str) -> None:
+def test_ambiguous_head_is_refused(served: Served, lines: bytes, status: int, words: str) -> None:
     got, message = answer(served, POST + lines + BODY + HIDDEN)
     assert got == status
     assert words in message
 
 
 @pytest.mark.parametrize("version", ["2.0", "1.2", "0.9", "3.0", "2", "11.1"])
-def test_versions_that_are_not_known(served: Served, version: str) -> None:
+def test_unknown_http_version_is_refused(served: Served, version: str) -> None:
     got, message = answer(served, f"GET /health HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
     assert (got, f"HTTP/{version} is not accepted" in message) == (505, True)
 
 
-def test_chunks_in_an_old_version(served: Served) -> None:
+def test_chunked_body_in_http_1_0_is_refused(served: Served) -> None:
     old = CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"20\r\n" + BODY + b"\r\n0\r\n\r\n" + HIDDEN
     assert answer(served, old)[0] == 400
 
@@ -85,26 +85,26 @@ def test_chunks_in_an_old_version(served: Served) -> None:
         b"2\r\n{}\n0\r\n",
     ],
 )
-def test_chunks_of_no_size(served: Served, chunks: bytes) -> None:
+def test_invalid_chunk_size_is_refused(served: Served, chunks: bytes) -> None:
     got, message = answer(served, CHUNKED + chunks + HIDDEN)
     assert (got, "not an HTTP/1.1 request" in message) == (400, True)
 
 
-def test_a_body_that_is_longer_than_it_says_is_no_further_request(served: Served) -> None:
+def test_rest_of_an_overlong_body_is_not_run_as_a_request(served: Served) -> None:
     connection = served.connect()
     connection.sendall(POST + b"Content-Length: 32\r\n\r\n" + BODY + b"more of it\r\n\r\n" + HIDDEN)
     heard = read_all(connection)
     assert re.findall(rb"HTTP/1\.1 (\d+) ", heard) == [b"200", b"400"]
 
 
-def test_a_body_that_is_shorter_than_it_says_runs_nothing(served: Served) -> None:
+def test_truncated_body_runs_nothing(served: Served) -> None:
     connection = served.connect()
     connection.sendall(POST + b"Content-Length: 33\r\n\r\n" + BODY)
     connection.shutdown(1)
     assert b" 200 " not in read_all(connection)
 
 
-def test_what_is_right_is_answered(served: Served) -> None:
+def test_valid_chunked_and_pipelined_requests_are_answered(served: Served) -> None:
     whole = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     connection = served.connect()
     connection.sendall(whole + b"10\r\n" + BODY[:16] + b"\r\n10\r\n" + BODY[16:] + b"\r\n0\r\n\r\n")
@@ -156,7 +156,7 @@ def test_other_requests_are_served_while_a_large_chunked_body_is_parsed() -> Non
 
 
 class FakeTransport(asyncio.Transport):
-    """Transport of a connection that keeps nothing of what is written."""
+    """Transport of a connection that discards what is written."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default

@@ -1,4 +1,4 @@
-"""The API as a child of the engine's process: it serves, its death is survived and told, its address comes first."""
+"""The API as a child process of the engine: it serves, is restarted when it dies, and its address is checked first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvscope_telemetry.transport.connections import NO_KEY
 
 
 def children() -> list[int]:
-    """Of this thread: it is the one that starts them."""
+    """Return the children of this thread, which is the one that starts them."""
     return [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
 
 
@@ -79,7 +79,7 @@ def test_child_that_refuses_its_options_is_not_restarted(tmp_path: Path) -> None
     assert received == []
 
 
-def test_a_child_ends_with_its_engine(served: Served) -> None:
+def test_api_process_ends_with_its_engine(served: Served) -> None:
     received: list[str] = []
     child = HttpChild("127.0.0.1:0", api_key="", options=["--served-model-name", "other"], report=received.append)
     with child.running(f"ipc://{served.folder}", NO_KEY):
@@ -99,7 +99,7 @@ def test_a_child_ends_with_its_engine(served: Served) -> None:
         (["--http", "127.0.0.1:0", "--endpoint", "tcp://127.0.0.1:0", "--keyless", "viewer"], "viewer"),
     ],
 )
-def test_what_serve_refuses_before_it_loads(
+def test_invalid_http_options_are_refused_before_loading(
     words: list[str], reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KVSCOPE_API_KEY", raising=False)
@@ -107,7 +107,7 @@ def test_what_serve_refuses_before_it_loads(
     assert reason in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_http_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -115,7 +115,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Address already in use" in capsys.readouterr().err
 
 
-def test_beyond_loopback_without_a_key() -> None:
+def test_api_beyond_loopback_needs_an_api_key() -> None:
     with pytest.raises(BadInput, match="API key"):
         HttpChild("0.0.0.0:0", api_key="", options=[], report=print)
     HttpChild("0.0.0.0:0", api_key="secret", options=[], report=print).close()
@@ -130,11 +130,11 @@ def test_beyond_loopback_without_a_key() -> None:
         ("ipc:///tmp/x/telemetry", "ipc:///tmp/x/telemetry"),
     ],
 )
-def test_where_an_engine_is_reached(bound: str, reached: str) -> None:
+def test_wildcard_endpoint_is_reached_by_loopback(bound: str, reached: str) -> None:
     assert connectable(bound) == reached
 
 
-def test_the_process_imports_no_torch() -> None:
+def test_api_process_does_not_import_torch() -> None:
     program = (
         "import sys, kvscope_engine.http.http_server, kvscope_engine.tokenization.tokenizer_files;"
         " from transformers.utils.chat_template_utils import _compile_jinja_template;"

@@ -1,4 +1,6 @@
-"""The API over raw sockets: what is malformed, endless, slow or too much, clients that go, engines that go and come."""
+"""The API over raw sockets: malformed, endless, slow and excessive requests, clients that disconnect, engines that
+stop and return.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ COMPLETIONS = "/v1/completions"
 
 
 def events(data: bytes) -> list[Any]:
-    """What a stream told, the last is "[DONE]" or an error."""
+    """Return the events of a stream; the last is "[DONE]" or an error."""
     said = [line[6:] for line in data.replace(b"\r\n", b"\n").split(b"\n") if line.startswith(b"data: ")]
     return [text.decode() if text == b"[DONE]" else json.loads(text) for text in said]
 
 
-def test_a_whole_answer(served: Served) -> None:
+def test_complete_answer_has_choices_and_usage(served: Served) -> None:
     status, answer = served.ask(COMPLETIONS, {"model": "fake", "prompt": "abc", "max_tokens": 3, "n": 2})
     assert status == 200
     assert answer["object"] == "text_completion"
@@ -38,7 +40,7 @@ def test_a_whole_answer(served: Served) -> None:
 
 
 @pytest.mark.parametrize(("model", "pool", "shown"), [(8192, 128, 128), (100, 128, 100), (100, 0, 100), (0, 0, None)])
-def test_model_length_is_what_the_pool_holds_where_that_is_less(
+def test_model_length_is_limited_by_the_pool(
     serving: Callable[..., Served], model: int, pool: int, shown: int | None
 ) -> None:
     served = serving(max_model_len=model, max_request_tokens=pool)
@@ -49,7 +51,7 @@ def test_model_length_is_what_the_pool_holds_where_that_is_less(
         assert (status, "at most 127 are accepted" in answer["error"]["message"]) == (400, True)
 
 
-def test_a_stream_with_usage(served: Served) -> None:
+def test_stream_ends_with_usage(served: Served) -> None:
     body = {"prompt": ["a", "bc"], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, usage, done = events(read_all(served.post(COMPLETIONS, body, "Connection: close")))
     assert done == "[DONE]"
@@ -63,7 +65,7 @@ def test_a_stream_with_usage(served: Served) -> None:
         assert [choice["finish_reason"] for choice in own] == [None, None, None, "length"]
 
 
-def test_a_stream_that_tells_its_usage_each_time(served: Served) -> None:
+def test_stream_has_usage_in_each_event(served: Served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "abc", "max_tokens": 3, "stream": True, "stream_options": options}
     *chunks, last, done = events(read_all(served.post(COMPLETIONS, body, "Connection: close")))
@@ -100,7 +102,7 @@ def test_a_stream_that_tells_its_usage_each_time(served: Served) -> None:
         (b'{"prompt": "x", "model": "other"}', 404),
     ],
 )
-def test_bodies_that_are_not_accepted(served: Served, body: bytes, status: int) -> None:
+def test_invalid_body_is_refused(served: Served, body: bytes, status: int) -> None:
     got, answer = answer_on(served.post(COMPLETIONS, body, "Connection: close"))
     assert got == status
     assert set(answer) == {"error"}
@@ -108,7 +110,7 @@ def test_bodies_that_are_not_accepted(served: Served, body: bytes, status: int) 
     assert answer["error"]["message"]
 
 
-def test_a_field_is_named(served: Served) -> None:
+def test_error_names_the_invalid_field(served: Served) -> None:
     assert served.ask(COMPLETIONS, {"prompt": "x", "nonsense": 1})[1]["error"]["param"] == "nonsense"
     assert served.ask(COMPLETIONS, {"prompt": "x", "top_p": 2})[1]["error"]["param"] == "top_p"
     assert served.ask(COMPLETIONS, {"prompt": "x", "model": "y"})[1]["error"]["code"] == "model_not_found"
@@ -133,21 +135,21 @@ def test_a_field_is_named(served: Served) -> None:
         ),
     ],
 )
-def test_heads_that_are_not_accepted(served: Served, head: str, status: int) -> None:
+def test_invalid_head_is_refused(served: Served, head: str, status: int) -> None:
     got, answer = answer_on(served.send(head))
-    # A head that comes in pieces is refused by its first 32 KiB, one that comes at once by its size.
+    # A head that arrives in pieces is refused after its first 32 KiB, one that arrives at once by its size.
     assert got == status or (status == 431 and got == 400)
     assert answer["error"]["message"]
 
 
-def test_a_body_without_a_stated_length_is_bounded(serving: Callable[..., Served]) -> None:
+def test_chunked_body_is_bounded(serving: Callable[..., Served]) -> None:
     served = serving(limits=HttpLimits(max_body_bytes=1000))
     head = f"POST {COMPLETIONS} HTTP/1.1\nHost: localhost\nContent-Type: application/json\nTransfer-Encoding: chunked"
     with served.send(head, b"7d0\r\n" + b"x" * 2000 + b"\r\n") as connection:
         assert answer_on(connection)[0] == 413
 
 
-def test_heads_and_bodies_that_do_not_come(serving: Callable[..., Served]) -> None:
+def test_incomplete_heads_and_bodies_time_out(serving: Callable[..., Served]) -> None:
     served = serving(limits=HttpLimits(header_s=0.2, chunk_s=0.2))
     assert answer_on(served.connect())[0] == 408
     half = served.connect()
@@ -157,7 +159,7 @@ def test_heads_and_bodies_that_do_not_come(serving: Callable[..., Served]) -> No
     assert answer_on(served.send(head, b'{"prompt"'))[0] == 408
 
 
-def test_no_more_requests_than_there_is_room_for(serving: Callable[..., Served]) -> None:
+def test_requests_beyond_the_maximum_get_429(serving: Callable[..., Served]) -> None:
     served = serving(limits=HttpLimits(max_requests=1), step_s=0.002)
     with served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "stream": True}) as connection:
         assert connection.recv(1)
@@ -169,7 +171,7 @@ def test_no_more_requests_than_there_is_room_for(serving: Callable[..., Served])
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_who_hangs_up_has_nothing_running(served: Served, stream: bool) -> None:
+def test_disconnecting_aborts_all_completions(served: Served, stream: bool) -> None:
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "n": 2, "stream": stream})
     wait_for(lambda: served.engine.num_unfinished == 2, "a running request")
     connection.close()
@@ -177,8 +179,8 @@ def test_who_hangs_up_has_nothing_running(served: Served, stream: bool) -> None:
     wait_for(lambda: served.api.engine_client.num_open == 0, "no history")
 
 
-class Gate(threading.Event):
-    """Tells when somebody waits for it."""
+class ObservedGate(threading.Event):
+    """Event that records that a thread waits for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,13 +191,13 @@ class Gate(threading.Event):
         return super().wait(timeout)
 
 
-def test_who_hangs_up_is_aborted_before_the_next_step(
+def test_disconnecting_aborts_before_the_next_step(
     serving: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serving(step_s=0.002)
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "stream": True})
     assert connection.recv(1)
-    engine, receiver, gate = served.engine, served.service.receiver, Gate()
+    engine, receiver, gate = served.engine, served.service.receiver, ObservedGate()
     asked: list[Abort] = []
     aborted_at: list[int] = []
     answer, abort = receiver.answer, engine.abort
@@ -221,7 +223,7 @@ def test_who_hangs_up_is_aborted_before_the_next_step(
     assert aborted_at == [step]
 
 
-def test_connections_beyond_the_limit_are_told_so(serving: Callable[..., Served]) -> None:
+def test_connections_beyond_the_maximum_get_503(serving: Callable[..., Served]) -> None:
     served = serving(limits=HttpLimits(max_connections=2))
     with served.connect() as first, served.connect() as second:
         for kept in (first, second):
@@ -233,7 +235,7 @@ def test_connections_beyond_the_limit_are_told_so(serving: Callable[..., Served]
     wait_for(lambda: served.ask("/version")[0] == 200, "room again")
 
 
-def test_a_client_that_does_not_read_holds_up_nobody(serving: Callable[..., Served]) -> None:
+def test_client_that_does_not_read_delays_no_other_client(serving: Callable[..., Served]) -> None:
     served = serving(limits=HttpLimits(write_s=0.5))
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -248,13 +250,13 @@ def test_a_client_that_does_not_read_holds_up_nobody(serving: Callable[..., Serv
     assert served.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 5})[0] == 200
 
 
-def test_an_engine_that_goes_and_comes_back(serving: Callable[..., Served]) -> None:
+def test_engine_restart_ends_streams_and_is_recovered_from(serving: Callable[..., Served]) -> None:
     served = serving(step_s=0.002)
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "stream": True}, "Connection: close")
     wait_for(lambda: served.engine.num_unfinished == 1, "a running request")
     served.stop_engine()
     chunks = events(read_all(connection))
-    assert chunks[-1] == "[DONE]"  # the engine said that it was aborted
+    assert chunks[-1] == "[DONE]"  # the engine reported the abort
     assert chunks[-2]["choices"][0]["finish_reason"] == "abort"
     wait_for(lambda: served.ask("/health")[0] == 503, "no engine")
     status, answer = served.ask(COMPLETIONS, {"prompt": "x"})
@@ -267,17 +269,17 @@ def test_an_engine_that_goes_and_comes_back(serving: Callable[..., Served]) -> N
     assert served.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 2})[0] == 200
 
 
-def test_an_engine_that_dies_in_a_step(serving: Callable[..., Served]) -> None:
+def test_engine_failure_in_a_step_ends_the_stream_with_an_error(serving: Callable[..., Served]) -> None:
     served = serving(fail_at_step=3)
     data = read_all(served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 9, "stream": True}, "Connection: close"))
-    assert b'"message":"the engine died in a step' in data  # in a stream, or instead of one that had not begun
+    assert b'"message":"the engine died in a step' in data  # in the stream, or in place of one that had not started
     assert b"[DONE]" not in data
 
 
-def test_health_says_why_it_is_not(serving: Callable[..., Served]) -> None:
+def test_health_reports_why_the_engine_does_not_serve(serving: Callable[..., Served]) -> None:
     served = serving()
     served.wait_ready()
-    assert served.ask("/health") == (200, {"status": "ready"}), "and names no model"
+    assert served.ask("/health") == (200, {"status": "ready"}), "health must not contain the model"
     status = served.api.engine_client.status
     assert status is not None
     ills: dict[str, dict[str, Any]] = {
@@ -292,7 +294,7 @@ def test_health_says_why_it_is_not(serving: Callable[..., Served]) -> None:
     assert why_not_served(status, 100.0) == "the engine is stuck: no telemetry for 100 s"
 
 
-def test_an_api_key(serving: Callable[..., Served]) -> None:
+def test_wrong_api_key_gets_401(serving: Callable[..., Served]) -> None:
     served = serving(api_key="secret")
     for wrong in ((), ("Authorization: Bearer no",), ("Authorization: Basic secret",), ("Authorization: Bearer é",)):
         status, answer = served.ask("/v1/models", None, *wrong)
@@ -302,7 +304,7 @@ def test_an_api_key(serving: Callable[..., Served]) -> None:
     assert served.ask("/health")[0] == 200
 
 
-def test_a_stop_lets_requests_finish(serving: Callable[..., Served]) -> None:
+def test_stop_lets_running_requests_finish(serving: Callable[..., Served]) -> None:
     served = serving(step_s=0.002)
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 300, "stream": True})
     wait_for(lambda: served.engine.num_unfinished == 1, "a running request")
@@ -312,7 +314,7 @@ def test_a_stop_lets_requests_finish(serving: Callable[..., Served]) -> None:
     assert chunks[-2]["choices"][0]["finish_reason"] == "length"
 
 
-def test_what_a_stop_does_not_wait_for(serving: Callable[..., Served]) -> None:
+def test_stop_ends_requests_after_the_drain_time(serving: Callable[..., Served]) -> None:
     served = serving(step_s=0.002, limits=HttpLimits(drain_s=1))
     connection = served.post(COMPLETIONS, {"prompt": "x", "max_tokens": 1_000_000, "stream": True})
     wait_for(lambda: served.engine.num_unfinished == 1, "a running request")
@@ -321,7 +323,7 @@ def test_what_a_stop_does_not_wait_for(serving: Callable[..., Served]) -> None:
     wait_for(lambda: served.engine.num_unfinished == 0, "an end of what nobody waits for")
 
 
-def test_many_connections_that_say_nothing(served: Served) -> None:
+def test_five_hundred_silent_connections_do_not_block_requests(served: Served) -> None:
     idle = [served.connect() for _ in range(500)]
     try:
         assert served.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 2})[0] == 200

@@ -1,4 +1,4 @@
-"""The API for an engine on tcp with keys: its own process with the operator's, and keys that do not do."""
+"""The API for an engine on TCP with keys: with the operator's key, and with insufficient ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def ring(tmp_path: Path) -> KeyRing:
     return KeyRing(tmp_path / "keys")
 
 
-def test_a_child_with_the_operator_s_key(serving: Callable[..., Served], ring: KeyRing, tmp_path: Path) -> None:
+def test_api_process_with_the_operator_key_serves(
+    serving: Callable[..., Served], ring: KeyRing, tmp_path: Path
+) -> None:
     operator = tmp_path / "keys" / LOCAL_KEY
     served = serving(keys=ring, key=operator)
     served.wait_ready()
@@ -43,14 +45,14 @@ def test_a_child_with_the_operator_s_key(serving: Callable[..., Served], ring: K
             try:
                 with urllib.request.urlopen(request, timeout=60) as answer:
                     return str(json.load(answer)["choices"][0]["text"])
-            except OSError:  # it begins, or has not reached the engine yet
+            except OSError:  # still starting, or not connected to the engine yet
                 return ""
 
         wait_for(text, "an answer")
     assert served.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 2})[0] == 200
 
 
-def test_a_viewer_s_key_sends_no_prompts(serving: Callable[..., Served], ring: KeyRing, tmp_path: Path) -> None:
+def test_api_with_a_viewer_key_refuses_prompts(serving: Callable[..., Served], ring: KeyRing, tmp_path: Path) -> None:
     ring.new("guest", Role.VIEWER, tmp_path / "guest.key")
     served = serving(keys=ring, key=tmp_path / "guest.key")
     served.wait_ready()
@@ -60,7 +62,7 @@ def test_a_viewer_s_key_sends_no_prompts(serving: Callable[..., Served], ring: K
     assert "key may not submit" in answer["error"]["message"]
 
 
-def test_a_key_that_is_not_let_in(serving: Callable[..., Served], ring: KeyRing, tmp_path: Path) -> None:
+def test_refused_key_is_reported_by_health(serving: Callable[..., Served], ring: KeyRing, tmp_path: Path) -> None:
     ring.new("gone", Role.OPERATOR, tmp_path / "gone.key")
     ring.remove("gone")
     served = serving(keys=ring, key=tmp_path / "gone.key")
@@ -71,7 +73,7 @@ def test_a_key_that_is_not_let_in(serving: Callable[..., Served], ring: KeyRing,
 
 
 @pytest.mark.parametrize("key", ["none", "missing.key"])
-def test_keys_that_are_none(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_key_beyond_loopback_is_refused(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = NO_KEY if key == "none" else tmp_path / key
     assert main(["http", "tcp://192.0.2.1:7710", "--listen", "127.0.0.1:0", "--key", str(path)]) == 2
     assert "key" in capsys.readouterr().err

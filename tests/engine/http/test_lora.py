@@ -1,4 +1,4 @@
-"""LoRA adapters over HTTP, of a real engine: listed, chosen as a model, loaded and unloaded as vLLM has it."""
+"""LoRA adapters over HTTP with a real engine: listed, chosen as a model, loaded and unloaded like in vLLM."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def tokens(served: Served, model: str | None) -> list[str]:
 
 
 def post(served: Served, path: str, **body: str) -> tuple[int, str]:
-    """Status and text of an answer."""
+    """Return status and text of the answer."""
     head, _, text = read_all(served.post(path, body, "Connection: close")).partition(b"\r\n\r\n")
     return int(head.split()[1]), text.decode()
 
@@ -80,14 +80,14 @@ def listed(served: Served) -> list[dict[str, Any]]:
     return answer["data"]  # type: ignore[no-any-return]
 
 
-def test_adapters_are_models_with_a_parent(served: Served, folders: Path) -> None:
+def test_adapters_are_listed_as_models_with_a_parent(served: Served, folders: Path) -> None:
     base, sql, *_ = listed(served)
     assert (base["id"], base["parent"], base["root"]) == (served.api.model_name, None, served.api.hello.model.name)
     assert (sql["id"], sql["parent"], sql["root"]) == ("sql", base["id"], str(folders / "sql"))
     assert served.ask("/v1/models/sql") == (200, sql)
 
 
-def test_a_request_chooses_one_as_its_model(served: Served) -> None:
+def test_request_chooses_an_adapter_as_its_model(served: Served) -> None:
     alone = tokens(served, None)
     assert tokens(served, served.api.model_name) == alone
     assert tokens(served, "sql") != alone
@@ -99,7 +99,7 @@ def test_a_request_chooses_one_as_its_model(served: Served) -> None:
     assert "or its adapters 'sql'" in answer["error"]["message"]
 
 
-def test_one_is_loaded_chosen_and_unloaded(served: Served, folders: Path) -> None:
+def test_adapter_can_be_loaded_used_and_unloaded(served: Served, folders: Path) -> None:
     path = str(folders / "python")
     done = post(served, "/v1/load_lora_adapter", lora_name="python", lora_path=path)
     assert done == (200, "Success: LoRA adapter 'python' added successfully.")
@@ -115,8 +115,8 @@ def test_one_is_loaded_chosen_and_unloaded(served: Served, folders: Path) -> Non
     assert post(served, "/v1/unload_lora_adapter", lora_name="python")[0] == 404
 
 
-def test_one_that_somebody_else_loaded_is_known_at_once(served: Served, folders: Path) -> None:
-    """By a client of the engine's own socket, between two of the questions that are asked every five seconds."""
+def test_adapter_loaded_by_another_client_is_known_immediately(served: Served, folders: Path) -> None:
+    """It is loaded over the engine's own socket, between two of the polls that happen every five seconds."""
     replies: list[Any] = []
     with connect(served.service.telemetry_endpoint) as source:
 
@@ -147,7 +147,7 @@ def test_one_that_somebody_else_loaded_is_known_at_once(served: Served, folders:
         ({"lora_name": "x", "lora_path": "x", "load_inplace": "yes"}, "load_inplace"),
     ],
 )
-def test_what_cannot_be_loaded_is_said(served: Served, body: dict[str, str], says: str) -> None:
+def test_invalid_adapter_is_refused_with_the_reason(served: Served, body: dict[str, str], says: str) -> None:
     status, text = post(served, "/v1/load_lora_adapter", **body)
     assert (status, says in text) == (400, True), text
     name = served.api.model_name
@@ -155,7 +155,7 @@ def test_what_cannot_be_loaded_is_said(served: Served, body: dict[str, str], say
     assert (status, "the model is called so" in text) == (400, True)
 
 
-def test_nothing_is_loaded_where_that_was_not_allowed(serve: Callable[..., Served], folders: Path) -> None:
+def test_loading_adapters_is_refused_unless_allowed(serve: Callable[..., Served], folders: Path) -> None:
     fixed = serve()
     path = str(folders / "python")
     for name, body in (("load", {"lora_name": "python", "lora_path": path}), ("unload", {"lora_name": "sql"})):
@@ -164,8 +164,8 @@ def test_nothing_is_loaded_where_that_was_not_allowed(serve: Callable[..., Serve
     assert [model["id"] for model in listed(fixed)[1:]] == ["sql"]
 
 
-def test_requests_of_several_run_in_one_batch(served: Served) -> None:
-    """Sent at once; each has its own tokens."""
+def test_requests_with_several_adapters_run_in_one_batch(served: Served) -> None:
+    """They are sent concurrently and each gets its own tokens."""
     alone = {model: tokens(served, model) for model in (None, "sql")}
     asked = {"prompt": [PROMPT] * 4, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "logprobs": 1}
     sent = {

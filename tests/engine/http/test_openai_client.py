@@ -1,4 +1,4 @@
-"""OpenAI's own client against the default model on the real engine, over real sockets."""
+"""OpenAI's client with the default model on the real engine, over real sockets."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_models_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["default"]
     assert client.models.retrieve("default").id == "default"
 
 
-def test_a_chat_is_the_engine_s_own_answer(client: openai.OpenAI, served: Served) -> None:
+def test_chat_answer_equals_that_of_the_engine(client: openai.OpenAI, served: Served) -> None:
     answer = client.chat.completions.create(model="default", messages=HELLO, temperature=0, max_completion_tokens=16)
     tokenizer = served.engine.tokenizer
     ids = tokenizer.chat(HELLO)
@@ -55,7 +55,7 @@ def test_a_chat_is_the_engine_s_own_answer(client: openai.OpenAI, served: Served
     assert (again.usage.prompt_tokens_details.cached_tokens or 0) >= 16
 
 
-def test_a_stream_says_what_a_whole_answer_says(client: openai.OpenAI) -> None:
+def test_streamed_answer_equals_the_complete_answer(client: openai.OpenAI) -> None:
     asked: Any = {"model": "default", "messages": HELLO, "temperature": 0, "max_tokens": 16}
     whole = client.chat.completions.create(**asked)
     *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
@@ -68,7 +68,7 @@ def test_a_stream_says_what_a_whole_answer_says(client: openai.OpenAI) -> None:
     assert last.usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_each_event_tells_the_usage_so_far_where_it_is_asked_for(client: openai.OpenAI) -> None:
+def test_stream_events_have_the_usage_so_far_on_request(client: openai.OpenAI) -> None:
     asked: Any = {"model": "default", "messages": HELLO, "temperature": 0, "max_tokens": 16}
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = client.chat.completions.create(**asked, stream=True, stream_options=options)
@@ -80,7 +80,7 @@ def test_each_event_tells_the_usage_so_far_where_it_is_asked_for(client: openai.
     assert {chunk.usage.prompt_tokens for chunk in chunks if chunk.usage is not None} == {last.usage.prompt_tokens}
 
 
-def test_stop_strings(client: openai.OpenAI) -> None:
+def test_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
     asked: Any = {"model": "default", "prompt": "One, two, three, four,", "temperature": 0, "max_tokens": 12}
     whole = client.completions.create(**asked).choices[0]
     assert len(whole.text) > 4
@@ -90,7 +90,7 @@ def test_stop_strings(client: openai.OpenAI) -> None:
     assert cut.text == whole.text[: whole.text.index(stop)]
 
 
-def test_several_answers_with_seeds(client: openai.OpenAI) -> None:
+def test_several_choices_are_reproducible_by_seed(client: openai.OpenAI) -> None:
     asked: Any = {"model": "default", "prompt": "Once upon a time", "temperature": 1.0, "max_tokens": 12, "n": 3}
     first, again = (client.completions.create(**asked, seed=7) for _ in range(2))
     texts = [choice.text for choice in first.choices]
@@ -105,7 +105,9 @@ def test_logprobs_have_the_text_of_their_tokens(client: openai.OpenAI) -> None:
     assert chat.logprobs is not None
     entries = chat.logprobs.content or []
     assert "".join(entry.token for entry in entries) == chat.message.content
-    assert all(entry.top_logprobs[0].logprob == entry.logprob for entry in entries)  # greedy: the likeliest came
+    assert all(
+        entry.top_logprobs[0].logprob == entry.logprob for entry in entries
+    )  # greedy sampling chose the most likely token
     assert all(bytes(entry.bytes or ()) == entry.token.encode() for entry in entries)
     done = client.completions.create(**asked, prompt="The sky is", logprobs=2).choices[0]
     assert done.logprobs is not None
@@ -114,12 +116,12 @@ def test_logprobs_have_the_text_of_their_tokens(client: openai.OpenAI) -> None:
     assert all(len(top) == 2 for top in done.logprobs.top_logprobs or [])
 
 
-def test_several_prompts(client: openai.OpenAI) -> None:
+def test_several_prompts_are_answered_in_order(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="default", prompt=["A", "The"], n=2, max_tokens=2)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
 
 
-def test_who_hangs_up_frees_its_blocks(client: openai.OpenAI, served: Served) -> None:
+def test_disconnecting_frees_the_blocks(client: openai.OpenAI, served: Served) -> None:
     stream = client.chat.completions.create(model="default", messages=HELLO, stream=True, **ENDLESS)
     next(iter(stream))
     wait_for(lambda: served.engine.num_unfinished == 1, "a running request")
@@ -127,7 +129,7 @@ def test_who_hangs_up_frees_its_blocks(client: openai.OpenAI, served: Served) ->
     wait_for(lambda: served.engine.num_unfinished == 0, "an end of what nobody wants")
 
 
-def test_errors_are_openai_s(client: openai.OpenAI) -> None:
+def test_errors_have_openai_types_and_codes(client: openai.OpenAI) -> None:
     ask: Any = client.chat.completions.create
     with pytest.raises(openai.NotFoundError):
         ask(model="other", messages=HELLO)
@@ -143,7 +145,7 @@ def test_errors_are_openai_s(client: openai.OpenAI) -> None:
     assert error.value.code == "context_length_exceeded"
 
 
-def test_conversations_with_tools(client: openai.OpenAI) -> None:
+def test_conversation_with_tools_is_accepted(client: openai.OpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     turns: Any = [
@@ -155,7 +157,7 @@ def test_conversations_with_tools(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason in ("length", "stop")
 
 
-def test_text_to_tokens_and_back(client: openai.OpenAI, served: Served) -> None:
+def test_tokenize_and_detokenize_round_trip(client: openai.OpenAI, served: Served) -> None:
     asked: Any = {"messages": HELLO}
     tokens = served.ask("/tokenize", asked)[1]
     assert tokens["tokens"] == served.engine.tokenizer.chat(HELLO)
@@ -165,11 +167,11 @@ def test_text_to_tokens_and_back(client: openai.OpenAI, served: Served) -> None:
     assert served.ask("/detokenize", {"tokens": answer["tokens"]})[1] == {"prompt": "Grüße, 世界"}
 
 
-def test_metrics_tell_what_the_engine_did(client: openai.OpenAI, served: Served) -> None:
+def test_metrics_count_the_requests(client: openai.OpenAI, served: Served) -> None:
     with closing(MetricsPage(f"ipc://{served.folder}")) as page:
         wait_for(lambda: b"kvscope_steps_total" in page.render("")[0], "an engine that is heard")
 
-        def counted() -> bool:  # what was told before the page subscribed is in the totals alone
+        def counted() -> bool:  # events before the page subscribed are only in the totals
             client.chat.completions.create(model="default", messages=HELLO, temperature=0, max_tokens=2)
             samples = [s for each in text_string_to_metric_families(page.render("")[0].decode()) for s in each.samples]
             values = {(s.name, s.labels.get("finished_reason", "")): s.value for s in samples}
@@ -183,7 +185,7 @@ def test_metrics_tell_what_the_engine_did(client: openai.OpenAI, served: Served)
         wait_for(counted, "a request on the page")
 
 
-def test_fields_that_change_nothing_are_taken(client: openai.OpenAI) -> None:
+def test_neutral_fields_do_not_change_the_answer(client: openai.OpenAI) -> None:
     asked: Any = {"model": "default", "messages": HELLO, "temperature": 0, "max_tokens": 8}
     plain = client.chat.completions.create(**asked)
     same = client.chat.completions.create(
@@ -215,7 +217,7 @@ def test_fields_that_would_change_an_answer_are_refused_by_name(client: openai.O
     assert error.value.param == next(iter(field))
 
 
-def test_what_can_never_fit_is_not_tried_again(client: openai.OpenAI) -> None:
+def test_requests_that_can_never_fit_are_refused_with_400(client: openai.OpenAI) -> None:
     long = "\U0001f600" * 600_000
     calls: list[Any] = [
         lambda: client.completions.create(model="default", prompt=long),

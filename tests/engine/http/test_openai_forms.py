@@ -1,4 +1,4 @@
-"""OpenAI's client asks for forms, biases, stop tokens and salts, of an engine whose messages have them."""
+"""OpenAI's client requests structured output, logit biases, stop tokens and cache salts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def client(served: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_json_schema(client: openai.OpenAI) -> None:
+def test_json_schema_is_followed(client: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
     answer = client.chat.completions.create(**ASKED, max_tokens=100, response_format=form).choices[0]
     assert answer.finish_reason == "stop"
@@ -63,17 +63,17 @@ def test_a_json_schema(client: openai.OpenAI) -> None:
         ({"guided_grammar": 'root ::= "a" "b"'}, "ab"),
     ],
 )
-def test_forms_in_vllm_s_words(client: openai.OpenAI, fields: Any, pattern: str) -> None:
+def test_vllm_structured_output_fields_are_followed(client: openai.OpenAI, fields: Any, pattern: str) -> None:
     answer = client.chat.completions.create(**ASKED, max_tokens=30, extra_body=fields).choices[0]
     assert re.fullmatch(pattern, answer.message.content or "")
 
 
-def test_a_form_that_cannot_be(client: openai.OpenAI) -> None:
+def test_invalid_regex_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(**ASKED, max_tokens=5, extra_body={"guided_regex": "("})
 
 
-def test_one_that_would_hold_everybody_up_is_refused_and_nobody_notices(client: openai.OpenAI) -> None:
+def test_too_costly_grammar_is_refused_without_delaying_others(client: openai.OpenAI) -> None:
     with client.chat.completions.create(**ASKED, max_tokens=200, stream=True) as stream:
         with pytest.raises(openai.APIStatusError, match=r"regex is too costly|regex was not compiled"):  # or: too busy
             client.chat.completions.create(**ASKED, extra_body={"guided_regex": "(.{1,60}){1,60}(.{1,60}){1,60}"})
@@ -82,7 +82,7 @@ def test_one_that_would_hold_everybody_up_is_refused_and_nobody_notices(client: 
         client.chat.completions.create(**ASKED, extra_body={"guided_json": {"not": {}}})
 
 
-def test_biases_and_stop_tokens(client: openai.OpenAI, served: Served) -> None:
+def test_logit_bias_and_stop_token_ids_apply(client: openai.OpenAI, served: Served) -> None:
     (token,) = served.engine.tokenizer.encode(" Paris")
     asked: Any = {"model": "default", "prompt": "x", "temperature": 0, "max_tokens": 3}
     assert client.completions.create(**asked, logit_bias={str(token): 100}).choices[0].text == " Paris Paris Paris"
@@ -90,7 +90,7 @@ def test_biases_and_stop_tokens(client: openai.OpenAI, served: Served) -> None:
     assert stopped.choices[0].finish_reason == "stop"
 
 
-def test_salts_part_what_is_cached(client: openai.OpenAI) -> None:
+def test_cache_salts_separate_the_prefix_cache(client: openai.OpenAI) -> None:
     asked: Any = {"model": "default", "prompt": "The same long beginning, " * 20, "max_tokens": 1}
 
     def cached(salt: str) -> int:
@@ -118,7 +118,7 @@ TOOLS: Any = [
 ]
 
 
-def test_a_call_that_must_be(client: openai.OpenAI) -> None:
+def test_required_tool_choice_forces_a_call(client: openai.OpenAI) -> None:
     asked = ASKED | {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 400}
     answer = client.chat.completions.create(**asked).choices[0]
     assert answer.finish_reason == "tool_calls"
@@ -129,7 +129,7 @@ def test_a_call_that_must_be(client: openai.OpenAI) -> None:
     assert json.loads(call.function.arguments).keys() == fields[call.function.name]
 
 
-def test_a_call_by_name_that_streams(client: openai.OpenAI) -> None:
+def test_named_tool_choice_forces_a_streamed_call(client: openai.OpenAI) -> None:
     choice = {"type": "function", "function": {"name": "weather"}}
     asked = ASKED | {"tools": TOOLS, "tool_choice": choice, "max_tokens": 400, "stream": True}
     pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**asked)]
@@ -141,7 +141,7 @@ def test_a_call_by_name_that_streams(client: openai.OpenAI) -> None:
     assert pieces[-1].finish_reason == "tool_calls"
 
 
-def test_tools_that_no_form_can_be_made_of(client: openai.OpenAI) -> None:
+def test_tool_with_an_invalid_schema_is_refused(client: openai.OpenAI) -> None:
     broken: Any = [{"type": "function", "function": {"name": "x", "parameters": {"type": "nonsense"}}}]
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(**ASKED, max_tokens=5, tools=broken, tool_choice="required")

@@ -1,4 +1,4 @@
-"""The document describes the API, and nothing drawn from it, or beside it, makes the server fail."""
+"""The OpenAPI document describes the API, and no request drawn from it or beyond it makes the server fail."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ LABELS = [f"{method.upper()} {path}" for path, methods in document()["paths"].it
 
 @pytest.fixture(scope="module")
 def operations() -> dict[str, Any]:
-    """Of the document, by label. Importing schemathesis takes seconds: whoever only collects these does without."""
+    """Operations of the document by label. A fixture, because importing schemathesis takes seconds."""
     import schemathesis
 
     found = [result.ok() for result in schemathesis.openapi.from_dict(document()).get_all_operations()]
     return {operation.label: operation for operation in found}
 
 
-def test_the_document_is_served(served: Served) -> None:
+def test_openapi_document_is_served(served: Served) -> None:
     status, served_document = served.ask("/openapi.json")
     assert status == 200
     assert served_document == document()
@@ -32,12 +32,12 @@ def test_the_document_is_served(served: Served) -> None:
     ].keys()
 
 
-def test_every_operation_is_asked(operations: dict[str, Any]) -> None:
+def test_every_operation_is_tested(operations: dict[str, Any]) -> None:
     assert sorted(operations) == sorted(LABELS)
 
 
 @pytest.mark.parametrize("label", LABELS)
-def test_nothing_that_is_asked_is_the_server_s_fault(
+def test_drawn_requests_never_cause_a_server_error(
     operations: dict[str, Any], label: str, served: Served, storm: Callable[[int, int], int]
 ) -> None:
     host, port = served.address

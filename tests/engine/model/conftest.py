@@ -1,4 +1,4 @@
-"""Tiny models in folders and GGUF files, and the default model as it comes and converted."""
+"""Fixtures: tiny models in folders and GGUF files, and the default model as distributed and converted."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ CHAT_TEMPLATE = (
 
 
 def same_model(found: Any, expected: Any, ids: torch.Tensor) -> bool:
-    """Whether two modules hold the same weights, bit for bit, and say the same.
+    """Return whether two modules have bitwise equal weights and equal outputs except for rounding.
 
-    What they say is the same but for rounding: products may round by where in memory a weight lies.
+    Products may round differently depending on the memory address of a weight.
     """
     ours, theirs = found.state_dict(), expected.state_dict()
     if ours.keys() != theirs.keys() or not all(torch.equal(ours[name], theirs[name]) for name in ours):
@@ -77,27 +77,27 @@ def same_model(found: Any, expected: Any, ids: torch.Tensor) -> bool:
 
 @pytest.fixture
 def same() -> Callable[[Any, Any, torch.Tensor], bool]:
-    """Compares two modules: `same_model`."""
+    """Function that compares two modules: `same_model`."""
     return same_model
 
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache folder of this test's own."""
+    """An empty cache folder for this test."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("KVSCOPE_CACHE", str(folder))
     return folder
 
 
 @pytest.fixture
-def heard() -> list[Progress]:
-    """What was told; its `append` is a progress callback."""
+def progress_events() -> list[Progress]:
+    """List of progress events; its `append` serves as a progress callback."""
     return []
 
 
 @pytest.fixture
 def tiny_checkpoint(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a tiny random model of a `model_type` into a new folder."""
+    """Function that writes a tiny random model of a `model_type` into a new folder."""
 
     def write(model_type: str, **changes: Any) -> Path:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -115,7 +115,7 @@ def tiny_checkpoint(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def tiny_tokenizer() -> Any:
-    """transformers' tokenizer over bytes, with two special tokens and a chat template."""
+    """Byte-level transformers tokenizer with two special tokens and a chat template."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -130,7 +130,7 @@ def tiny_tokenizer() -> Any:
 
 @pytest.fixture
 def tiny_gguf(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a tiny random Llama as a GGUF file; keyword arguments add or replace fields."""
+    """Function that writes a tiny random Llama as a GGUF file; keyword arguments add or replace fields."""
 
     def write(name: str = "tiny.gguf", seed: int = 0, **changes: Any) -> Path:
         path = tmp_path / name
@@ -141,14 +141,14 @@ def tiny_gguf(tmp_path: Path) -> Callable[..., Path]:
 
 
 def byte_tokens() -> list[str]:
-    """Specials, one token a byte in the alphabet of byte-level BPE, and one that is merged."""
+    """Return special tokens, one token per byte in byte-level BPE's alphabet, and one merged token."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     return ["<unk>", "<s>", "</s>", *sorted(ByteLevel.alphabet()), "ab"]
 
 
 def write_gguf(path: Path, seed: int, changes: dict[str, Any]) -> None:
-    """A Llama of two layers, hidden size 64, two heads, one KV head, over `byte_tokens`."""
+    """Write a Llama with two layers, hidden size 64, two heads, one KV head and the vocabulary `byte_tokens`."""
     import gguf
 
     tokens = byte_tokens()
@@ -188,7 +188,7 @@ def write_gguf(path: Path, seed: int, changes: dict[str, Any]) -> None:
 
 
 def gguf_tensors(vocab_size: int, seed: int) -> dict[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    """Weights by their names in a GGUF file; no output.weight, so the embedding is tied."""
+    """Return weights by their GGUF names, without output.weight, so that the embedding is tied."""
     rng = np.random.default_rng(seed)
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab_size, 64), "output_norm.weight": (64,)}
     for layer in range(2):
@@ -211,20 +211,19 @@ def gguf_tensors(vocab_size: int, seed: int) -> dict[str, np.ndarray[Any, np.dty
 
 @pytest.fixture(scope="session")
 def default_file() -> Path:
-    """The GGUF file of the default model, in the user's own cache."""
+    """The GGUF file of the default model in the user's cache."""
     return default_gguf(lambda _: None)
 
 
 @pytest.fixture(scope="session")
 def default_folder(default_file: Path) -> Path:
-    """The default model converted to float32, in the user's own cache."""
+    """The default model converted to float32, in the user's cache."""
     assert cache_folder() in default_file.parents
     return converted_gguf(default_file, torch.float32, lambda _: None)
 
 
 @pytest.fixture(scope="session")
 def default_tokenizer(default_folder: Path) -> Tokenizer:
-    """The default model's tokenizer."""
     tokenizer = load_tokenizer(default_folder)
     assert tokenizer is not None
     return tokenizer
@@ -236,7 +235,9 @@ VIVID = {"initializer_range": 0.3}
 
 @pytest.fixture
 def vivid_model() -> Callable[..., Any]:
-    """Makes a tiny random model of a `model_type` as transformers does, in float32; a change to None leaves it out."""
+    """Function that makes a tiny random float32 transformers model of a `model_type`; a change to None removes an
+    option.
+    """
 
     def make(model_type: str, **changes: Any) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -251,7 +252,7 @@ def vivid_model() -> Callable[..., Any]:
 
 @pytest.fixture
 def tiny_loaded(tmp_path: Path) -> Callable[..., LoadedModel]:
-    """Loads a tiny random model of a `model_type`, float32 on the CPU; the same weights each time it is asked."""
+    """Function that loads a tiny random float32 model on the CPU, with the same weights each time."""
 
     def load(model_type: str, **changes: Any) -> LoadedModel:
         from transformers import AutoConfig
@@ -266,12 +267,12 @@ def tiny_loaded(tmp_path: Path) -> Callable[..., LoadedModel]:
 
 @pytest.fixture
 def planned() -> type[PlannedRun]:
-    """Runs requests on a runner by hand-made plans."""
+    """The class `PlannedRun`, which runs requests on a runner by hand-made plans."""
     return PlannedRun
 
 
 class PlannedRun:
-    """Requests over shuffled blocks of a pool poisoned with NaN, in steps that mix decodes and prefill chunks."""
+    """Requests over shuffled blocks of a pool filled with NaN, in steps that mix decodes and prefill chunks."""
 
     def __init__(
         self,
@@ -292,7 +293,7 @@ class PlannedRun:
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
 
     def add(self, prompt: Sequence[int], num_tokens: int, **sampling: Any) -> Request:
-        """A request that is to give `num_tokens`."""
+        """Add a request that generates `num_tokens`."""
         options = ResolvedSampling(**{"temperature": 0.0, **sampling})
         number = len(self.requests) + 1
         request = Request(
@@ -308,13 +309,13 @@ class PlannedRun:
         return request
 
     def preempt(self, request: Request) -> None:
-        """Give its blocks to others; it starts again from its first token."""
+        """Give the request's blocks to others; it starts again from its first token."""
         self.free = self.rng.permutation(self.free + request.block_table).tolist()
         request.block_table.clear()
         request.num_computed_tokens = 0
 
     def step(self, max_chunk: int = 1 << 20) -> None:
-        """One step of every request that is not done."""
+        """Run one step of every unfinished request."""
         running = [r for r in self.requests if len(r.output_token_ids) < r.max_tokens]
         items = [self._scheduled(request, max_chunk) for request in running]
         items.sort(key=lambda item: item.num_tokens != 1)
@@ -328,7 +329,7 @@ class PlannedRun:
             self.logprobs[item.request.number] += details
 
     def run(self, max_chunk: int = 1 << 20) -> list[list[int]]:
-        """All to their ends; what each gave."""
+        """Run all requests to their ends. Returns their tokens."""
         while any(len(r.output_token_ids) < r.max_tokens for r in self.requests):
             self.step(max_chunk)
         return [request.output_token_ids for request in self.requests]
@@ -343,7 +344,7 @@ class PlannedRun:
 
 @pytest.fixture
 def eager_tokens() -> Callable[..., list[int]]:
-    """Greedy tokens of transformers' own code: eager attention, the whole sequence again for each token."""
+    """Function that returns greedy tokens of transformers' eager attention, computing the whole sequence for each."""
 
     def generate(loaded: LoadedModel, prompt: Sequence[int], num_tokens: int) -> list[int]:
         module: Any = loaded.module

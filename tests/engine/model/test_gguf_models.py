@@ -1,4 +1,4 @@
-"""A GGUF file gives the logits of the model it was written from, or is refused by the name of what it asks for."""
+"""A GGUF file gives the logits of the model it was written from, or is refused by the name of the unsupported key."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
 }
-"""The name in a file, where it is not transformers' own."""
+"""Architecture names in GGUF files where they differ from transformers' names."""
 IDS = torch.randint(3, 300, (1, 90), generator=torch.Generator().manual_seed(0))
-"""Long enough for wrong positions to show."""
+"""Token ids, long enough for wrong positions to show."""
 
 
 def rope(kind: str, theta: float = 10000.0, **options: Any) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def rope(kind: str, theta: float = 10000.0, **options: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def make(vivid_model: Callable[..., Any]) -> Make:
-    """A tiny random model; every weight, norms and biases too, is random."""
+    """Function that makes a tiny model in which all weights, norms and biases are random."""
 
     def random(model_type: str, **changes: Any) -> Any:
         model = vivid_model(model_type, **changes)
@@ -51,7 +51,7 @@ def make(vivid_model: Callable[..., Any]) -> Make:
 
 @pytest.fixture
 def logits_of(tmp_path: Path) -> LogitsOf:
-    """Writes a model as a GGUF file, converts it, and runs it."""
+    """Function that writes a model as a GGUF file, converts it, and returns its logits."""
 
     def run(model: Any, fields: dict[str, Any] | None = None, extra: dict[str, Any] | None = None) -> torch.Tensor:
         gguf, folder = tmp_path / "tiny.gguf", tmp_path / "converted"
@@ -170,13 +170,13 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", SAME)
-def test_the_logits_of_the_model_it_was_written_from(logits_of: LogitsOf, make: Make, case: str) -> None:
+def test_gguf_file_gives_the_logits_of_its_model(logits_of: LogitsOf, make: Make, case: str) -> None:
     model_type, changes, fields = SAME[case]
     model = make(model_type, **changes)
     check_same(logits_of(model, fields), model)
 
 
-def test_llama3_scaling_is_a_tensor(logits_of: LogitsOf, make: Make) -> None:
+def test_llama3_rope_scaling_is_read_from_a_tensor(logits_of: LogitsOf, make: Make) -> None:
     numbers = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     model = make("llama", **rope("llama3", **numbers))
     factors = llama3_factors(model.config, 8.0, 1.0, 4.0, 64)
@@ -184,12 +184,12 @@ def test_llama3_scaling_is_a_tensor(logits_of: LogitsOf, make: Make) -> None:
     check_same(logits_of(model, {}, {"rope_freqs.weight": factors}), model)
 
 
-def test_factors_of_one_scale_nothing(logits_of: LogitsOf, make: Make) -> None:
+def test_rope_factors_of_one_change_nothing(logits_of: LogitsOf, make: Make) -> None:
     model = make("llama")
     check_same(logits_of(model, {}, {"rope_freqs.weight": torch.ones(8)}), model)
 
 
-def test_two_lists_of_factors_are_longrope(logits_of: LogitsOf, make: Make) -> None:
+def test_two_lists_of_rope_factors_are_longrope(logits_of: LogitsOf, make: Make) -> None:
     long, short = [1.0 + 0.2 * i for i in range(8)], [1.0 + 0.05 * i for i in range(8)]
     options = {"long_factor": long, "short_factor": short, "original_max_position_embeddings": 128}
     model = make("phi3", head_dim=None, original_max_position_embeddings=128, **rope("longrope", **options))
@@ -224,7 +224,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_done_is_refused_by_name(logits_of: LogitsOf, make: Make, case: str) -> None:
+def test_unsupported_key_is_refused_by_name(logits_of: LogitsOf, make: Make, case: str) -> None:
     fields, extra, reason = REFUSED[case]
     with pytest.raises(BadInput, match=reason) as refused:
         logits_of(make("llama"), fields, extra)
@@ -255,7 +255,7 @@ GEMMA4_KINDS: dict[str, dict[str, Any]] = {
 
 
 def gemma4_fields(changes: dict[str, Any]) -> dict[str, Any]:
-    """What a converter writes of it; lists are one number a layer."""
+    """Return the GGUF keys of a Gemma 4 model; lists have one number per layer."""
     slides = [kind == "sliding_attention" for kind in changes["layer_types"]]
     shared, full_heads = changes.get("num_kv_shared_layers", 0), changes.get("num_global_key_value_heads")
     fields = {
@@ -284,7 +284,7 @@ def gemma4_fields(changes: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", GEMMA4_KINDS)
-def test_layers_of_gemma4_differ(logits_of: LogitsOf, make: Make, kind: str) -> None:
+def test_gemma4_layers_of_different_kinds(logits_of: LogitsOf, make: Make, kind: str) -> None:
     changes = GEMMA4 | GEMMA4_KINDS[kind]
     model = make("gemma4_text", **changes)
     divisors = np.array([1.0] * 4 + [1e30] * 12)
@@ -302,7 +302,7 @@ def test_layers_of_gemma4_differ(logits_of: LogitsOf, make: Make, kind: str) -> 
         ({"attention.shift": 1}, "attention.shift=1"),
     ],
 )
-def test_what_gemma4_does_not_do_is_refused_by_name(
+def test_unsupported_gemma4_key_is_refused_by_name(
     logits_of: LogitsOf, make: Make, fields: dict[str, Any], key: str
 ) -> None:
     changes = GEMMA4 | GEMMA4_KINDS["large"]
@@ -312,7 +312,7 @@ def test_what_gemma4_does_not_do_is_refused_by_name(
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "yarn"])
-def test_gpt_oss(logits_of: LogitsOf, make: Make, scaled: bool) -> None:
+def test_gpt_oss_gguf_file_gives_the_logits_of_its_model(logits_of: LogitsOf, make: Make, scaled: bool) -> None:
     yarn = rope("yarn", 150000.0, **YARN, beta_fast=32.0, beta_slow=1.0, truncate=False)
     model = make(
         "gpt_oss",
@@ -326,16 +326,16 @@ def test_gpt_oss(logits_of: LogitsOf, make: Make, scaled: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_one_number_for_all_layers_may_be_a_list(logits_of: LogitsOf, make: Make) -> None:
+def test_per_layer_list_of_equal_numbers_is_accepted(logits_of: LogitsOf, make: Make) -> None:
     model = make("llama")
     check_same(logits_of(model, {"attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}), model)
 
 
-# Writing files the way llama.cpp's converter does
+# Writing files like llama.cpp's converter
 
 
 def write_model(model: Any, path: Path, fields: dict[str, Any], extra: dict[str, Any] | None = None) -> None:
-    """Write `model` with the keys `fields` of its architecture, and tensors that are not weights of it."""
+    """Write `model` with the architecture keys `fields`, and additional tensors."""
     import gguf
 
     architecture = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
@@ -354,7 +354,7 @@ def write_model(model: Any, path: Path, fields: dict[str, Any], extra: dict[str,
 
 
 def common_fields(config: Any) -> dict[str, Any]:
-    """What converters write of nearly every model."""
+    """Return the keys that converters write for nearly every model."""
     eps = getattr(config, "rms_norm_eps", None)
     layer_eps = next(
         (getattr(config, name) for name in ("layer_norm_eps", "norm_epsilon") if hasattr(config, name)), None
@@ -378,7 +378,7 @@ def common_fields(config: Any) -> dict[str, Any]:
 
 
 def tensors_of(model: Any) -> dict[str, Any]:
-    """Weights by their names in a file, in the order of numbers that files have."""
+    """Return the weights by their GGUF names, in the order of numbers that files have."""
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     config = model.config
@@ -403,7 +403,7 @@ def tensors_of(model: Any) -> dict[str, Any]:
 
 
 def llama3_factors(config: Any, factor: float, low: float, high: float, original: int) -> np.ndarray[Any, Any]:
-    """What a converter writes as `rope_freqs.weight` for transformers' rope type `llama3`."""
+    """Return the `rope_freqs.weight` that a converter writes for transformers' rope type `llama3`."""
     theta = config.rope_parameters["rope_theta"]
     frequencies = 1.0 / theta ** (np.arange(0, config.head_dim, 2) / config.head_dim)
     wavelengths = 2 * np.pi / frequencies
@@ -421,7 +421,7 @@ def _written(config: Any, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _names_of(architecture: str, names: dict[str, str], state: dict[str, Any]) -> dict[str, str]:
-    """Where a file's names are not those that transformers' loader knows."""
+    """Return the names of a file that transformers' loader does not know."""
     if architecture == "gemma4":
         scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
         routers = [source for source in state if source.endswith(tuple(scales))]
@@ -444,7 +444,7 @@ def _names_of(architecture: str, names: dict[str, str], state: dict[str, Any]) -
 
 
 def _interleaved(name: str, tensor: torch.Tensor) -> dict[str, Any]:
-    """Of gpt-oss: outputs before inputs, gate and up apart."""
+    """Convert a gpt-oss tensor: outputs before inputs, gate and up separate."""
     made = tensor.transpose(1, 2) if tensor.dim() == 3 else tensor
     if "gate_up" not in name:
         return {name: made.numpy()}
@@ -453,7 +453,7 @@ def _interleaved(name: str, tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _experts(name: str, tensor: torch.Tensor) -> dict[str, Any]:
-    """Gate and up lie in one tensor in transformers."""
+    """Split the tensor in which transformers has gate and up together."""
     stem = name.removesuffix(".weight")
     if "down" in stem:
         return {f"{stem}.weight": tensor.numpy()}

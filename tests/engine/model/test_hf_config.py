@@ -1,4 +1,4 @@
-"""Configurations of all kinds: what is read out of them, and what is refused in them."""
+"""Model configurations of all kinds: what is read from them, and what is refused."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ LLAMA: dict[str, Any] = {
 
 
 def written(tmp_path: Path, **changes: Any) -> Path:
-    """A Llama's `config.json` with `changes`."""
+    """Write a Llama's `config.json` with `changes` and return its path."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA | changes))
     return path
 
 
-def test_a_llama(tmp_path: Path) -> None:
+def test_llama_configuration_is_read(tmp_path: Path) -> None:
     config = read_config(written(tmp_path))
     assert (num_kv_heads(config), head_dim(config), position_limit(config)) == (4, 16, 128)
 
 
-def test_heads_that_are_given(tmp_path: Path) -> None:
+def test_explicit_kv_heads_and_head_dim_are_read(tmp_path: Path) -> None:
     config = read_config(written(tmp_path, num_key_value_heads=2, head_dim=32))
     assert (num_kv_heads(config), head_dim(config)) == (2, 32)
 
 
-def test_layers_that_differ(tmp_path: Path) -> None:
+def test_layers_with_different_heads_are_read(tmp_path: Path) -> None:
     heads = {"num_global_key_value_heads": 1, "attention_k_eq_v": True, "head_dim": 16, "global_head_dim": 48}
     config = read_config(written(tmp_path, model_type="gemma4_text", num_hidden_layers=6, **heads))
     assert (num_query_heads(config), num_kv_heads(config), head_dim(config)) == (4, 4, 48)
 
 
-def test_floats_that_transformers_writes_in_its_own_way(tmp_path: Path) -> None:
+def test_special_floats_of_transformers_are_read(tmp_path: Path) -> None:
     limit = [0.0, {"__float__": "Infinity"}]
     config: Any = read_config(written(tmp_path, model_type="granitemoehybrid", time_step_limit=limit))
     assert tuple(config.time_step_limit) == (0.0, float("inf"))
@@ -75,7 +75,7 @@ def test_floats_that_transformers_writes_in_its_own_way(tmp_path: Path) -> None:
         ({"hidden_act": 7}, "not accepted by architecture 'llama'"),
     ],
 )
-def test_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_invalid_configuration_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     path = written(tmp_path, **changes)
     with pytest.raises(BadInput, match=reason) as refused:
         read_config(path)
@@ -97,12 +97,12 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
     ("generation", "ids"),
     [(None, {7}), ({}, {7}), ({"eos_token_id": 9}, {9}), ({"eos_token_id": [8, 9]}, {8, 9})],
 )
-def test_what_ends_an_answer(tmp_path: Path, generation: dict[str, Any] | None, ids: set[int]) -> None:
+def test_end_of_sequence_ids_are_read(tmp_path: Path, generation: dict[str, Any] | None, ids: set[int]) -> None:
     config = read_config(written(tmp_path))
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     assert eos_token_ids(tmp_path, config) == ids
 
 
-def test_nothing_ends_an_answer(tmp_path: Path) -> None:
+def test_model_without_an_end_of_sequence_id(tmp_path: Path) -> None:
     assert eos_token_ids(tmp_path, read_config(written(tmp_path, eos_token_id=None))) == frozenset()

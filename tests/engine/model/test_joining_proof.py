@@ -1,4 +1,4 @@
-"""What a short trial cannot see is not joined, and what joining or packing breaks is refused."""
+"""Parts whose difference a short trial cannot show are not fused, and broken fusing or packing is refused."""
 
 from __future__ import annotations
 
@@ -64,8 +64,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tokens_are_those_of_transformers(case: str, tiny_loaded: Load, planned: Any, eager_tokens: Any) -> None:
-    """Prompts go on beyond where a scale begins to differ."""
+def test_tokens_equal_transformers_for_unusual_attention(
+    case: str, tiny_loaded: Load, planned: Any, eager_tokens: Any
+) -> None:
+    """The prompts continue beyond the position where a scale starts to differ."""
     model_type, changes = CASES[case]
     loaded = tiny_loaded(model_type, **changes)
     prompts: Sequence[list[int]] = [[3 + (7 * i * i + n) % 300 for i in range(n)] for n in (5, 19, 40)]
@@ -75,15 +77,15 @@ def test_tokens_are_those_of_transformers(case: str, tiny_loaded: Load, planned:
         run.add(prompt, 6)
     assert run.run(max_chunk=11) == expected
     if model_type != "longcat_flash":
-        assert run.runner.fused.attentions == 0, "its attention does what a joined one does not"
+        assert run.runner.fused.attentions == 0, "this attention must not be fused"
 
 
-def test_a_clamp_that_never_acts_is_not_joined_either(tiny_loaded: Load) -> None:
+def test_attention_with_a_clamp_is_not_fused_even_if_it_never_acts(tiny_loaded: Load) -> None:
     assert fuse_model(tiny_loaded("olmo", clip_qkv=1e9).module).attentions == 0
     assert fuse_model(tiny_loaded("olmo").module).attentions == 2
 
 
-def test_a_packed_weight_can_be_looked_at_and_not_be_read() -> None:
+def test_packed_weight_has_a_shape_but_cannot_be_read() -> None:
     if not can_pack(torch.float32, torch.device("cpu")):
         pytest.skip("this CPU has no packed layers")
     weight = PackedLinear(torch.randn(8, 4), None).weight
@@ -98,8 +100,8 @@ def test_a_packed_weight_can_be_looked_at_and_not_be_read() -> None:
             read()
 
 
-def test_a_weight_that_is_also_read_by_others_is_refused(tiny_loaded: Load) -> None:
-    """The head is called as any other, and its weight read beside."""
+def test_weight_read_by_other_modules_is_refused(tiny_loaded: Load) -> None:
+    """The head is called like any other, and its weight is read elsewhere as well."""
     module: Any = tiny_loaded("llama").module
     if not can_pack(torch.float32, torch.device("cpu")):
         pytest.skip("this CPU has no packed layers")
@@ -112,8 +114,8 @@ def test_a_weight_that_is_also_read_by_others_is_refused(tiny_loaded: Load) -> N
         fuse_model(module)
 
 
-def test_a_whole_that_is_not_what_it_was_is_refused(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fault in packing, after every part was proven."""
+def test_changed_logits_after_fusing_are_refused(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulates an error in packing, after every part was verified."""
 
     def pack(module: Any, called: Any) -> None:
         module.lm_head.weight.data.mul_(1.01)
@@ -132,7 +134,7 @@ def fuse_plain_linear() -> Any:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of storages that operations made and that are still there, and the most there ever were."""
+    """Bytes of storages made by operations that are still alive, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -158,8 +160,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.held -= size
 
 
-def test_joining_lets_go_of_what_it_replaced_as_it_goes(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No collector helps: memory that only it would free is not free when the next layer needs it."""
+def test_fusing_frees_the_replaced_weights_layer_by_layer(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without garbage collection: memory that only it would free is missing when the next layer needs it."""
     monkeypatch.setattr(fuse, "can_pack", lambda *_: False)
     sizes = {"hidden_size": 128, "intermediate_size": 1024, "num_hidden_layers": 8, "vocab_size": 320}
     module: Any = tiny_loaded("llama", **sizes).module
@@ -186,12 +188,12 @@ def test_joining_lets_go_of_what_it_replaced_as_it_goes(tiny_loaded: Load, monke
     assert fused.layers == 8
     assert [weight() for weight in released] == [None] * 16
     assert all(left <= 16 - done for done, left in enumerate(alive[:16]))
-    # What was joined is new, and what it replaced is gone but was not made inside: so new bytes beyond the joined
-    # ones are what was held twice at most.
+    # Fused weights are new; the replaced ones were not made in here. So new bytes beyond the fused
+    # weights are the maximum that was held twice.
     assert ledger.peak <= weights + 2 * in_a_layer
 
 
-def test_asked_again_nothing_is_done_twice(tiny_loaded: Load, planned: Any) -> None:
+def test_fusing_twice_does_nothing(tiny_loaded: Load, planned: Any) -> None:
     loaded = tiny_loaded("llama")
     first = fuse_model(loaded.module)
     runner: ModelRunner = planned(loaded).runner

@@ -1,4 +1,4 @@
-"""Architectures with something of their own give transformers' tokens: in chunks, together, with shared prefixes."""
+"""Architectures with special attention give transformers' tokens: in chunks, in batches, with shared prefixes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ MODELS |= {
 
 
 def prompts() -> list[list[int]]:
-    """Of many lengths; the last two begin alike."""
+    """Return prompts of many lengths; the last two share a prefix."""
     found = [random.Random(i).choices(range(3, 300), k=k) for i, k in enumerate((1, 5, 33, 70))]
     return [*found, found[-1][:41] + found[0], found[-1][:41] + found[1]]
 
@@ -91,7 +91,7 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", MODELS)
-def test_tokens_of_transformers(tmp_path: Path, vivid_model: Callable[..., Any], case: str) -> None:
+def test_tokens_equal_transformers(tmp_path: Path, vivid_model: Callable[..., Any], case: str) -> None:
     model_type, changes = MODELS[case]
     model = vivid_model(model_type, **changes)
     model.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Configurations of small models, and what torch's allocator really gave out."""
+"""Configurations of small models, and the peak memory of torch's allocator."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ Make = Callable[..., Skeleton]
 
 @pytest.fixture(scope="session")
 def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """The skeleton of a configuration, with some of it changed. Each is read once: what a plan learned by running it
-    is known to the next that asks."""
+    """Function that returns the skeleton of a configuration with changes. Each is read once, so that a plan's
+    measurements are reused.
+    """
     path = tmp_path_factory.mktemp("skeleton") / "config.json"
     known: dict[str, Skeleton] = {}
 
@@ -45,7 +46,7 @@ def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 def allocated_peak(run: Callable[[], object]) -> int:
-    """Bytes that torch's allocator had given out at most while `run` ran, beyond those before."""
+    """Return the peak of bytes allocated by torch while `run` ran, beyond those before."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         run()
     now = peak = 0
@@ -58,7 +59,7 @@ def allocated_peak(run: Callable[[], object]) -> int:
 
 
 def close(got: float, real: float) -> bool:
-    """Within 5 %."""
+    """Return whether two sizes differ by at most 5 %."""
     return abs(got - real) <= 0.05 * real
 
 

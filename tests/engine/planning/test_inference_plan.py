@@ -1,4 +1,4 @@
-"""What serving is said to take is what torch's allocator and a real GPU's engine took."""
+"""Planned memory for serving equals what torch's allocator and an engine on a real GPU used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _question(**what: object) -> InferenceQuestion:
     return InferenceQuestion(**{"gpu_memory": 24 * GIB} | what)  # type: ignore[arg-type]
 
 
-def test_an_8b_model_on_an_h100_gets_what_the_engine_got(skeleton: Make) -> None:
+def test_llama_8b_plan_matches_an_h100_engine(skeleton: Make) -> None:
     """`resources/kvscope_resources/benchmarks/h100-80gb-2026-11-23.md`: weights 14.96, KV 29.87 of 47.51 GiB."""
     plan = plan_inference(
         skeleton(LLAMA_8B), _question(gpu_memory=int(79.18 * GIB), gpu_memory_utilization=0.6)
@@ -33,7 +33,7 @@ def test_an_8b_model_on_an_h100_gets_what_the_engine_got(skeleton: Make) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_weights_kv_and_activations_are_what_a_cpu_takes(skeleton: Make, dtype: torch.dtype) -> None:
+def test_planned_weights_kv_and_activations_match_a_cpu(skeleton: Make, dtype: torch.dtype) -> None:
     model = skeleton()
     shape = forward_shape(model, dtype, 512)
     module = build(model.config, dtype, torch.device("cpu")).eval()
@@ -50,7 +50,7 @@ def test_weights_kv_and_activations_are_what_a_cpu_takes(skeleton: Make, dtype: 
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_a_quantized_cache_counts_its_scales(skeleton: Make, kind: str) -> None:
+def test_quantized_cache_includes_its_scales(skeleton: Make, kind: str) -> None:
     model = skeleton()
     wide, narrow = (plan_inference(model, _question(kv_cache_dtype=each)).tightest for each in ("auto", kind))
     head_dim = 192 // 6
@@ -58,14 +58,14 @@ def test_a_quantized_cache_counts_its_scales(skeleton: Make, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("fp8", 8), ("int4", 4)])
-def test_matrices_of_quantized_layers_take_their_bits_and_scales(skeleton: Make, kind: str, bits: int) -> None:
+def test_quantized_matrices_take_their_bits_and_scales(skeleton: Make, kind: str, bits: int) -> None:
     wide, narrow = (plan_inference(skeleton(), _question(dtype=each)).tightest for each in ("bfloat16", kind))
     saved_bits = 8 * (wide.memory.weights - narrow.memory.weights) / wide.stage.layers.matrices
     assert 16 - bits - 0.2 < saved_bits < 16 - bits
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 1), (1, 3), (2, 2), (6, 4)])
-def test_parts_of_all_gpus_are_the_model(skeleton: Make, tensor: int, pipeline: int) -> None:
+def test_parts_of_all_gpus_add_up_to_the_model(skeleton: Make, tensor: int, pipeline: int) -> None:
     model = skeleton()
     plan = plan_inference(model, _question(tensor_parallel=tensor, pipeline_parallel=pipeline))
     assert sum(len(stage.stage.kv) for stage in plan.stages) == 4
@@ -76,7 +76,7 @@ def test_parts_of_all_gpus_are_the_model(skeleton: Make, tensor: int, pipeline: 
         assert memory.needed + memory.others + memory.kv == memory.allowed
 
 
-def test_a_tied_head_is_held_at_both_ends_of_a_pipeline(skeleton: Make) -> None:
+def test_tied_head_is_held_by_both_ends_of_a_pipeline(skeleton: Make) -> None:
     model = skeleton(tie_word_embeddings=True)
     one, two = (plan_inference(model, _question(pipeline_parallel=stages)) for stages in (1, 2))
     weights = sum(stage.memory.weights for stage in two.stages) - one.stages[0].memory.weights
@@ -89,7 +89,7 @@ def test_requests_take_whole_blocks(skeleton: Make) -> None:
     assert plan.num_tokens == 16 * plan.num_blocks
 
 
-def test_too_small_a_gpu_does_not_fit_and_says_how_much_is_missing(skeleton: Make) -> None:
+def test_too_small_gpu_does_not_fit_and_gives_the_missing_bytes(skeleton: Make) -> None:
     plan = plan_inference(skeleton(LLAMA_8B), _question(gpu_memory=12 * GIB))
     assert not plan.fits
     assert plan.num_blocks == 0
@@ -109,13 +109,13 @@ def test_too_small_a_gpu_does_not_fit_and_says_how_much_is_missing(skeleton: Mak
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_wrong_questions_are_refused_by_name(skeleton: Make, wrong: dict[str, object], said: str) -> None:
+def test_invalid_question_is_refused_by_name(skeleton: Make, wrong: dict[str, object], said: str) -> None:
     with pytest.raises(BadInput) as refused:
         plan_inference(skeleton(), _question(**wrong))
     assert said in str(refused.value)
 
 
-def test_what_the_engine_refuses_is_refused_here(skeleton: Make) -> None:
+def test_model_refused_by_the_engine_cannot_be_planned(skeleton: Make) -> None:
     with pytest.raises(BadInput, match="not supported"):
         skeleton({"model_type": "openai-gpt", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100})
 
@@ -135,8 +135,8 @@ GEMMA_3_27B = {
 }
 
 
-def test_windows_hold_what_is_read_and_no_more(skeleton: Make) -> None:
-    """Gemma 3 27B at 32k tokens: 10 full layers, 52 with a window of 1,024; within 10 % of what they read."""
+def test_sliding_windows_hold_only_what_is_read(skeleton: Make) -> None:
+    """Gemma 3 27B at 32k tokens has 10 full layers and 52 with a window of 1,024; within 10 % of what they read."""
     model = skeleton(GEMMA_3_27B)
     question = _question(gpu_memory=141 * GIB, max_model_len=32768, max_num_batched_tokens=64)
     plan = plan_inference(model, question)
@@ -166,8 +166,8 @@ LLAMA_4_SCOUT = {
 }
 
 
-def test_chunks_hold_what_is_read_and_no_more(skeleton: Make) -> None:
-    """Llama 4 Scout at 128k tokens: 12 layers that read everything, 36 with chunks of 8,192."""
+def test_attention_chunks_hold_only_what_is_read(skeleton: Make) -> None:
+    """Llama 4 Scout at 128k tokens has 12 full layers and 36 with chunks of 8,192."""
     question = _question(gpu_memory=400 * GIB, max_model_len=131072, max_num_batched_tokens=64)
     plan = plan_inference(skeleton(LLAMA_4_SCOUT), question)
     ideal = 2 * 8 * 128 * 2 * (12 * 131072 + 36 * 8192)
@@ -198,12 +198,13 @@ HYBRID = {
 }
 
 
-def test_states_of_recurrent_layers_are_planned(skeleton: Make) -> None:
-    """Three of four layers keep one; a slot a request, as many for prefixes, one to copy from, and one that is
-    nobody's, with which CUDA graphs are filled up."""
+def test_recurrent_states_are_planned(skeleton: Make) -> None:
+    """Three of four layers have a state: one slot per request, as many for prefixes, one to copy from, and one for the
+    padding rows of CUDA graphs.
+    """
     plan = plan_inference(skeleton(HYBRID), _question(gpu_memory=4 * GIB, max_num_seqs=8))
     (stage,) = plan.stages
-    one_state = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)  # convolutions in bfloat16, the others in float32
+    one_state = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)  # convolution states in bfloat16, recurrent states in float32
     assert (stage.num_states, stage.state_bytes) == (17, 18 * one_state)
     assert stage.num_blocks * stage.block_bytes + stage.state_bytes <= stage.memory.kv
     assert len(stage.stage.kv) == 1
@@ -211,8 +212,8 @@ def test_states_of_recurrent_layers_are_planned(skeleton: Make) -> None:
     assert (stage.num_host_states, stage.num_host_blocks) == (0, 0)
 
 
-def test_states_in_host_memory_are_planned(skeleton: Make) -> None:
-    """As many as run and are kept beside them, in half of it at most; blocks have the rest."""
+def test_recurrent_states_in_host_memory_are_planned(skeleton: Make) -> None:
+    """As many as run and are cached, in at most half of host memory; blocks get the rest."""
     one_state = 3 * (128 * 4 * 2 + 4 * 16 * 16 * 4)
     for host, count in ((1 << 20, 16), (20 * one_state, 10)):
         (stage,) = plan_inference(skeleton(HYBRID), _question(max_num_seqs=8, kv_host_memory=host)).stages
@@ -220,7 +221,7 @@ def test_states_in_host_memory_are_planned(skeleton: Make) -> None:
         assert stage.num_host_blocks == (host - count * one_state) // stage.block_bytes
 
 
-def test_a_model_without_keys_and_values_is_planned(skeleton: Make) -> None:
+def test_model_without_kv_cache_is_planned(skeleton: Make) -> None:
     plan = plan_inference(skeleton(MAMBA | {"num_heads": 8}), _question(gpu_memory=4 * GIB, max_model_len=4096))
     assert plan.fits
     assert plan.kv_bytes_a_token == 0

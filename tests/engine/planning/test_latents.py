@@ -1,4 +1,4 @@
-"""Models of latents are planned as their engine holds them."""
+"""Models with MLA latents are planned like their engine stores them."""
 
 from __future__ import annotations
 
@@ -50,15 +50,17 @@ def question(**what: Any) -> InferenceQuestion:
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 8])
-def test_deepseek_v3_holds_576_numbers_a_token_and_layer(skeleton: Make, tensor_parallel: int) -> None:
-    """Of which each rank has all."""
+def test_deepseek_v3_holds_576_numbers_per_token_and_layer(skeleton: Make, tensor_parallel: int) -> None:
+    """Every rank holds all of them."""
     plan = plan_inference(skeleton(DEEPSEEK_V3), question(tensor_parallel=tensor_parallel))
     assert plan.kv_bytes_a_token == 4 * 576 * 2 * tensor_parallel
-    assert plan.expanded_times == pytest.approx(49152 / 576 / tensor_parallel), "heads are shared out, latents are not"
+    assert plan.expanded_times == pytest.approx(49152 / 576 / tensor_parallel), (
+        "heads are divided among ranks, latents are not"
+    )
     assert plan.fits
 
 
-def test_the_answer_says_what_expanding_would_take(skeleton: Make) -> None:
+def test_answer_gives_the_size_of_expanded_keys_and_values(skeleton: Make) -> None:
     small = skeleton(SMALL)
     said = answer(small, plan_inference(small, question()), (1024,))
     assert any(
@@ -66,12 +68,12 @@ def test_the_answer_says_what_expanding_would_take(skeleton: Make) -> None:
         for note in said.inference.notes
     )
     wide, narrow = (plan_inference(small, question(kv_cache_dtype=kind)).tightest for kind in ("auto", "int8"))
-    assert narrow.block_bytes / wide.block_bytes == (64 + 64 + 2 * 4) / (2 * (64 + 64)), "two scales a token"
+    assert narrow.block_bytes / wide.block_bytes == (64 + 64 + 2 * 4) / (2 * (64 + 64)), "two scales per token"
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_kv_and_activations_are_what_a_cpu_takes(skeleton: Make) -> None:
-    """In float32: products of bfloat16 take room of their own on some processors."""
+def test_planned_kv_and_activations_match_a_cpu(skeleton: Make) -> None:
+    """In float32, because bfloat16 products need workspace on some processors."""
     model = skeleton(SMALL)
     shape = forward_shape(model, torch.float32, 512)
     module = build(model.config, torch.float32, torch.device("cpu")).eval()

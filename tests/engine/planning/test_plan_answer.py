@@ -1,4 +1,4 @@
-"""What a person is told: parts that add up, changes that help, and the command."""
+"""The answer of a memory plan: parts that add up, changes that help, and the command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _planned(skeleton: Make, gib: int, **what: object) -> PlanAnswer:
 
 
 @pytest.mark.parametrize("gib", [12, 24, 80])
-def test_parts_add_up_to_what_may_be_used(skeleton: Make, gib: int) -> None:
+def test_parts_add_up_to_the_allowed_memory(skeleton: Make, gib: int) -> None:
     answered = _planned(skeleton, gib, enforce_eager=True).inference
     for stage in answered.stages:
         sizes = {part.name: part.num_bytes for part in stage.parts}
@@ -39,7 +39,7 @@ def test_parts_add_up_to_what_may_be_used(skeleton: Make, gib: int) -> None:
         assert bool(missing) is not answered.fits
 
 
-def test_changes_help_and_are_what_the_plan_says_of_them(skeleton: Make) -> None:
+def test_suggested_changes_help_as_stated(skeleton: Make) -> None:
     answered = _planned(skeleton, 24).inference
     assert answered.fits
     assert not answered.holds_longest
@@ -52,7 +52,7 @@ def test_changes_help_and_are_what_the_plan_says_of_them(skeleton: Make) -> None
     assert options[larger].num_requests >= 1
 
 
-def test_the_text_says_all_of_it(skeleton: Make) -> None:
+def test_text_contains_the_whole_plan(skeleton: Make) -> None:
     model = skeleton(LLAMA_8B | {"num_hidden_layers": 2})
     plan = plan_inference(model, InferenceQuestion(gpu_memory=4 * GIB, pipeline_parallel=2))
     answered = answer(model, plan, (1024,), plan_training(model, TrainingQuestion(length=256)))
@@ -61,10 +61,10 @@ def test_the_text_says_all_of_it(skeleton: Make) -> None:
     assert "Training: " in said
     assert "it does not fit into 4.0 GiB" in said
     assert "--zero 3 --data-parallel-size 8" in said
-    assert max(map(len, said.splitlines()[1:])) < 132, "the first line has the model's name"
+    assert max(map(len, said.splitlines()[1:])) < 132, "only the first line may be longer: it has the model's name"
 
 
-def test_the_command_prints_json_that_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     code = main(["plan", "--model", str(tmp_path), "--gpu-memory", "2GiB", "--others", "1MiB", "--train", "--json"])
     answered = msgspec.json.decode(capsys.readouterr().out, type=PlanAnswer)
@@ -85,14 +85,14 @@ def test_the_command_prints_json_that_reads_back(tmp_path: Path, capsys: pytest.
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_input_is_one_line(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_refused_in_one_line(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *options]) == 2
     printed = capsys.readouterr().err
     assert said in printed
     assert printed.count("\n") == 1
 
 
-def test_questions_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_are_answered_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     good = ["--model", str(tmp_path), "--gpu-memory", "2GiB", "--others", "1MiB"]
     lines = [json.dumps(good), "x", json.dumps(["--gpu-memory"]), json.dumps([*good, "--lengths", "7"])]
@@ -113,7 +113,7 @@ def test_questions_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [each["inference"]["rooms"][0]["num_tokens"] for each in last] == [7, 7]
 
 
-def test_a_converted_file_is_planned_without_reading_its_head_again(
+def test_converted_file_is_planned_without_reading_its_header_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gguf, folder = tmp_path / "m.gguf", tmp_path / "entry"

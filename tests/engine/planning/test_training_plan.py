@@ -1,4 +1,4 @@
-"""What training is said to take is what torch takes, and what ZeRO's authors say of dividing it."""
+"""Planned memory for training equals what torch uses, and ZeRO's division follows its paper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = [
 
 
 def _train(model: object, question: TrainingQuestion) -> int:
-    """Two steps as a person writes them; the allocator's peak over the second, and all that was held before it."""
+    """Run two training steps. Returns the allocator's peak over the second plus everything held before it."""
     from transformers import AutoModelForCausalLM
 
     config = model.config  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ def _train(model: object, question: TrainingQuestion) -> int:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
-def test_a_step_takes_what_was_said(skeleton: Make, case: dict[str, object]) -> None:
+def test_planned_peak_of_a_training_step_matches_torch(skeleton: Make, case: dict[str, object]) -> None:
     model = skeleton()
     question = TrainingQuestion(batch_size=2, length=128, **case)  # type: ignore[arg-type]
     plan, real = plan_training(model, question), _train(model, question)
@@ -60,7 +60,7 @@ def test_a_step_takes_what_was_said(skeleton: Make, case: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(("length", "words"), [(1024, "none of the"), (16, r"when \d.* of \d.* of gradients|when all")])
-def test_parts_and_words_are_of_the_worst_moment(skeleton: Make, length: int, words: str) -> None:
+def test_parts_describe_the_moment_of_the_peak(skeleton: Make, length: int, words: str) -> None:
     model = skeleton()
     plan = plan_training(model, TrainingQuestion(length=length))
     told = answer(model, plan_inference(model, InferenceQuestion(gpu_memory=24 << 30)), (), plan).training
@@ -72,15 +72,15 @@ def test_parts_and_words_are_of_the_worst_moment(skeleton: Make, length: int, wo
     assert re.search(words, told.notes[0]), told.notes
 
 
-def test_mixed_precision_is_sixteen_bytes_a_parameter(skeleton: Make) -> None:
+def test_mixed_precision_takes_16_bytes_per_parameter(skeleton: Make) -> None:
     model = skeleton()
     plan = plan_training(model, TrainingQuestion(length=16))
     assert plan.weights + plan.gradients == pytest.approx(4 * model.num_parameters, rel=0.001)
     assert plan.optimizer == 12 * model.num_parameters
 
 
-def test_zero_divides_as_its_authors_say(skeleton: Make) -> None:
-    """Figure 1 of the paper: 7.5 billion parameters among 64 ranks take 120, 31.4, 16.6 and 1.9 GB."""
+def test_zero_stages_match_the_paper(skeleton: Make) -> None:
+    """Figure 1: 7.5 billion parameters on 64 ranks take 120, 31.4, 16.6 and 1.9 GB."""
     model = skeleton()
     share = 7.5e9 / model.num_parameters
 
@@ -98,18 +98,18 @@ def test_activations_grow_with_tokens_and_shrink_with_checkpointing(skeleton: Ma
         return plan_training(model, TrainingQuestion(**what))  # type: ignore[arg-type]
 
     short, long = kept(length=128), kept(length=256)
-    assert long.activations == pytest.approx(2 * short.activations, rel=0.05)  # attention keeps no square
+    assert long.activations == pytest.approx(2 * short.activations, rel=0.05)  # attention keeps nothing quadratic
     assert kept(length=256, checkpointing=True).activations < 0.6 * long.activations
 
 
-def test_the_third_stage_gathers_a_layer_at_a_time(skeleton: Make) -> None:
+def test_zero_stage_3_gathers_one_layer_at_a_time(skeleton: Make) -> None:
     model = skeleton()
     plan = plan_training(model, TrainingQuestion(length=16, zero=3, data_parallel=4))
     assert plan.weights == pytest.approx(2 * model.num_parameters / 4, rel=0.01)
     assert 0 < plan.gathered < 4 * max(model.embedding.number, *(layer.number for layer in model.layers))
 
 
-def test_experts_are_trained_too(skeleton: Make) -> None:
+def test_experts_are_included_in_training(skeleton: Make) -> None:
     model = skeleton(
         model_type="qwen3_moe",
         num_experts=8,
@@ -128,12 +128,12 @@ def test_experts_are_trained_too(skeleton: Make) -> None:
     [{"precision": "fp8"}, {"optimizer": "lion"}, {"zero": 4}, {"batch_size": 0}, {"length": 0}, {"data_parallel": -1}],
     ids=str,
 )
-def test_wrong_questions_are_refused_by_name(wrong: dict[str, object]) -> None:
+def test_invalid_question_is_refused_by_name(wrong: dict[str, object]) -> None:
     name, value = next(iter(wrong.items()))
     with pytest.raises(BadInput, match=f"{name}={value!r}"):
         TrainingQuestion(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_length_the_model_cannot_do_is_refused(skeleton: Make) -> None:
+def test_length_beyond_the_model_is_refused(skeleton: Make) -> None:
     with pytest.raises(BadInput, match=r"length=4096 is not accepted: .* can do 1024"):
         plan_training(skeleton(), TrainingQuestion(length=4096))

@@ -1,4 +1,4 @@
-"""A state machine over the block pool: whatever is done in whatever order, the pool stays whole."""
+"""A state machine over the block pool: it stays consistent under any sequence of operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvscope_engine.policy.prefixes.prefix_index import Prefix, pack_tokens
 MAX_TABLES: Final = 12
 
 
-class Text:
+class PooledText:
     """A block table and the tokens in it."""
 
     def __init__(self, owner: int, tokens: list[int], table: list[int], computed: int) -> None:
@@ -44,14 +44,14 @@ class PoolMachine(RuleBasedStateMachine):
     def begin(self, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
         self.pool = BlockPool(num_blocks, block_size, prefix_caching=prefix_caching, salt=b"machine")
         self.size = block_size
-        self.texts: list[Text] = []
+        self.texts: list[PooledText] = []
         self.step = 0
         self.next_owner = 1
         self.evicted = 0
 
     @rule(family=st.integers(0, 2), length=st.integers(1, 20))
     def admit(self, family: int, length: int) -> None:
-        """A prompt takes what is cached of it, then new blocks, and is computed."""
+        """Admit a prompt: take its cached blocks, allocate the others, and compute it."""
         self.step += 1
         tokens = [family * 100 + place for place in range(length)]
         hits = self._find(tokens)
@@ -60,7 +60,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         if hits:
             self.pool.hit(hits, self.step)
-        text = Text(self.next_owner, tokens, list(hits), len(hits) * self.size)
+        text = PooledText(self.next_owner, tokens, list(hits), len(hits) * self.size)
         text.table += self.pool.allocate(missing, text.owner)
         self.next_owner += 1
         self.texts.append(text)
@@ -69,7 +69,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.texts))
     @rule(pick=st.integers(0, MAX_TABLES), token=st.integers(0, 1))
     def append(self, pick: int, token: int) -> None:
-        """A token more: perhaps a new block, perhaps a copy of a shared tail."""
+        """Append a token, which may need a new block or a copy of a shared tail."""
         self.step += 1
         text = self.texts[pick % len(self.texts)]
         slot = text.computed % self.size
@@ -90,20 +90,20 @@ class PoolMachine(RuleBasedStateMachine):
     def fork(self, pick: int) -> None:
         text = self.texts[pick % len(self.texts)]
         self.pool.share(text.table)
-        self.texts.append(Text(self.next_owner, list(text.tokens), list(text.table), text.computed))
+        self.texts.append(PooledText(self.next_owner, list(text.tokens), list(text.table), text.computed))
         self.next_owner += 1
 
     @precondition(lambda self: bool(self.texts))
     @rule(pick=st.integers(0, MAX_TABLES))
     def free(self, pick: int) -> None:
-        """A request finishes, is aborted or preempted: to the pool it is all the same."""
+        """Free a request's blocks, as when it finishes, is aborted or preempted."""
         self.step += 1
         text = self.texts.pop(pick % len(self.texts))
         self.pool.release(text.table, self.step)
 
     @rule()
     def evict_all(self) -> None:
-        """Somebody takes every block there is but pinned ones, and gives it back."""
+        """Allocate and release every block except pinned ones."""
         self.step += 1
         kept = self._num_kept()
         before = self.pool.evicted_blocks + self.pool.num_cached - kept
@@ -171,7 +171,7 @@ class PoolMachine(RuleBasedStateMachine):
         found = find_prefix(ONE_GROUP, digests[: (len(tokens) - 1) // self.size], self.size, self.pool.index.get)
         return found.tables[0] if found.tables else []
 
-    def _compute(self, text: Text) -> None:
+    def _compute(self, text: PooledText) -> None:
         first, stop = text.computed // self.size, -(-len(text.tokens) // self.size)
         blocks = text.table[first:stop]
         filled = [min(self.size, len(text.tokens) - place * self.size) for place in range(first, stop)]
@@ -186,8 +186,8 @@ class PoolMachine(RuleBasedStateMachine):
             self.pool.seal(text.table[place], Prefix(digests[place], place * self.size, pack_tokens(span)))
 
 
-def test_every_pool_keeps_its_books(storm: Callable[[int, int], int]) -> None:
-    """The rules above over long histories."""
+def test_block_pool_stays_consistent_under_random_operations(storm: Callable[[int, int], int]) -> None:
+    """Runs the rules over long histories."""
     few = settings(
         max_examples=storm(40, 200),
         stateful_step_count=40,

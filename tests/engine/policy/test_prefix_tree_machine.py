@@ -1,4 +1,4 @@
-"""The prefix tree of a mirror against the engine's own prefix cache, under random load over all tiers."""
+"""The prefix tree of a mirror compared with the engine's prefix cache, under random load over all tiers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree, build
 
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 Shape = dict[int, tuple[Any, ...]]
-"""A node by the hash it begins with: what it is, and the nodes below it in the same way."""
+"""Maps the first hash of a node to its properties and its child nodes, recursively."""
 
 
 class PrefixTreeMachine(RuleBasedStateMachine):
-    """After each rule, what frames told is made into a tree."""
+    """After each rule, a tree is built from what the frames reported."""
 
     def __init__(self, drive: Make) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         return [] if self.one is None else list(self.one.scheduler.requests.values())
 
     def _tell(self) -> None:
-        """What changed goes over the wire."""
+        """Send the changes over the wire."""
         pool, self.seq = self.one.pool, self.seq + 1
         update = Frame(epoch=1, seq=self.seq, step=1, time_ns=1, blocks=pool.ledger.pack(pool.changed_rows.drain()))
         frame = wire.decode_telemetry(wire.encode(update))
@@ -132,7 +132,7 @@ def shape_of(tree: PrefixTree, node: int = ROOT) -> Shape:
 
 
 def expected_shape(one: Any) -> Shape:
-    """The same, from the digests that the pool and the tiers are searched by."""
+    """Return the expected shape from the digests used by the pool and the tiers."""
     tiers = one.scheduler.tiers
     held = [*one.pool.index.items()]
     held += [] if tiers is None else [*tiers.host._prefix_of.items(), *tiers.disk._prefix_of.items()]
@@ -157,7 +157,7 @@ def _node(digest: bytes, before: int, rows: dict[bytes, list[int]], after: dict[
     return (is_cut, own, count, count + sum(node[3] for node in below.values()), before, below)
 
 
-def test_the_tree_of_a_mirror_is_the_engines_cache(drive: Make, storm: Callable[[int, int], int]) -> None:
+def test_mirrored_prefix_tree_equals_the_cache_of_the_engine(drive: Make, storm: Callable[[int, int], int]) -> None:
     check_machine(
         lambda: PrefixTreeMachine(drive),
         settings=settings(
@@ -167,5 +167,5 @@ def test_the_tree_of_a_mirror_is_the_engines_cache(drive: Make, storm: Callable[
     )
 
 
-def test_every_column_is_told() -> None:
+def test_every_ledger_column_is_packed() -> None:
     assert set(unpack([Ledger(3).pack_all()])) == set(COLUMNS)

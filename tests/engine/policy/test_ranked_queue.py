@@ -13,7 +13,7 @@ def make_request(number: int, arrival_ns: int = 0, priority: int = 0) -> Request
     return Request(number, f"r{number}", [1], ResolvedSampling(), 1, arrival_ns, priority=priority)
 
 
-def test_priority_then_arrival_then_number() -> None:
+def test_queue_is_ordered_by_priority_then_arrival_then_number() -> None:
     requests = [
         make_request(1, arrival_ns=9, priority=5),
         make_request(2, arrival_ns=1),
@@ -29,7 +29,7 @@ def test_priority_then_arrival_then_number() -> None:
     assert queue.pop_first() is requests[0]
 
 
-def test_any_request_can_be_taken_out() -> None:
+def test_any_request_can_be_removed() -> None:
     rng = random.Random(2)
     requests = [make_request(number, rng.randrange(5), rng.randrange(3)) for number in range(50)]
     queue = RankedQueue()

@@ -1,4 +1,4 @@
-"""A state machine over scheduler, pool and each allocation policy: whatever is done, blocks and requests agree."""
+"""A state machine over scheduler, pool and each allocation policy: blocks and requests stay consistent."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.request_state import RequestState
 
 ADAPTERS = tuple(Adapter(name, key * 32) for name, key in (("sql", b"a"), ("sql", b"b"), ("python", b"c")))
-"""Two of them were loaded under the same name."""
+"""Adapters, two of which were loaded under the same name."""
 Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """`Drive` checks each step: every token sees its own past, and no copy's source is another's target."""
+    """`Drive` checks each step: every token sees its own past, and no copy's source is the target of another."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.requests.append(self.one.submit([family] * length, new, **options))
         except BadInput:
             assert length + new > self.one.scheduler.max_request_tokens
-        else:  # more where the text begins with pinned blocks
+        else:  # more if the text starts with pinned blocks
             assert length + new <= self.one.scheduler.max_request_tokens or self.one.pool.pinned
 
     @precondition(lambda self: self.unfinished)
@@ -135,7 +135,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.unfinished)
     @rule(pick=st.integers(0, 99), ahead=st.booleans())
     def abort_while_it_runs(self, pick: int, ahead: bool) -> None:
-        """Between schedule and commit, of one step or of two."""
+        """Abort between schedule and commit, of one step or of two."""
         self.one.step(abort=self.unfinished[pick % len(self.unfinished)], ahead=ahead)
 
     @precondition(lambda self: self.unfinished)
@@ -165,7 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.unfinished)
     @rule(pick=st.integers(0, 99), how=st.sampled_from(["", "swap", "recompute"]))
     def preempt(self, pick: int, how: str) -> None:
-        """As a person asks, between two steps."""
+        """Preempt between two steps, as a user requests it."""
         self.one.settle()
         running = [request for request in self.unfinished if request.state is RequestState.RUNNING]
         if not running:
@@ -220,7 +220,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._counts_agree()
 
     def teardown(self) -> None:
-        """Every request ends, with the right tokens; nothing is held, and free blocks are one run as at first."""
+        """Every request ends with the right tokens; no block is held, and free blocks are one run as at first."""
         if self.one is None:
             return
         self.one.run()
@@ -251,24 +251,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     ("allocator", "knows_lengths"),
     [(name, known) for name in ALLOCATORS for known in (False, True) if known or name != "oracle"],
 )
-def test_requests_and_blocks_agree(
+def test_requests_and_blocks_stay_consistent(
     drive: Make, expected_completion: Make, allocator: str, knows_lengths: bool, storm: Callable[[int, int], int]
 ) -> None:
     _check_machine(lambda: SchedulerMachine(drive, expected_completion, allocator, knows_lengths), storm(8, 60))
 
 
-def test_requests_and_blocks_agree_over_all_tiers(
+def test_requests_and_blocks_stay_consistent_over_all_tiers(
     drive: Make, expected_completion: Make, storm: Callable[[int, int], int]
 ) -> None:
-    """Swapped, offloaded, demoted, loaded, lost: every request reads its own past, and every place is accounted for."""
+    """With swapping, offloading, eviction to disk, loading and loss: every request reads its own past, and every slot
+    is accounted for.
+    """
     _check_machine(lambda: SchedulerMachine(drive, expected_completion, "paged", False, has_tiers=True), storm(15, 150))
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])
-def test_requests_and_blocks_agree_in_all_kv_groups(
+def test_requests_and_blocks_stay_consistent_in_all_kv_groups(
     drive: Make, expected_completion: Make, has_tiers: bool, storm: Callable[[int, int], int]
 ) -> None:
-    """Windows and chunks let go of blocks, prompts find what all groups have; no token misses what its layers read."""
+    """Windows and chunks free blocks, and prompts hit what all groups have; no token misses what its layers read."""
     make = partial(SchedulerMachine, drive, expected_completion, "paged", False, has_tiers=has_tiers, has_groups=True)
     _check_machine(make, storm(20, 300))
 

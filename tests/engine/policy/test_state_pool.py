@@ -1,4 +1,4 @@
-"""Slots of recurrent states: whoever runs goes on from its own, prefixes from what was kept, and none is lost."""
+"""Slots of recurrent states: requests continue from their own, prefixes from checkpoints, and none is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 def num_cached(drive: Drive, ids: Sequence[int], max_tokens: int = 2) -> int:
-    """Tokens of a prompt that were found, when it ran alone."""
+    """Return the number of cached tokens of a prompt that ran alone."""
     request = drive.submit(ids, max_tokens)
     drive.run()
     assert isinstance(request.num_cached_tokens, int)
@@ -33,15 +33,15 @@ def check_at_rest(drive: Drive) -> None:
     assert states.num_free_host + states.num_host_checkpoints == states.num_host_slots
 
 
-def test_the_same_prompt_goes_on_before_its_last_full_block(drive: Callable[..., Drive]) -> None:
+def test_same_prompt_resumes_before_its_last_full_block(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=4, state_interval=1024)
     assert [num_cached(here, prompt(1, 30)) for _ in range(2)] == [0, 28]
-    assert num_cached(here, prompt(1, 28)) == 0, "that place is its end: one token is left to compute"
-    assert num_cached(here, prompt(1, 28)) == 24, "now it left one of its own"
+    assert num_cached(here, prompt(1, 28)) == 0, "the checkpoint is at its end, but one token must be computed"
+    assert num_cached(here, prompt(1, 28)) == 24, "it now has a checkpoint of its own"
     check_at_rest(here)
 
 
-def test_a_conversation_goes_on_where_its_last_prompt_ended(drive: Callable[..., Drive]) -> None:
+def test_conversation_resumes_at_the_end_of_its_last_prompt(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=4, state_interval=1024)
     first = here.submit(prompt(1, 30), 5)
     here.run()
@@ -50,15 +50,15 @@ def test_a_conversation_goes_on_where_its_last_prompt_ended(drive: Callable[...,
     check_at_rest(here)
 
 
-def test_states_are_kept_at_an_interval_and_where_texts_part(drive: Callable[..., Drive]) -> None:
+def test_states_are_saved_at_an_interval_and_where_texts_diverge(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=16, state_interval=16)
     shared = prompt(1, 30)
     found = [num_cached(here, shared + prompt(seed, 30)) for seed in (2, 3, 4)]
-    assert found == [0, 16, 28], "the second found blocks of 28 tokens and a state after 16: it kept one there"
+    assert found == [0, 16, 28], "the second found blocks of 28 tokens and a state after 16, and saved one after 28"
     check_at_rest(here)
 
 
-def test_the_least_recently_used_goes_first(drive: Callable[..., Drive]) -> None:
+def test_least_recently_used_state_is_evicted_first(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=3, max_num_seqs=1, state_interval=1024)
     texts = [prompt(seed, 30) for seed in range(3)]
     found = [num_cached(here, texts[number]) for number in (0, 1, 0, 2, 0, 1)]
@@ -67,13 +67,13 @@ def test_the_least_recently_used_goes_first(drive: Callable[..., Drive]) -> None
     check_at_rest(here)
 
 
-def test_without_a_prefix_cache_none_is_kept(drive: Callable[..., Drive]) -> None:
+def test_no_state_is_saved_without_a_prefix_cache(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=4, prefix_caching=False)
     assert [num_cached(here, prompt(1, 30)) for _ in range(2)] == [0, 0]
     assert here.scheduler.states.num_free == 4
 
 
-def test_nobody_starts_without_a_slot(drive: Callable[..., Drive]) -> None:
+def test_no_request_starts_without_a_state_slot(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=2, max_num_seqs=8)
     for seed in range(6):
         here.submit(prompt(seed, 20), 6)
@@ -83,7 +83,7 @@ def test_nobody_starts_without_a_slot(drive: Callable[..., Drive]) -> None:
     check_at_rest(here)
 
 
-def test_those_who_run_lie_side_by_side(drive: Callable[..., Drive]) -> None:
+def test_running_requests_have_adjacent_slots(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=12, state_interval=1024)
     requests = []
     for seed in range(4):
@@ -95,7 +95,7 @@ def test_those_who_run_lie_side_by_side(drive: Callable[..., Drive]) -> None:
     check_at_rest(here)
 
 
-def test_a_fork_goes_on_from_a_copy(drive: Callable[..., Drive]) -> None:
+def test_fork_continues_from_a_copy_of_the_state(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=6)
     parent = here.submit(prompt(1, 21), 12)
     here.step()
@@ -107,7 +107,7 @@ def test_a_fork_goes_on_from_a_copy(drive: Callable[..., Drive]) -> None:
     check_at_rest(here)
 
 
-def test_a_reset_cache_keeps_no_state(drive: Callable[..., Drive]) -> None:
+def test_reset_prefix_cache_drops_saved_states(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=6)
     num_cached(here, prompt(1, 40))
     here.scheduler.reset_prefix_cache(here.now_ns)
@@ -119,7 +119,7 @@ BELOW = {"num_host": 24, "num_host_states": 4, "preemption": "swap"}
 
 
 def swapped_out(drive: Drive, ids: Sequence[int]) -> Request:
-    """A request that ran for some steps and waits with its blocks and its state in host memory."""
+    """Return a request that ran for some steps and was swapped to host memory with its blocks and state."""
     request = drive.submit(ids, 20)
     for _ in range(4):
         drive.step()
@@ -130,7 +130,7 @@ def swapped_out(drive: Drive, ids: Sequence[int]) -> Request:
     return request
 
 
-def test_a_swapped_out_request_computes_nothing_again(drive: Callable[..., Drive]) -> None:
+def test_swapped_request_recomputes_nothing(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=2, **BELOW)
     request = swapped_out(here, prompt(1, 21))
     states, num_tokens = here.scheduler.states, request.num_saved_tokens
@@ -147,14 +147,14 @@ def test_a_swapped_out_request_computes_nothing_again(drive: Callable[..., Drive
     check_at_rest(here)
 
 
-def test_an_aborted_request_leaves_host_memory(drive: Callable[..., Drive]) -> None:
+def test_aborted_request_leaves_host_memory(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=2, **BELOW)
     here.scheduler.abort(swapped_out(here, prompt(1, 21)), here.now_ns)
     here.scheduler.check_integrity()
     check_at_rest(here)
 
 
-def test_blocks_and_state_are_swapped_or_neither_is(drive: Callable[..., Drive]) -> None:
+def test_blocks_and_state_are_swapped_together_or_not_at_all(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=4, **BELOW | {"num_host_states": 1})
     first, second = (here.submit(prompt(seed, 14), 20) for seed in (1, 2))
     here.step()
@@ -169,7 +169,7 @@ def test_blocks_and_state_are_swapped_or_neither_is(drive: Callable[..., Drive])
     check_at_rest(here)
 
 
-def test_without_slots_in_host_memory_states_are_computed_again(drive: Callable[..., Drive]) -> None:
+def test_states_are_recomputed_without_host_slots(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=3, **BELOW | {"num_host_states": 0})
     request = here.submit(prompt(1, 21), 20)
     here.step()
@@ -179,7 +179,7 @@ def test_without_slots_in_host_memory_states_are_computed_again(drive: Callable[
     check_at_rest(here)
 
 
-def test_the_state_counts_in_what_a_swap_costs(drive: Callable[..., Drive]) -> None:
+def test_swap_cost_includes_the_state(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=3, **BELOW | {"preemption": "auto"})
     swapped = []
     for copy_seconds in (0.1, 10.0):
@@ -195,7 +195,7 @@ def test_the_state_counts_in_what_a_swap_costs(drive: Callable[..., Drive]) -> N
     check_at_rest(here)
 
 
-def test_a_kept_state_leaves_the_device_for_host_memory(drive: Callable[..., Drive]) -> None:
+def test_saved_state_is_offloaded_to_host_memory(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=2, num_blocks=64, max_num_seqs=1, state_interval=1024, **BELOW)
     texts = [prompt(seed, 30) for seed in range(4)]
     assert [num_cached(here, text) for text in texts] == [0] * 4
@@ -208,7 +208,7 @@ def test_a_kept_state_leaves_the_device_for_host_memory(drive: Callable[..., Dri
     check_at_rest(here)
 
 
-def test_the_least_recently_used_leaves_host_memory(drive: Callable[..., Drive]) -> None:
+def test_least_recently_used_state_leaves_host_memory(drive: Callable[..., Drive]) -> None:
     here = drive(num_states=2, num_blocks=64, max_num_seqs=1, state_interval=1024, **BELOW | {"num_host_states": 2})
     texts = [prompt(seed, 30) for seed in range(5)]
     for text in texts:
@@ -219,8 +219,8 @@ def test_the_least_recently_used_leaves_host_memory(drive: Callable[..., Drive])
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_blocks_in_lower_tiers_are_found_with_their_state(drive: Callable[..., Drive], on_disk: bool) -> None:
-    """Where it pays to load both."""
+def test_offloaded_blocks_are_hit_together_with_their_state(drive: Callable[..., Drive], on_disk: bool) -> None:
+    """Only if loading both is cheaper than computing."""
     tiers = {"num_host": 9, "num_disk": 60} if on_disk else {"num_host": 60}
     here = drive(num_states=2, max_num_seqs=1, num_blocks=9, state_interval=1024, **BELOW | tiers)
     texts = [prompt(seed, 30) for seed in range(4)]
@@ -242,7 +242,7 @@ def test_blocks_in_lower_tiers_are_found_with_their_state(drive: Callable[..., D
     check_at_rest(here)
 
 
-def test_what_cannot_be_read_back_ends_at_a_state_before_it(drive: Callable[..., Drive]) -> None:
+def test_unreadable_block_limits_the_hit_to_an_earlier_state(drive: Callable[..., Drive]) -> None:
     here = drive(
         num_states=30, num_blocks=9, max_num_seqs=1, state_interval=8, **BELOW | {"num_host": 9, "num_disk": 60}
     )
@@ -255,20 +255,20 @@ def test_what_cannot_be_read_back_ends_at_a_state_before_it(drive: Callable[...,
     rows = [tiers.find(digest) for digest in digests]
     assert all(tiers.is_on_disk(row) for row in rows)
     here.mover.bad = {rows[4] - tiers.disk.first}
-    assert num_cached(here, first) == 16, "4 blocks are left, and a state is kept each 8 tokens"
+    assert num_cached(here, first) == 16, "4 blocks are left, and a state is saved every 8 tokens"
     assert here.scheduler.totals.lost_blocks
     check_at_rest(here)
 
 
 @pytest.mark.parametrize("below", [{}, {"num_host": 12, "num_host_states": 3}, {"num_host": 5, "num_disk": 40}])
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_each_goes_on_from_its_own_state(
+def test_random_load_continues_each_request_from_its_own_state(
     drive: Callable[..., Drive],
     expected_completion: Callable[[Sequence[int], int], list[int]],
     seed: int,
     below: dict[str, int],
 ) -> None:
-    """On the device alone, and with tiers below: requests are swapped out and come back, kept states go down."""
+    """With and without lower tiers: requests are swapped and resumed, and saved states are offloaded."""
     chance = random.Random(seed)
     if below:
         below = {"num_host_states": chance.choice((0, 1, 4))} | below
@@ -301,6 +301,6 @@ def test_whatever_happens_each_goes_on_from_its_own_state(
             assert request.output_token_ids == expected_completion(request.prompt_token_ids, request.max_tokens)
     states, num_below = here.scheduler.states, here.pool.num_host_states
     assert states.num_kept > 0
-    assert states.num_restored > 0 or shape["num_states"] < 5, "others need the slots"
+    assert states.num_restored > 0 or shape["num_states"] < 5, "with few slots, others need them"
     assert (states.num_swapped + states.num_offloaded > 0) == (num_below > 0)
     check_at_rest(here)

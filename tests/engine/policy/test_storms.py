@@ -1,4 +1,4 @@
-"""Many requests at once on a pool that is too small: random runs, checked step by step against a model."""
+"""Many requests on a pool that is too small: random runs, checked step by step against a model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
 def random_prompt(rng: random.Random, longest: int) -> list[int]:
-    """Prompts of a few families, so that many share a prefix."""
+    """Return a prompt of one of a few families, so that many share a prefix."""
     family = rng.randrange(4)
     return [family] * rng.randrange(longest // 2) + [rng.randrange(50) for _ in range(rng.randrange(1, longest // 2))]
 
 
-def assert_as_it_began(one: Any) -> None:
-    """No block is held; after forgetting prefixes, all are free and as in a new pool but for the last use."""
+def assert_as_new(one: Any) -> None:
+    """Check that no block is held and that, after a cache reset, the pool equals a new one except for last-use
+    steps.
+    """
     pool = one.pool
     assert pool.num_free + pool.num_cached == pool.num_blocks
     assert (pool.ledger.ref_count == 0).all()
@@ -36,8 +38,8 @@ def assert_as_it_began(one: Any) -> None:
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_preemption_storm(drive: Make, expected_completion: Make, prefix_caching: bool) -> None:
-    """The pool holds a quarter of what all want: every request ends, with the tokens it has to have."""
+def test_heavy_preemption_gives_the_right_tokens(drive: Make, expected_completion: Make, prefix_caching: bool) -> None:
+    """The pool holds a quarter of the demand: every request ends with the right tokens."""
     rng = random.Random(11)
     prompts = [[rng.randrange(50) for _ in range(rng.randrange(4, 24))] for _ in range(24)]
     demand = sum(-(-(len(prompt) + 20) // 4) for prompt in prompts)
@@ -51,11 +53,11 @@ def test_preemption_storm(drive: Make, expected_completion: Make, prefix_caching
     assert totals.preemptions == sum(request.num_preemptions for request in requests) >= 10
     assert totals.admitted == totals.finished == 24
     assert totals.prompt_tokens >= sum(map(len, prompts)) - totals.cached_tokens
-    assert_as_it_began(one)
+    assert_as_new(one)
 
 
-def test_abort_storm(drive: Make, storm: Callable[[int, int], int]) -> None:
-    """Submits by the hundred, most of them aborted at any moment: the pool ends as it began."""
+def test_aborted_requests_leave_the_pool_as_new(drive: Make, storm: Callable[[int, int], int]) -> None:
+    """Hundreds of requests, most of them aborted at random times."""
     num_submits = storm(600, 2000)
     rng = random.Random(23)
     one = drive(num_blocks=64, block_size=4, max_num_seqs=16, max_num_batched_tokens=64)
@@ -71,13 +73,13 @@ def test_abort_storm(drive: Make, storm: Callable[[int, int], int]) -> None:
     assert totals.aborted + totals.finished == num_submits
     assert totals.aborted > 0.5 * num_submits
     assert totals.finished > 0.05 * num_submits
-    assert_as_it_began(one)
+    assert_as_new(one)
 
 
 @pytest.mark.storm(*({"seed": seed} for seed in range(4, 12)))
 @pytest.mark.parametrize("seed", range(12))
-def test_random_runs(drive: Make, expected_completion: Make, seed: int) -> None:
-    """Submits, aborts, forks and cache resets between steps, on random sizes; `drive` checks each step."""
+def test_random_operations_give_the_right_tokens(drive: Make, expected_completion: Make, seed: int) -> None:
+    """Submits, aborts, forks and cache resets between steps, with random sizes; `drive` checks each step."""
     rng = random.Random(seed)
     one = drive(
         num_blocks=rng.randrange(12, 40),
@@ -105,11 +107,11 @@ def test_random_runs(drive: Make, expected_completion: Make, seed: int) -> None:
     for request in requests:
         if request.finish_reason == "length":
             assert request.output_token_ids == expected_completion(request.prompt_token_ids, request.max_tokens)
-    assert_as_it_began(one)
+    assert_as_new(one)
 
 
-def test_nobody_starves(drive: Make) -> None:
-    """Requests that never stop arriving cannot keep an early big one out, nor begin before it."""
+def test_large_request_does_not_starve(drive: Make) -> None:
+    """Later requests neither keep an earlier large one waiting nor start before it."""
     rng = random.Random(3)
     one = drive(num_blocks=16, block_size=4, max_num_seqs=8)
     for _ in range(4):
@@ -120,12 +122,12 @@ def test_nobody_starves(drive: Make) -> None:
     while not big.is_finished:
         later.append(one.submit(random_prompt(rng, 8), 8))
         one.step()
-        assert len(later) < 200, "the big request never ends"
+        assert len(later) < 200, "the large request did not end"
         if big.state is RequestState.WAITING:
             assert all(request.state is RequestState.WAITING for request in later)
 
 
-def test_of_one_priority_all_are_admitted_in_order_of_arrival(drive: Make) -> None:
+def test_requests_of_equal_priority_are_admitted_in_arrival_order(drive: Make) -> None:
     rng = random.Random(8)
     one = drive(num_blocks=24, block_size=4, max_num_seqs=6)
     for _ in range(60):
@@ -136,7 +138,7 @@ def test_of_one_priority_all_are_admitted_in_order_of_arrival(drive: Make) -> No
     assert len(admitted) == 60
 
 
-def test_two_runs_are_the_same(drive: Make) -> None:
+def test_equal_runs_are_deterministic(drive: Make) -> None:
     def history() -> list[object]:
         rng = random.Random(42)
         one = drive(num_blocks=20, block_size=4, max_num_seqs=6)

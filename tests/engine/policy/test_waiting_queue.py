@@ -1,4 +1,4 @@
-"""Requests that wait, in any order of coming and going."""
+"""The waiting queue, with requests that come and go in any order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.storm) for seed in (1, 2, 3, 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_it_is_always_the_first_by_rank_who_is_next(seed: int) -> None:
+def test_first_is_always_the_lowest_rank(seed: int) -> None:
     randomness = random.Random(seed)
     outside = [make_request(n, randomness.randrange(50), randomness.randrange(3)) for n in range(200)]
     queue, inside = WaitingQueue(), list[Request]()
@@ -51,8 +51,8 @@ def test_it_is_always_the_first_by_rank_who_is_next(seed: int) -> None:
     assert not queue
 
 
-class Model:
-    """The same said plainly: everything is looked through each time."""
+class PlainQueue:
+    """A plain model of the queue that searches everything each time."""
 
     def __init__(self) -> None:
         self.waiting: list[Request] = []
@@ -78,13 +78,13 @@ class Model:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_clients_and_their_batches_take_turns(seed: int) -> None:
+def test_clients_and_their_batches_are_served_fairly(seed: int) -> None:
     randomness = random.Random(seed)
     outside = [make_request(n, randomness.randrange(50), randomness.randrange(2)) for n in range(60)]
     for request in outside:
         request.client, request.batch = randomness.choice("abc"), randomness.choice("xyz")
         request.prompt_token_ids = [1] * randomness.randrange(1, 5)
-    queue, model = WaitingQueue(), Model()
+    queue, model = WaitingQueue(), PlainQueue()
     for _ in range(3_000):
         action = randomness.random()
         if outside and action < 0.4:
@@ -113,7 +113,7 @@ def test_clients_and_their_batches_take_turns(seed: int) -> None:
             assert queue.batch_usage(request).num_tokens == model.held(request.client, request.batch)
 
 
-def test_a_single_request_does_not_wait_for_somebody_else_s_thousand() -> None:
+def test_single_request_does_not_wait_for_a_thousand_of_another_client() -> None:
     queue = WaitingQueue()
     for number in range(1000):
         request = make_request(number, arrival_ns=number)
@@ -136,10 +136,10 @@ def test_a_single_request_does_not_wait_for_somebody_else_s_thousand() -> None:
         queue.remove(request)
         queue.record_start(request)
         numbers.append(request.number)
-    assert numbers == [1, 2001, 2]  # of the client's batches first those that hold nothing
+    assert numbers == [1, 2001, 2]  # batches of the client that hold nothing come first
 
 
-def test_who_comes_and_leaves_again_and_again_takes_no_more_room() -> None:
+def test_requests_that_come_and_go_do_not_use_more_memory() -> None:
     queue = WaitingQueue()
     queue.add_request(make_request(0))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""A GPU that is not there: shapes and types alone, and a ledger of what its memory would hold."""
+"""A GPU emulated by shapes and dtypes alone, with an account of the memory it would use."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from kvscope_kernels.rotate_write import Rotation
 GIB = 1 << 30
 DEVICE = torch.device("cuda:0")
 GRANULE = 512
-"""Bytes that an allocation is rounded up to, as torch's allocator does."""
+"""Granularity of allocations in bytes, as in torch's allocator."""
 CONTEXT_BYTES = 500 << 20
-"""Taken by the driver for a process that uses CUDA."""
+"""Bytes used by the driver for a process that uses CUDA."""
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the storages of tensors on the GPU as operations make them, and their ends."""
+class GpuMemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages of GPU tensors as operations make and free them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def restart_peak(self) -> None:
-        """Of what is held from now on."""
+        """Restart the peak from what is held now."""
         self.peak = self.held
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -65,8 +65,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.held -= size
 
 
-class Indexing(TorchFunctionMode):
-    """Indexing and copying by other means: torch's own asks the driver first which device is current."""
+class FakeIndexing(TorchFunctionMode):
+    """Implements indexing and copying by other operations, because torch's own first ask the driver for the current
+    device.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _BY_OTHER_MEANS and any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in args[:2]):
@@ -90,7 +92,7 @@ def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
 
 
 def _view(tensor: torch.Tensor, index: Any) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """What slices, numbers and None make of it, and what is left to pick by tensors, an axis each."""
+    """Apply slices, numbers and None. Returns the view and the remaining index tensors per axis."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if any(part is Ellipsis for part in parts):
         at = next(i for i, part in enumerate(parts) if part is Ellipsis)
@@ -121,7 +123,7 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Its storage's own, which no other has."""
+    """Return an address that no other storage has."""
     return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
 
 
@@ -137,12 +139,12 @@ _BY_OTHER_MEANS: Final[dict[Any, Callable[..., Any]]] = {
 
 @dataclass
 class FakeGpu:
-    """A card of `total_bytes`, as a `DeviceMemory`."""
+    """A GPU of `total_bytes`, as a `DeviceMemory`."""
 
     total_bytes: int
     num_multiprocessors: int = 128
     compute_capability: int = 89
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: GpuMemoryLedger = field(default_factory=GpuMemoryLedger)
     promised: int = 0
     draws: bool = False
     holders: GpuHolders = field(default_factory=lambda: GpuHolders(""))
@@ -160,7 +162,7 @@ class FakeGpu:
         return self.ledger.peak
 
     def release_unused(self) -> None:
-        """Nothing is kept that no tensor uses."""
+        """Do nothing: no unused memory is kept."""
 
     def reserved_bytes(self) -> int:
         return self.ledger.held
@@ -173,7 +175,7 @@ class FakeGpu:
 
 
 def shape_true_ops() -> Ops:
-    """Stand-ins for the kernels: results of the right shape, and nothing else."""
+    """Return stand-ins for the kernels that return results of the right shape only."""
 
     def attend(args: AttentionArgs, *_: Any) -> torch.Tensor:
         return args.made_out()
@@ -202,7 +204,7 @@ def shape_true_ops() -> Ops:
         return x.new_empty((*x.shape[:-1], len(weight)), dtype=dtype or x.dtype)
 
     def mix_experts(x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-        inner = x.new_empty(ids.numel(), weights.down.shape[2])  # what there is at once is counted as well
+        inner = x.new_empty(ids.numel(), weights.down.shape[2])  # existing tensors are counted as well
         parts = x.new_empty(ids.numel(), x.shape[1])
         return torch.empty_like(x) if len(inner) == len(parts) else x
 
@@ -227,20 +229,22 @@ def shape_true_ops() -> Ops:
 
 
 @pytest.fixture
-def indexing() -> type[Indexing]:
-    """For rehearsals that count other things than bytes."""
-    return Indexing
+def indexing() -> type[FakeIndexing]:
+    """The class `FakeIndexing`, for tests that count other things than bytes."""
+    return FakeIndexing
 
 
 @pytest.fixture
-def ledger() -> Ledger:
-    """Of bytes on the GPU, while it is entered."""
-    return Ledger()
+def ledger() -> GpuMemoryLedger:
+    """Account of bytes on the GPU, active while it is entered."""
+    return GpuMemoryLedger()
 
 
 @pytest.fixture
 def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """A context in which a GPU of so many bytes is there, but computes nothing: proofs find no difference."""
+    """Function that returns a context with an emulated GPU of the given size, on which verification finds no
+    difference.
+    """
     from kvscope_engine.model import tensor_agreement
     from kvscope_engine.model.layers.fused import float32_head, fused_experts, fused_mlp, fused_norm, packed_linear
     from kvscope_engine.model.tensor_agreement import Difference
@@ -263,7 +267,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         with ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(card.ledger)
-            stack.enter_context(Indexing())
+            stack.enter_context(FakeIndexing())
             yield card
 
     return gpu

@@ -1,4 +1,4 @@
-"""What a GPU's memory holds at each moment of a start, for 8, 14 and 30 billion parameters: it fits, or is refused."""
+"""GPU memory at each moment of a start, for 8, 14 and 30 billion parameters: the model fits or is refused."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from kvscope_telemetry.messages.telemetry import ModelInfo
 
 GIB = 1 << 30
 CONTEXT_BYTES = 500 << 20
-"""As the rehearsal's card has it."""
+"""Compute capability of the emulated GPU."""
 CARDS = {24: int(23.6 * GIB), 48: int(47.5 * GIB), 80: int(79.1 * GIB)}
-"""What torch says of cards sold as so many GB."""
+"""Total bytes that torch reports for GPUs sold with this many GB."""
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-8b": LLAMA_SHAPES["8b"],
     "qwen3-14b": {
@@ -65,7 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 INPUTS_BYTES = 1 << 20
-"""At most, of the ids and positions of the step that is profiled: afterwards they lie in the buffer of a step."""
+"""Maximum bytes of the ids and positions of the profiled step; later they are in the step buffer."""
 CONFIG = EngineConfig(model="any")
 
 
@@ -77,7 +77,7 @@ def hf_config(name: str) -> Any:
 
 
 def load(config: Any, name: str, cpu_offload_gb: float = 0.0) -> LoadedModel:
-    """As the loader leaves a model: on the GPU but for what stays on the host, our attention in it."""
+    """Return a model as the loader does: on the GPU except for offloaded layers, with our attention."""
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -103,7 +103,7 @@ def load(config: Any, name: str, cpu_offload_gb: float = 0.0) -> LoadedModel:
 
 
 def no_init() -> Any:
-    """Weights are not filled: there is nothing to fill."""
+    """Skip filling the weights, which have no data."""
     from transformers.initialization import no_init_weights
 
     return no_init_weights()
@@ -114,9 +114,9 @@ def no_init() -> Any:
     [("llama-8b", 24), ("qwen3-30b-a3b", 80), pytest.param("qwen3-14b", 48, marks=pytest.mark.storm)],
 )
 def test_every_moment_of_a_start_fits(rehearsed: Callable[..., Any], name: str, smallest: int) -> None:
-    """All layers, on the smallest card that is promised; what a larger one adds is for the blocks."""
+    """With all layers, on the smallest supported GPU; a larger GPU only adds blocks."""
     with rehearsed(CARDS[smallest], runs_proofs=False) as gpu:
-        moments = Moments(gpu)
+        moments = PeakRecorder(gpu)
         loaded = load(hf_config(name), name)
         moments.end("load")
         _check_joining(gpu, loaded)
@@ -134,22 +134,22 @@ def test_every_moment_of_a_start_fits(rehearsed: Callable[..., Any], name: str, 
         assert larger.fits == (size >= smallest)
         if larger.fits:
             assert larger.kv - plan.kv == pytest.approx(0.9 * (total - CARDS[smallest]), abs=8)
-            assert larger.others + larger.needed + larger.kv == larger.allowed, "nothing is left lying"
+            assert larger.others + larger.needed + larger.kv == larger.allowed, "no memory may be unused"
 
 
-def test_a_model_larger_than_the_card_runs_with_weights_in_host_memory(
+def test_model_larger_than_the_gpu_runs_with_offloaded_weights(
     rehearsed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never more there than what stays and three layers; what is freed is for the blocks."""
-    monkeypatch.setattr(streaming, "CudaStreams", lambda _: Unordered())
+    """GPU memory never exceeds the resident layers plus three; the freed memory goes to blocks."""
+    monkeypatch.setattr(streaming, "CudaStreams", lambda _: ImmediateStreams())
     monkeypatch.setattr(streaming, "CudaPinner", lambda: None)
-    monkeypatch.setattr(streaming, "HostSlab", RoomOnHost)
+    monkeypatch.setattr(streaming, "HostSlab", FakeHostSlab)
     offloaded = replace(CONFIG, cpu_offload_gb=3.0, enforce_eager=True)
     config = hf_config("qwen3-14b")
     config.num_hidden_layers = 8
     config.layer_types = config.layer_types[:8]
     with rehearsed(8 * GIB, runs_proofs=False) as gpu:
-        moments = Moments(gpu)
+        moments = PeakRecorder(gpu)
         loaded = load(config, "8 of 40 layers", offloaded.cpu_offload_gb)
         resident = gpu.held_bytes()
         moments.end("load")
@@ -168,8 +168,8 @@ def test_a_model_larger_than_the_card_runs_with_weights_in_host_memory(
         streaming.close_streaming(loaded.module)
 
 
-class RoomOnHost:
-    """Host memory of which only the size is there."""
+class FakeHostSlab:
+    """Host memory of which only the size exists."""
 
     note = ""
 
@@ -180,7 +180,7 @@ class RoomOnHost:
     def close(self) -> None: ...
 
 
-class Unordered:
+class ImmediateStreams:
     """Streams of a device that computes nothing."""
 
     def run(self, lane: str, work: Callable[[], None]) -> None:
@@ -194,21 +194,21 @@ class Unordered:
     def finish(self, lane: str) -> None: ...
 
 
-class Moments:
-    """What the GPU held at most in each part of a start."""
+class PeakRecorder:
+    """Peak GPU memory of each part of a start."""
 
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
         self.peaks: dict[str, int] = {}
 
     def end(self, name: str, beyond: int = 0) -> None:
-        """Of the part that ends here; `beyond` is what it takes that was not rehearsed."""
+        """End the current part; `beyond` is memory that the emulation does not cover."""
         self.peaks[name] = self._gpu.peak_bytes() + beyond
         self._gpu.restart_peak()
 
 
-def test_proofs_take_little_beside_the_weights(rehearsed: Callable[..., Any]) -> None:
-    """Of four layers of the larger shape: what is kept of a layer's run is small beside the layer."""
+def test_verification_needs_little_memory_besides_the_weights(rehearsed: Callable[..., Any]) -> None:
+    """Uses four layers of the larger model: what is kept of one layer's run is small compared with the layer."""
     config = hf_config("qwen3-14b")
     config.num_hidden_layers = 4
     config.layer_types = config.layer_types[:4]
@@ -218,7 +218,7 @@ def test_proofs_take_little_beside_the_weights(rehearsed: Callable[..., Any]) ->
 
 
 def _check_joining(gpu: Any, loaded: LoadedModel) -> None:
-    """Never more than a layer beyond the weights, and afterwards no more than they."""
+    """Check that fusing never needs more than one layer beyond the weights, and keeps none of it."""
     weights = gpu.held_bytes()
     layers: Any = loaded.module.get_submodule("model.layers")
     largest = max(sum(p.nbytes for p in layer.parameters()) for layer in layers)
@@ -229,8 +229,8 @@ def _check_joining(gpu: Any, loaded: LoadedModel) -> None:
     assert gpu.peak_bytes() + CONTEXT_BYTES <= gpu.total_bytes
 
 
-def _check_kv(gpu: Any, loaded: LoadedModel, moments: Moments) -> MemoryPlan:
-    """Blocks take what a step leaves of the share that may be used, on this card and on larger ones."""
+def _check_kv(gpu: Any, loaded: LoadedModel, moments: PeakRecorder) -> MemoryPlan:
+    """Check that blocks get the memory that a step leaves, on this GPU and on larger ones."""
     one_block = block_bytes([c.shape for c in check_hook(loaded.module)], CONFIG.block_size, loaded.dtype)
     plan = plan_memory(CONFIG, loaded, gpu, one_block)
     plan.check("it", "cuda:0")
@@ -248,7 +248,7 @@ def _check_kv(gpu: Any, loaded: LoadedModel, moments: Moments) -> MemoryPlan:
     return plan
 
 
-def test_graphs_of_prefills_are_left_out_where_they_leave_little_for_blocks() -> None:
+def test_prefill_graphs_are_left_out_if_they_leave_little_for_blocks() -> None:
     plan = MemoryPlan(
         total=24 * GIB,
         utilization=1.0,
@@ -271,7 +271,7 @@ def test_graphs_of_prefills_are_left_out_where_they_leave_little_for_blocks() ->
     assert "graphs" not in with_room_for_blocks(tight).parts()
 
 
-def test_what_is_missing_is_said_by_name(rehearsed: Callable[..., Any]) -> None:
+def test_missing_memory_is_reported_by_part(rehearsed: Callable[..., Any]) -> None:
     plan = MemoryPlan(
         total=CARDS[24],
         utilization=0.9,
@@ -296,7 +296,7 @@ def test_what_is_missing_is_said_by_name(rehearsed: Callable[..., Any]) -> None:
     replace(plan, weights=16 * GIB).check("some/model", "cuda:0")
 
 
-def test_14b_on_24_gb_is_refused_before_it_is_loaded(rehearsed: Callable[..., Any]) -> None:
+def test_model_of_14b_on_24_gb_is_refused_before_loading(rehearsed: Callable[..., Any]) -> None:
     plan = blueprint(hf_config("qwen3-14b"), "qwen3-14b")
     with rehearsed(CARDS[24]) as gpu, pytest.raises(KvscopeError) as refused:
         _check_gpu_memory(plan, ModelName("hub", "Qwen/Qwen3-14B"), torch.bfloat16, gpu, CONFIG)
@@ -317,8 +317,8 @@ def test_14b_on_24_gb_is_refused_before_it_is_loaded(rehearsed: Callable[..., An
         _check_gpu_memory(small, ModelName("hub", "some/8B"), torch.bfloat16, gpu, CONFIG)
 
 
-def test_windows_and_other_engines_keep_theirs(rehearsed: Callable[..., Any]) -> None:
-    """On a card that draws them, and with what an engine beside has planned for and not taken."""
+def test_desktop_and_other_engines_keep_their_memory(rehearsed: Callable[..., Any]) -> None:
+    """On a GPU that draws the desktop, next to an engine that has not yet allocated all it planned."""
     plan = blueprint(hf_config("llama-8b"), "llama-8b")
     with rehearsed(CARDS[24], runs_proofs=False) as gpu:
         config = hf_config("llama-8b")

@@ -1,4 +1,4 @@
-"""Limits of a device: measured once, kept for a day, unknown rather than a failed start."""
+"""Measured limits of a device: measured once, kept for a day, and unknown if measuring fails."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
-    begin_anew()
+    forget_limits()
     yield tmp_path
-    begin_anew()
+    forget_limits()
 
 
-def begin_anew() -> None:
-    """As another start: what this process knew is forgotten."""
+def forget_limits() -> None:
+    """Clear what this process knows, like a restart."""
     limits._limits.cache_clear()
 
 
@@ -41,7 +41,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     return asked
 
 
-def test_a_cpu_reads_and_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_CPU_BYTES", 1 << 20)
     monkeypatch.setattr(limits, "_CPU_SIDE", 16)
     found = limits.measure(CPU, torch.float32)
@@ -49,38 +49,38 @@ def test_a_cpu_reads_and_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.flops_per_s > 0
 
 
-def test_a_type_that_a_cpu_is_slow_at_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_dtype_of_a_cpu_does_not_set_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "_CPU_BYTES", 1 << 20)
     took_s = {torch.bfloat16: 2.0, torch.float32: 1.0}
     monkeypatch.setattr(limits, "measured_product_s", lambda device, side, dtype: took_s[dtype])
     assert limits.measure(CPU, torch.bfloat16).flops_per_s == 2 * 512**3
 
 
-def test_it_is_measured_once_a_device_and_type(folder: Path, measured: list[torch.dtype]) -> None:
+def test_limits_are_measured_once_per_device_and_dtype(folder: Path, measured: list[torch.dtype]) -> None:
     for _ in range(2):
         assert device_limits(CPU, "a CPU", torch.float32) == DeviceLimits(5, 1)
-        begin_anew()
+        forget_limits()
     assert device_limits(CPU, "another", torch.float32) == DeviceLimits(5, 2)
     assert device_limits(CPU, "a CPU", torch.bfloat16) == DeviceLimits(5, 3)
     assert measured == [torch.float32, torch.float32, torch.bfloat16]
 
 
-def test_what_is_older_than_a_day_is_measured_again(folder: Path, measured: list[torch.dtype]) -> None:
+def test_limits_older_than_a_day_are_measured_again(folder: Path, measured: list[torch.dtype]) -> None:
     device_limits(CPU, "a CPU", torch.float32)
     place = folder / "device_limits.json"
     kept = {key: [1, 1, time.time() - 2 * 24 * 3600] for key in json.loads(place.read_text("utf-8"))}
     place.write_text(json.dumps(kept), "utf-8")
-    begin_anew()
+    forget_limits()
     assert device_limits(CPU, "a CPU", torch.float32) == DeviceLimits(5, 2)
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{", '{"a": 1}'])
-def test_a_damaged_file_is_written_anew(folder: Path, measured: list[torch.dtype], damage: str) -> None:
+def test_damaged_limits_file_is_replaced(folder: Path, measured: list[torch.dtype], damage: str) -> None:
     (folder / "device_limits.json").write_text(damage, "utf-8")
     assert device_limits(CPU, "a CPU", torch.float32) == DeviceLimits(5, 1)
 
 
-def test_what_cannot_be_measured_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_that_cannot_be_measured_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
         raise RuntimeError("no memory")
 

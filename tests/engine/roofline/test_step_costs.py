@@ -1,4 +1,4 @@
-"""The work of a step against the same counted plainly, position by position and weight by weight."""
+"""The work of a step compared with plain counting, position by position and weight by weight."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("decodes", "chunks"), STEPS)
-def test_positions_are_those_that_attention_sees(decodes: list[int], chunks: list[tuple[int, int, bool]]) -> None:
+def test_work_equals_a_plain_count(decodes: list[int], chunks: list[tuple[int, int, bool]]) -> None:
     spans = [(start, 1) for start in decodes] + [(start, num) for start, num, _ in chunks]
     read = written = attention = 0
     for kind, count in MODEL.kinds.items():
@@ -61,7 +61,7 @@ def test_positions_are_those_that_attention_sees(decodes: list[int], chunks: lis
     assert work.other_bytes == 30 * num_tokens + 8 * 11 * num_samples
 
 
-def test_decodes_that_choose_read_less_and_prompts_as_ever() -> None:
+def test_sparse_decodes_read_less_and_prompts_the_same() -> None:
     choosing = ModelWork(kinds={FULL._replace(attended=lambda num_tokens: num_tokens // 4): 1}, weights_bytes=0)
     plain = ModelWork(kinds={FULL: 1}, weights_bytes=0)
     decode, prompt = plan([39], []), plan([], [(0, 20, True)])
@@ -69,18 +69,18 @@ def test_decodes_that_choose_read_less_and_prompts_as_ever() -> None:
     assert choosing.of(prompt) == plain.of(prompt)
 
 
-def test_a_step_of_nothing_is_no_work() -> None:
+def test_empty_step_has_no_work() -> None:
     assert MODEL.of(StepPlan((), 0)) == Work()
 
 
-def test_more_tokens_touch_more_experts_and_never_more_than_all() -> None:
+def test_more_tokens_read_more_experts_up_to_all() -> None:
     model = ModelWork(kinds={}, weights_bytes=10, expert_bytes=800, expert_share=2 / 8)
     read = [model.of(plan([0] * count, [])).weights_bytes - 10 for count in (1, 2, 100)]
     assert read == [200, 350, 800]
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_of_a_real_model_its_linear_layers_are_counted(tiny_loaded: Callable[..., LoadedModel], is_tied: bool) -> None:
+def test_linear_layers_of_a_real_model_are_counted(tiny_loaded: Callable[..., LoadedModel], is_tied: bool) -> None:
     loaded = tiny_loaded("llama", tie_word_embeddings=is_tied)
     layers = [
         part for name, part in loaded.module.named_modules() if isinstance(part, nn.Linear) and "head" not in name
@@ -92,7 +92,7 @@ def test_of_a_real_model_its_linear_layers_are_counted(tiny_loaded: Callable[...
     config = loaded.hf_config
     again = (
         config.num_hidden_layers * 3 * config.hidden_size
-    )  # queries, keys and values take the same; so do gate and up
+    )  # queries, keys and values have the same size, and so do gate and up
     numbers = sum(part.in_features + part.out_features for part in layers) - again
     assert work.token_bytes == numbers * loaded.dtype.itemsize
     assert work.head_flops == 2 * config.vocab_size * config.hidden_size
@@ -102,10 +102,8 @@ def test_of_a_real_model_its_linear_layers_are_counted(tiny_loaded: Callable[...
 
 
 @pytest.mark.parametrize("has_shared", [False, True])
-def test_of_a_real_model_a_token_reads_the_experts_that_it_takes(
-    tiny_loaded: Callable[..., LoadedModel], has_shared: bool
-) -> None:
-    """And those that all share, as the rest of the layer."""
+def test_token_reads_only_its_experts(tiny_loaded: Callable[..., LoadedModel], has_shared: bool) -> None:
+    """Shared experts count with the rest of the layer."""
     sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
     shared = {"shared_expert_intermediate_size": 32} if has_shared else {}
     loaded = tiny_loaded("qwen2_moe" if has_shared else "qwen3_moe", **sizes, **shared)

@@ -1,4 +1,4 @@
-"""What a person is told of how weights are held: in words, with what a step reads."""
+"""The line that describes how weights are stored and how many bytes a step reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Load = Callable[..., LoadedModel]
 PLAIN = Fused(2, 2, 5, 2, False, True)
 
 
-def test_the_words_follow_what_became_of_the_layers(tiny_loaded: Load) -> None:
+def test_weights_line_describes_the_layers(tiny_loaded: Load) -> None:
     loaded, work = tiny_loaded("llama"), ModelWork(kinds={}, weights_bytes=66_000_000, head_bytes=32_000_000)
     name_format(loaded.module, "Q4_1")
 
@@ -48,18 +48,18 @@ def test_the_words_follow_what_became_of_the_layers(tiny_loaded: Load) -> None:
     assert weights_line(loaded, PLAIN, None) == "weights: float32"
 
 
-def test_experts_count_as_one_token_takes_them() -> None:
+def test_experts_count_as_read_by_one_token() -> None:
     work = ModelWork(kinds={}, weights_bytes=10, head_bytes=5, expert_bytes=80, expert_share=0.25)
     assert work.weights_read(1, 1) == 35
     assert work.weights_read(1, 0) == 30
 
 
-def test_sizes_are_read_by_people() -> None:
+def test_sizes_are_formatted_for_people() -> None:
     sizes = {120_000: "0.1 MB", 98_200_000: "98 MB", 999_400_000: "999 MB", 16_060_000_000: "16.1 GB"}
     assert {num: size(num) for num in sizes} == sizes
 
 
-def test_what_the_default_model_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_the_default_model_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     header = GgufHeader(
         shapes={"token_embd.weight": (64, 32), "blk.0.attn_q.weight": (64, 64), "output_norm.weight": (64,)},
         places={
@@ -76,7 +76,7 @@ def test_what_the_default_model_would_be(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(default_weights, "gguf_file", lambda _: file)
     assert default_weights.default_weights() == ("the file's own 4 bits (Q4_1), 0.0 MB read a step", True)
     assert default_weights.packed_bytes(header) == 64 * 32 * 9 // 8 + 64 * 64 * 5 // 8 + 4 * 64
-    header.places["output.weight"] = header.places["token_embd.weight"]  # the table is only looked up in then
+    header.places["output.weight"] = header.places["token_embd.weight"]  # the table is only looked up in this case
     header.shapes["output.weight"] = (64, 64)
     assert default_weights.packed_bytes(header) == 64 * 64 * 9 // 8 + 64 * 64 * 5 // 8 + 4 * 64
     monkeypatch.setattr(default_weights, "gguf_file", lambda _: None)

@@ -1,4 +1,4 @@
-"""A small engine that takes no model, a client without any library of ours, and processes that serve it."""
+"""Fixtures: a fake engine without a model, a client with plain sockets, and processes that serve the engine."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WAIT_MS = 60_000
 _Message = TypeVar("_Message")
 
 
-class Client:
-    """Sends commands, collects every reply, and listens to the telemetry when asked to."""
+class PlainClient:
+    """Sends commands, collects every reply, and receives telemetry on request."""
 
     def __init__(self, folder: Path) -> None:
         self.replies: list[Reply] = []
@@ -41,7 +41,7 @@ class Client:
     def receive(
         self, kind: type[_Message] | tuple[type[_Message], ...], where: Callable[[_Message], bool] = lambda m: True
     ) -> _Message:
-        """The next reply of this kind; the others are in `replies` too."""
+        """Return the next reply of this type; `replies` keeps the others too."""
         while True:
             reply = decode_reply(self.dealer.recv())
             self.replies.append(reply)
@@ -53,7 +53,7 @@ class Client:
         return self.receive(kind)
 
     def telemetry(self, kind: type[_Message], where: Callable[[_Message], bool] = lambda m: True) -> _Message:
-        """The next telemetry message of this kind."""
+        """Return the next telemetry message of this type."""
         while True:
             message: TelemetryMessage = decode_telemetry(self._subscriber.recv())
             if isinstance(message, kind) and where(message):
@@ -67,7 +67,7 @@ class Client:
         return status
 
     def run(self, submit: Submit) -> tuple[list[Tokens], Finished]:
-        """Submit, and everything said about it until it ended."""
+        """Submit, and return the tokens and the end of the request."""
         self.send(submit)
         first = len(self.replies)
         finished = self.receive(Finished, lambda f: f.request_id == submit.request_id)
@@ -88,25 +88,25 @@ class Client:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short enough for a socket's path, whatever the name of the test."""
+    """A folder with a path short enough for sockets, whatever the test's name."""
     path = Path(tempfile.mkdtemp(prefix="kv-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
-def client(folder: Path) -> Iterator[Client]:
-    client = Client(folder)
+def client(folder: Path) -> Iterator[PlainClient]:
+    client = PlainClient(folder)
     yield client
     client.close()
 
 
 @pytest.fixture
-def new_client(folder: Path) -> Iterator[Callable[[], Client]]:
-    clients: list[Client] = []
+def new_client(folder: Path) -> Iterator[Callable[[], PlainClient]]:
+    clients: list[PlainClient] = []
 
-    def make() -> Client:
-        clients.append(Client(folder))
+    def make() -> PlainClient:
+        clients.append(PlainClient(folder))
         return clients[-1]
 
     yield make
@@ -116,7 +116,7 @@ def new_client(folder: Path) -> Iterator[Callable[[], Client]]:
 
 @pytest.fixture(scope="session")
 def fake() -> ModuleType:
-    """The module `fake_engine.py` beside this file."""
+    """The module `fake_engine.py` next to this file."""
     spec = importlib.util.spec_from_file_location("fake_engine", HERE / "fake_engine.py")
     assert spec is not None
     assert spec.loader is not None
@@ -128,7 +128,7 @@ def fake() -> ModuleType:
 
 @pytest.fixture
 def serving(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a process that serves a fake engine; keyword arguments are its options."""
+    """Function that starts a process serving a fake engine with the given options."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(**options: Any) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""An engine of few lines that keeps the promises of `ServedEngine`, and a process that serves it.
+"""A small engine that implements `ServedEngine`, and a process that serves it.
 
 As a script: `fake_engine.py ENDPOINT [option=value]…`, with the fields of `Options`.
 """
@@ -48,38 +48,38 @@ NUM_BLOCKS = 8
 
 
 @dataclass(frozen=True)
-class Options:
-    """How it behaves."""
+class FakeEngineOptions:
+    """Behaviour of the fake engine."""
 
     step_s: float = 0.0
     prompt_s: float = 0.0
-    """How long a prompt that begins with "slow" takes to become tokens."""
+    """Seconds to tokenize a prompt that starts with "slow"."""
     block_s: float = 0.0
-    """How long the text of a block takes."""
+    """Seconds to get the text of a block."""
     pack_s: float = 0.0
-    """How long a snapshot takes."""
+    """Seconds to make a snapshot."""
     fail_at_step: int = 0
-    """The step whose forward pass raises; 0 for none."""
+    """Number of the step whose forward pass raises; 0 for none."""
     load_s: float = 0.0
     may_load: Callable[[], bool] = bool
-    """Ends the loading before its time."""
+    """Event that ends the loading early."""
     load_error: str = ""
-    """A failure to load: "bad input", "no memory" or "bug"."""
+    """Error while loading: "bad input", "no memory" or "bug"."""
     hang: str = ""
-    """Where it computes without end: "load" or "step"; with the interpreter's lock: "load C" or "step C". With "build"
-    it waits for a program that waits for another."""
+    """Where it computes endlessly: "load" or "step", or while holding the interpreter lock "load C" or "step C". With
+    "build" it waits for a program that waits for another."""
     stop_s: float = 10.0
     exit_with_parent: int = 0
     record: str = ""
-    """A file to record to."""
+    """Path of a recording to write."""
     max_model_len: int = 0
     max_request_tokens: int = 0
-    """What the whole block pool holds."""
+    """Number of tokens that the whole block pool holds."""
 
 
 @dataclass
-class Completion:
-    """What is left to say of one."""
+class FakeCompletion:
+    """The remaining tokens of a completion."""
 
     request_id: str
     index: int
@@ -91,7 +91,7 @@ class Completion:
 
 @dataclass
 class FakeInterventions:
-    """Says yes to everything about even blocks and requests, and notes it."""
+    """Accepts interventions for even blocks and requests, and records them."""
 
     pinned: list[int] = field(default_factory=list)
     limits: tuple[int, int] = (16, 64)
@@ -130,7 +130,7 @@ class FakeInterventions:
 
 @dataclass
 class FakeStops:
-    """Notes what it is told."""
+    """Records its calls."""
 
     calls: list[str] = field(default_factory=list)
 
@@ -155,25 +155,25 @@ class FakeStops:
 
 @dataclass
 class FakeEngine:
-    """One token a step for each completion: the step's number."""
+    """Generates one token per step and completion: the step's number."""
 
-    options: Options
+    options: FakeEngineOptions
     publish: Publish
     step_count: int = 0
     step_started_ns: int = 0
     last_seq: int = 0
     num_snapshots: int = 0
     may_step: threading.Event = field(default_factory=threading.Event)
-    """Cleared by a test that needs a step to last until it says."""
+    """Event that a test clears to make a step last until it is set."""
     closed: bool = False
     failure: str = ""
     num_idle: int = 0
-    """Times that it was left to itself."""
+    """How often the engine was idle."""
     is_ahead: bool = False
-    """Whether a step may be in flight."""
-    running: list[Completion] = field(default_factory=list)
+    """Whether a step is in flight."""
+    running: list[FakeCompletion] = field(default_factory=list)
     listed: list[str] = field(default_factory=list)
-    """Ids of those that were aborted before their prompts were read."""
+    """Ids of requests aborted before their prompts were tokenized."""
     interventions: FakeInterventions = field(default_factory=FakeInterventions)
     stops: FakeStops = field(default_factory=FakeStops)
 
@@ -216,7 +216,7 @@ class FakeEngine:
         sampling = submit.sampling
         for index in range(sampling.n):
             tokens = sampling.max_tokens or 1_000_000
-            self.running.append(Completion(submit.request_id, index, tokens, len(submit.prompt)))
+            self.running.append(FakeCompletion(submit.request_id, index, tokens, len(submit.prompt)))
         return Accepted(
             request_id=submit.request_id,
             numbers=tuple(range(1, sampling.n + 1)),
@@ -283,7 +283,7 @@ class FakeEngine:
     def close(self) -> None:
         self.closed = True
 
-    def _say(self, completion: Completion) -> list[Tokens | Finished]:
+    def _say(self, completion: FakeCompletion) -> list[Tokens | Finished]:
         outputs: list[Tokens | Finished] = []
         if completion.num_left:
             completion.num_left -= 1
@@ -296,7 +296,7 @@ class FakeEngine:
             outputs.append(self._ended(completion))
         return outputs
 
-    def _ended(self, completion: Completion) -> Finished:
+    def _ended(self, completion: FakeCompletion) -> Finished:
         return Finished(
             request_id=completion.request_id,
             index=completion.index,
@@ -311,7 +311,7 @@ class FakeEngine:
 
 
 def hang(where: str, here: str) -> None:
-    """In C, where the interpreter's lock is held for ever, or let go of."""
+    """Hang in C while holding the interpreter lock, or in Python."""
     if where == f"{here} C":
         sum(itertools.repeat(1))
     elif where == here:
@@ -321,8 +321,8 @@ def hang(where: str, here: str) -> None:
         subprocess.run(["sh", "-c", "sleep 986.25 & wait"])
 
 
-def builder(options: Options) -> BuildEngine:
-    """Loads a FakeEngine the way a model is loaded: it takes its time, tells of it, and may fail."""
+def builder(options: FakeEngineOptions) -> BuildEngine:
+    """Return a function that loads a FakeEngine like a model: slowly, with progress, and possibly failing."""
 
     def build(progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> FakeEngine:
         deadline = time.monotonic() + options.load_s
@@ -330,7 +330,7 @@ def builder(options: Options) -> BuildEngine:
         progress(fetched)
         hang(options.hang, "load")
         while time.monotonic() < deadline and not options.may_load():
-            progress(fetched)  # again and again: who listens hears that it does
+            progress(fetched)  # repeated, so that a subscriber notices that it is connected
             time.sleep(0.005)
         if options.load_error == "bad input":
             raise BadInput("model 'fake' is not accepted: it is not real")
@@ -344,14 +344,14 @@ def builder(options: Options) -> BuildEngine:
 
 
 def main() -> int:
-    """What `kvscope-engine serve` does, with another engine."""
+    """Run like `kvscope-engine serve` with the fake engine."""
     from kvscope_engine.cli import main as command
     from kvscope_engine.cli import serve
     from kvscope_engine.server.parent_watch import watch_parent
 
     words = dict(word.split("=", 1) for word in sys.argv[2:])
-    kinds = {name: type(value) for name, value in vars(Options()).items()}
-    options = Options(**{name: kinds[name](value) for name, value in words.items()})
+    kinds = {name: type(value) for name, value in vars(FakeEngineOptions()).items()}
+    options = FakeEngineOptions(**{name: kinds[name](value) for name, value in words.items()})
     if options.exit_with_parent:
         watch_parent(options.exit_with_parent)
     record = Path(options.record) if options.record else None

@@ -1,12 +1,12 @@
-"""Mutated commands against a serving engine, and what they cost a good client beside them.
+"""Mutated commands against a serving engine, and what they cost a well-behaved client.
 
     python tests/engine/server/fuzz_commands.py --count 1000000 --seed 1
 
-Starts an engine of no model in a process of its own, measures a good client alone, then sends mutated commands
-from several raw connections while the good client goes on, and prints a line of figures: how many messages were
-sent, how many of them were answered, the good client's latency (quiet and beside the storm), the engine's resident
-memory before and after. Exit code 1 when the engine ended, a reply could not be read, a failure names an exception
-of another family, or memory grew without bound. The same seed gives the same messages.
+Starts a fake engine in its own process, measures a well-behaved client alone, then sends mutated commands from several
+raw connections while that client continues, and prints a line of figures: messages sent and answered, the client's
+latency (alone and during the load), and the engine's resident memory before and after. The exit code is 1 if the
+engine ended, a reply could not be decoded, a failure names an unexpected exception, or memory grew without bound. The
+same seed gives the same messages.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from kvscope_telemetry.messages.wire import decode_reply, encode
 
 FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
 WINDOW = 64
-"""Commands under way on a connection: more would measure the queue, not the fuzz."""
+"""Commands in flight per connection: more would measure the queue instead of the commands."""
 MAX_GROWTH_BYTES = 96 << 20
 WAIT_MS = 30_000
 
 
 def good_commands() -> list[Command]:
-    """One of each kind and shape; what mutations begin from."""
+    """Return one command of each kind and form, from which mutations are made."""
     turns = (ChatMessage(role="system", content="be brief"), ChatMessage(role="user", content="why? ü€"))
     stop = SamplingParams(max_tokens=3, n=2, stop=("a", "bb"), seed=7, logprobs=2, temperature=0.5)
     return [
@@ -67,7 +67,7 @@ def good_commands() -> list[Command]:
 
 
 def mutated(randomness: random.Random, goods: list[bytes]) -> bytes:
-    """A message that is nearly a command, or nothing like one; never one that ends or pauses the engine."""
+    """Return a message that resembles a command or nothing at all, but never one that stops or pauses the engine."""
     while True:
         data = bytearray(randomness.choice(goods))
         for _ in range(randomness.randrange(1, 6)):
@@ -98,7 +98,7 @@ def _mutate(randomness: random.Random, data: bytearray, goods: list[bytes]) -> N
 
 
 class Fuzzer:
-    """One raw connection that sends its share and reads every reply; a process of its own, beside the good client's."""
+    """A raw connection that sends its share and reads every reply, in its own process."""
 
     def __init__(self, endpoint: str, count: int, seed: str) -> None:
         self.num_sent = self.num_replies = 0
@@ -108,13 +108,13 @@ class Fuzzer:
 
     @staticmethod
     def ran(endpoint: str, count: int, seed: str) -> Fuzzer:
-        """One that is through; what a process of the pool does."""
+        """Return a finished fuzzer; runs in a process of the pool."""
         fuzzer = Fuzzer(endpoint, count, seed)
         fuzzer.run()
         return fuzzer
 
     def run(self) -> None:
-        """Send, keeping `WINDOW` under way; GetStatus closes each window, so nothing is left unread."""
+        """Send with `WINDOW` commands in flight. A GetStatus ends each window, so that no reply is left unread."""
         context: zmq.Context[Any] = zmq.Context()
         dealer = context.socket(zmq.DEALER)
         dealer.rcvtimeo = WAIT_MS
@@ -145,7 +145,7 @@ class Fuzzer:
 
 
 class GoodClient(threading.Thread):
-    """Runs one-token requests one after another, and notes how long each takes."""
+    """Runs one-token requests one after another and records their latencies."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(daemon=True)
@@ -155,7 +155,7 @@ class GoodClient(threading.Thread):
         self._ending = threading.Event()
 
     def run(self) -> None:
-        """Until `end`."""
+        """Run until `end`."""
         context: zmq.Context[Any] = zmq.Context()
         dealer = context.socket(zmq.DEALER)
         dealer.rcvtimeo = WAIT_MS
@@ -170,7 +170,7 @@ class GoodClient(threading.Thread):
             context.term()
 
     def end(self) -> list[float]:
-        """Latencies in seconds, sorted."""
+        """Stop, and return the sorted latencies in seconds."""
         self._ending.set()
         self.join()
         return sorted(self.latencies_s)
@@ -185,7 +185,7 @@ class GoodClient(threading.Thread):
 
 
 def storm(count: int, seed: int, num_connections: int, quiet_s: float) -> tuple[str, list[str]]:
-    """A line of figures, and the faults found."""
+    """Return the line of figures and the faults found."""
     with tempfile.TemporaryDirectory(prefix="kv-") as folder:
         command = [sys.executable, str(FAKE_ENGINE), f"ipc://{folder}", "step_s=0.001"]
         engine = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -247,7 +247,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def main() -> int:
-    """The command line."""
+    """Run with the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=1_000_000, help="messages to send (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="the same seed sends the same messages (default: 1)")

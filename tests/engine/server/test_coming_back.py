@@ -1,4 +1,4 @@
-"""Clients that go, come back, pause and are killed: what happens to their requests, and to everybody's engine."""
+"""Clients that leave, come back, pause the engine and are killed: effects on their requests and on other clients."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ WAIT_S = 60.0
 ENDLESS = 1_000_000
 
 
-class Site:
-    """A service of a fake engine on a thread of its own."""
+class RunningService:
+    """A service of a fake engine on its own thread."""
 
     def __init__(self, endpoint: str, fake: ModuleType, limits: ServiceLimits | None = None, **options: Any) -> None:
         build = fake.builder(fake.Options(**options))
@@ -64,11 +64,11 @@ class Site:
 
 
 @pytest.fixture
-def start(folder: Path, fake: ModuleType) -> Iterator[Callable[..., Site]]:
-    sites: list[Site] = []
+def start_service(folder: Path, fake: ModuleType) -> Iterator[Callable[..., RunningService]]:
+    sites: list[RunningService] = []
 
-    def make(endpoint: str = "", **options: Any) -> Site:
-        sites.append(Site(endpoint or f"ipc://{folder}", fake, **options))
+    def make(endpoint: str = "", **options: Any) -> RunningService:
+        sites.append(RunningService(endpoint or f"ipc://{folder}", fake, **options))
         return sites[-1]
 
     yield make
@@ -91,8 +91,8 @@ def introduce(client: Client, token: str, *awaited: Awaited) -> Status:
     return client.ask(GetStatus(session=token, awaited=awaited), Status)
 
 
-def said(client: Client) -> list[int]:
-    """The tokens it was told, in order: the fake engine's are the numbers of its steps."""
+def received_tokens(client: Client) -> list[int]:
+    """Return the received tokens in order; the fake engine's tokens are step numbers."""
     return [i for reply in client.replies if isinstance(reply, Tokens) for i in reply.token_ids]
 
 
@@ -111,8 +111,8 @@ time.sleep(600)
 
 
 @pytest.fixture
-def pauser(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """A process that has paused the engine."""
+def pausing_process(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Function that starts a process which pauses the engine."""
     processes: list[subprocess.Popen[bytes]] = []
 
     def make(lease_s: float = 0.0) -> subprocess.Popen[bytes]:
@@ -129,12 +129,14 @@ def pauser(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.communicate()
 
 
-def test_a_pause_ends_with_who_paused(
-    start: Callable[..., Site], client: Client, pauser: Callable[..., subprocess.Popen[bytes]]
+def test_pause_ends_with_its_client(
+    start_service: Callable[..., RunningService],
+    client: Client,
+    pausing_process: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
-    start(step_s=0.001)
+    start_service(step_s=0.001)
     client.wait_ready()
-    process = pauser()
+    process = pausing_process()
     beat = client.telemetry(Heartbeat, lambda beat: bool(beat.paused_by))
     assert beat.paused_by == client.ask(GetStatus(), Status).paused_by
     client.send(submit("mine", max_tokens=5))
@@ -146,24 +148,26 @@ def test_a_pause_ends_with_who_paused(
     assert not client.ask(GetStatus(), Status).paused
 
 
-def test_a_lease_ends_a_pause_of_one_that_hangs(
-    start: Callable[..., Site], client: Client, pauser: Callable[..., subprocess.Popen[bytes]]
+def test_lease_ends_the_pause_of_a_hanging_client(
+    start_service: Callable[..., RunningService],
+    client: Client,
+    pausing_process: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
-    site = start()
+    site = start_service()
     client.wait_ready()
-    process = pauser(3.0)
+    process = pausing_process(3.0)
     ((_, pause),) = site.service.receiver.pauses._pauses.items()
     last_message_ns = pause.last_message_ns
-    wait_for(lambda: pause.last_message_ns > last_message_ns)  # its library renews the lease
+    wait_for(lambda: pause.last_message_ns > last_message_ns)  # the client library renews the lease
     assert client.ask(GetStatus(), Status).paused
     process.send_signal(signal.SIGSTOP)
     wait_for(lambda: not client.ask(GetStatus(), Status).paused)
 
 
-def test_two_who_pause_are_both_waited_for_and_anybody_may_resume(
-    start: Callable[..., Site], new_client: Callable[[], Client]
+def test_two_pauses_are_both_needed_to_end_and_any_client_may_resume(
+    start_service: Callable[..., RunningService], new_client: Callable[[], Client]
 ) -> None:
-    start()
+    start_service()
     first, second, third = new_client(), new_client(), new_client()
     first.wait_ready()
     for client in (first, second):
@@ -175,8 +179,8 @@ def test_two_who_pause_are_both_waited_for_and_anybody_may_resume(
     assert not third.ask(GetStatus(), Status).paused
 
 
-def test_a_source_says_that_and_by_whom_it_is_paused(start: Callable[..., Site], folder: Path) -> None:
-    start()
+def test_source_status_names_who_paused_the_engine(start_service: Callable[..., RunningService], folder: Path) -> None:
+    start_service()
     with LiveSource(f"ipc://{folder}") as one, LiveSource(f"ipc://{folder}") as other:
         assert one.wait(lambda: one.status.state is SourceState.LIVE, WAIT_S)
         one.send(Control(action="pause", lease_s=60))
@@ -191,10 +195,10 @@ def test_a_source_says_that_and_by_whom_it_is_paused(start: Callable[..., Site],
 # Aborts
 
 
-def test_a_stranger_s_abort_is_refused_unless_it_is_meant(
-    start: Callable[..., Site], new_client: Callable[[], Client]
+def test_abort_of_a_foreign_request_is_refused_unless_explicit(
+    start_service: Callable[..., RunningService], new_client: Callable[[], Client]
 ) -> None:
-    start(step_s=0.001)
+    start_service(step_s=0.001)
     owner, stranger = new_client(), new_client()
     owner.wait_ready()
     owner.ask(submit("mine"), Accepted)
@@ -208,10 +212,10 @@ def test_a_stranger_s_abort_is_refused_unless_it_is_meant(
 # Coming back
 
 
-def test_a_client_that_comes_back_has_its_requests_and_lost_no_token(
-    start: Callable[..., Site], new_client: Callable[[], Client]
+def test_returning_client_keeps_its_requests_without_losing_tokens(
+    start_service: Callable[..., RunningService], new_client: Callable[[], Client]
 ) -> None:
-    start(step_s=0.002)
+    start_service(step_s=0.002)
     token = secrets.token_hex(16)
     first, second = new_client(), new_client()
     first.wait_ready()
@@ -232,8 +236,10 @@ def test_a_client_that_comes_back_has_its_requests_and_lost_no_token(
         assert not any(r.num_missed for r in replies)
 
 
-def test_what_ended_meanwhile_is_told(start: Callable[..., Site], new_client: Callable[[], Client]) -> None:
-    start()
+def test_request_that_ended_meanwhile_is_reported_to_its_returning_client(
+    start_service: Callable[..., RunningService], new_client: Callable[[], Client]
+) -> None:
+    start_service()
     token = secrets.token_hex(16)
     first, second = new_client(), new_client()
     first.wait_ready()
@@ -242,14 +248,14 @@ def test_what_ended_meanwhile_is_told(start: Callable[..., Site], new_client: Ca
     first.dealer.close(linger=0)
     introduce(second, token, Awaited(request_id="done", heard=(1,)), Awaited(request_id="sent into the void"))
     assert second.receive(Finished).finish_reason == "length"
-    assert len(said(second)) == 2
+    assert len(received_tokens(second)) == 2
     refused = second.replies[-1] if isinstance(second.replies[-1], Refused) else second.receive(Refused)
     assert refused.reason == sessions.NEVER_RECEIVED
 
 
-def test_a_request_that_is_forgotten_is_ended(start: Callable[..., Site], client: Client) -> None:
-    """As after a restart of the engine that the client did not notice."""
-    start()
+def test_unknown_awaited_request_is_ended(start_service: Callable[..., RunningService], client: Client) -> None:
+    """This happens after an engine restart that the client did not notice."""
+    start_service()
     client.wait_ready()
     introduce(client, secrets.token_hex(16), Awaited(request_id="old", heard=(3, -1)))
     finished = client.receive(Finished)
@@ -257,11 +263,11 @@ def test_a_request_that_is_forgotten_is_ended(start: Callable[..., Site], client
     assert finished.error == sessions.DROPPED
 
 
-def test_who_does_not_come_back_is_not_worked_for(
-    start: Callable[..., Site], new_client: Callable[[], Client], monkeypatch: pytest.MonkeyPatch
+def test_requests_of_a_client_that_does_not_return_are_aborted(
+    start_service: Callable[..., RunningService], new_client: Callable[[], Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "AWAY_S", 1.0)
-    start(step_s=0.002)
+    start_service(step_s=0.002)
     token = secrets.token_hex(16)
     first, watcher, late = new_client(), new_client(), new_client()
     first.wait_ready()
@@ -274,10 +280,10 @@ def test_who_does_not_come_back_is_not_worked_for(
     assert late.receive(Finished).finish_reason == "abort"
 
 
-def test_a_client_that_comes_back_keeps_its_place_and_its_allowance(
-    start: Callable[..., Site], new_client: Callable[[], Client]
+def test_returning_client_keeps_its_turn_and_its_limits(
+    start_service: Callable[..., RunningService], new_client: Callable[[], Client]
 ) -> None:
-    start(step_s=0.002, limits=ServiceLimits(client_requests=Bound(3, MIB)))
+    start_service(step_s=0.002, limits=ServiceLimits(client_requests=Bound(3, MIB)))
     token = secrets.token_hex(16)
     first, second = new_client(), new_client()
     first.wait_ready()
@@ -294,10 +300,10 @@ def test_a_client_that_comes_back_keeps_its_place_and_its_allowance(
 
 
 @pytest.mark.parametrize("is_noticed", [False, True])
-def test_a_prompt_that_is_being_prepared_is_its_client_s_when_that_comes_back(
-    start: Callable[..., Site], new_client: Callable[[], Client], is_noticed: bool
+def test_prompt_being_tokenized_belongs_to_its_returning_client(
+    start_service: Callable[..., RunningService], new_client: Callable[[], Client], is_noticed: bool
 ) -> None:
-    start(prompt_s=2.0 if is_noticed else 0.5)
+    start_service(prompt_s=2.0 if is_noticed else 0.5)
     token = secrets.token_hex(16)
     first, second = new_client(), new_client()
     first.wait_ready()
@@ -308,34 +314,34 @@ def test_a_prompt_that_is_being_prepared_is_its_client_s_when_that_comes_back(
     else:
         first.ask(GetStatus(), Status)
     first.dealer.close(linger=0)
-    if is_noticed:  # a pause's holder is looked after, so the engine hears that it is gone
+    if is_noticed:  # the client of a pause is monitored, so that the engine notices its end
         wait_for(lambda: not second.ask(GetStatus(), Status).paused)
     introduce(second, token, Awaited(request_id="mine"))
     assert second.receive((Accepted, Refused)).request_id == "mine"
     assert second.receive(Finished).finish_reason == "length"
     assert not [reply for reply in second.replies if isinstance(reply, Refused)]
-    assert len(said(second)) == 3
+    assert len(received_tokens(second)) == 3
 
 
-def test_another_s_token_is_not_guessed_and_a_stranger_gets_nothing(
-    start: Callable[..., Site], new_client: Callable[[], Client]
+def test_foreign_session_token_gives_no_access_to_requests(
+    start_service: Callable[..., RunningService], new_client: Callable[[], Client]
 ) -> None:
-    start(step_s=0.002)
+    start_service(step_s=0.002)
     owner, stranger = new_client(), new_client()
     owner.wait_ready()
     introduce(owner, secrets.token_hex(16))
     owner.ask(submit("mine"), Accepted)
     introduce(stranger, secrets.token_hex(16), Awaited(request_id="mine", heard=(0,)))
     assert stranger.receive(Finished).error == sessions.DROPPED
-    assert not said(stranger)
+    assert not received_tokens(stranger)
     owner.receive(Tokens)
 
 
-def test_what_is_kept_is_bounded_and_what_is_missed_is_told(
-    start: Callable[..., Site], new_client: Callable[[], Client], monkeypatch: pytest.MonkeyPatch
+def test_retained_replies_are_bounded_and_missed_tokens_are_counted(
+    start_service: Callable[..., RunningService], new_client: Callable[[], Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "MAX_RETAINED_BYTES", 20_000)
-    start()
+    start_service()
     token = secrets.token_hex(16)
     first, second = new_client(), new_client()
     first.wait_ready()
@@ -350,10 +356,10 @@ def test_what_is_kept_is_bounded_and_what_is_missed_is_told(
     assert finished.usage.completion_tokens == 500
 
 
-def test_one_that_was_lost_for_not_reading_comes_back_and_hears_the_rest(
-    start: Callable[..., Site], folder: Path
+def test_client_disconnected_for_not_reading_returns_and_gets_the_rest(
+    start_service: Callable[..., RunningService], folder: Path
 ) -> None:
-    site = start(step_s=0.002)
+    site = start_service(step_s=0.002)
     replies: list[Reply] = []
     with LiveSource(f"ipc://{folder}") as source:
 
@@ -364,14 +370,16 @@ def test_one_that_was_lost_for_not_reading_comes_back_and_hears_the_rest(
         source.send(submit("mine", max_tokens=300))
         assert source.wait(lambda: has(Tokens, 20), WAIT_S)
         for client in set(site.service.sockets._spoke_last.values()):
-            site.service.receiver.report_lost(client)  # as when too much waits for it, though it is there
+            site.service.receiver.report_lost(client)  # like a connected client with too many waiting replies
         assert source.wait(lambda: has(Finished, 1), WAIT_S)
     ids = [i for reply in replies if isinstance(reply, Tokens) for i in reply.token_ids]
     assert ids == list(range(ids[0], ids[0] + 300))
 
 
-def test_who_closes_is_not_waited_for(start: Callable[..., Site], client: Client, folder: Path) -> None:
-    start(step_s=0.002)
+def test_closed_client_is_not_waited_for(
+    start_service: Callable[..., RunningService], client: Client, folder: Path
+) -> None:
+    start_service(step_s=0.002)
     client.wait_ready()
     with LiveSource(f"ipc://{folder}") as source:
         source.send(submit("mine"))
@@ -379,8 +387,8 @@ def test_who_closes_is_not_waited_for(start: Callable[..., Site], client: Client
     client.telemetry(Heartbeat, lambda beat: beat.num_unfinished == 0)
 
 
-class Cut:
-    """A tcp proxy whose connections a test cuts."""
+class CuttableProxy:
+    """TCP proxy whose connections a test cuts."""
 
     def __init__(self, target_port: int, port: int = 0) -> None:
         self.listener = socket.create_server(("127.0.0.1", port))
@@ -393,7 +401,7 @@ class Cut:
     def cut(self) -> None:
         pairs, self._pairs = self._pairs, []
         for one in pairs:
-            with contextlib.suppress(OSError):  # who is gone already is cut
+            with contextlib.suppress(OSError):  # already disconnected
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
@@ -411,7 +419,7 @@ class Cut:
                 return
             try:
                 theirs = socket.create_connection(("127.0.0.1", self._target_port))
-            except OSError:  # the engine behind it is gone
+            except OSError:  # the engine behind the proxy is gone
                 ours.close()
                 continue
             self._pairs += [ours, theirs]
@@ -428,8 +436,8 @@ class Cut:
 
 
 @pytest.mark.usefixtures("_own_config")
-def test_the_library_comes_back_by_itself_over_a_cut_line(start: Callable[..., Site]) -> None:
-    site = start("tcp://127.0.0.1:0", step_s=0.002)
+def test_client_library_reconnects_over_a_cut_connection(start_service: Callable[..., RunningService]) -> None:
+    site = start_service("tcp://127.0.0.1:0", step_s=0.002)
     port = int(site.service.telemetry_endpoint.rpartition(":")[2])
     cuts = _neighbours(port)
     try:
@@ -438,12 +446,12 @@ def test_the_library_comes_back_by_itself_over_a_cut_line(start: Callable[..., S
         for cut in cuts:
             cut.close()
     assert len(ids) == 400
-    assert ids == list(range(ids[0], ids[0] + 400)), "no token is lost, doubled or out of order"
+    assert ids == list(range(ids[0], ids[0] + 400)), "a token was lost, repeated or out of order"
     assert finish_reason == "length"
 
 
-def _stream_over(cuts: tuple[Cut, Cut]) -> tuple[list[int], str]:
-    """The ids of 400 tokens and how the request finished, over lines that are cut three times meanwhile."""
+def _stream_over(cuts: tuple[CuttableProxy, CuttableProxy]) -> tuple[list[int], str]:
+    """Return the ids of 400 tokens and the finish reason, received while the connection is cut three times."""
     replies: list[Reply] = []
     with LiveSource(f"tcp://127.0.0.1:{cuts[0].port}") as source:
 
@@ -462,11 +470,11 @@ def _stream_over(cuts: tuple[Cut, Cut]) -> tuple[list[int], str]:
     return ids, last.finish_reason
 
 
-def _neighbours(port: int) -> tuple[Cut, Cut]:
+def _neighbours(port: int) -> tuple[CuttableProxy, CuttableProxy]:
     while True:
-        first = Cut(port)
+        first = CuttableProxy(port)
         try:
-            return first, Cut(port + 1, first.port + 1)
+            return first, CuttableProxy(port + 1, first.port + 1)
         except OSError:
             first.close()
 

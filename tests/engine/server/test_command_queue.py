@@ -1,4 +1,4 @@
-"""Commands in turn by client, within bounds, and a stop that is heard at once."""
+"""The command queue: fair to clients, bounded, and stopped immediately."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from kvscope_engine.server.command_receiver import CommandQueue, OnBehalfOf
 from kvscope_engine.server.service_limits import Allowance, Bound, ServiceLimits, refusal_text
 
 
-def taken(queue: CommandQueue[str]) -> list[str]:
+def drained(queue: CommandQueue[str]) -> list[str]:
     works = []
     while (task := queue.next(wait=False)) is not None:
         works.append(task[1])
     return works
 
 
-def test_clients_take_turns_and_each_one_s_order_is_kept() -> None:
+def test_clients_are_served_round_robin_and_each_in_order() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     for number in range(4):
         queue.append(b"a", f"a{number}", 10)
     queue.append(b"b", "b0", 10)
     queue.append(b"c", "c0", 10)
     queue.append(b"b", "b1", 10)
-    assert taken(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+    assert drained(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
 
 
-def test_what_is_left_of_a_task_waits_for_the_others_but_for_nothing_of_its_own() -> None:
+def test_rest_of_a_task_waits_for_other_clients_but_precedes_its_own() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     for client in (b"a", b"a", b"b"):
         queue.append(client, f"{client.decode()} next", 10)
     assert queue.next(wait=False) == (b"a", "a next")
     queue.requeue(b"a", "a rest")
-    assert taken(queue) == ["b next", "a rest", "a next"]
+    assert drained(queue) == ["b next", "a rest", "a next"]
 
 
-def test_bounds_count_commands_and_bytes_and_free_what_was_taken() -> None:
+def test_bounds_count_commands_and_bytes_until_they_are_taken() -> None:
     limits = ServiceLimits(client_commands=Bound(2, 100), all_commands=Bound(10, 150))
     queue: CommandQueue[str] = CommandQueue(limits)
     assert queue.append(b"a", "1", 90) == ""
@@ -46,10 +46,10 @@ def test_bounds_count_commands_and_bytes_and_free_what_was_taken() -> None:
     assert "2 commands wait already" in queue.append(b"a", "5", 0 + 1)
     assert queue.remove_if(b"a", lambda work: True) == ["1", "4"]
     assert queue.append(b"b", "6", 70) == ""
-    assert taken(queue) == ["6"]
+    assert drained(queue) == ["6"]
 
 
-def test_what_waits_moves_to_another_connection_before_what_waits_there() -> None:
+def test_moved_commands_precede_those_of_the_new_connection() -> None:
     limits = ServiceLimits(client_commands=Bound(3, 100), all_commands=Bound(10, 1000))
     queue: CommandQueue[str] = CommandQueue(limits)
     for client, work in ((b"old", "1"), (b"new", "3"), (b"old", "2"), (b"other", "x")):
@@ -58,20 +58,20 @@ def test_what_waits_moves_to_another_connection_before_what_waits_there() -> Non
     assert queue.tasks_of(b"new") == ["1", "2", "3"]
     assert not queue.has(b"old")
     assert "3 commands wait already" in queue.append(b"new", "4", 10)
-    assert sorted(taken(queue)) == ["1", "2", "3", "x"]
+    assert sorted(drained(queue)) == ["1", "2", "3", "x"]
     assert queue.append(b"new", "5", 100) == ""
 
 
-def test_what_comes_first_is_before_all_else_of_its_client_and_always_taken() -> None:
+def test_put_first_precedes_the_client_commands_and_is_never_refused() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits(client_commands=Bound(1, 100)))
     queue.append(b"a", "1", 10)
     queue.prepend(b"a", "0")
     assert queue.remove_if(b"a", lambda work: work == "2") == []
-    assert taken(queue) == ["0", "1"]
+    assert drained(queue) == ["0", "1"]
 
 
 @pytest.mark.parametrize("how", ["put", "stop"])
-def test_who_waits_is_woken(how: str) -> None:
+def test_waiting_consumer_is_woken(how: str) -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(queue.next(wait=True)))
@@ -84,15 +84,15 @@ def test_who_waits_is_woken(how: str) -> None:
     assert got == [(b"a", "work") if how == "put" else None]
 
 
-def test_a_stop_before_anybody_waits_is_not_missed() -> None:
+def test_stop_before_a_wait_is_not_missed() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     queue.stop()
     assert queue.next(wait=True) is None
     queue.append(b"a", "late", 1)
-    assert queue.next(wait=True) == (b"a", "late"), "what waits can still be refused by name"
+    assert queue.next(wait=True) == (b"a", "late"), "waiting commands can still be refused by name"
 
 
-def test_an_allowance_forgets_clients_that_hold_nothing() -> None:
+def test_allowance_forgets_clients_that_hold_nothing() -> None:
     allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
     for number in range(1_000):
         client = str(number).encode()
@@ -102,7 +102,7 @@ def test_an_allowance_forgets_clients_that_hold_nothing() -> None:
     assert not allowance._usage
 
 
-def test_an_allowance_moves_whole() -> None:
+def test_allowance_moves_completely_to_the_new_connection() -> None:
     allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
     assert not allowance.acquire(b"old", 40, 3)
     assert not allowance.acquire(b"new", 40, 2)
@@ -113,7 +113,7 @@ def test_an_allowance_moves_whole() -> None:
     assert (allowance.usage(b"new"), allowance.total) == ((0, 0), (0, 0))
 
 
-def test_whom_a_client_asks_for_take_turns_and_so_do_their_batches() -> None:
+def test_end_users_of_a_client_and_their_batches_are_served_round_robin() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits())
     for number in range(3):
         for batch in ("x", "y"):
@@ -121,11 +121,11 @@ def test_whom_a_client_asks_for_take_turns_and_so_do_their_batches() -> None:
     queue.append(b"api", "little", 10, OnBehalfOf("little", "z"))
     queue.append(b"api", "its own", 10)
     queue.append(b"other", "other", 10)
-    ours = [work for work in taken(queue) if work != "other"]
+    ours = [work for work in drained(queue) if work != "other"]
     assert ours == ["its own", "much x0", "little", "much y0", "much x1", "much y1", "much x2", "much y2"]
 
 
-def test_whom_a_client_asks_for_are_bounded_each_and_move_with_it() -> None:
+def test_end_users_of_a_client_are_bounded_separately_and_move_with_it() -> None:
     queue: CommandQueue[str] = CommandQueue(ServiceLimits(client_commands=Bound(2, 100)))
     one, other = OnBehalfOf("one", "a"), OnBehalfOf("other", "a")
     assert [queue.append(b"old", work, 10, one) for work in "12"] == ["", ""]
@@ -135,11 +135,11 @@ def test_whom_a_client_asks_for_are_bounded_each_and_move_with_it() -> None:
     queue.move(b"old", b"new")
     assert queue.tasks_of(b"new") == ["1", "2", "4", "5"]
     assert queue.remove_if(b"new", lambda work: work == "4") == ["4"]
-    assert taken(queue) == ["1", "5", "2"]
+    assert drained(queue) == ["1", "5", "2"]
     assert queue.append(b"new", "6", 100, one) == ""
 
 
-def test_what_can_never_be_had_is_told_apart() -> None:
+def test_limit_that_can_never_be_met_has_its_own_reason() -> None:
     allowance = Allowance("things are held", Bound(5, 100), Bound(50, 1000))
     for count, num_bytes in ((6, 1), (1, 101)):
         reason = allowance.acquire(b"a", num_bytes, count)

@@ -1,4 +1,4 @@
-"""What waits for the engine's thread when its client goes or comes back."""
+"""What waits for the engine thread when its client disconnects or returns."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def waiting(receiver: CommandReceiver) -> list[tuple[bytes, object]]:
     return tasks
 
 
-def test_a_loss_is_heard_before_the_commands_of_who_is_lost() -> None:
+def test_loss_of_a_client_precedes_its_commands() -> None:
     receiver = ready_receiver()
     receiver.answer(b"a", SUBMIT)
     receiver.report_lost(b"a")
     assert isinstance(waiting(receiver)[0][1], ClientLost)
 
 
-def test_who_is_gone_for_good_is_refused_all_and_who_may_return_its_questions() -> None:
+def test_lost_client_is_refused_everything_or_only_its_questions_if_it_may_return() -> None:
     for may_return, kinds in ((False, [Refused, Failed]), (True, [Failed])):
         receiver = ready_receiver()
         receiver.answer(b"a", SUBMIT)
@@ -48,7 +48,7 @@ def test_who_is_gone_for_good_is_refused_all_and_who_may_return_its_questions() 
         assert waiting(receiver) == ([(b"a", SUBMIT)] if may_return else [])
 
 
-def test_a_submission_that_waits_goes_over_and_the_loss_of_its_connection_does_not() -> None:
+def test_waiting_submission_moves_to_the_new_connection_but_its_loss_does_not() -> None:
     receiver = ready_receiver()
     receiver.answer(b"old", SUBMIT)
     receiver.report_lost(b"old")
@@ -57,13 +57,11 @@ def test_a_submission_that_waits_goes_over_and_the_loss_of_its_connection_does_n
     assert waiting(receiver) == [(b"new", SUBMIT)]
 
 
-def test_an_introduction_is_taken_however_much_the_others_wait_for() -> None:
+def test_introduction_is_accepted_even_if_the_queue_is_full() -> None:
     receiver = ready_receiver(ServiceLimits(all_commands=Bound(1, MIB)))
     receiver.answer(b"a", SUBMIT)
     hello = GetStatus(session="s", awaited=(Awaited(request_id="mine"),))
     assert receiver.enqueue_join(b"b", hello, "me") is None
-    assert isinstance(receiver.enqueue_join(b"b", hello, "me"), Failed), (
-        "a second one at once counts as any command does"
-    )
+    assert isinstance(receiver.enqueue_join(b"b", hello, "me"), Failed), "a second introduction counts like any command"
     joined = [task for client, task in waiting(receiver) if client == b"b"]
     assert joined == [ClientJoined("s", "me", hello.awaited)]

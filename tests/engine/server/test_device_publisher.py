@@ -1,4 +1,4 @@
-"""Devices without an engine: a desktop attaches, sees every GPU, and is refused what needs an engine."""
+"""Devices without an engine: a desktop attaches, sees every GPU, and is refused commands that need an engine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def last_devices(updates: list[Update]) -> Devices:
     return [devices for update in updates for devices in update.devices][-1]
 
 
-def test_a_desktop_attaches_and_sees_every_gpu(source: LiveSource) -> None:
+def test_desktop_attaches_and_sees_every_gpu(source: LiveSource) -> None:
     updates = updates_until(source, lambda update: update.snapshot is not None)
     mirror = Mirror()
     mirror.apply(updates[-1])
@@ -75,7 +75,7 @@ def test_a_desktop_attaches_and_sees_every_gpu(source: LiveSource) -> None:
     assert source.status.state is SourceState.LIVE
 
 
-def test_a_gpu_that_is_lost_meanwhile_is_told(source: LiveSource, nvml: FakeNvml) -> None:
+def test_lost_gpu_is_reported(source: LiveSource, nvml: FakeNvml) -> None:
     updates_until(source, lambda update: bool(update.devices))
     nvml.gpus[0].broken = dict.fromkeys(
         ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"), NVMLError(LOST)
@@ -84,7 +84,7 @@ def test_a_gpu_that_is_lost_meanwhile_is_told(source: LiveSource, nvml: FakeNvml
     assert last_devices(updates).gpus[0].fault == "GPU is lost"
 
 
-def test_what_needs_an_engine_is_refused_with_the_reason(source: LiveSource) -> None:
+def test_command_that_needs_an_engine_is_refused_with_the_reason(source: LiveSource) -> None:
     updates_until(source, lambda update: update.snapshot is not None)
     source.send(Submit(request_id="r", prompt="x"))
     source.send(Abort(request_id="r"))

@@ -1,4 +1,4 @@
-"""A part of the storm of `fuzz_commands.py`; the whole of it with KVSCOPE_SOAK=1."""
+"""A small part of `fuzz_commands.py`; everything with KVSCOPE_SOAK=1."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ COUNT, SEED = (1_000_000, 1) if os.environ.get("KVSCOPE_SOAK") else (10_000, 2)
 
 
 @pytest.mark.timeout(1_200)
-def test_mutated_commands_hurt_neither_the_engine_nor_a_good_client() -> None:
-    """Its line of figures names the seed; faults are in its standard error."""
+def test_mutated_commands_affect_neither_the_engine_nor_other_clients() -> None:
+    """The line of figures names the seed; faults are in standard error."""
     command = [sys.executable, str(SCRIPT), "--count", str(COUNT), "--seed", str(SEED), "--quiet-seconds", "0.2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -1,4 +1,4 @@
-"""`kvscope-engine serve` on tcp in a process of its own, and `kvscope-engine keys` beside it."""
+"""`kvscope-engine serve` on TCP in its own process, and `kvscope-engine keys`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _own_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    """A fake engine, served on tcp on loopback by our own command line."""
+    """A fake engine served on TCP loopback by our command line."""
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT), f"tcp://127.0.0.1:{_free_port_pair()}"],
         stdout=subprocess.PIPE,
@@ -64,7 +64,7 @@ def keys(*arguments: str) -> int:
     return command.main(["keys", *arguments])
 
 
-def test_the_same_user_attaches_without_a_word_and_others_do_not(endpoint: str) -> None:
+def test_same_user_attaches_without_configuration_and_a_keyless_client_is_refused(endpoint: str) -> None:
     with LiveSource(endpoint) as source:
         assert is_live(source)
         assert isinstance(ask(source, Submit(request_id="r", prompt="hello")), Accepted)
@@ -72,7 +72,7 @@ def test_the_same_user_attaches_without_a_word_and_others_do_not(endpoint: str) 
         assert source.wait(lambda: source.status.state is SourceState.REFUSED, WAIT_S)
 
 
-def test_a_key_is_made_used_and_taken_away_while_the_engine_runs(
+def test_key_is_created_used_and_removed_while_the_engine_runs(
     endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "guest.key"
@@ -89,7 +89,7 @@ def test_a_key_is_made_used_and_taken_away_while_the_engine_runs(
         assert isinstance(ask(source, Control(action="shutdown")), Done)
 
 
-def test_what_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_list_shows_names_and_roles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "keys"
     made = ("new", "laptop", "--role", "operator", "--out", str(tmp_path / "l.key"), "--keys", str(folder), "--json")
     assert keys(*made) == 0
@@ -118,14 +118,16 @@ def test_what_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("list", "--keys", "/dev/null"), "not a directory"),
     ],
 )
-def test_bad_input_is_one_line(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_refused_in_one_line(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert keys(*arguments) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
 
 
-def test_keyless_is_for_loopback_alone(fake_serve: Callable[[str, str], None]) -> None:
+def test_keyless_is_accepted_on_loopback_only(fake_serve: Callable[[str, str], None]) -> None:
     with pytest.raises(BadInput, match="not accepted without keys"):
         fake_serve("tcp://0.0.0.0:0", "operator")
 
@@ -144,8 +146,10 @@ def fake_serve() -> Callable[[str, str], None]:
 
 
 def _free_port_pair() -> int:
-    """Not of those that the system gives to who asks for any: they are free until the engine has begun."""
-    choose = random.SystemRandom()  # tests that run at the same time have the same seed
+    """Return a port pair outside of the range that the system assigns, so that it stays free until the engine
+    starts.
+    """
+    choose = random.SystemRandom()  # tests that run in parallel share the seed of `random`
     while True:
         with socket.socket() as first, socket.socket() as second:
             port = choose.randrange(20_000, 32_000, 2)

@@ -1,4 +1,4 @@
-"""Prompts that are being made into tokens are bounded, in number and in bytes, for a client and for all."""
+"""Prompts that are being tokenized are bounded in number and bytes, per client and in total."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ WAIT_S = 60.0
 EMPTY_TURNS = (ChatMessage(role="user", content=""),) * 4_000
 
 
-class Site:
-    """A preparation that stands still until it may go on."""
+class PausedPreparation:
+    """A preparation that pauses until the test lets it continue."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.may_go_on = threading.Event()
@@ -50,11 +50,11 @@ class Site:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[ServiceLimits], Site]]:
-    sites: list[Site] = []
+def start_preparation() -> Iterator[Callable[[ServiceLimits], PausedPreparation]]:
+    sites: list[PausedPreparation] = []
 
-    def make(limits: ServiceLimits) -> Site:
-        sites.append(Site(limits))
+    def make(limits: ServiceLimits) -> PausedPreparation:
+        sites.append(PausedPreparation(limits))
         return sites[-1]
 
     yield make
@@ -63,8 +63,8 @@ def start() -> Iterator[Callable[[ServiceLimits], Site]]:
         site.preparation.close()
 
 
-def test_their_number_is_bounded_and_counts_no_longer_when_they_are_through(start: Callable[..., Site]) -> None:
-    site = start(ServiceLimits(client_prompts=Bound(2, MIB), all_prompts=Bound(3, MIB)))
+def test_number_of_prompts_is_bounded_until_they_are_done(start_preparation: Callable[..., PausedPreparation]) -> None:
+    site = start_preparation(ServiceLimits(client_prompts=Bound(2, MIB), all_prompts=Bound(3, MIB)))
     submit = Submit(request_id="r", prompt="hello")
     assert [site.put(b"a", submit)[1] for _ in range(2)] == ["", ""]
     assert "2 prompts are being prepared already" in site.put(b"a", submit)[1]
@@ -74,55 +74,56 @@ def test_their_number_is_bounded_and_counts_no_longer_when_they_are_through(star
     assert sorted(site.done.get(timeout=WAIT_S).client for _ in range(3)) == [b"a", b"a", b"b"]
     deadline = time.monotonic() + WAIT_S
     while site.put(b"a", submit)[1]:
-        assert time.monotonic() < deadline, "they count for ever"
+        assert time.monotonic() < deadline, "finished prompts must not count"
 
 
-def test_what_is_cancelled_before_it_began_makes_room(start: Callable[..., Site]) -> None:
-    site = start(ServiceLimits(client_prompts=Bound(2, MIB)))
+def test_cancelled_prompt_no_longer_counts(start_preparation: Callable[..., PausedPreparation]) -> None:
+    site = start_preparation(ServiceLimits(client_prompts=Bound(2, MIB)))
     submit = Submit(request_id="r", prompt="hello")
     site.put(b"a", submit)
-    waiting, _ = site.put(b"a", submit)  # a client's own are prepared one at a time
+    waiting, _ = site.put(b"a", submit)  # the prompts of one client are prepared one at a time
     assert site.put(b"a", submit)[1]
     site.preparation.cancel(waiting)
     assert site.put(b"a", submit)[1] == ""
 
 
-def test_empty_turns_weigh_what_they_take(start: Callable[..., Site]) -> None:
-    site = start(ServiceLimits(client_prompts=Bound(100, MIB)))
+def test_empty_messages_count_with_their_size(start_preparation: Callable[..., PausedPreparation]) -> None:
+    site = start_preparation(ServiceLimits(client_prompts=Bound(100, MIB)))
     reasons = [site.put(b"a", Submit(request_id="r", messages=EMPTY_TURNS))[1] for _ in range(2)]
     assert reasons[0] == ""
     assert f"beyond the limit of {MIB} for a client" in reasons[1]
 
 
-def formed(form: Structured | None, name: str = "r") -> Submit:
+def submit_with_grammar(form: Structured | None, name: str = "r") -> Submit:
     return Submit(request_id=name, prompt="hello", sampling=SamplingParams(structured=form))
 
 
-def test_a_client_has_two_new_forms_at_a_time_and_the_next_client_comes_before_its_others(
-    start: Callable[..., Site],
+def test_client_compiles_two_grammars_at_a_time_and_other_clients_come_next(
+    start_preparation: Callable[..., PausedPreparation],
 ) -> None:
-    site = start(ServiceLimits())
+    site = start_preparation(ServiceLimits())
     greedy = [
-        site.put(b"a", formed(Structured(kind="regex", text=str(number)), f"a{number}"))[0] for number in range(9)
+        site.put(b"a", submit_with_grammar(Structured(kind="regex", text=str(number)), f"a{number}"))[0]
+        for number in range(9)
     ]
     wait_for(lambda: sorted(site.begun) == ["a0", "a1"])
     known = Structured(kind="regex", text="known")
     site.known.add(known)
     site.quick |= {None, known}
-    prompt, at_hand = site.put(b"a", formed(None))[0], site.put(b"a", formed(known))[0]
+    prompt, at_hand = site.put(b"a", submit_with_grammar(None))[0], site.put(b"a", submit_with_grammar(known))[0]
     assert {site.done.get(timeout=WAIT_S), site.done.get(timeout=WAIT_S)} == {prompt, at_hand}
     for number in range(2):
-        site.put(b"b", formed(Structured(kind="regex", text=f"b{number}"), f"b{number}"))
+        site.put(b"b", submit_with_grammar(Structured(kind="regex", text=f"b{number}"), f"b{number}"))
     wait_for(lambda: {"b0", "b1"} <= set(site.begun))
-    site.put(b"c", formed(Structured(kind="regex", text="c"), "c"))
+    site.put(b"c", submit_with_grammar(Structured(kind="regex", text="c"), "c"))
     site.preparation.cancel(greedy[0])
     wait_for(lambda: "c" in site.begun)
     assert "a2" not in site.begun
 
 
-def test_what_nobody_wants_any_more_is_told_so_in_the_middle(start: Callable[..., Site]) -> None:
-    site = start(ServiceLimits())
-    prepared, _ = site.put(b"a", formed(Structured(kind="json_object")))
+def test_running_preparation_learns_that_it_was_cancelled(start_preparation: Callable[..., PausedPreparation]) -> None:
+    site = start_preparation(ServiceLimits())
+    prepared, _ = site.put(b"a", submit_with_grammar(Structured(kind="json_object")))
     wait_for(lambda: bool(site.begun))
     site.preparation.cancel(prepared)
     wait_for(lambda: site.wanted == [False])
@@ -135,22 +136,24 @@ def wait_for(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_a_form_that_takes_long_holds_up_neither_prompts_nor_other_forms(start: Callable[..., Site]) -> None:
-    site = start(ServiceLimits())
+def test_slow_grammar_delays_neither_prompts_nor_other_grammars(
+    start_preparation: Callable[..., PausedPreparation],
+) -> None:
+    site = start_preparation(ServiceLimits())
     slow, quick = (Structured(kind="regex", text=text) for text in ("slow", "quick"))
     site.quick |= {None, quick}
-    stuck = [site.put(b"a", formed(slow))[0] for _ in range(2)]
-    others = [site.put(b"a", formed(form))[0] for form in (None, quick, None, quick)]
+    stuck = [site.put(b"a", submit_with_grammar(slow))[0] for _ in range(2)]
+    others = [site.put(b"a", submit_with_grammar(form))[0] for form in (None, quick, None, quick)]
     assert {id(site.done.get(timeout=WAIT_S)) for _ in others} == set(map(id, others))
     site.may_go_on.set()
-    assert [site.done.get(timeout=WAIT_S) for _ in stuck] == stuck, "of one form they are done in their order"
+    assert [site.done.get(timeout=WAIT_S) for _ in stuck] == stuck, "requests with one grammar must finish in order"
 
 
-def test_those_of_a_connection_that_comes_back_move_with_it(start: Callable[..., Site]) -> None:
-    site = start(ServiceLimits())
+def test_prompts_move_with_a_returning_connection(start_preparation: Callable[..., PausedPreparation]) -> None:
+    site = start_preparation(ServiceLimits())
     form = Structured(kind="json_object")
-    all_of_them = [site.put(b"before", formed(kind))[0] for kind in (form, None, form, None)]
-    all_of_them += [site.put(b"after", formed(form))[0]]
+    all_of_them = [site.put(b"before", submit_with_grammar(kind))[0] for kind in (form, None, form, None)]
+    all_of_them += [site.put(b"after", submit_with_grammar(form))[0]]
     site.preparation.move(b"before", b"after")
     assert {prepared.client for prepared in all_of_them} == {b"after"}
     site.may_go_on.set()

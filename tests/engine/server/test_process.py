@@ -1,4 +1,4 @@
-"""The engine as a process: signals, kill -9, a dead parent, a second engine, a failure, exit codes."""
+"""The engine as a process: signals, kill -9, a dead parent, a second engine, failures, exit codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDLESS = Submit(request_id="endless", prompt="go on", sampling=SamplingParams(m
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error."""
+    """Return exit code, standard output and standard error."""
     out, err = process.communicate(timeout=240)
     return process.returncode, out, err
 
@@ -48,7 +48,7 @@ def _is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it_in_order(serving: Serving, client: Client, number: signal.Signals) -> None:
+def test_signal_stops_the_engine_in_order(serving: Serving, client: Client, number: signal.Signals) -> None:
     process = serving(step_s=0.01)
     client.wait_ready()
     client.telemetry(Heartbeat)
@@ -65,7 +65,7 @@ def test_a_signal_ends_it_in_order(serving: Serving, client: Client, number: sig
 
 
 @pytest.mark.parametrize("how", ["signal", "command"])
-def test_it_can_be_stopped_while_it_loads(serving: Serving, client: Client, how: str) -> None:
+def test_engine_can_be_stopped_while_loading(serving: Serving, client: Client, how: str) -> None:
     process = serving(load_s=600)
     assert client.ask(GetStatus(), Status).phase == "loading"
     if how == "signal":
@@ -75,7 +75,9 @@ def test_it_can_be_stopped_while_it_loads(serving: Serving, client: Client, how:
     assert ended(process)[0] == 0
 
 
-def test_a_stop_in_the_load_says_so_and_leaves_no_half_a_file(serving: Serving, client: Client, folder: Path) -> None:
+def test_stop_while_loading_is_reported_and_leaves_no_partial_recording(
+    serving: Serving, client: Client, folder: Path
+) -> None:
     path = folder / "run.mcap"
     process = serving(load_s=600, record=path)
     assert client.ask(GetStatus(), Status).phase == "loading"
@@ -89,7 +91,7 @@ def test_a_stop_in_the_load_says_so_and_leaves_no_half_a_file(serving: Serving, 
     assert not list(folder.glob("run.mcap*"))
 
 
-def test_ready_is_said_in_a_line(serving: Serving, client: Client, folder: Path) -> None:
+def test_ready_line_is_printed(serving: Serving, client: Client, folder: Path) -> None:
     process = serving()
     client.wait_ready()
     process.send_signal(signal.SIGTERM)
@@ -100,7 +102,7 @@ def test_ready_is_said_in_a_line(serving: Serving, client: Client, folder: Path)
 
 
 @pytest.mark.parametrize("hang", ["load", "load C", "step", "step C"])
-def test_a_stop_comes_to_an_end_whatever_runs(serving: Serving, client: Client, folder: Path, hang: str) -> None:
+def test_stop_ends_whatever_is_running(serving: Serving, client: Client, folder: Path, hang: str) -> None:
     path = folder / "run.mcap"
     process = serving(hang=hang, stop_s=2, record=path)
     if hang.startswith("step"):
@@ -124,12 +126,12 @@ def test_a_stop_comes_to_an_end_whatever_runs(serving: Serving, client: Client, 
         assert code == 0
     if hang == "step":
         assert (code, err) == (1, "kvscope-engine: it did not stop within 1.6 s: leaving it running\n")
-        assert path.is_file(), "what was recorded is whole"
+        assert path.is_file(), "the recording must be complete"
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_what_a_build_tool_started_is_not_left_behind(serving: Serving, times: int) -> None:
-    """The tool is killed by who started it, and its compilers are nobody's then."""
+def test_processes_of_a_build_tool_are_not_left_behind(serving: Serving, times: int) -> None:
+    """The tool is killed by its parent, which orphans its compilers."""
     process = serving(hang="build", stop_s=60)
     deadline_s = time.monotonic() + 60
     while not (compiler := compiler_of(process.pid)):
@@ -143,7 +145,7 @@ def test_what_a_build_tool_started_is_not_left_behind(serving: Serving, times: i
 
 
 def compiler_of(pid: int) -> int:
-    """The process that a program waits for that `pid` waits for; 0 while there is none."""
+    """Return the process that a child of `pid` waits for, or 0 if there is none."""
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if child.cmdline() == ["sleep", "986.25"]:
@@ -152,7 +154,7 @@ def compiler_of(pid: int) -> int:
 
 
 def process_is_stuck(pid: int) -> None:
-    """Once it has computed for a while, or has waited for long where nothing can wake it."""
+    """Wait until the process has computed for a while, or waited long where nothing can wake it."""
     deadline_s, times = time.monotonic() + 5, psutil.Process(pid).cpu_times
     before_s = times().user
     while times().user - before_s < 1.5 and time.monotonic() < deadline_s:
@@ -160,7 +162,7 @@ def process_is_stuck(pid: int) -> None:
     assert _is_alive(pid)
 
 
-def test_a_forward_pass_that_raises_is_exit_code_1_and_one_line(serving: Serving, client: Client) -> None:
+def test_failing_forward_pass_is_exit_code_1_and_one_line(serving: Serving, client: Client) -> None:
     process = serving(step_s=0.01, fail_at_step=10)
     client.wait_ready()
     client.telemetry(Heartbeat)
@@ -180,12 +182,12 @@ def test_a_forward_pass_that_raises_is_exit_code_1_and_one_line(serving: Serving
         ("bug", 1, "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_load_that_fails_is_one_line(serving: Serving, kind: str, code: int, line: str) -> None:
+def test_failing_load_is_one_line(serving: Serving, kind: str, code: int, line: str) -> None:
     exit_code, _, err = ended(serving(load_error=kind))
     assert (exit_code, err) == (code, f"kvscope-engine: {line}\n")
 
 
-def test_a_second_engine_is_refused_and_the_first_goes_on(serving: Serving, client: Client, folder: Path) -> None:
+def test_second_engine_is_refused_and_the_first_continues(serving: Serving, client: Client, folder: Path) -> None:
     first = serving()
     client.wait_ready()
     code, _, err = ended(serving())
@@ -196,7 +198,7 @@ def test_a_second_engine_is_refused_and_the_first_goes_on(serving: Serving, clie
     assert client.ask(GetStatus(tag=3), Status).tag == 3
 
 
-def test_a_killed_engine_makes_room_and_clients_find_the_next(serving: Serving, client: Client) -> None:
+def test_clients_find_the_engine_that_replaces_a_killed_one(serving: Serving, client: Client) -> None:
     first = serving(step_s=0.01)
     client.wait_ready()
     client.send(ENDLESS)
@@ -204,7 +206,7 @@ def test_a_killed_engine_makes_room_and_clients_find_the_next(serving: Serving, 
     first.kill()
     first.wait()
     serving()
-    assert client.ask(GetStatus(tag=8), Status).tag == 8, "the same client, connected again by itself"
+    assert client.ask(GetStatus(tag=8), Status).tag == 8, "the client must reconnect by itself"
     assert client.wait_ready().phase == "ready"
     assert client.telemetry(Heartbeat).num_unfinished in (0, 1)
 
@@ -228,8 +230,8 @@ time.sleep(600)
 """
 
 
-def test_clients_killed_outright_cost_the_engine_nothing(serving: Serving, client: Client, folder: Path) -> None:
-    """Slow steps: what waits for a client before it is killed is little, however long that takes."""
+def test_killed_clients_cost_the_engine_no_files_or_memory(serving: Serving, client: Client, folder: Path) -> None:
+    """Steps are slow, so that little waits for a client before it is killed."""
     process = serving(step_s=0.05)
     client.wait_ready()
 
@@ -241,7 +243,7 @@ def test_clients_killed_outright_cost_the_engine_nothing(serving: Serving, clien
             assert each.stdout.readline() == "reading\n"
             each.kill()
             each.communicate()
-        killed_ns = time.monotonic_ns()  # earlier heartbeats, told between two of them, are still to be read
+        killed_ns = time.monotonic_ns()  # earlier heartbeats between the two are still unread
         client.telemetry(Heartbeat, lambda beat: beat.time_ns > killed_ns and beat.num_unfinished == 0)
 
     def use() -> tuple[int, int]:
@@ -258,12 +260,12 @@ def test_clients_killed_outright_cost_the_engine_nothing(serving: Serving, clien
     assert use()[1] - num_bytes < 8 << 20
 
 
-def test_clients_that_are_stopped_slow_nobody(serving: Serving, client: Client, folder: Path) -> None:
+def test_suspended_clients_slow_no_other_client(serving: Serving, client: Client, folder: Path) -> None:
     process = serving()
     client.wait_ready()
     with subprocess.Popen([sys.executable, "-c", CLIENT, str(folder)], stdout=subprocess.PIPE, text=True) as stalled:
         assert stalled.stdout is not None
-        assert stalled.stdout.readline() == "reading\n"  # and it reads no more from here on
+        assert stalled.stdout.readline() == "reading\n"  # it reads nothing from here on
         stalled.send_signal(signal.SIGSTOP)
         try:
             sampling = SamplingParams(max_tokens=20_000)
@@ -286,7 +288,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("load_s", [0, 600])
-def test_an_engine_does_not_outlive_its_desktop(folder: Path, client: Client, load_s: int) -> None:
+def test_engine_does_not_outlive_its_desktop(folder: Path, client: Client, load_s: int) -> None:
     script = Path(__file__).with_name("fake_engine.py")
     command = [sys.executable, "-c", PARENT, str(script), f"ipc://{folder}", f"load_s={load_s}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
@@ -297,14 +299,14 @@ def test_an_engine_does_not_outlive_its_desktop(folder: Path, client: Client, lo
     wait_until_gone(pid)
 
 
-def test_a_parent_that_died_before_the_first_look_is_noticed(serving: Serving) -> None:
+def test_parent_that_died_before_the_first_check_is_noticed(serving: Serving) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     process = serving(exit_with_parent=gone.pid, load_s=600)
     process.wait(timeout=60)
 
 
-def test_without_the_option_it_stays(serving: Serving, client: Client) -> None:
+def test_engine_outlives_its_parent_without_the_option(serving: Serving, client: Client) -> None:
     serving()
     client.wait_ready()
     assert isinstance(client.ask(Submit(request_id="e", prompt=""), Refused), Refused)

@@ -1,4 +1,4 @@
-"""`serve --record`: what clients are told is in a file as well, whole, holes mended."""
+"""`serve --record`: what clients receive is also recorded, completely, with gaps repaired."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def take(recorder: EngineRecorder, message: TelemetryMessage) -> None:
     recorder.record(message, encode(message))
 
 
-def test_it_begins_with_a_state_and_is_whole(engine: SimulatedEngine, tmp_path: Path) -> None:
+def test_recording_starts_with_a_state_and_is_complete(engine: SimulatedEngine, tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         take(recorder, Progress(stage="load"))
         take(recorder, engine.hello)
-        take(recorder, engine.advance())  # follows nothing that is known
+        take(recorder, engine.advance())  # follows no known state
         assert recorder.wants_snapshot
         recorder.give(engine.snapshot())
         assert not recorder.wants_snapshot
@@ -54,14 +54,14 @@ def test_it_begins_with_a_state_and_is_whole(engine: SimulatedEngine, tmp_path: 
     assert messages[2:7] == frames
 
 
-def test_a_hole_is_mended_by_a_new_state(
+def test_gap_is_repaired_by_a_new_state(
     engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvscope_telemetry.recordings.engine_recorder.MIN_PAUSE_S", 0.0)
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         recorder.give(engine.snapshot())
         take(recorder, engine.advance())
-        engine.advance()  # the publisher threw it away
+        engine.advance()  # dropped by the publisher
         take(recorder, engine.advance())
         assert recorder.wants_snapshot
         recorder.give(engine.snapshot())
@@ -71,7 +71,7 @@ def test_a_hole_is_mended_by_a_new_state(
     assert [frame.seq for frame in recording.frames()] == [1, 4]
 
 
-def test_texts_are_asked_for_between_steps_and_written(
+def test_texts_are_requested_between_steps_and_written(
     engine: SimulatedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvscope_telemetry.block_texts.published_texts.ASK_EVERY_S", 0.0)
@@ -87,7 +87,7 @@ def test_texts_are_asked_for_between_steps_and_written(
     assert {text.text for text in recording.texts()} == {"hi"}
 
 
-def test_without_being_asked_for_there_are_no_texts(engine: SimulatedEngine, tmp_path: Path) -> None:
+def test_texts_are_not_recorded_unless_requested(engine: SimulatedEngine, tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         recorder.give(engine.snapshot())
         take(recorder, engine.advance())
@@ -97,13 +97,13 @@ def test_without_being_asked_for_there_are_no_texts(engine: SimulatedEngine, tmp
     assert b"secret" not in (tmp_path / "x.mcap").read_bytes()
 
 
-def test_without_a_state_there_is_no_file(tmp_path: Path) -> None:
+def test_no_file_is_written_without_a_state(tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         take(recorder, Progress(stage="load"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_end_before_its_time_is_told_once(engine: SimulatedEngine, tmp_path: Path) -> None:
+def test_early_end_is_reported_once(engine: SimulatedEngine, tmp_path: Path) -> None:
     received: list[str] = []
     recorder = EngineRecorder(tmp_path / "x.mcap", received.append)
     recorder.give(engine.snapshot())
@@ -118,7 +118,7 @@ def test_an_end_before_its_time_is_told_once(engine: SimulatedEngine, tmp_path: 
     assert not recorder.wants_snapshot
 
 
-def test_a_service_records_every_frame(folder: Path, fake: ModuleType, client: Client, tmp_path: Path) -> None:
+def test_service_records_every_frame(folder: Path, fake: ModuleType, client: Client, tmp_path: Path) -> None:
     with EngineRecorder(tmp_path / "x.mcap") as recorder:
         service = EngineService(f"ipc://{folder}", fake.builder(fake.Options()), recorder=recorder)
         thread = threading.Thread(target=service.run)
@@ -136,7 +136,7 @@ def test_a_service_records_every_frame(folder: Path, fake: ModuleType, client: C
     assert {Snapshot, Frame, Heartbeat, Goodbye} <= kinds
 
 
-def test_a_process_ends_its_file_whole_at_sigterm(
+def test_sigterm_completes_the_recording(
     serving: Callable[..., subprocess.Popen[str]], client: Client, tmp_path: Path
 ) -> None:
     process = serving(step_s=0.01, record=tmp_path / "x.mcap")
@@ -149,7 +149,7 @@ def test_a_process_ends_its_file_whole_at_sigterm(
     assert Recording.open(tmp_path / "x.mcap").info.is_complete
 
 
-def test_a_path_that_will_not_do_is_said_before_anything_loads(tmp_path: Path) -> None:
+def test_unusable_path_is_refused_before_loading(tmp_path: Path) -> None:
     (tmp_path / "x.mcap").write_text("mine")
     with pytest.raises(BadInput, match="already exists"):
         EngineRecorder(tmp_path / "x.mcap")

@@ -1,4 +1,4 @@
-"""The service in one process: what clients are told, whatever state the engine is in."""
+"""The engine service runs in one process and answers clients in every state of the engine."""
 
 from __future__ import annotations
 
@@ -58,25 +58,25 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 class Running:
-    """A service on a thread of its own, and the engine it built."""
+    """A service on its own thread, and the engine that it built."""
 
     def __init__(self, folder: Path, fake: ModuleType, limits: ServiceLimits | None = None, **options: Any) -> None:
         self.engine: Any = None
         self.error: Exception | None = None
         self._build = fake.builder(fake.Options(**options))
-        self.service = EngineService(f"ipc://{folder}", self._remember, limits=limits)
+        self.service = EngineService(f"ipc://{folder}", self._build_and_keep, limits=limits)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def join(self) -> None:
         self._thread.join(timeout=60)
-        assert not self._thread.is_alive(), "the service does not end"
+        assert not self._thread.is_alive(), "the service did not end"
 
     def stop(self) -> None:
         self.service.stop()
         self.join()
 
-    def _remember(self, progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> Any:
+    def _build_and_keep(self, progress: OnProgress, publish: Publish, messages_dropped: MessagesDropped) -> Any:
         self.engine = self._build(progress, publish, messages_dropped)
         return self.engine
 
@@ -88,7 +88,7 @@ class Running:
 
 
 @pytest.fixture
-def start(folder: Path, fake: ModuleType) -> Iterator[Callable[..., Running]]:
+def start_service(folder: Path, fake: ModuleType) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
     def make(**options: Any) -> Running:
@@ -110,8 +110,10 @@ ENDLESS = 1_000_000
 # A request's life
 
 
-def test_a_request_is_accepted_streamed_and_finished(start: Callable[..., Running], client: Client) -> None:
-    start()
+def test_submitted_request_is_accepted_streamed_and_finished(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    start_service()
     client.wait_ready()
     tokens, finished = client.run(submit("a", max_tokens=5))
     assert Accepted(request_id="a", numbers=(1,), num_prompt_tokens=5) in client.replies
@@ -119,9 +121,11 @@ def test_a_request_is_accepted_streamed_and_finished(start: Callable[..., Runnin
     assert (finished.finish_reason, finished.usage.completion_tokens) == ("length", 5)
 
 
-def test_an_engine_is_left_to_itself_while_nothing_is_unfinished(start: Callable[..., Running], client: Client) -> None:
-    """Once before the first request and again behind it; the engine refuses it beside one."""
-    running = start(step_s=0.001)
+def test_engine_is_called_idle_only_while_no_request_is_unfinished(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    """The engine is called idle once before the first request and again after it; the fake engine raises otherwise."""
+    running = start_service(step_s=0.001)
     client.wait_ready()
     wait_for(lambda: running.engine.num_idle > 0)
     before = running.engine.num_idle
@@ -135,10 +139,10 @@ def test_an_engine_is_left_to_itself_while_nothing_is_unfinished(start: Callable
     assert running.error is None
 
 
-def test_several_completions_and_clients_do_not_mix(
-    start: Callable[..., Running], new_client: Callable[[], Client]
+def test_replies_of_several_completions_and_clients_do_not_mix(
+    start_service: Callable[..., Running], new_client: Callable[[], Client]
 ) -> None:
-    start()
+    start_service()
     clients = [new_client() for _ in range(3)]
     clients[0].wait_ready()
     for number, client in enumerate(clients):
@@ -152,10 +156,10 @@ def test_several_completions_and_clients_do_not_mix(
 
 
 @pytest.mark.parametrize(("prompt", "reason"), [("", "the prompt is empty"), ("bug", "a bug in submit")])
-def test_a_refused_request_leaves_nothing_and_hurts_nobody(
-    start: Callable[..., Running], client: Client, prompt: str, reason: str
+def test_refused_request_leaves_nothing_and_does_not_affect_others(
+    start_service: Callable[..., Running], client: Client, prompt: str, reason: str
 ) -> None:
-    start(step_s=0.001)
+    start_service(step_s=0.001)
     client.wait_ready()
     client.send(submit("good", max_tokens=50))
     refused = client.ask(submit("bad", prompt), Refused)
@@ -166,8 +170,10 @@ def test_a_refused_request_leaves_nothing_and_hurts_nobody(
     client.run(submit("bad", max_tokens=1))
 
 
-def test_ten_bad_ones_ahead_of_ten_good_ones(start: Callable[..., Running], client: Client) -> None:
-    start()
+def test_ten_bad_requests_do_not_affect_ten_good_ones_behind_them(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    start_service()
     client.wait_ready()
     for number in range(10):
         client.send(submit(f"bad{number}", ""))
@@ -178,10 +184,10 @@ def test_ten_bad_ones_ahead_of_ten_good_ones(start: Callable[..., Running], clie
     assert (ends, refused) == ({f"good{n}" for n in range(10)}, {f"bad{n}" for n in range(10)})
 
 
-def test_an_id_in_use_is_refused_and_the_first_goes_on(
-    start: Callable[..., Running], new_client: Callable[[], Client]
+def test_request_id_in_use_is_refused_and_the_first_request_continues(
+    start_service: Callable[..., Running], new_client: Callable[[], Client]
 ) -> None:
-    start(step_s=0.001)
+    start_service(step_s=0.001)
     first, second = new_client(), new_client()
     first.wait_ready()
     first.ask(submit("same", max_tokens=100), Accepted)
@@ -191,20 +197,24 @@ def test_an_id_in_use_is_refused_and_the_first_goes_on(
     assert second.run(submit("same", max_tokens=2))[1].finish_reason == "length"
 
 
-def test_abort_ends_a_request_at_once(start: Callable[..., Running], client: Client) -> None:
-    running = start(step_s=0.001)
+def test_abort_ends_a_request_at_once_and_can_be_repeated(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    running = start_service(step_s=0.001)
     client.wait_ready()
     client.send(submit("a", max_tokens=ENDLESS))
     client.receive(Tokens)
     assert client.ask(Abort(request_id="a"), Done).request_id == "a"
     assert client.receive(Finished).finish_reason == "abort"
-    assert client.ask(Abort(request_id="a"), Done).request_id == "a", "a second time does no harm"
+    assert client.ask(Abort(request_id="a"), Done).request_id == "a", "aborting twice has no effect"
     assert client.ask(Abort(request_id="never seen"), Done).request_id == "never seen"
     assert not running.engine.running
 
 
-def test_nobody_aborts_another_s_request(start: Callable[..., Running], new_client: Callable[[], Client]) -> None:
-    start(step_s=0.001)
+def test_client_cannot_abort_the_request_of_another_client(
+    start_service: Callable[..., Running], new_client: Callable[[], Client]
+) -> None:
+    start_service(step_s=0.001)
     owner, stranger = new_client(), new_client()
     owner.wait_ready()
     owner.ask(submit("mine", max_tokens=100), Accepted)
@@ -214,10 +224,10 @@ def test_nobody_aborts_another_s_request(start: Callable[..., Running], new_clie
     assert owner.receive(Finished).finish_reason == "length"
 
 
-def test_the_requests_of_a_client_that_left_are_aborted(
-    start: Callable[..., Running], new_client: Callable[[], Client], client: Client
+def test_requests_of_a_client_that_left_are_aborted(
+    start_service: Callable[..., Running], new_client: Callable[[], Client], client: Client
 ) -> None:
-    running = start(step_s=0.001)
+    running = start_service(step_s=0.001)
     client.wait_ready()
     leaving = new_client()
     for name in "abc":
@@ -226,12 +236,12 @@ def test_the_requests_of_a_client_that_left_are_aborted(
     leaving.dealer.close(linger=0)
     deadline = time.monotonic() + 60
     while {completion.request_id for completion in running.engine.running} != {"stays"}:
-        assert time.monotonic() < deadline, "work goes on for nobody"
+        assert time.monotonic() < deadline, "the engine still works on requests of a client that left"
         time.sleep(0.002)
 
 
-def test_an_abort_storm_ends_with_nothing_open(start: Callable[..., Running], client: Client) -> None:
-    running = start(step_s=0.01)  # faster than anybody could read, it would count as not reading
+def test_many_aborts_leave_no_open_request(start_service: Callable[..., Running], client: Client) -> None:
+    running = start_service(step_s=0.01)  # a faster engine would make this client count as one that does not read
     client.wait_ready()
     for number in range(300):
         client.send(submit(f"r{number}", max_tokens=ENDLESS if number % 2 else 5))
@@ -242,9 +252,11 @@ def test_an_abort_storm_ends_with_nothing_open(start: Callable[..., Running], cl
     assert not running.engine.running
 
 
-def test_a_thousand_absurd_submissions_end_in_an_answer(start: Callable[..., Running], client: Client) -> None:
-    """Sampling values are checked where the bytes are read: none reaches the engine."""
-    start()
+def test_every_one_of_a_thousand_invalid_submissions_gets_an_answer(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    """Sampling values are checked where the bytes are parsed: no invalid value reaches the engine."""
+    start_service()
     client.wait_ready()
     absurd: list[Any] = [float("nan"), float("inf"), -1, 1 << 31, -(1 << 63), "x", [], None, 0, 101, 1e300]
     names = [field.name for field in msgspec.structs.fields(SamplingParams)]
@@ -268,8 +280,10 @@ def test_a_thousand_absurd_submissions_end_in_an_answer(start: Callable[..., Run
 # Other commands
 
 
-def test_status_snapshot_and_block_text(start: Callable[..., Running], client: Client) -> None:
-    running = start()
+def test_status_snapshot_block_text_and_prefix_cache_reset_are_answered(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    running = start_service()
     status = client.wait_ready()
     assert status.hello == running.engine.hello
     assert status.telemetry_endpoint == running.service.telemetry_endpoint
@@ -284,8 +298,8 @@ def test_status_snapshot_and_block_text(start: Callable[..., Running], client: C
     assert client.ask(Control(action="reset_prefix_cache", tag=44), Done).tag == 44
 
 
-def test_a_snapshot_is_never_older_than_the_step_before_it(start: Callable[..., Running], client: Client) -> None:
-    start()
+def test_snapshot_is_never_older_than_the_last_step(start_service: Callable[..., Running], client: Client) -> None:
+    start_service()
     client.wait_ready()
     for number in range(5):
         client.run(submit(f"r{number}", max_tokens=2))
@@ -293,8 +307,10 @@ def test_a_snapshot_is_never_older_than_the_step_before_it(start: Callable[..., 
         assert first.step == second.step == 2 * (number + 1)
 
 
-def test_pause_holds_and_resume_goes_on(start: Callable[..., Running], client: Client) -> None:
-    running = start(step_s=0.001)
+def test_paused_engine_holds_requests_until_it_is_resumed(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    running = start_service(step_s=0.001)
     client.wait_ready()
     client.send(submit("a", max_tokens=200))
     client.send(submit("b", max_tokens=200))
@@ -311,23 +327,25 @@ def test_pause_holds_and_resume_goes_on(start: Callable[..., Running], client: C
     assert not client.ask(GetStatus(), Status).paused
 
 
-def test_an_idle_engine_does_not_run(start: Callable[..., Running], client: Client) -> None:
-    running = start()
+def test_idle_engine_uses_no_cpu_and_sends_no_frames(start_service: Callable[..., Running], client: Client) -> None:
+    running = start_service()
     client.wait_ready()
     client.run(submit("a", max_tokens=1))
     seq, used = running.engine.last_seq, []
-    for _ in range(20):  # the rest of the process has work of its own now and then
+    for _ in range(20):  # other threads of this process sometimes have work of their own
         began = time.process_time()
         client.telemetry(Heartbeat)
         used.append(time.process_time() - began)
         if min(used) < 0.1:
             break
     assert running.engine.last_seq == seq
-    assert min(used) < 0.1, "half a second passed, of waiting"
+    assert min(used) < 0.1, "an idle engine used the CPU"
 
 
-def test_shutdown_ends_everything_in_order(start: Callable[..., Running], client: Client) -> None:
-    running = start(step_s=0.001)
+def test_shutdown_ends_requests_telemetry_and_engine_in_order(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    running = start_service(step_s=0.001)
     client.wait_ready()
     client.telemetry(Heartbeat)
     client.send(submit("a", max_tokens=ENDLESS))
@@ -341,8 +359,8 @@ def test_shutdown_ends_everything_in_order(start: Callable[..., Running], client
 
 
 @contextmanager
-def held_up(running: Running, client: Client) -> Iterator[None]:
-    """A step is in progress: what is sent meanwhile waits."""
+def step_in_progress(running: Running, client: Client) -> Iterator[None]:
+    """While a step is in progress, what clients send waits."""
     running.engine.may_step.clear()
     client.ask(submit("step", max_tokens=1), Accepted)
     while not running.engine.step_started_ns:
@@ -351,14 +369,14 @@ def held_up(running: Running, client: Client) -> Iterator[None]:
     running.engine.may_step.set()
 
 
-def test_a_flood_of_commands_is_refused_not_kept(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+def test_commands_above_the_limit_are_refused(
+    start_service: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
-    running = start(limits=ServiceLimits(client_commands=Bound(50, MIB), all_commands=Bound(60, MIB)))
+    running = start_service(limits=ServiceLimits(client_commands=Bound(50, MIB), all_commands=Bound(60, MIB)))
     client.wait_ready()
     other = new_client()
     other.wait_ready()
-    with held_up(running, client):
+    with step_in_progress(running, client):
         for tag in range(55):
             client.send(GetBlockText(blocks=(0,), tag=tag))
         reason = client.receive(Failed).reason
@@ -372,11 +390,11 @@ def test_a_flood_of_commands_is_refused_not_kept(
     assert {other.receive(BlockText).tag for _ in range(10)} == set(range(10))
 
 
-def test_a_flood_of_long_prompts_is_refused_not_kept(start: Callable[..., Running], client: Client) -> None:
+def test_long_prompts_above_the_byte_limit_are_refused(start_service: Callable[..., Running], client: Client) -> None:
     limits = ServiceLimits(client_commands=Bound(100, 1_300_000))
-    running = start(limits=limits)
+    running = start_service(limits=limits)
     client.wait_ready()
-    with held_up(running, client):
+    with step_in_progress(running, client):
         for number in range(5):
             client.send(submit(f"long{number}", "x" * 400_000, max_tokens=1))
         refused = [client.receive(Refused) for _ in range(2)]
@@ -387,28 +405,30 @@ def test_a_flood_of_long_prompts_is_refused_not_kept(start: Callable[..., Runnin
     client.run(submit("again", "x" * 400_000, max_tokens=1))
 
 
-def test_empty_messages_weigh_what_they_take(start: Callable[..., Running], client: Client) -> None:
-    running = start(limits=ServiceLimits(client_commands=Bound(100, MIB)))
+def test_empty_messages_count_with_their_memory(start_service: Callable[..., Running], client: Client) -> None:
+    running = start_service(limits=ServiceLimits(client_commands=Bound(100, MIB)))
     client.wait_ready()
     empty = (ChatMessage(role="user", content=""),) * 4_000
-    with held_up(running, client):
+    with step_in_progress(running, client):
         for number in range(3):
             client.send(Submit(request_id=f"r{number}", messages=empty))
         assert [client.receive(Refused).request_id for _ in range(2)] == ["r1", "r2"]
 
 
-def test_too_many_messages_are_refused_by_the_request_s_id(start: Callable[..., Running], client: Client) -> None:
-    start()
+def test_too_many_messages_are_refused_with_the_request_id(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    start_service()
     client.wait_ready()
     client.send(Submit(request_id="many", messages=(ChatMessage(role="user", content=""),) * 5_000))
     refused = client.receive(Refused)
     assert (refused.request_id, "4096" in refused.reason) == ("many", True)
 
 
-def test_open_requests_are_bounded_for_a_client_and_for_all(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+def test_open_requests_are_limited_per_client_and_in_total(
+    start_service: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
-    start(step_s=0.001, limits=ServiceLimits(client_requests=Bound(4, MIB), all_requests=Bound(6, MIB)))
+    start_service(step_s=0.001, limits=ServiceLimits(client_requests=Bound(4, MIB), all_requests=Bound(6, MIB)))
     client.wait_ready()
     other = new_client()
     client.ask(submit("a", n=3, max_tokens=ENDLESS), Accepted)
@@ -421,20 +441,20 @@ def test_open_requests_are_bounded_for_a_client_and_for_all(
     assert client.run(submit("b", n=1, max_tokens=1))[1].finish_reason == "length"
 
 
-# Fairness: time, not commands
+# Clients share the time, not the number of commands.
 
 
-def num_answered(client: Client) -> int:
-    """How many texts it was told so far."""
+def num_block_texts_received(client: Client) -> int:
+    """Return how many block texts the client has received so far."""
     while client.dealer.poll(0):
         client.receive(object)
     return sum(isinstance(reply, BlockText) for reply in client.replies)
 
 
-def test_a_flood_of_one_client_holds_up_neither_steps_nor_others(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+def test_flood_of_one_client_delays_neither_steps_nor_other_clients(
+    start_service: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
-    running = start(step_s=0.002, block_s=0.001)  # each flooding command takes 0.1 s
+    running = start_service(step_s=0.002, block_s=0.001)  # each of the many commands takes 0.1 s
     client.wait_ready()
     flood = new_client()
     flood.wait_ready()
@@ -444,27 +464,27 @@ def test_a_flood_of_one_client_holds_up_neither_steps_nor_others(
     flood.receive(BlockText)
     step = running.engine.step_count
     client.ask(GetBlockText(blocks=(1,), tag=7), BlockText)
-    assert num_answered(flood) < 150, "twenty seconds of the other's commands wait"
+    assert num_block_texts_received(flood) < 150, "the commands of the other client were not delayed"
     client.run(submit("b", max_tokens=3))
     assert running.engine.step_count > step + 3
     flood.send(Control(action="shutdown", tag=1))
 
 
-def test_steps_go_on_while_one_command_reads_many_blocks(start: Callable[..., Running], client: Client) -> None:
-    running = start(step_s=0.002, block_s=0.001)
+def test_steps_go_on_while_one_command_reads_many_blocks(start_service: Callable[..., Running], client: Client) -> None:
+    running = start_service(step_s=0.002, block_s=0.001)
     client.wait_ready()
     client.ask(submit("a", max_tokens=ENDLESS), Accepted)
     client.receive(Tokens)
     step = running.engine.step_count
     answer = client.ask(GetBlockText(blocks=tuple(range(20)) * 32, tag=1), BlockText)
     assert [content.block for content in answer.contents] == list(range(20)) * 32
-    assert running.engine.step_count >= step + 10, "in slices, with a step after each"
+    assert running.engine.step_count >= step + 10, "the blocks are not read in slices with a step after each"
 
 
-def test_a_stop_is_answered_at_once_whatever_waits(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+def test_shutdown_is_answered_at_once_despite_waiting_commands(
+    start_service: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
-    running = start(step_s=0.002, block_s=0.001)
+    running = start_service(step_s=0.002, block_s=0.001)
     client.wait_ready()
     flood = new_client()
     client.ask(submit("a", max_tokens=ENDLESS), Accepted)
@@ -475,13 +495,13 @@ def test_a_stop_is_answered_at_once_whatever_waits(
     assert client.receive(Finished).finish_reason == "abort"
     running.join()
     assert "it was stopped" in flood.receive(Failed).reason
-    assert num_answered(flood) < 400, "fifty seconds of commands wait"
+    assert num_block_texts_received(flood) < 400, "the waiting commands were executed first"
 
 
-def test_a_long_prompt_holds_up_neither_steps_nor_others(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+def test_long_prompt_delays_neither_steps_nor_other_clients(
+    start_service: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
-    running = start(step_s=0.001, prompt_s=1.0)
+    running = start_service(step_s=0.001, prompt_s=1.0)
     client.wait_ready()
     slow = new_client()
     client.ask(submit("a", max_tokens=ENDLESS), Accepted)
@@ -489,17 +509,19 @@ def test_a_long_prompt_holds_up_neither_steps_nor_others(
     slow.send(submit("second", max_tokens=1))
     step = running.engine.step_count
     assert client.run(submit("b", max_tokens=3))[1].finish_reason == "length"
-    assert slow.receive(Accepted).request_id == "first", "a client's own order is kept"
+    assert slow.receive(Accepted).request_id == "first", "the order of a client's commands is not kept"
     assert slow.receive(Accepted).request_id == "second"
     assert running.engine.step_count > step + 3
 
 
-def test_a_request_is_aborted_while_its_prompt_is_read(start: Callable[..., Running], client: Client) -> None:
-    running = start(prompt_s=1.5)
+def test_request_can_be_aborted_while_its_prompt_is_prepared(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    running = start_service(prompt_s=1.5)
     client.wait_ready()
     client.send(submit("a", "slow", n=2, max_tokens=1))
     client.send(submit("waiting", max_tokens=1))
-    client.send(Abort(request_id="waiting"))  # while it waits behind the other
+    client.send(Abort(request_id="waiting"))  # while it waits behind the other request
     client.send(Abort(request_id="a"))
     ends = [client.receive(Finished) for _ in range(3)]
     assert sorted((end.request_id, end.index, end.finish_reason) for end in ends) == [
@@ -513,11 +535,11 @@ def test_a_request_is_aborted_while_its_prompt_is_read(start: Callable[..., Runn
     assert not any(isinstance(reply, Accepted) and reply.request_id == "waiting" for reply in client.replies)
 
 
-def test_an_abort_overtakes_its_submission_that_waits_for_its_turn(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+def test_abort_is_served_before_the_waiting_submission_of_the_same_client(
+    start_service: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
-    """A client's own commands come before what it asks for others: this abort is served first."""
-    running = start()
+    """An abort does not wait for the submissions of its client that are still in the queue."""
+    running = start_service()
     client.wait_ready()
     blocker = new_client()
     running.engine.may_step.clear()
@@ -530,16 +552,18 @@ def test_an_abort_overtakes_its_submission_that_waits_for_its_turn(
     assert client.receive(Finished).finish_reason == "abort"
     client.receive(Done)
     assert running.engine.listed == ["late"]
-    assert client.run(submit("late", max_tokens=1))[1].finish_reason == "length", "its id is free again"
+    assert client.run(submit("late", max_tokens=1))[1].finish_reason == "length", "the request id is still in use"
 
 
-def test_who_leaves_while_prompts_are_read_has_them_listed(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client]
+def test_requests_of_a_client_that_left_during_preparation_are_dropped(
+    start_service: Callable[..., Running], client: Client, new_client: Callable[[], Client]
 ) -> None:
-    running = start(step_s=0.002, prompt_s=10)
+    running = start_service(step_s=0.002, prompt_s=10)
     client.wait_ready()
     leaver = new_client()
-    leaver.ask(submit("streams", max_tokens=ENDLESS), Accepted)  # who is not there is noticed when something is said
+    leaver.ask(
+        submit("streams", max_tokens=ENDLESS), Accepted
+    )  # a client that left is noticed when something is sent to it
     leaver.send(submit("first", "slow", max_tokens=1))
     leaver.send(submit("second", max_tokens=1))
     leaver.ask(GetBlockText(blocks=(0,), tag=1), BlockText)  # both are being read
@@ -548,16 +572,20 @@ def test_who_leaves_while_prompts_are_read_has_them_listed(
     assert sorted(running.engine.listed) == ["first", "second"]
 
 
-def test_an_id_is_in_use_while_its_prompt_is_read(start: Callable[..., Running], client: Client) -> None:
-    start(prompt_s=1.5)
+def test_request_id_is_in_use_while_its_prompt_is_prepared(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    start_service(prompt_s=1.5)
     client.wait_ready()
     client.send(submit("a", "slow", max_tokens=1))
     assert "in use" in client.ask(submit("a", max_tokens=1), Refused).reason
     assert client.receive(Finished).finish_reason == "length"
 
 
-def test_a_prompt_that_is_read_at_the_end_is_refused(start: Callable[..., Running], client: Client) -> None:
-    running = start(prompt_s=1.5)
+def test_prompt_still_in_preparation_at_the_end_is_refused(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    running = start_service(prompt_s=1.5)
     client.wait_ready()
     client.send(submit("a", "slow", max_tokens=1))
     client.ask(GetBlockText(blocks=(0,)), BlockText)
@@ -569,26 +597,26 @@ def test_a_prompt_that_is_read_at_the_end_is_refused(start: Callable[..., Runnin
 # Snapshots
 
 
-def test_askers_share_a_snapshot_whatever_is_asked_in_between(
-    start: Callable[..., Running], new_client: Callable[[], Client]
+def test_clients_that_ask_during_one_step_share_a_snapshot(
+    start_service: Callable[..., Running], new_client: Callable[[], Client]
 ) -> None:
-    running = start()
+    running = start_service()
     clients = [new_client() for _ in range(10)]
     for client in clients:
         client.wait_ready()
-    with held_up(running, clients[0]):
+    with step_in_progress(running, clients[0]):
         for client in clients:
             client.send(GetBlockText(blocks=(0,)))
             client.send(GetSnapshot(tag=3))
             client.send(GetBlockText(blocks=(0,)))
-            client.ask(GetStatus(), Status)  # answered beside the engine: what was sent before it waits
+            client.ask(GetStatus(), Status)  # answered by the service itself: what was sent before it still waits
     assert {client.receive(Snapshot).seq for client in clients} == {running.engine.last_seq}
     assert running.engine.num_snapshots == 1
 
 
-def test_a_snapshot_asked_again_and_again_is_packed_now_and_then(start: Callable[..., Running], client: Client) -> None:
-    """Each step makes the one before stale; packing may take a fifth of the time all the same."""
-    running = start(step_s=0.002, pack_s=0.02)
+def test_repeated_snapshots_are_packed_at_a_limited_rate(start_service: Callable[..., Running], client: Client) -> None:
+    """Each step makes the last snapshot outdated, but packing may take at most a fifth of the time."""
+    running = start_service(step_s=0.002, pack_s=0.02)
     client.wait_ready()
     client.ask(submit("a", max_tokens=ENDLESS), Accepted)
     step = running.engine.step_count
@@ -597,8 +625,10 @@ def test_a_snapshot_asked_again_and_again_is_packed_now_and_then(start: Callable
     assert running.engine.step_count > step + 20
 
 
-def test_a_snapshot_that_waits_comes_when_the_engine_is_paused(start: Callable[..., Running], client: Client) -> None:
-    start(step_s=0.002, pack_s=0.3)
+def test_waiting_snapshot_is_sent_when_the_engine_is_paused(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    start_service(step_s=0.002, pack_s=0.3)
     client.wait_ready()
     client.ask(submit("a", max_tokens=ENDLESS), Accepted)
     client.ask(GetSnapshot(tag=1), Snapshot)
@@ -608,8 +638,8 @@ def test_a_snapshot_that_waits_comes_when_the_engine_is_paused(start: Callable[.
     assert client.receive(Snapshot).tag == 2
 
 
-def test_every_snapshot_asked_is_answered_or_refused(start: Callable[..., Running], client: Client) -> None:
-    start(step_s=0.002, pack_s=0.2, limits=ServiceLimits(client_snapshots=10))
+def test_every_snapshot_request_is_answered_or_refused(start_service: Callable[..., Running], client: Client) -> None:
+    start_service(step_s=0.002, pack_s=0.2, limits=ServiceLimits(client_snapshots=10))
     client.wait_ready()
     client.ask(submit("a", max_tokens=ENDLESS), Accepted)
     for tag in range(100):
@@ -619,14 +649,14 @@ def test_every_snapshot_asked_is_answered_or_refused(start: Callable[..., Runnin
     assert any(isinstance(answer, Failed) and "at most 10" in answer.reason for answer in answers)
 
 
-# While it loads, and when it fails
+# The model loads, and failures.
 
 
-def test_while_a_model_loads_the_status_tells_and_requests_are_refused(
-    start: Callable[..., Running], client: Client
+def test_status_shows_loading_and_requests_are_refused_until_the_model_is_loaded(
+    start_service: Callable[..., Running], client: Client
 ) -> None:
     may_load = threading.Event()
-    start(load_s=60, may_load=may_load.is_set)
+    start_service(load_s=60, may_load=may_load.is_set)
     status = client.ask(GetStatus(tag=1), Status)
     assert (status.phase, status.hello) == ("loading", None)
     assert "still loading" in client.ask(submit("early"), Refused).reason
@@ -640,8 +670,8 @@ def test_while_a_model_loads_the_status_tells_and_requests_are_refused(
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Set once a client has heard why the engine failed: until then it is there, however long that takes."""
+def failure_was_received(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """An event that is set once a client has received the reason of the failure: until then the service stays up."""
     event = threading.Event()
     clock = SimpleNamespace(
         monotonic=time.monotonic, monotonic_ns=time.monotonic_ns, sleep=lambda seconds: event.wait(60)
@@ -659,27 +689,30 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         ("bug", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_load_that_fails_is_told_to_who_asks(
-    start: Callable[..., Running], client: Client, heard: threading.Event, kind: str, reason: str
+def test_failed_load_is_reported_to_clients_that_ask(
+    start_service: Callable[..., Running], client: Client, failure_was_received: threading.Event, kind: str, reason: str
 ) -> None:
     may_load = threading.Event()
-    running = start(load_s=60, load_error=kind, may_load=may_load.is_set)
+    running = start_service(load_s=60, load_error=kind, may_load=may_load.is_set)
     client.telemetry(Progress)
     client.ask(GetStatus(), Status)
     may_load.set()
     status = client.wait_ready()
     assert (status.phase, status.reason) == ("failed", reason)
     assert reason in client.ask(submit("late"), Refused).reason
-    heard.set()
+    failure_was_received.set()
     assert client.telemetry(Goodbye).reason == reason
     running.join()
     assert running.error is not None
 
 
-def test_a_forward_pass_that_raises_ends_every_request_within_a_second(
-    start: Callable[..., Running], client: Client, new_client: Callable[[], Client], heard: threading.Event
+def test_failed_forward_pass_ends_every_request_with_its_reason(
+    start_service: Callable[..., Running],
+    client: Client,
+    new_client: Callable[[], Client],
+    failure_was_received: threading.Event,
 ) -> None:
-    running = start(step_s=0.01, fail_at_step=10)
+    running = start_service(step_s=0.01, fail_at_step=10)
     other = new_client()
     for each in (client, other):
         each.wait_ready()
@@ -696,32 +729,35 @@ def test_a_forward_pass_that_raises_ends_every_request_within_a_second(
     assert sum(end.usage.completion_tokens for end in ends[:3]) == said > 0
     assert client.telemetry(Goodbye).reason == reason
     assert reason in client.ask(submit("later"), Refused).reason
-    heard.set()
+    failure_was_received.set()
     running.join()
     assert isinstance(running.error, EngineDead)
     assert running.engine.closed
 
 
-def test_an_engine_that_failed_beside_its_steps_ends_with_its_reason(
-    start: Callable[..., Running], client: Client, heard: threading.Event
+def test_engine_that_failed_outside_a_step_ends_with_its_reason(
+    start_service: Callable[..., Running], client: Client, failure_was_received: threading.Event
 ) -> None:
-    """Without work too: who stops the service then is asked for no reason."""
-    running = start(step_s=0.01)
+    """This holds without work too: whoever stops the service then gives no reason."""
+    running = start_service(step_s=0.01)
     client.wait_ready()
     client.telemetry(Heartbeat)
     running.engine.failure = "rank 1 of 2 is gone"
     running.service.stop()
     assert client.telemetry(Goodbye).reason == "rank 1 of 2 is gone"
     assert "rank 1 of 2 is gone" in client.ask(submit("later"), Refused).reason
-    heard.set()
+    failure_was_received.set()
     running.join()
     assert isinstance(running.error, EngineDead)
 
 
-def test_a_command_that_fails_ends_the_engine_only_where_it_cannot_go_on(
-    start: Callable[..., Running], client: Client, heard: threading.Event, monkeypatch: pytest.MonkeyPatch
+def test_failed_command_ends_the_engine_only_if_it_cannot_continue(
+    start_service: Callable[..., Running],
+    client: Client,
+    failure_was_received: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    running = start(step_s=0.01)
+    running = start_service(step_s=0.01)
     client.wait_ready()
     client.telemetry(Heartbeat)
     client.send(submit("a", max_tokens=2000))
@@ -738,7 +774,7 @@ def test_a_command_that_fails_ends_the_engine_only_where_it_cannot_go_on(
     end = client.receive(Finished)
     assert (end.finish_reason, end.error) == ("error", "blocks could not be copied")
     assert client.telemetry(Goodbye).reason == "blocks could not be copied"
-    heard.set()
+    failure_was_received.set()
     running.join()
     assert isinstance(running.error, EngineDead)
 
@@ -746,8 +782,10 @@ def test_a_command_that_fails_ends_the_engine_only_where_it_cannot_go_on(
 # What it tells by itself
 
 
-def test_telemetry_of_an_engine_at_work(start: Callable[..., Running], client: Client) -> None:
-    running = start(step_s=0.002)
+def test_working_engine_publishes_frames_heartbeats_and_gpu_samples(
+    start_service: Callable[..., Running], client: Client
+) -> None:
+    running = start_service(step_s=0.002)
     client.wait_ready()
     client.send(submit("a", max_tokens=ENDLESS))
     client.telemetry(Frame)
@@ -760,9 +798,9 @@ def test_telemetry_of_an_engine_at_work(start: Callable[..., Running], client: C
     assert sample.power_watts == sample.temperature_celsius == -1.0
 
 
-def test_the_memory_breakdown_comes_by_itself(start: Callable[..., Running], client: Client) -> None:
+def test_memory_breakdown_is_published_without_a_request(start_service: Callable[..., Running], client: Client) -> None:
     may_load = threading.Event()
-    start(load_s=60, may_load=may_load.is_set)
+    start_service(load_s=60, may_load=may_load.is_set)
     client.telemetry(Progress)
     may_load.set()
     assert client.telemetry(MemoryBreakdown).kv_bytes == 2

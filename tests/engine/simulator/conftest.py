@@ -1,4 +1,4 @@
-"""Tiny simulations whose every number can be worked out by hand: a step takes a second, or what a test says."""
+"""Fixtures of simulator tests: tiny simulations whose numbers can be calculated by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND_NS = 1_000_000_000
 
 @pytest.fixture
 def one_second_step() -> CostModel:
-    """A device without costs but the overhead."""
+    """A cost model whose only cost is the step overhead of one second."""
     return CostModel(
         weight_bytes=0,
         kv_bytes_per_token=0,
@@ -33,7 +33,7 @@ def one_second_step() -> CostModel:
 
 @pytest.fixture
 def make_simulation(one_second_step: CostModel) -> Callable[..., Simulation]:
-    """Requests as (arrival in s, prompt, output[, texts]); limits by name."""
+    """Function that makes a simulation: `make_simulation([(arrival_s, prompt, output[, texts]), ...], **limits)`."""
 
     def make(
         requests: list[tuple[float, int, int] | tuple[float, int, int, tuple[int, ...]]],

@@ -1,4 +1,4 @@
-"""KV groups and states in the simulator: what windows let go of, what it costs if they do not, and what is read."""
+"""KV groups and states in the simulator: which blocks windows free, what it costs if they do not, and what is read."""
 
 from __future__ import annotations
 
@@ -42,9 +42,11 @@ def setup(layout: KVLayout, question: str = "", allocator: str = "paged", **limi
     return Setup(workload, SimulatedLimits(**sizes), cost, allocator, layout=layout, question=question)
 
 
-def test_a_request_by_hand(make_simulation: Make) -> None:
-    """28 tokens, of which 27 are computed: 7 blocks of full attention. At 20 tokens the next reads from 13 on, which is
-    in the fourth block; a window of 8 tokens is in 3 blocks at most, and in the whole prompt while it is computed."""
+def test_simulated_groups_hold_the_blocks_calculated_by_hand(make_simulation: Make) -> None:
+    """Of 28 tokens 27 are computed: 7 blocks of full attention. After 20 tokens the next one reads from token 13 on,
+    which is in the fourth block; a window of 8 tokens is in 3 blocks at most, and in the whole prompt while it is
+    computed.
+    """
     simulation = make_simulation([(0, 20, 8)], layout=LAYOUT, num_blocks=32)
     simulation.run()
     found = report(simulation)
@@ -57,8 +59,8 @@ def test_a_request_by_hand(make_simulation: Make) -> None:
     simulation.scheduler.check_integrity()
 
 
-def test_without_freeing_fewer_run_at_once_and_more_are_preempted() -> None:
-    """In the same bytes: 36 blocks of a group, or 12 of all layers."""
+def test_without_freeing_fewer_requests_run_and_more_are_preempted() -> None:
+    """The same bytes hold 36 blocks of a group, or 12 blocks of all layers."""
     reports = {}
     for question in ("", NOT_FREED):
         sized = setup(LAYOUT, question).sized(36 * 40)
@@ -76,7 +78,7 @@ def test_without_freeing_fewer_run_at_once_and_more_are_preempted() -> None:
     assert kept.simulated_s > now.simulated_s
 
 
-def test_with_mla_expanded_there_are_as_many_fewer_blocks() -> None:
+def test_expanded_mla_has_proportionally_fewer_blocks() -> None:
     assert setup(LATENTS).sized(4000).limits.num_blocks == 100
     wide = setup(LATENTS, EXPANDED).sized(4000)
     assert (wide.limits.num_blocks, wide.block_bytes, wide.label) == (12, 320, "paged, with MLA expanded")
@@ -84,7 +86,7 @@ def test_with_mla_expanded_there_are_as_many_fewer_blocks() -> None:
     assert "does not tell" in KVLayout((replace(LATENTS.groups[0], expanded_bytes=0.0),)).why_not_expanded
 
 
-def test_allocators_that_reserve_have_one_group() -> None:
+def test_reserving_allocators_have_one_group() -> None:
     contiguous = setup(LAYOUT, allocator="contiguous").sized(32 * 120)
     assert (contiguous.limits.num_blocks, contiguous.block_bytes) == (32, 120)
     simulation = Simulation(contiguous)
@@ -94,8 +96,8 @@ def test_allocators_that_reserve_have_one_group() -> None:
         setup(LAYOUT).sized(39)
 
 
-def test_what_is_read_is_what_layers_look_back_to() -> None:
-    """Of 20 tokens and one more: 21 of full attention and 8 of each window, and as many pairs."""
+def test_attention_reads_only_as_far_back_as_each_window() -> None:
+    """For 20 tokens and one more, 21 of full attention and 8 of each window are read, with as many pairs."""
     costs = {"kv_bytes_per_token": 1e9, "attention_flops_per_pair": 12.0, "step_overhead_s": 0.0}
     one = replace(setup(LAYOUT, num_blocks=64), workload=Workload("one", (WorkloadRequest(0, 20, 2),)))
     slow = replace(one, cost=replace(one.cost, **costs, memory_bandwidth=1, flops_per_second=1e9))
@@ -111,7 +113,7 @@ def test_what_is_read_is_what_layers_look_back_to() -> None:
     assert simulation.now_ns == pytest.approx(12 * (20 * 21 / 2 + 2 * of_windows) / 3 * 1e9)
 
 
-def test_chunks_read_from_their_own_first_token() -> None:
+def test_chunked_attention_reads_from_the_first_token_of_the_chunk() -> None:
     layout = KVLayout((SimulatedGroup("chunked", GroupRule(8, is_chunked=True), 2, 10.0),))
     one = setup(layout, num_blocks=64, enable_prefix_caching=False)
     one = replace(one, workload=Workload("one", (WorkloadRequest(0, 20, 2),)))
@@ -121,8 +123,10 @@ def test_chunks_read_from_their_own_first_token() -> None:
     assert simulation.now_ns == (2 * 36 + 10) * 10**9
 
 
-def test_prefixes_are_found_as_far_as_all_groups_have_them(make_simulation: Make) -> None:
-    """A text of 16 tokens again, after which windows still have their last blocks; without a cache none is."""
+def test_prefix_hits_reach_as_far_as_all_groups_have_blocks(make_simulation: Make) -> None:
+    """A text of 16 tokens comes again, after which windows still have their last blocks; without a cache there is no
+    hit.
+    """
     requests = [(0, 20, 1, (7,)), (5, 20, 1, (7,))]
     for caching, rate in ((True, 16 / 40), (False, 0)):
         simulation = make_simulation(
@@ -132,8 +136,10 @@ def test_prefixes_are_found_as_far_as_all_groups_have_them(make_simulation: Make
         assert report(simulation).prefix_hit_rate == rate
 
 
-def test_states_are_found_where_they_were_kept(make_simulation: Make) -> None:
-    """A state of each text is kept behind its last full block; with one slot for it, the second text takes it."""
+def test_saved_states_are_found_again(make_simulation: Make) -> None:
+    """A state of each text is saved after its last full block; with one slot for it, the second text takes
+    that slot.
+    """
     layout = replace(LAYOUT, groups=LAYOUT.groups[:1], state_bytes=100)
     requests = [(0, 17, 1, (7,)), (999, 17, 1, (8,)), (2999, 17, 1, (7,)), (3999, 17, 1, (8,))]
     hits = []
@@ -150,7 +156,7 @@ def test_states_are_found_where_they_were_kept(make_simulation: Make) -> None:
     assert found.num_states_restored == 2
 
 
-def test_states_take_half_of_the_memory_at_most() -> None:
+def test_states_take_at_most_half_of_the_memory() -> None:
     layout = replace(LAYOUT, state_bytes=100)
     sized = setup(layout, max_num_seqs=4).sized(1200, state_checkpoints=2)
     assert (sized.num_states, sized.limits.num_blocks) == (6, 15)
@@ -158,7 +164,7 @@ def test_states_take_half_of_the_memory_at_most() -> None:
     assert (counted.num_states, counted.limits.num_blocks) == (7, 30)
 
 
-def test_the_layout_of_a_recording() -> None:
+def test_layout_is_read_from_a_recording() -> None:
     groups = (
         KVGroup(kind="full", num_layers=2, block_bytes=64),
         KVGroup(kind="window", num_layers=2, block_bytes=64, window=8),
@@ -175,7 +181,7 @@ def test_the_layout_of_a_recording() -> None:
     assert recorded_layout(CacheInfo(num_blocks=9, block_size=4, groups=(KVGroup(kind="full"),))) is None
 
 
-def test_pools_of_their_own_are_cut_into_groups_of_one_size() -> None:
+def test_separate_pools_are_split_into_groups_of_equal_size() -> None:
     groups = (
         KVGroup(kind="full", num_layers=4, block_bytes=64, num_blocks=10),
         KVGroup(kind="window", num_layers=6, block_bytes=96, window=8, num_blocks=5),

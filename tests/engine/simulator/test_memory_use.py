@@ -1,4 +1,4 @@
-"""What the slots were used for under load, worked out by hand for each policy."""
+"""The use of slots under load, calculated by hand for each policy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ Make = Callable[..., Simulation]
 
 
 def parts(shares: MemoryShares | None) -> tuple[float, ...]:
-    """In slots of 16."""
+    """Return the parts in slots, of 16."""
     assert shares is not None
     found = (shares.states, shares.reserved, shares.internal, shares.external_and_others, shares.cached)
     assert sum(found) == pytest.approx(1)
     return tuple(16 * part for part in found)
 
 
-def test_paged(make_simulation: Make) -> None:
-    """One request at a time in 4 blocks of 4; while the second waits the first has 6, then 7 tokens in 2 blocks."""
+def test_paged_memory_use_equals_the_one_calculated_by_hand(make_simulation: Make) -> None:
+    """One request at a time runs in 4 blocks of 4; while the second waits the first has 6, then 7 tokens in 2
+    blocks.
+    """
     simulation = make_simulation([(0, 6, 2), (0, 6, 1)], num_blocks=4, max_num_seqs=1, enable_prefix_caching=False)
     simulation.run()
     found = report(simulation)
@@ -30,8 +32,8 @@ def test_paged(make_simulation: Make) -> None:
     assert (found.num_steps, found.num_steps_under_load, found.mean_batch_under_load) == (3, 2, 1.0)
 
 
-def test_paged_with_cached_blocks(make_simulation: Make) -> None:
-    """The first leaves one full block behind: cached while the second runs and the third waits."""
+def test_cached_blocks_are_counted_under_load(make_simulation: Make) -> None:
+    """The first request leaves one full block cached while the second runs and the third waits."""
     simulation = make_simulation([(0, 6, 1), (0, 6, 1), (0, 6, 1)], num_blocks=4, max_num_seqs=1)
     simulation.run()
     assert parts(report(simulation).memory) == pytest.approx((6, 0, 2, 6, 2))  # 8 free, none cached; then 4 and 4
@@ -48,7 +50,9 @@ def test_paged_with_cached_blocks(make_simulation: Make) -> None:
         ("buddy", (7, 3, 0, 6, 0)),
     ],
 )
-def test_reservations(make_simulation: Make, allocator: str, expected: tuple[float, ...]) -> None:
+def test_reserving_allocators_use_memory_as_calculated_by_hand(
+    make_simulation: Make, allocator: str, expected: tuple[float, ...]
+) -> None:
     simulation = make_simulation([(0, 3, 2)] * 3, allocator, num_blocks=4, max_model_len=8)
     simulation.run()
     found = report(simulation)

@@ -1,4 +1,4 @@
-"""What a simulated copy is waited for, by hand: blocks of 16 MiB, a block a second on the link and the slow drive."""
+"""The waiting time for simulated copies, by hand: blocks of 16 MiB, a block a second on the link and the slow disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def now_s(mover: SimulatedMover) -> float:
     return mover.now_ns / SECOND_NS
 
 
-def test_saves_run_beside_the_step_while_they_fit_the_staging_buffers(mover: SimulatedMover) -> None:
+def test_saves_overlap_the_step_while_they_fit_the_staging_buffers(mover: SimulatedMover) -> None:
     mover.begin(0)
     mover.save(range(4), range(4))
     mover.flush()
@@ -46,11 +46,11 @@ def test_saves_run_beside_the_step_while_they_fit_the_staging_buffers(mover: Sim
     assert mover.moved.save_ns == 4 * SECOND_NS
 
 
-def test_loads_are_waited_for_behind_what_is_under_way(mover: SimulatedMover) -> None:
+def test_loads_wait_for_the_copies_under_way(mover: SimulatedMover) -> None:
     mover.begin(0)
     mover.save([0, 1], [0, 1])
     mover.load([5, 6, 7], [2, 3, 4])
-    assert now_s(mover) == 0  # nothing is handed over before the flush
+    assert now_s(mover) == 0  # nothing is copied before the flush
     mover.flush()
     assert now_s(mover) == 5
     mover.flush()
@@ -58,7 +58,7 @@ def test_loads_are_waited_for_behind_what_is_under_way(mover: SimulatedMover) ->
     assert (mover.moved.loaded_blocks, mover.moved.load_ns, mover.moved.save_ns) == (3, 5 * SECOND_NS, 0)
 
 
-def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: SimulatedMover) -> None:
+def test_step_waits_for_disk_reads_and_for_writes_only_when_the_queue_is_full(mover: SimulatedMover) -> None:
     mover.begin(0)
     assert mover.num_offloadable == 16
     assert mover.offload(range(16), range(16), [None] * 16) == [True] * 16
@@ -77,7 +77,7 @@ def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: Simu
     )
 
 
-def test_where_a_block_came_from_is_known_until_the_next_step(mover: SimulatedMover) -> None:
+def test_origin_of_a_block_is_known_until_the_next_step(mover: SimulatedMover) -> None:
     mover.begin(0)
     mover.load_from_disk([3], [9])
     mover.load([8, 9], [1, 2])
@@ -87,13 +87,13 @@ def test_where_a_block_came_from_is_known_until_the_next_step(mover: SimulatedMo
     assert mover.origins == {}
 
 
-def test_costs_are_those_of_the_link_and_the_drive(mover: SimulatedMover) -> None:
+def test_copy_times_are_those_of_the_link_and_the_disk(mover: SimulatedMover) -> None:
     assert mover.swap_seconds(3) == 6
     assert mover.load_seconds(3, 2) == 4
     assert (mover.recovered(), mover.failure, mover.has_disk) == ([], "", True)
 
 
-def test_nothing_sinks_without_a_disk(one_second_step: CostModel) -> None:
+def test_offloading_without_a_disk_is_an_error(one_second_step: CostModel) -> None:
     mover = SimulatedMover(one_second_step, BLOCK_BYTES, has_disk=False)
     assert not mover.has_disk
     with pytest.raises(AssertionError, match="no disk"):

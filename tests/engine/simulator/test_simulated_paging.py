@@ -1,4 +1,4 @@
-"""The policy `virtual` in the simulator: its pages, its waste, and what is refused."""
+"""The policy `virtual` in the simulator: its pages, its waste and what is refused."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MIB = 1 << 20
 def simulate(
     one_second_step: CostModel, requests: list[tuple[int, int, int]], page_tokens: int, **limits: Any
 ) -> Simulation:
-    """Two layers, pages of 4 KiB for so many tokens."""
+    """Run two layers with pages of 4 KiB for this many tokens."""
     made = tuple(WorkloadRequest(*request) for request in requests)
     cost = dataclasses.replace(one_second_step, kv_bytes_per_token=2 * 4096 / page_tokens, memory_bandwidth=1e18)
     sizes = {"num_blocks": 8, "block_size": 4, "max_model_len": 32} | limits
     return Simulation(Setup(Workload("by hand", made), SimulatedLimits(**sizes), cost, "virtual", Paging(2, 4096)))
 
 
-def test_what_pages_waste(one_second_step: CostModel) -> None:
-    """4 pages of 16 tokens; one request at a time, of 17 and 18 tokens in two pages while the second waits."""
+def test_waste_in_pages_equals_the_one_calculated_by_hand(one_second_step: CostModel) -> None:
+    """One request at a time has two of 4 pages of 16 tokens, with 17 and 18 tokens, while the second waits."""
     simulation = simulate(one_second_step, [(0, 17, 2), (0, 3, 1)], 16, num_blocks=16, max_num_seqs=1)
     simulation.run()
     memory = report(simulation).memory
@@ -56,7 +56,7 @@ def test_pool_and_scheduler_agree_after_each_step(one_second_step: CostModel) ->
 
 
 def run_llama(allocator: str, page_bytes: int) -> Report:
-    """Prompts and answers of a few hundred tokens in 2 GiB of Llama 3.1 8B's cache."""
+    """Run prompts and answers of a few hundred tokens in 2 GiB of Llama 3.1 8B's cache."""
     preset = PRESETS["llama-3.1-8b"]
     limits = SimulatedLimits(num_blocks=1024, enable_prefix_caching=False, max_model_len=8192)
     workload = generate("sharegpt", GeneratorOptions(num_requests=80, rate=math.inf), 8192)
@@ -66,8 +66,8 @@ def run_llama(allocator: str, page_bytes: int) -> Report:
     return report(simulation)
 
 
-def test_pages_of_2_mib_waste_much_and_of_64_kib_little() -> None:
-    """512 and 16 tokens in a page of each layer: half a page of each request is empty on average."""
+def test_pages_of_2_mib_waste_much_and_pages_of_64_kib_little() -> None:
+    """A page of each layer holds 512 or 16 tokens: half a page of each request is empty on average."""
     large, small, paged = run_llama("virtual", 2 * MIB), run_llama("virtual", 64 << 10), run_llama("paged", 0x1000)
     assert (large.tokens_per_page_group, small.tokens_per_page_group) == (512.0, 16.0)
     assert large.memory is not None
@@ -89,11 +89,11 @@ def test_pages_of_2_mib_waste_much_and_of_64_kib_little() -> None:
         ({"page_bytes": 6 << 12}, "page_size=24576 is not accepted: a power of two from 4096 to 1073741824"),
     ],
 )
-def test_absurd_pages_are_refused(paging: dict[str, int], said: str) -> None:
+def test_invalid_paging_is_refused(paging: dict[str, int], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         Paging(**paging)
 
 
-def test_a_pool_of_less_than_a_page_is_refused(one_second_step: CostModel) -> None:
+def test_pool_smaller_than_a_page_is_refused(one_second_step: CostModel) -> None:
     with pytest.raises(BadInput, match=r"a pool of 3 blocks \(0.01 MiB\) is too small for allocator='virtual'"):
         simulate(one_second_step, [(0, 1, 1)], 16, num_blocks=3)

@@ -1,4 +1,4 @@
-"""Simulations with lower tiers: what goes down, what comes back, what it costs, and who has none."""
+"""Simulations with lower tiers: what is offloaded and loaded, what it costs, and which allocators have tiers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from kvscope_telemetry.errors import BadInput
 
 Make = Callable[..., Simulation]
 BLOCK = 16 << 20
-"""Bytes of a block in the simulations by hand: 4 slots of 4 MiB."""
+"""Bytes of a block in the simulations calculated by hand: 4 slots of 4 MiB."""
 
 
 @pytest.fixture
 def cost(one_second_step: CostModel) -> CostModel:
-    """A step takes a second, the link takes a block in an eighth of one, the drive reads it in a quarter.
+    """Cost model in which a step takes 1 s, and a block 1/8 s on the link and 1/4 s to read from disk.
 
-    KV is read at no cost.
+    Reading the KV cache has no cost.
     """
     return replace(
         one_second_step,
@@ -38,8 +38,8 @@ def cost(one_second_step: CostModel) -> CostModel:
     )
 
 
-def by_hand(make_simulation: Make, cost: CostModel, tiers: Tiers) -> Report:
-    """Text 1 comes back after text 2 took its blocks; each prompt is 6 blocks and a token, the pool has 8."""
+def simulate_evicted_prefix(make_simulation: Make, cost: CostModel, tiers: Tiers) -> Report:
+    """Text 1 comes back after text 2 took its blocks; each prompt is 6 blocks and a token, the pool has 8 blocks."""
     requests = [(0, 25, 1, (1,)), (10, 25, 1, (2,)), (20, 25, 1, (1,))]
     simulation = make_simulation(requests, tokens_per_text=24, tiers=tiers, cost=cost)
     while simulation.advance():
@@ -49,13 +49,13 @@ def by_hand(make_simulation: Make, cost: CostModel, tiers: Tiers) -> Report:
     return found
 
 
-def test_an_evicted_prefix_comes_back_from_host_memory(make_simulation: Make, cost: CostModel) -> None:
-    """Text 2 finds 2 blocks free and evicts 5 of the 6 of text 1: those from the tail on, all but the first.
+def test_evicted_prefix_is_loaded_from_host_memory(make_simulation: Make, cost: CostModel) -> None:
+    """Text 2 finds 2 blocks free and evicts 5 of the 6 of text 1: all but the first, from the last on.
 
-    They go down beside the step, but for one that the staging buffers have no room for. On their way back (5/8 s, less
-    than the 4/5 s it takes to compute them) they wait for the four of text 2 that are under way by then.
+    They are offloaded during the step, except one that the staging buffers have no room for. Loading them (5/8 s, less
+    than the 4/5 s it takes to compute them) waits for the four blocks of text 2 that are copied by then.
     """
-    found = by_hand(make_simulation, cost, Tiers(kv_host_memory=16 * BLOCK))
+    found = simulate_evicted_prefix(make_simulation, cost, Tiers(kv_host_memory=16 * BLOCK))
     tiers = found.tiers
     assert tiers is not None
     assert (tiers.num_host_blocks, tiers.num_disk_blocks) == (16, 0)
@@ -68,10 +68,10 @@ def test_an_evicted_prefix_comes_back_from_host_memory(make_simulation: Make, co
     assert found.simulated_s == pytest.approx(21 + 1 / 8 + 9 / 8)
 
 
-def test_from_disk_it_takes_longer(make_simulation: Make, cost: CostModel) -> None:
-    """Three host places, of which one is kept free for what comes up: the rest went on to disk."""
+def test_loading_from_disk_takes_longer_than_from_host_memory(make_simulation: Make, cost: CostModel) -> None:
+    """Of three host slots one is kept free for loads: the rest of the blocks went on to disk."""
     fast = replace(cost, disk_bandwidth=40 * BLOCK)
-    found = by_hand(make_simulation, fast, Tiers(kv_host_memory=3 * BLOCK, kv_disk=16 * BLOCK))
+    found = simulate_evicted_prefix(make_simulation, fast, Tiers(kv_host_memory=3 * BLOCK, kv_disk=16 * BLOCK))
     tiers = found.tiers
     assert tiers is not None
     assert tiers.loaded_blocks == 5
@@ -84,16 +84,16 @@ def test_from_disk_it_takes_longer(make_simulation: Make, cost: CostModel) -> No
     assert tiers.disk_hit_rate == pytest.approx(4 * tiers.loaded_from_disk_blocks / 75)
 
 
-def test_what_is_cheaper_to_compute_is_not_loaded(make_simulation: Make, cost: CostModel) -> None:
-    """A block of 4 tokens is computed in 4/25 s; the drive takes 2/8 s, and the link 1/8 s after it."""
-    found = by_hand(make_simulation, cost, Tiers(kv_host_memory=3 * BLOCK, kv_disk=16 * BLOCK))
+def test_prefix_that_is_cheaper_to_compute_is_not_loaded(make_simulation: Make, cost: CostModel) -> None:
+    """A block of 4 tokens is computed in 4/25 s; the disk takes 2/8 s, and the link 1/8 s after it."""
+    found = simulate_evicted_prefix(make_simulation, cost, Tiers(kv_host_memory=3 * BLOCK, kv_disk=16 * BLOCK))
     assert found.tiers is not None
     assert found.tiers.loaded_from_disk_blocks == 0
     assert found.tiers.disk_read_s == 0
 
 
-def pressed(make_simulation: Make, cost: CostModel, tiers: Tiers) -> Report:
-    """Three requests of 8 to 20 tokens in 32 slots: they cannot all stay."""
+def simulate_memory_pressure(make_simulation: Make, cost: CostModel, tiers: Tiers) -> Report:
+    """Three requests of 8 to 20 tokens do not fit in 32 slots together."""
     simulation = make_simulation(
         [(0, 8, 12), (0, 8, 12), (0, 8, 12)], tiers=tiers, cost=cost, enable_prefix_caching=False
     )
@@ -104,37 +104,39 @@ def pressed(make_simulation: Make, cost: CostModel, tiers: Tiers) -> Report:
     return report(simulation)
 
 
-def test_swapped_requests_compute_nothing_twice(make_simulation: Make, cost: CostModel) -> None:
-    recompute = pressed(make_simulation, cost, Tiers(kv_host_memory=16 * BLOCK, preemption="recompute"))
+def test_swapped_requests_recompute_no_tokens(make_simulation: Make, cost: CostModel) -> None:
+    recompute = simulate_memory_pressure(
+        make_simulation, cost, Tiers(kv_host_memory=16 * BLOCK, preemption="recompute")
+    )
     assert recompute.num_preemptions > 0
     assert recompute.num_recomputed_tokens >= 8 * recompute.num_preemptions
     assert recompute.tiers is not None
     assert recompute.tiers.swapped_blocks == 0
-    swap = pressed(make_simulation, cost, Tiers(kv_host_memory=16 * BLOCK, preemption="swap"))
+    swap = simulate_memory_pressure(make_simulation, cost, Tiers(kv_host_memory=16 * BLOCK, preemption="swap"))
     assert swap.num_preemptions > 0
     assert swap.num_recomputed_tokens == 0
     assert swap.tiers is not None
     assert swap.tiers.swapped_blocks == swap.tiers.loaded_blocks > 0
     assert swap.tiers.load_s > 0
     assert swap.tiers.host_hit_rate == 0  # no prompt asked for what came back
-    without = pressed(make_simulation, cost, Tiers())
+    without = simulate_memory_pressure(make_simulation, cost, Tiers())
     assert (without.tiers, without.num_recomputed_tokens) == (None, recompute.num_recomputed_tokens)
     assert without.latency_s == recompute.latency_s
 
 
 @pytest.mark.parametrize(("blocks_per_s", "swaps"), [(1000, True), (1, False)])
-def test_auto_chooses_by_what_the_link_costs(
+def test_automatic_preemption_swaps_only_if_the_link_is_fast(
     make_simulation: Make, cost: CostModel, blocks_per_s: int, swaps: bool
 ) -> None:
     link = replace(cost, host_bandwidth=blocks_per_s * BLOCK)
-    found = pressed(make_simulation, link, Tiers(kv_host_memory=16 * BLOCK))
+    found = simulate_memory_pressure(make_simulation, link, Tiers(kv_host_memory=16 * BLOCK))
     assert found.num_preemptions > 0
     assert found.tiers is not None
     assert (found.tiers.swapped_blocks > 0) == swaps
     assert (found.num_recomputed_tokens == 0) == swaps
 
 
-def test_only_paged_has_lower_tiers() -> None:
+def test_only_the_paged_allocator_has_lower_tiers() -> None:
     workload = generate("alpaca", GeneratorOptions(num_requests=20, rate=20), 256)
     limits = SimulatedLimits(num_blocks=200, max_model_len=256, max_num_seqs=8)
     for allocator in ALLOCATORS:
@@ -144,7 +146,7 @@ def test_only_paged_has_lower_tiers() -> None:
         assert (report(simulation).tiers is not None) == (allocator == "paged")
 
 
-def test_equal_setups_with_tiers_give_equal_reports_and_reuse_more_than_without() -> None:
+def test_equal_setups_with_tiers_give_equal_reports_and_more_reuse_than_without() -> None:
     options = GeneratorOptions(num_requests=80, rate=5, shared_prefix_tokens=400, num_prefixes=12, seed=4)
     workload = generate("alpaca", options, 2048)
 
@@ -183,12 +185,12 @@ def test_equal_setups_with_tiers_give_equal_reports_and_reuse_more_than_without(
         ({"kv_host_memory": 1 << 60}, "kv_host_memory=1152921504606846976 is not accepted"),
     ],
 )
-def test_absurd_tiers_are_refused(sizes: dict[str, Any], said: str) -> None:
+def test_invalid_tiers_are_refused(sizes: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         Tiers(**sizes)
 
 
-def test_a_tier_holds_at_least_a_block() -> None:
+def test_tier_smaller_than_a_block_is_refused() -> None:
     assert Tiers(kv_host_memory=100, kv_disk=250).num_places(100) == (1, 2)
     assert Tiers().num_places(0) == (0, 0)
     with pytest.raises(BadInput, match="kv_host_memory=99 is not accepted: one block takes 100 bytes"):

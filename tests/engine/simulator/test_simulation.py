@@ -1,4 +1,4 @@
-"""The clock, arrivals, ends, sharing and preemption of a simulation, against numbers worked out by hand."""
+"""The clock, arrivals, ends, prefix sharing and preemption of a simulation, with numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def seconds(values_ns: Any) -> list[float]:
     return [value / 1e9 for value in values_ns]
 
 
-def test_two_requests_by_hand(make_simulation: Make) -> None:
-    """The first prefills from 0 to 1 s and ends at 2 s; the second comes at 1.5 s and runs from 2 s to 5 s."""
+def test_two_requests_have_the_times_calculated_by_hand(make_simulation: Make) -> None:
+    """The first prefills from 0 to 1 s and ends at 2 s; the second arrives at 1.5 s and runs from 2 s to 5 s."""
     simulation = make_simulation([(0, 3, 2), (1.5, 4, 3)])
     simulation.run()
     tally = simulation.tally
@@ -39,28 +39,28 @@ def test_two_requests_by_hand(make_simulation: Make) -> None:
     assert (found.memory, found.mean_batch_under_load, found.num_steps_under_load) == (None, None, 0)
 
 
-def test_the_clock_jumps_over_what_is_idle(make_simulation: Make) -> None:
+def test_clock_jumps_over_idle_time(make_simulation: Make) -> None:
     simulation = make_simulation([(0, 3, 1), (1000, 3, 1)])
     simulation.run()
     assert (simulation.step_count, simulation.now_ns) == (2, 1001 * 10**9)
     assert seconds(simulation.tally.total_ns) == [1.0, 1.0]
 
 
-def test_requests_that_come_together_share_a_step(make_simulation: Make) -> None:
+def test_requests_that_arrive_together_share_a_step(make_simulation: Make) -> None:
     simulation = make_simulation([(0, 3, 2), (0, 3, 2)])
     simulation.run()
     assert simulation.step_count == 2
     assert report(simulation).mean_batch == 2.0
 
 
-def test_a_long_prompt_takes_as_many_steps_as_its_chunks(make_simulation: Make) -> None:
+def test_long_prompt_takes_as_many_steps_as_it_has_chunks(make_simulation: Make) -> None:
     simulation = make_simulation([(0, 10, 1)], max_num_batched_tokens=4)
     simulation.run()
     assert seconds(simulation.tally.ttft_ns) == [3.0]
 
 
-def test_equal_texts_are_found_again_whatever_the_block_size(make_simulation: Make) -> None:
-    """Of a text of 8 tokens two blocks of 4 are whole, or two of 3: 8 or 6 tokens of the second prompt."""
+def test_equal_texts_hit_the_prefix_cache_for_every_block_size(make_simulation: Make) -> None:
+    """Of a text of 8 tokens two blocks of 4 are full, or two of 3: 8 or 6 tokens of the second prompt."""
     requests = [(0, 10, 1, (7,)), (5, 10, 1, (7,)), (10, 10, 1, (8,))]
     for block_size, cached in ((4, 8), (3, 6)):
         simulation = make_simulation(requests, tokens_per_text=8, block_size=block_size)
@@ -71,14 +71,14 @@ def test_equal_texts_are_found_again_whatever_the_block_size(make_simulation: Ma
     assert report(simulation).prefix_hit_rate == 0.0
 
 
-def test_equal_prompts_go_on_with_different_tokens(make_simulation: Make) -> None:
+def test_equal_prompts_continue_with_different_tokens(make_simulation: Make) -> None:
     simulation = make_simulation([(0, 4, 9, (7,)), (0, 4, 9, (7,))], tokens_per_text=8)
     while simulation.advance() and simulation.step_count < 9:
         tokens = [request.output_token_ids for request in simulation.scheduler.requests.values()]
         assert not set(tokens[0]) & set(tokens[1])
 
 
-def test_what_can_never_run_is_refused_and_the_rest_goes_on(make_simulation: Make) -> None:
+def test_impossible_requests_are_refused_and_the_rest_finishes(make_simulation: Make) -> None:
     simulation = make_simulation([(0, 40, 1), (0, 3, 1), (0, 30, 3)])
     simulation.run()
     found = report(simulation)
@@ -86,8 +86,8 @@ def test_what_can_never_run_is_refused_and_the_rest_goes_on(make_simulation: Mak
     assert "make 41 tokens: at most 32 are accepted" in found.first_refusal
 
 
-def test_preempted_requests_come_to_their_end(make_simulation: Make) -> None:
-    """Three of 8 to 20 tokens in 32 slots: they cannot all stay."""
+def test_preempted_requests_finish(make_simulation: Make) -> None:
+    """Three requests of 8 to 20 tokens do not fit in 32 slots together."""
     simulation = make_simulation([(0, 8, 12)] * 3, enable_prefix_caching=False)
     simulation.run()
     found = report(simulation)
@@ -107,7 +107,7 @@ def test_pool_and_scheduler_agree_after_each_step(make_simulation: Make, allocat
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_a_bounded_queue_changes_nothing(make_simulation: Make, allocator: str) -> None:
+def test_bounded_queue_does_not_change_the_result(make_simulation: Make, allocator: str) -> None:
     requests = [(number / 5, 1 + 7 * number % 13, 1 + 5 * number % 17) for number in range(60)]
     bounded, whole = (make_simulation(requests, allocator, max_num_seqs=3) for _ in range(2))
     whole._max_queued = 1000
@@ -134,8 +134,8 @@ def test_equal_setups_give_equal_reports() -> None:
 @pytest.mark.parametrize(
     ("allocator", "percent"), [("contiguous", 20.4), ("buddy", 26.8), ("oracle", 38.2), ("paged", 96.3)]
 )
-def test_effective_memory_is_near_figure_2_of_paged_attention(allocator: str, percent: float) -> None:
-    """A short run at the paper's setup: 15.7K slots, block size 16, at most 2048 tokens, 2 requests/s."""
+def test_effective_memory_is_near_figure_2_of_the_paged_attention_paper(allocator: str, percent: float) -> None:
+    """A short run with the setup of the paper: 15.7K slots, block size 16, at most 2048 tokens, 2 requests/s."""
     options = GeneratorOptions(num_requests=150, rate=math.inf)
     limits = SimulatedLimits(num_blocks=981, enable_prefix_caching=False)
     workload = generate("sharegpt", options, limits.max_model_len)
@@ -146,8 +146,8 @@ def test_effective_memory_is_near_figure_2_of_paged_attention(allocator: str, pe
     assert 100 * memory.states == pytest.approx(percent, abs=6)
 
 
-def test_paged_batches_as_many_more_requests_as_in_figure_13_of_paged_attention() -> None:
-    """The same with all requests at once, so that memory is the only limit: 30.42 over 7.00 in the paper."""
+def test_paged_batches_as_many_more_requests_as_in_figure_13_of_the_paged_attention_paper() -> None:
+    """All requests come at once, so that memory is the only limit: the paper has 30.42 over 7.00."""
 
     def batch(allocator: str) -> float:
         limits = SimulatedLimits(num_blocks=981, enable_prefix_caching=False)
@@ -161,12 +161,12 @@ def test_paged_batches_as_many_more_requests_as_in_figure_13_of_paged_attention(
     assert batch("paged") / batch("contiguous") >= 3.5
 
 
-def test_an_allocator_that_is_not_there_is_named(make_simulation: Make) -> None:
+def test_unknown_allocator_is_refused_by_name(make_simulation: Make) -> None:
     with pytest.raises(BadInput, match="'slab'"):
         make_simulation([(0, 1, 1)], "slab")
 
 
-def test_a_policy_that_gives_nothing_is_an_error_and_no_endless_run(
+def test_policy_that_never_allocates_is_an_error_instead_of_an_endless_run(
     make_simulation: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PagedAllocation, "num_available", lambda self, request: 0)
@@ -178,6 +178,6 @@ def test_a_policy_that_gives_nothing_is_an_error_and_no_endless_run(
     ("name", "value"),
     [("num_blocks", 0), ("num_blocks", 1 << 40), ("block_size", 0), ("max_num_seqs", -1), ("max_model_len", 0)],
 )
-def test_absurd_sizes_are_refused(name: str, value: int) -> None:
+def test_invalid_sizes_are_refused(name: str, value: int) -> None:
     with pytest.raises(BadInput, match=f"={value} is not accepted"):
         SimulatedLimits(**({"num_blocks": 1} | {name: value}))

@@ -1,4 +1,4 @@
-"""A simulation on record: the mirror of its frames is its pool, and simulated again it has the same requests."""
+"""A recorded simulation: its frames rebuild the pool, and it can be simulated again with the same requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def workload() -> Workload:
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
-    """`record(workload, allocator)`: a run that is over, recorded as `run.mcap`."""
+    """Function that runs a workload to its end and records it as `run.mcap`: `record(workload, allocator)`."""
 
     def run(workload: Workload, allocator: str = "paged", limits: SimulatedLimits = LIMITS) -> Simulation:
         setup = Setup(workload, limits, PRESETS["opt-13b"].cost, allocator)
@@ -52,7 +52,7 @@ def record(tmp_path: Path) -> Record:
 
 
 @pytest.mark.parametrize("allocator", ["paged", "contiguous", "buddy", "oracle", "virtual"])
-def test_the_recording_ends_where_the_simulation_did(
+def test_recording_ends_where_the_simulation_did(
     record: Record, workload: Workload, tmp_path: Path, allocator: str
 ) -> None:
     simulation = record(workload, allocator)
@@ -74,7 +74,7 @@ def test_the_recording_ends_where_the_simulation_did(
 
 
 @pytest.mark.parametrize("allocator", ["paged", "buddy"])
-def test_played_to_its_end_the_mirror_is_the_simulations_pool(
+def test_mirror_played_to_the_end_equals_the_pool_of_the_simulation(
     record: Record, workload: Workload, tmp_path: Path, allocator: str
 ) -> None:
     simulation = record(workload, allocator)
@@ -102,7 +102,7 @@ def test_every_frame_fits_the_state_before_it(record: Record, workload: Workload
 
 
 @pytest.mark.parametrize("allocator", ["paged", "buddy"])
-def test_simulated_again_it_has_the_same_requests(
+def test_simulating_a_recording_again_has_the_same_requests(
     record: Record, workload: Workload, tmp_path: Path, allocator: str
 ) -> None:
     record(workload, allocator)
@@ -112,7 +112,7 @@ def test_simulated_again_it_has_the_same_requests(
     assert read_recording(tmp_path / "run.mcap", 7).requests == again.requests[:7]
 
 
-def test_what_prompts_share_is_known_from_the_hashes(record: Record, workload: Workload, tmp_path: Path) -> None:
+def test_shared_prefixes_are_known_from_the_block_hashes(record: Record, workload: Workload, tmp_path: Path) -> None:
     before = record(workload)
     again = read_recording(tmp_path / "run.mcap")
     beginnings = {one.text_ids[:6] for one in again.requests if one.num_output_tokens > 1}
@@ -126,7 +126,7 @@ def test_what_prompts_share_is_known_from_the_hashes(record: Record, workload: W
     assert second == pytest.approx(first, rel=0.1)
 
 
-def test_without_prefix_caching_nothing_is_known_to_be_shared(
+def test_without_prefix_caching_no_shared_prefixes_are_known(
     record: Record, workload: Workload, tmp_path: Path
 ) -> None:
     record(workload, "oracle")
@@ -134,8 +134,8 @@ def test_without_prefix_caching_nothing_is_known_to_be_shared(
 
 
 @pytest.mark.parametrize("preemption", ["auto", "swap"])
-def test_with_lower_tiers_every_frame_makes_the_mirror_the_ledger(tmp_path: Path, preemption: str) -> None:
-    """After each step, in every row of every tier; and so does the recording, wherever it is opened."""
+def test_frames_with_lower_tiers_rebuild_the_ledger(tmp_path: Path, preemption: str) -> None:
+    """This holds after each step in every row of every tier, and wherever the recording is opened."""
     tiers = Tiers(kv_host_memory=60 * BLOCK_BYTES, kv_disk=200 * BLOCK_BYTES, preemption=preemption)
     options = GeneratorOptions(num_requests=60, rate=8, shared_prefix_tokens=100, num_prefixes=6, seed=3)
     cost = replace(PRESETS["opt-13b"].cost, disk_bandwidth=1e12)
@@ -166,7 +166,7 @@ def test_with_lower_tiers_every_frame_makes_the_mirror_the_ledger(tmp_path: Path
     assert (counters.swapped_blocks, counters.loaded_blocks) == (used.swapped_blocks, used.loaded_blocks)
 
 
-def test_text_that_only_one_prompt_has_is_left_to_it(record: Record, tmp_path: Path) -> None:
+def test_text_of_a_single_prompt_is_not_shared(record: Record, tmp_path: Path) -> None:
     requests = (
         WorkloadRequest(0, 100, 4),
         WorkloadRequest(10**9, 64, 4, (0, 1)),
@@ -178,7 +178,7 @@ def test_text_that_only_one_prompt_has_is_left_to_it(record: Record, tmp_path: P
     assert texts[1] == texts[2]
 
 
-def test_a_recording_without_requests_is_refused(record: Record, tmp_path: Path) -> None:
+def test_recording_without_requests_is_refused(record: Record, tmp_path: Path) -> None:
     record(Workload("too long", (WorkloadRequest(0, 5000, 1),)))
     assert Recording.open(tmp_path / "run.mcap").state_at(0).counters.refused == 1
     with pytest.raises(BadInput, match="contains no requests"):

@@ -1,4 +1,4 @@
-"""Fixtures of the model's tests that these tests use as well."""
+"""Fixtures of the model tests that these tests use as well."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms, walked through at random with the default model's vocabulary: whatever is said is of the form."""
+"""Forms are followed by random allowed tokens of the default model: every text matches its form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.structured import Structured
 
 NUM_LOGITS = 49_280
-"""More than the default model's 49,152, as a head that is padded has."""
+"""More than the default model's 49,152, like a padded output layer."""
 LONG_S = 60.0
 SCHEMA = {
     "type": "object",
@@ -56,7 +56,7 @@ def allowed(matcher: FormMatcher, *, may_end: bool = True) -> list[int]:
 
 
 def walk(matcher: FormMatcher, tokenizer: Tokenizer, seed: int) -> str:
-    """What comes of tokens drawn from those that are allowed, its end preferred."""
+    """Return the text of tokens drawn from the allowed ones, ending as soon as possible."""
     drawn = random.Random(seed)
     said: list[int] = []
     while not matcher.has_ended:
@@ -71,7 +71,7 @@ def walk(matcher: FormMatcher, tokenizer: Tokenizer, seed: int) -> str:
     return tokenizer.decode(said, skip_special_tokens=True)
 
 
-def is_of_schema(text: str) -> bool:
+def matches_schema(text: str) -> bool:
     value = json.loads(text)
     return (
         list(value) == ["name", "kind", "sizes"]
@@ -83,7 +83,7 @@ def is_of_schema(text: str) -> bool:
 
 
 KINDS: dict[str, tuple[str, Callable[[str], object]]] = {
-    "json_schema": (json.dumps(SCHEMA), is_of_schema),
+    "json_schema": (json.dumps(SCHEMA), matches_schema),
     "regex": (r"[a-f]{2,4}-(\d|é)+", re.compile(r"[a-f]{2,4}-([0-9]|é)+").fullmatch),
     "grammar": ('root ::= "(" root ")" | [xyz] | "\\u00e9"', re.compile(r"\(*[xyzé]\)*").fullmatch),
     "choice": (json.dumps(CHOICES), CHOICES.__contains__),
@@ -91,7 +91,7 @@ KINDS: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_is_drawn_is_of_the_form(kind: Any, forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_random_allowed_tokens_make_a_text_of_the_form(kind: Any, forms: Forms, default_tokenizer: Tokenizer) -> None:
     text, is_right = KINDS[kind]
     form = forms.get(Structured(kind=kind, text=text))
     for seed in range(12):
@@ -108,14 +108,14 @@ def test_every_choice_can_be_made(forms: Forms, default_tokenizer: Tokenizer) ->
         assert 2 in allowed(matcher)
 
 
-def test_a_json_object_may_be_any(forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_json_object_form_accepts_any_object(forms: Forms, default_tokenizer: Tokenizer) -> None:
     matcher = forms.get(Structured(kind="json_object")).matcher()
     for token in default_tokenizer.encode('{"a": [1, null, {"b": "c"}]}', add_special_tokens=False):
         matcher.accept(token)
     assert 2 in allowed(matcher)
 
 
-def test_nothing_goes_on_for_ever_between_two_parts(forms: Forms, default_tokenizer: Tokenizer) -> None:
+def test_whitespace_between_two_parts_is_limited(forms: Forms, default_tokenizer: Tokenizer) -> None:
     matcher = forms.get(Structured(kind="json_object")).matcher()
     (newline,) = default_tokenizer.encode("\n", add_special_tokens=False)
     matcher.accept(*default_tokenizer.encode("{", add_special_tokens=False))
@@ -127,7 +127,7 @@ def test_nothing_goes_on_for_ever_between_two_parts(forms: Forms, default_tokeni
         matcher.accept(newline)
 
 
-def test_an_end_waits_for_min_tokens_where_something_else_may_come(forms: Forms) -> None:
+def test_end_is_delayed_by_min_tokens_if_something_else_is_allowed(forms: Forms) -> None:
     matcher = forms.get(Structured(kind="regex", text="a*")).matcher()
     assert 2 in allowed(matcher)
     assert 2 not in allowed(matcher, may_end=False)
@@ -137,14 +137,14 @@ def test_an_end_waits_for_min_tokens_where_something_else_may_come(forms: Forms)
     assert allowed(only_ends, may_end=False) == [2]
 
 
-def test_completions_go_their_own_ways(forms: Forms) -> None:
+def test_completions_of_one_form_advance_independently(forms: Forms) -> None:
     form = forms.get(Structured(kind="regex", text="[ab]c"))
     first, second = form.matcher(), form.matcher()
     first.accept(allowed(first)[0])
     assert allowed(second) != allowed(first)
 
 
-def test_many_are_asked_at_once_and_each_has_its_own_mask(forms: Forms) -> None:
+def test_many_matchers_get_their_own_masks(forms: Forms) -> None:
     form = forms.get(Structured(kind="regex", text="a[bc]|d[ef]|g[hi]"))
     for _ in range(3):
         matchers = [form.matcher() for _ in range(40)]
@@ -159,9 +159,7 @@ def test_many_are_asked_at_once_and_each_has_its_own_mask(forms: Forms) -> None:
         assert found == (found[:3] * 14)[:40]
 
 
-def test_those_in_use_have_a_bound_of_memory_together(
-    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forms_in_use_have_a_common_memory_limit(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("xgrammar")
     with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
         kept = forms.get(Structured(kind="regex", text="kept"))
@@ -172,7 +170,7 @@ def test_those_in_use_have_a_bound_of_memory_together(
         assert allowed(forms.get(Structured(kind="regex", text="another")).matcher())
 
 
-def test_without_an_end_in_the_vocabulary_a_whole_text_is_the_end(default_tokenizer: Tokenizer) -> None:
+def test_without_an_end_token_a_complete_text_ends(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
     with closing(Forms(default_tokenizer, NUM_LOGITS, ())) as forms:
         matcher = forms.get(Structured(kind="regex", text="ab")).matcher()
@@ -199,7 +197,7 @@ def test_without_an_end_in_the_vocabulary_a_whole_text_is_the_end(default_tokeni
         ("regex", "a\ud800", "regex is not accepted: '.*' is no character"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(forms: Forms, kind: Any, text: str, named: str) -> None:
+def test_invalid_form_is_refused_in_one_line(forms: Forms, kind: Any, text: str, named: str) -> None:
     with pytest.raises(BadInput, match=named) as refusal:
         forms.get(Structured(kind=kind, text=text))
     assert "\n" not in str(refusal.value)
@@ -215,18 +213,18 @@ def test_what_is_wrong_is_said_in_a_line(forms: Forms, kind: Any, text: str, nam
         ("structural_tag", '{"type": "structural_tag", "format": ' + '{"items": ' * 200 + "{}" + "}" * 201),
     ],
 )
-def test_deeply_nested_schema_is_refused_before_anything_is_compiled(kind: Any, text: str) -> None:
+def test_deeply_nested_schema_is_refused_before_it_is_compiled(kind: Any, text: str) -> None:
     without_tokenizer: Any = None
     with pytest.raises(BadInput, match=r"levels are nested, at most 128 are accepted"):
         Forms(without_tokenizer, NUM_LOGITS, {2}).get(Structured(kind=kind, text=text))
 
 
-def test_brackets_inside_strings_are_not_nested(forms: Forms) -> None:
+def test_brackets_inside_strings_do_not_count_as_nested(forms: Forms) -> None:
     text = json.dumps({"const": '\\"' + "[{" * 200})
     assert allowed(forms.get(Structured(kind="json_schema", text=text)).matcher())
 
 
-def test_a_form_is_compiled_once_and_kept(forms: Forms) -> None:
+def test_form_is_compiled_once_and_kept(forms: Forms) -> None:
     asked = Structured(kind="choice", text='["kept"]')
     assert not forms.has(asked)
     kept = forms.get(asked)
@@ -235,12 +233,12 @@ def test_a_form_is_compiled_once_and_kept(forms: Forms) -> None:
     prompt = prepared([1, 2], asked, forms)
     assert prompt == [1, 2]
     assert isinstance(prompt, PreparedPrompt)
-    assert prepared(prompt, asked, None) is prompt, "what was prepared is not compiled again"
+    assert prepared(prompt, asked, None) is prompt, "a prepared prompt was compiled again"
     assert matcher_for(prompt) is not None
     assert matcher_for([1, 2]) is None
 
 
-def test_those_used_last_are_kept_and_those_in_use_stay(
+def test_recently_used_forms_are_kept_and_those_in_use_stay(
     default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("xgrammar")
@@ -272,20 +270,20 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("name", COSTLY)
-def test_a_form_that_is_too_costly_is_refused_before_it_is_accepted(name: str, forms: Forms) -> None:
+def test_too_costly_form_is_refused_before_it_is_accepted(name: str, forms: Forms) -> None:
     with pytest.raises(BadInput, match=r"too costly|Repetition|limit") as refusal:
         forms.get(Structured(kind="regex", text=COSTLY[name]))
     assert "\n" not in str(refusal.value)
-    assert allowed(forms.get(Structured(kind="regex", text="ab")).matcher()), "others are as they were"
+    assert allowed(forms.get(Structured(kind="regex", text="ab")).matcher()), "other forms are affected"
 
 
 LATE = "x{400}(.{1,60}){1,60}(.{1,60}){1,60}"
-"""Nobody finds out before a token is four hundred letters away."""
+"""The costly part is found only by a token four hundred letters away."""
 
 
 @pytest.fixture
-def late(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FormMatcher]:
-    """One token before what is too costly, where nobody looked."""
+def matcher_before_costly_token(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[FormMatcher]:
+    """A matcher one token before the costly part, which was not found in advance."""
     pytest.importorskip("xgrammar")
     with closing(Forms(default_tokenizer, NUM_LOGITS, {2}, LONG_S)) as forms:
         matcher = forms.get(Structured(kind="regex", text=LATE)).matcher()
@@ -295,24 +293,24 @@ def late(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield matcher
 
 
-def test_a_token_that_takes_too_long_ends_its_request_and_nobody_else_waits(
-    late: FormMatcher, forms: Forms, default_tokenizer: Tokenizer
+def test_too_slow_token_ends_its_request_and_delays_no_other(
+    matcher_before_costly_token: FormMatcher, forms: Forms, default_tokenizer: Tokenizer
 ) -> None:
-    assert not late.is_ready
+    assert not matcher_before_costly_token.is_ready
     other = forms.get(Structured(kind="regex", text="(yes|no)+")).matcher()
     for _ in range(20):
         other.accept(*default_tokenizer.encode("yes", add_special_tokens=False))
         assert allowed(other)
     words = np.zeros((1, NUM_LOGITS // 32), np.int32)
-    late.fill(words, 0, may_end=True)
-    assert late.is_ready
+    matcher_before_costly_token.fill(words, 0, may_end=True)
+    assert matcher_before_costly_token.is_ready
     with pytest.raises(
         KvscopeError, match=r"took more than 0.25 s of computing for one token|did not respond for 60 s"
     ):
-        late.accept(3)
+        matcher_before_costly_token.accept(3)
 
 
-def test_a_form_that_nobody_waits_for_is_given_up(forms: Forms) -> None:
+def test_compiling_stops_if_no_client_waits_for_the_form(forms: Forms) -> None:
     asked = Structured(kind="regex", text="(.{1,60}){1,60}(.{1,60}){1,60}(.{1,60}){1,60}")
     is_wanted = threading.Event()
     is_wanted.set()
@@ -332,12 +330,12 @@ def test_a_form_that_nobody_waits_for_is_given_up(forms: Forms) -> None:
         thread.join()
 
 
-def go_on(matcher: FormMatcher, count: int) -> None:
+def accept_tokens(matcher: FormMatcher, count: int) -> None:
     for _ in range(count):
         matcher.accept(allowed(matcher)[0])
 
 
-def test_a_lost_process_ends_its_requests_and_the_next_ask_makes_another(default_tokenizer: Tokenizer) -> None:
+def test_lost_process_ends_its_requests_and_the_next_form_starts_another(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
     asked = Structured(kind="regex", text="[ab]+")
     before = psutil.Process().children()
@@ -348,24 +346,24 @@ def test_a_lost_process_ends_its_requests_and_the_next_ask_makes_another(default
         keeper.wait()
         allowed(matcher)
         with pytest.raises(KvscopeError, match="the process of its structured output"):
-            go_on(matcher, 100)
+            accept_tokens(matcher, 100)
         del matcher
         assert allowed(forms.get(asked).matcher())
 
 
-def test_no_process_is_left_behind(default_tokenizer: Tokenizer) -> None:
+def test_no_process_is_left_after_closing(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
     before = set(psutil.Process().children(recursive=True))
     with closing(Forms(default_tokenizer, NUM_LOGITS, {2})) as forms:
         form = forms.get(Structured(kind="regex", text="[ab]+"))
         mine = set(psutil.Process().children(recursive=True)) - before
-        assert len(mine) == 2, "the keeper and the form"
+        assert len(mine) == 2, "there is not one keeper and one form process"
     assert form.num_bytes
     _, left = psutil.wait_procs(mine, timeout=LONG_S)
     assert not left
 
 
-def test_where_it_cannot_start_forms_are_refused_with_the_reason(
+def test_forms_are_refused_with_the_reason_if_the_process_cannot_start(
     default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("xgrammar")
@@ -375,12 +373,12 @@ def test_where_it_cannot_start_forms_are_refused_with_the_reason(
     assert str(refusal.value).startswith("json_object is not accepted: its process does not start: ")
 
 
-def test_a_model_without_text_has_no_forms() -> None:
+def test_model_without_tokenizer_has_no_forms() -> None:
     with pytest.raises(BadInput, match="no tokenizer"):
         prepared([1], Structured(kind="json_object"), None)
 
 
-def test_an_engine_that_ends_waits_for_no_process_that_starts(default_tokenizer: Tokenizer) -> None:
+def test_ending_engine_does_not_wait_for_a_starting_process(default_tokenizer: Tokenizer) -> None:
     pytest.importorskip("xgrammar")
     forms = Forms(default_tokenizer, NUM_LOGITS, {2})
     refusals: queue.SimpleQueue[BadInput] = queue.SimpleQueue()
@@ -401,9 +399,9 @@ def test_an_engine_that_ends_waits_for_no_process_that_starts(default_tokenizer:
     while not any("structured_output.keeper" in word for word in keeper.cmdline()):  # its parent waits for that
         assert time.monotonic() < deadline_s, "the process never became itself"
         time.sleep(0.001)
-    keeper.suspend()  # a busy machine gives it no time
+    keeper.suspend()  # a busy machine may give it no time
     ending.start()
     ending.join(LONG_S)
-    assert not ending.is_alive(), "half of what a process may take to start"
+    assert not ending.is_alive(), "closing waited for the starting process"
     refusals.get(timeout=LONG_S)
     assert not keeper.is_running() or keeper.status() == psutil.STATUS_ZOMBIE

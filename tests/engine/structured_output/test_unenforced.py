@@ -1,4 +1,4 @@
-"""What XGrammar would read over is refused by name; what it enforces is not."""
+"""What XGrammar would ignore is refused by name; what it enforces is accepted."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ PLACES = {
 
 
 @pytest.mark.parametrize("named", REFUSED)
-def test_it_is_named(named: str) -> None:
+def test_unenforced_keyword_is_named(named: str) -> None:
     assert named in unenforced(REFUSED[named])
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_it_is_found_wherever_it_is(place: str) -> None:
+def test_unenforced_keyword_is_found_in_every_position(place: str) -> None:
     assert unenforced(PLACES[place]({"type": "array", "items": {}, "uniqueItems": True}))
     assert unenforced_in_tag({"format": {"type": "json_schema", "json_schema": PLACES[place]({"not": {}})}})
 
@@ -80,5 +80,5 @@ ACCEPTED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_what_is_enforced_is_let_through(name: str) -> None:
+def test_enforced_schema_is_accepted(name: str) -> None:
     assert unenforced(ACCEPTED[name]) == ""

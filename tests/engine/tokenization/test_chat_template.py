@@ -26,8 +26,8 @@ FILTERS = (
 PLAIN = "{%- for m in messages %}{{ m.role }}: {{ m.content }}\n{%- endfor %}{{ messages[-1].role }}"
 
 
-class Codec:
-    """Characters."""
+class CharacterCodec:
+    """A codec whose tokens are characters."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [ord(character) for character in text]
@@ -38,22 +38,22 @@ def _turns(count: int) -> list[ChatMessage]:
 
 
 def _tokenizer(template: str) -> Tokenizer:
-    return Tokenizer(Codec(), {}, template)  # type: ignore[arg-type]
+    return Tokenizer(CharacterCodec(), {}, template)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("template", [QUADRATIC, NESTED, RANGES, MACRO, FILTERS])
-def test_template_that_takes_too_long_is_stopped_with_a_reason(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_template_is_stopped_with_a_reason(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvscope_engine.tokenization.chat_template.MAX_TEMPLATE_S", 0.05)
     with pytest.raises(BadInput, match=r"refuses the conversation: it takes more than 0\.05 s"):
         _tokenizer(template).chat(_turns(3_000))
 
 
-def test_template_of_few_turns_is_rendered() -> None:
+def test_short_conversation_is_rendered() -> None:
     assert _tokenizer(QUADRATIC).chat_text(_turns(3)) == "xxx"
     assert _tokenizer(PLAIN).chat_text(_turns(2)) == "user: xassistant: xassistant"
 
 
-def test_trace_function_of_a_debugger_is_back_after_rendering() -> None:
+def test_trace_function_of_a_debugger_is_restored_after_rendering() -> None:
     def trace(*_: object) -> None:
         return None
 

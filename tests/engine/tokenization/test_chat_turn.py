@@ -1,4 +1,4 @@
-"""Turns of tools and calls as templates read them: as those of transformers do."""
+"""Turns with tools and calls are given to templates as in transformers."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ TEMPLATE = (
 )
 
 
-class Nothing:
-    """A codec that has no tokens."""
+class EmptyCodec:
+    """A codec without tokens."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return []
 
 
-def written(*messages: ChatMessage, tools: list[dict[str, Any]] | None = None) -> str:
-    codec: Any = Nothing()
+def rendered_text(*messages: ChatMessage, tools: list[dict[str, Any]] | None = None) -> str:
+    codec: Any = EmptyCodec()
     return Tokenizer(codec, {}, TEMPLATE).chat_text(messages, tools=tools)
 
 
-def test_a_tool_that_is_called_and_answers() -> None:
+def test_tool_call_and_its_result_are_rendered() -> None:
     call = ToolCall(id="c1", name="weather", arguments='{"city": "Köln"}')
-    text = written(
+    text = rendered_text(
         ChatMessage(role="user", content="And?"),
         ChatMessage(role="assistant", content="", tool_calls=(call,)),
         ChatMessage(role="tool", content="rain", tool_call_id="c1", name="weather"),
@@ -48,17 +48,17 @@ def test_a_tool_that_is_called_and_answers() -> None:
     assert rest == expected
 
 
-def test_what_a_turn_does_not_have_is_not_there() -> None:
+def test_missing_parts_of_a_turn_are_left_out() -> None:
     assert as_template_reads(ChatMessage(role="user", content="x")) == {"role": "user", "content": "x"}
 
 
 @pytest.mark.parametrize("arguments", ["[1]", "{", "nonsense", "1"])
-def test_arguments_are_an_object(arguments: str) -> None:
+def test_arguments_that_are_no_object_are_refused(arguments: str) -> None:
     message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments=arguments),))
     with pytest.raises(BadInput, match=r"arguments=.* of 'f' are not accepted: a JSON object"):
         as_template_reads(message)
 
 
-def test_no_arguments_are_an_empty_object() -> None:
+def test_empty_arguments_are_an_empty_object() -> None:
     message = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments=""),))
     assert as_template_reads(message)["tool_calls"][0]["function"]["arguments"] == {}

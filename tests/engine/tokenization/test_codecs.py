@@ -11,7 +11,7 @@ from kvscope_engine.tokenization.tokenizer import FastCodec, PythonCodec
 from kvscope_telemetry.errors import BadInput
 
 
-def test_fast(tiny_tokenizer: Any) -> None:
+def test_fast_codec_equals_transformers(tiny_tokenizer: Any) -> None:
     codec = FastCodec(tiny_tokenizer.backend_tokenizer)
     ids = codec.encode("<s>Hi é", add_special_tokens=True)
     assert ids == tiny_tokenizer.encode("<s>Hi é")
@@ -21,7 +21,7 @@ def test_fast(tiny_tokenizer: Any) -> None:
     assert codec.has_any_character()
 
 
-def test_truncation_and_padding_of_a_file_are_off(tiny_tokenizer: Any, tmp_path: Path) -> None:
+def test_truncation_and_padding_of_the_file_are_disabled(tiny_tokenizer: Any, tmp_path: Path) -> None:
     backend = tiny_tokenizer.backend_tokenizer
     backend.enable_truncation(3)
     backend.enable_padding(length=20)
@@ -31,13 +31,13 @@ def test_truncation_and_padding_of_a_file_are_off(tiny_tokenizer: Any, tmp_path:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b'{"model": 1}'])
-def test_a_file_that_is_none(tmp_path: Path, content: bytes) -> None:
+def test_invalid_tokenizer_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(BadInput, match=r"tokenizer\.json is not a tokenizer"):
         FastCodec.from_file(tmp_path / "tokenizer.json")
 
 
-def test_in_python(tmp_path: Path) -> None:
+def test_python_codec_equals_transformers(tmp_path: Path) -> None:
     from transformers import BertTokenizerLegacy
 
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\nworld\n##s\n")

@@ -1,4 +1,4 @@
-"""Streamed text is the decoded text, whatever the tokens; stop strings end it, whatever their borders."""
+"""Streamed text equals the decoded text for all tokens, and stop strings end it wherever tokens begin."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ TEXTS = (
 Decode = Callable[[Sequence[int]], str]
 
 
-def streamed(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
-    """The pieces, the last from `flush`."""
+def streamed_pieces(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the pieces; the last one is from `flush`."""
     return [*(detokenizer.add_token(token) for token in ids), detokenizer.flush()]
 
 
 def by_character(text: str) -> Decode:
-    """A decoder for which token i is character i of `text`."""
+    """Return a decoder for which token i is character i of `text`."""
     return lambda ids: "".join(text[token] for token in ids)
 
 
 @pytest.fixture(scope="module")
 def byte_fallback() -> Backend:
-    """A tokenizer of the SentencePiece kind: spaces as marks, one stripped at the start, bytes as tokens."""
+    """A tokenizer like SentencePiece: spaces as marks, one stripped at the start, bytes as tokens."""
     words = ["<unk>", "▁", "▁Hello", "▁world", "Hello", ",", "▁▁", "é"]
     bytes_ = [f"<0x{value:02X}>" for value in range(256)]
     backend = Backend(models.BPE(vocab={token: index for index, token in enumerate(words + bytes_)}, merges=[]))
@@ -49,63 +49,65 @@ def byte_fallback() -> Backend:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back(default_tokenizer: Tokenizer, text: str) -> None:
-    pieces = streamed(default_tokenizer.detokenizer(), default_tokenizer.encode(text))
+def test_streamed_text_equals_the_original(default_tokenizer: Tokenizer, text: str) -> None:
+    pieces = streamed_pieces(default_tokenizer.detokenizer(), default_tokenizer.encode(text))
     assert "".join(pieces) == text
 
 
 @pytest.mark.parametrize("text", TEXTS[:5])
-def test_no_part_of_a_character_is_told(default_tokenizer: Tokenizer, text: str) -> None:
-    pieces = streamed(default_tokenizer.detokenizer(), default_tokenizer.encode(text))
+def test_incomplete_character_is_never_sent(default_tokenizer: Tokenizer, text: str) -> None:
+    pieces = streamed_pieces(default_tokenizer.detokenizer(), default_tokenizer.encode(text))
     assert not any("�" in piece for piece in pieces)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_tokens_give_what_decoding_them_at_once_gives(default_tokenizer: Tokenizer, seed: int) -> None:
+def test_random_tokens_give_the_text_of_decoding_them_at_once(default_tokenizer: Tokenizer, seed: int) -> None:
     rng = random.Random(seed)
     halves = [index for token, index in default_tokenizer.vocabulary.items() if len(token) == 1]
     for _ in range(60):
         choices = halves if rng.random() < 0.5 else range(default_tokenizer.vocab_size)
         ids = rng.choices(choices, k=rng.randrange(1, 90))
         expected = default_tokenizer.decode(ids, skip_special_tokens=True)
-        assert "".join(streamed(default_tokenizer.detokenizer(), ids)) == expected
+        assert "".join(streamed_pieces(default_tokenizer.detokenizer(), ids)) == expected
 
 
 @given(data=st.data())
 @settings(max_examples=examples(200), deadline=None)
-def test_marks_and_byte_tokens_too(byte_fallback: Backend, data: st.DataObject) -> None:
+def test_marks_and_byte_tokens_give_the_text_of_decoding_them_at_once(
+    byte_fallback: Backend, data: st.DataObject
+) -> None:
     character = st.sampled_from(["😀", "ñ", "中", "a", "\n"]).map(
         lambda text: [byte_fallback.token_to_id(f"<0x{value:02X}>") for value in text.encode()]
     )
     word = st.integers(1, 7).map(lambda token: [token])
     ids = list(chain.from_iterable(data.draw(st.lists(st.one_of(character, word), max_size=60))))
-    pieces = streamed(Detokenizer(byte_fallback.decode), ids)
+    pieces = streamed_pieces(Detokenizer(byte_fallback.decode), ids)
     assert "".join(pieces) == byte_fallback.decode(ids)
     assert not any("�" in piece for piece in pieces)
 
 
 @given(data=st.data())
 @settings(max_examples=examples(200), deadline=None)
-def test_with_a_context_text_goes_on_from_it(byte_fallback: Backend, data: st.DataObject) -> None:
+def test_text_continues_its_context(byte_fallback: Backend, data: st.DataObject) -> None:
     tokens = st.integers(1, 7)
     context, ids = data.draw(st.lists(tokens, max_size=30)), data.draw(st.lists(tokens, max_size=40))
-    pieces = streamed(Detokenizer(byte_fallback.decode, context=context), ids)
+    pieces = streamed_pieces(Detokenizer(byte_fallback.decode, context=context), ids)
     assert byte_fallback.decode(context) + "".join(pieces) == byte_fallback.decode(context + ids)
 
 
-def test_the_first_word_keeps_its_space(byte_fallback: Backend) -> None:
+def test_first_word_after_a_context_keeps_its_space(byte_fallback: Backend) -> None:
     hello, world = byte_fallback.token_to_id("▁Hello"), byte_fallback.token_to_id("▁world")
-    assert streamed(Detokenizer(byte_fallback.decode, context=[hello]), [world, world])[0] == " world"
-    assert streamed(Detokenizer(byte_fallback.decode), [world, world])[0] == "world"
+    assert streamed_pieces(Detokenizer(byte_fallback.decode, context=[hello]), [world, world])[0] == " world"
+    assert streamed_pieces(Detokenizer(byte_fallback.decode), [world, world])[0] == "world"
 
 
-def test_a_character_begun_in_the_context_is_told_whole(byte_fallback: Backend) -> None:
+def test_character_begun_in_the_context_is_sent_whole(byte_fallback: Backend) -> None:
     first, *rest = [byte_fallback.token_to_id(f"<0x{value:02X}>") for value in "é".encode()]
     hello = byte_fallback.token_to_id("▁Hello")
-    assert "".join(streamed(Detokenizer(byte_fallback.decode, context=[hello, first]), rest)) == "é"
+    assert "".join(streamed_pieces(Detokenizer(byte_fallback.decode, context=[hello, first]), rest)) == "é"
 
 
-def test_a_stop_string_is_not_looked_for_in_the_context(byte_fallback: Backend) -> None:
+def test_stop_string_is_not_searched_in_the_context(byte_fallback: Backend) -> None:
     hello = byte_fallback.token_to_id("▁Hello")
     detokenizer = Detokenizer(byte_fallback.decode, ["Hello"], context=[hello])
     assert detokenizer.add_token(hello) == " "
@@ -114,10 +116,10 @@ def test_a_stop_string_is_not_looked_for_in_the_context(byte_fallback: Backend) 
 
 def test_special_tokens_are_skipped(default_tokenizer: Tokenizer) -> None:
     ids = default_tokenizer.encode("<|im_start|>user\nHi<|im_end|>")
-    assert "".join(streamed(default_tokenizer.detokenizer(), ids)) == "user\nHi"
+    assert "".join(streamed_pieces(default_tokenizer.detokenizer(), ids)) == "user\nHi"
 
 
-def test_broken_bytes_are_not_waited_for_without_end(default_tokenizer: Tokenizer) -> None:
+def test_invalid_bytes_are_sent_after_a_bounded_wait(default_tokenizer: Tokenizer) -> None:
     lead_byte = default_tokenizer.vocabulary["Ã"]
     assert default_tokenizer.decode([lead_byte]) == "�"
     detokenizer = default_tokenizer.detokenizer()
@@ -149,28 +151,28 @@ def test_text_ends_before_the_first_stop_string(text: str, stop: list[str]) -> N
     assert shown == text[:first]
 
 
-def test_a_stop_string_over_token_borders(default_tokenizer: Tokenizer) -> None:
+def test_stop_string_across_tokens_is_found(default_tokenizer: Tokenizer) -> None:
     ids = default_tokenizer.encode("One two three STOPPED four")
     detokenizer = default_tokenizer.detokenizer(("e STOP",))
-    text = "".join(streamed(detokenizer, ids))
+    text = "".join(streamed_pieces(detokenizer, ids))
     assert text == "One two thre"
     assert detokenizer.stopped
 
 
-def test_what_may_begin_a_stop_string_is_held_back_and_no_more() -> None:
+def test_only_a_possible_beginning_of_a_stop_string_is_held_back() -> None:
     detokenizer = Detokenizer(by_character("a##b"), ("###",))
     assert [detokenizer.add_token(token) for token in range(4)] == ["a", "", "", "##b"]
     assert not detokenizer.stopped
 
 
-def test_held_text_comes_at_the_end() -> None:
+def test_held_text_is_sent_at_the_end() -> None:
     detokenizer = Detokenizer(by_character("a##"), ("###",))
     assert [detokenizer.add_token(token) for token in range(3)] == ["a", "", ""]
     assert detokenizer.flush() == "##"
     assert detokenizer.flush() == ""
 
 
-def test_no_stop_below_min_tokens() -> None:
+def test_stop_string_below_min_tokens_does_not_stop() -> None:
     detokenizer = Detokenizer(by_character("a.b.c"), (".",))
     pieces = [detokenizer.add_token(token, may_stop=token >= 2) for token in range(5)]
     assert pieces == ["a", ".", "b", "", ""]

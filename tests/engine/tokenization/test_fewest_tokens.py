@@ -1,4 +1,4 @@
-"""The number of tokens that a text has at least is never too high, and high enough to be of use."""
+"""The minimum number of tokens of a text is never too high, and high enough to be useful."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = st.one_of(
 
 
 def byte_level(*normalizer: normalizers.Normalizer, **special: bool) -> FastCodec:
-    """GPT-2's kind, with tokens of several bytes."""
+    """Return a codec like that of GPT-2, with tokens of several bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["ab", "abab", "\u0120\u0120", "\u0120\u0120\u0120\u0120", "\u00c3\u00a9"]
     merges = [("a", "b"), ("ab", "ab"), ("\u0120", "\u0120"), ("\u0120\u0120", "\u0120\u0120"), ("\u00c3", "\u00a9")]
@@ -36,7 +36,7 @@ def byte_level(*normalizer: normalizers.Normalizer, **special: bool) -> FastCode
 
 
 def sentence_pieces() -> FastCodec:
-    """Llama 2's kind: spaces written as U+2581, and bytes for what has no piece."""
+    """Return a codec like that of Llama 2: spaces written as U+2581, and bytes for unknown characters."""
     words = ["<unk>", *BYTES, *string.ascii_lowercase, "\u2581", "\u2581\u2581", "ab", "abab", "\u00e9"]
     merges = [("\u2581", "\u2581"), ("a", "b"), ("ab", "ab")]
     vocabulary = {word: n for n, word in enumerate(words)}
@@ -57,7 +57,7 @@ KINDS: dict[str, Callable[[], FastCodec]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_never_too_high(kind: str) -> None:
+def test_minimum_is_never_too_high(kind: str) -> None:
     codec = KINDS[kind]()
 
     @given(TEXTS)
@@ -67,7 +67,7 @@ def test_it_is_never_too_high(kind: str) -> None:
     check()
 
 
-def test_nothing_that_fits_is_refused(default_tokenizer: Tokenizer) -> None:
+def test_prompt_that_fits_is_never_refused(default_tokenizer: Tokenizer) -> None:
     @given(TEXTS)
     def check(text: str) -> None:
         default_tokenizer.refuse_too_long(text, len(default_tokenizer.encode(text)) + 1)
@@ -76,12 +76,12 @@ def test_nothing_that_fits_is_refused(default_tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "forms" not in kind and "stripped" not in kind])
-def test_it_is_of_use(kind: str) -> None:
+def test_minimum_is_high_enough_to_be_useful(kind: str) -> None:
     codec = KINDS[kind]()
     assert codec.fewest_tokens("\U0001f600" * 1000, 1 << 30) == 4000
     assert codec.fewest_tokens("x" * 3_000_000, 8192) >= 8192
 
 
-def test_nothing_is_claimed_where_text_is_changed_in_ways_unknown() -> None:
+def test_unknown_text_changes_give_no_minimum() -> None:
     for kind in ("byte level, compatible forms", "byte level, stripped"):
         assert KINDS[kind]().fewest_tokens("x" * 1000, 10) == 0

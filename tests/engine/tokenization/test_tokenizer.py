@@ -1,4 +1,4 @@
-"""Token ids equal those of transformers' tokenizer for the same file, as text and as conversations."""
+"""Token ids equal those of transformers' tokenizer for the same file, for text and for conversations."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ TEXTS = (
 
 @pytest.fixture(scope="module")
 def reference(default_file: Path) -> Any:
-    """transformers' own tokenizer for the GGUF file."""
+    """The tokenizer of transformers for the GGUF file."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(default_file.parent, gguf_file=default_file.name)
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text(default_tokenizer: Tokenizer, reference: Any, text: str) -> None:
+def test_text_has_the_tokens_of_transformers(default_tokenizer: Tokenizer, reference: Any, text: str) -> None:
     assert default_tokenizer.encode(text) == reference.encode(text)
     assert default_tokenizer.encode(text, add_special_tokens=False) == reference.encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_conversations(default_tokenizer: Tokenizer, reference: Any, text: str) -> None:
+def test_conversation_has_the_tokens_of_transformers(default_tokenizer: Tokenizer, reference: Any, text: str) -> None:
     conversation = [
         {"role": "system", "content": text},
         {"role": "user", "content": "Say: " + text},
@@ -81,7 +81,7 @@ def test_conversations(default_tokenizer: Tokenizer, reference: Any, text: str) 
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_decoding(default_tokenizer: Tokenizer, reference: Any, text: str) -> None:
+def test_decoded_text_equals_transformers(default_tokenizer: Tokenizer, reference: Any, text: str) -> None:
     ids = reference.encode(text)
     assert default_tokenizer.decode(ids) == reference.decode(ids)
     skipped = reference.decode(ids, skip_special_tokens=True)
@@ -89,13 +89,13 @@ def test_decoding(default_tokenizer: Tokenizer, reference: Any, text: str) -> No
     assert [default_tokenizer.token_text(token) for token in ids] == [reference.decode([token]) for token in ids]
 
 
-def test_what_a_tokenizer_says_about_itself(default_tokenizer: Tokenizer, reference: Any) -> None:
+def test_vocabulary_size_and_special_tokens_equal_transformers(default_tokenizer: Tokenizer, reference: Any) -> None:
     assert default_tokenizer.vocab_size == len(reference) == 49152
     assert default_tokenizer.bos_token_id == reference.bos_token_id == 1
     assert default_tokenizer.eos_token_id == reference.eos_token_id == 2
 
 
-def test_what_is_too_long_by_its_bytes_is_refused_before_it_is_read(default_tokenizer: Tokenizer) -> None:
+def test_too_long_text_is_refused_by_its_bytes_before_tokenization(default_tokenizer: Tokenizer) -> None:
     with pytest.raises(BadInput, match=r"^the prompt has 600000 characters, which are more than 8192 tokens"):
         default_tokenizer.refuse_too_long("\U0001f600" * 600_000, 8192)
     with pytest.raises(BadInput, match="at most 4194304 are accepted"):
@@ -105,7 +105,7 @@ def test_what_is_too_long_by_its_bytes_is_refused_before_it_is_read(default_toke
 
 
 @pytest.mark.parametrize("text", ["\ud800", "x\udfff"])
-def test_half_a_surrogate_pair_is_refused(default_tokenizer: Tokenizer, text: str) -> None:
+def test_half_of_a_surrogate_pair_is_refused(default_tokenizer: Tokenizer, text: str) -> None:
     with pytest.raises(BadInput, match="no character"):
         default_tokenizer.encode(text)
     with pytest.raises(BadInput, match="no character"):
@@ -123,19 +123,21 @@ def test_half_a_surrogate_pair_is_refused(default_tokenizer: Tokenizer, text: st
         ("{{ 1 / 0 }}", "refuses"),
     ],
 )
-def test_a_template_that_refuses(tiny_tokenizer: Any, template: str | None, reason: str) -> None:
+def test_missing_or_refusing_template_is_an_error_in_one_line(
+    tiny_tokenizer: Any, template: str | None, reason: str
+) -> None:
     tiny_tokenizer.chat_template = template
     with pytest.raises(BadInput, match=reason) as refused:
         from_transformers(tiny_tokenizer).chat([{"role": "user", "content": "x"}])
     assert "\n" not in str(refused.value)
 
 
-def test_an_empty_conversation_is_refused(default_tokenizer: Tokenizer) -> None:
+def test_empty_conversation_is_refused(default_tokenizer: Tokenizer) -> None:
     with pytest.raises(BadInput, match="empty"):
         default_tokenizer.chat([])
 
 
-def test_a_template_may_use_special_tokens(tiny_tokenizer: Any) -> None:
+def test_template_may_use_special_tokens(tiny_tokenizer: Any) -> None:
     tiny_tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}{{ eos_token }}"
     messages = [{"role": "user", "content": "x"}]
     expected = tiny_tokenizer.apply_chat_template(messages)["input_ids"]

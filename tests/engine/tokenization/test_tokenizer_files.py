@@ -1,4 +1,4 @@
-"""A tokenizer read back from a folder is the one that was put there."""
+"""A tokenizer that was saved to a folder is loaded unchanged."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kvscope_telemetry.errors import BadInput
 MESSAGES = [{"role": "user", "content": "Hi </s> é"}]
 
 
-def test_no_tokenizer(tmp_path: Path) -> None:
+def test_folder_without_a_tokenizer_gives_none(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path) is None
 
 
-def test_transformers_files(tiny_tokenizer: Any, tmp_path: Path) -> None:
+def test_files_of_transformers_are_loaded(tiny_tokenizer: Any, tmp_path: Path) -> None:
     tiny_tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded is not None
@@ -37,7 +37,9 @@ def test_transformers_files(tiny_tokenizer: Any, tmp_path: Path) -> None:
     assert loaded.eos_token_id == 2
 
 
-def test_our_files_need_no_transformers(tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_files_are_loaded_without_transformers(
+    tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_tokenizer(tiny_tokenizer, tmp_path)
     monkeypatch.setattr(tokenizer_files, "from_transformers", None)
     loaded = load_tokenizer(tmp_path)
@@ -49,7 +51,7 @@ def test_our_files_need_no_transformers(tiny_tokenizer: Any, tmp_path: Path, mon
     assert json.loads((tmp_path / EXTRAS_FILE).read_bytes())["chat_template"] == tiny_tokenizer.chat_template
 
 
-def test_several_templates(tiny_tokenizer: Any, tmp_path: Path) -> None:
+def test_default_template_of_several_is_used(tiny_tokenizer: Any, tmp_path: Path) -> None:
     tiny_tokenizer.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "x"}
     tiny_tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
@@ -57,7 +59,7 @@ def test_several_templates(tiny_tokenizer: Any, tmp_path: Path) -> None:
     assert loaded.chat_text(MESSAGES) == MESSAGES[0]["content"]
 
 
-def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
+def test_broken_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "nothing"}}')
     with pytest.raises(BadInput, match="cannot be read") as refused:
         load_tokenizer(tmp_path)
@@ -71,7 +73,7 @@ PARTS = (
 )
 
 
-def test_a_template_that_reads_parts_alone_is_given_parts(tiny_tokenizer: Any, tmp_path: Path) -> None:
+def test_template_that_reads_content_parts_is_given_parts(tiny_tokenizer: Any, tmp_path: Path) -> None:
     tiny_tokenizer.chat_template = None
     tiny_tokenizer.save_pretrained(tmp_path)
     (tmp_path / PROCESSOR_TEMPLATE_FILE).write_text(json.dumps({"chat_template": PARTS}))

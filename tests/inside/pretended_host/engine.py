@@ -15,7 +15,7 @@ class Block:
     index: int
     num_users: int = 0
     digest: bytes = b""
-    """Key by which prompts find it; empty: it is not cached."""
+    """Key by which prompts find it; empty if it is not cached."""
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class PretendedEngine:
         self.waiting.append(job)
 
     def step(self) -> dict[str, int]:
-        """Run each job for some tokens; how many, by name."""
+        """Run each job for some tokens and return how many, by name."""
         ran: dict[str, int] = {}
         left = MAX_TOKENS_PER_STEP
         for job in list(self.running):
@@ -90,7 +90,7 @@ class PretendedEngine:
         return count
 
     def find(self, job: Job) -> list[Block]:
-        """Take the cached blocks that a text begins with; one token is left to compute."""
+        """Take the cached blocks that a text begins with; at least one token is left to compute."""
         found: list[Block] = []
         for index in range((len(job.text) - 1) // SIZE):
             block = self.cached.get(job.digest(index))

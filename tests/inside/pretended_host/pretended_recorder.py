@@ -1,4 +1,4 @@
-"""Hooks on the pretended engine: what happens in a step, in order, and how the touched blocks stand after it."""
+"""Hooks on the pretended engine: the events of a step in order, and the touched blocks after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host module of the pretended engine: its jobs and blocks become facts for the translator."""
+"""The translator of the pretended engine: its jobs and blocks become the facts of kvscope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches the pretended engine: what a plugin of a new host calls."""
+"""Watch the pretended engine: the calls that a plugin of a new host makes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvscope_telemetry.producer.cache_state import CacheState
 
 
 def watch(engine: Any, endpoint: str) -> PublishingThread:
-    """Publish on `endpoint` what an engine does, until the returned thread is closed."""
+    """Publish what an engine does on `endpoint`, until the returned object is closed."""
     hello = Hello(
         epoch=1,
         time_ns=time.monotonic_ns(),

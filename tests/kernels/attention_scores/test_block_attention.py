@@ -1,5 +1,4 @@
-"""Shares of blocks beside decode's result, against a float64 reference: options, lengths, odd blocks, parts, poison, 8
-bits, bad input."""
+"""Attention shares of blocks from decode equal a float64 reference for all options, lengths, layouts and dtypes."""
 
 import math
 from typing import Any
@@ -42,7 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def expected_shares(batch: Any) -> torch.Tensor:
-    """Slow and plain, in float64: a loop over requests, heads and blocks."""
+    """Return the shares calculated slowly in float64: a loop over requests, heads and blocks."""
     window, softcap = batch.options.get("sliding_window"), batch.options.get("softcap")
     block_size, num_kv_heads = batch.k_cache.shape[1:3]
     shares = torch.zeros(batch.block_tables.shape, dtype=torch.float64)
@@ -66,7 +65,7 @@ def tolerance_of(batch: Any) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_decode_tells_them_and_gives_what_it_gives_without(name: str, runner: Any, shape: Any, build: Any) -> None:
+def test_decode_gives_shares_without_changing_its_result(name: str, runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
     shares, out = torch.ones(batch.block_tables.shape, device=runner.device), batch.poisoned_out()
     runner.ops.decode(batch.args(out=out), shares=shares)
@@ -78,15 +77,15 @@ def test_decode_tells_them_and_gives_what_it_gives_without(name: str, runner: An
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_reference_is_right(name: str, shape: Any, build: Any) -> None:
+def test_torch_reference_equals_the_float64_reference(name: str, shape: Any, build: Any) -> None:
     batch = build(shape(**CASES[name]), seed=len(name))
     found = torch.zeros(batch.block_tables.shape)
     block_attention_torch(batch.args(), found)
     assert (found - expected_shares(batch)).abs().max().item() <= tolerance_of(batch)
 
 
-def test_a_call_adds_one_to_each_request(fast_runner: Any, shape: Any, build: Any) -> None:
-    """So layers add up, and their number divides; a request of no tokens stays at nothing."""
+def test_each_call_adds_one_to_every_request(fast_runner: Any, shape: Any, build: Any) -> None:
+    """Layers add up, to be divided by their number; a request without tokens stays at zero."""
     batch = build(shape(seq_lens=[0, 1, 33, 64], options={"sliding_window": 20}), fast_runner.device)
     total = torch.zeros(batch.block_tables.shape, device=fast_runner.device)
     for more in ({}, {"max_seq_len": 64}):
@@ -95,8 +94,9 @@ def test_a_call_adds_one_to_each_request(fast_runner: Any, shape: Any, build: An
 
 
 def decode_in_poison(args: AttentionArgs, shares: list[torch.Tensor], max_sum_bytes: int) -> None:
-    """Layers of a step, one for each of `shares`, with so much room for sums; memory that is made holds NaN. Runs where
-    kernels do."""
+    """Run layers of a step, one for each of `shares`, with this much room for sums; new memory holds NaN. It runs
+    where kernels do.
+    """
     new_empty = torch.Tensor.new_empty
 
     def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -113,24 +113,24 @@ def decode_in_poison(args: AttentionArgs, shares: list[torch.Tensor], max_sum_by
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("block_size", [16, 64])
-def test_layers_add_up_in_whatever_memory_holds(block_size: int, interpret: Any, shape: Any, build: Any) -> None:
+def test_layers_add_up_in_uninitialized_memory(block_size: int, interpret: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[900, 40, 0, 17], block_size=block_size, num_heads=4))
     total, once = (torch.zeros(batch.block_tables.shape) for _ in range(2))
     interpret(decode_in_poison, batch.args(), [total, once, total], 1 << 20)
     assert (once - expected_shares(batch)).abs().max().item() <= 2e-5
-    assert torch.equal(total, once + once), "the same in each run"
+    assert torch.equal(total, once + once), "the runs differ"
 
 
 @pytest.mark.interpreter
-def test_of_requests_that_there_is_no_room_for_nothing_is_told(interpret: Any, shape: Any, build: Any) -> None:
+def test_requests_above_the_memory_limit_get_no_shares(interpret: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[100, 300, 20], num_heads=4))
     shares, expected = torch.zeros(batch.block_tables.shape), expected_shares(batch)
     interpret(decode_in_poison, batch.args(), [shares], 4 * 4 * (7 + 18))
     assert (shares[0] - expected[0]).abs().max().item() <= 2e-5
-    assert not shares[1:].any(), "7 blocks have room, 7 and 19 do not, nor what comes behind"
+    assert not shares[1:].any(), "only the first 7 blocks have room, but later requests got shares"
 
 
-def test_wrong_shares_are_refused(shape: Any, build: Any) -> None:
+def test_invalid_shares_are_refused(shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[5, 40]))
     with pytest.raises(ValueError, match=r"shares is \(2, 3\) float64"):
         ops_for("cpu").decode(batch.args(), shares=torch.zeros(2, 3, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Bounds of blocks against a loop, and the shares estimated from them: lengths, odd blocks, poison, bad input."""
+"""Bounds of blocks, and the shares estimated from them, equal a loop for all lengths, layouts and dtypes."""
 
 import math
 from typing import Any
@@ -28,7 +28,7 @@ def empty_bounds(batch: Any) -> torch.Tensor:
 
 
 def slots_of(batch: Any, begin: list[int], end: list[int]) -> torch.Tensor:
-    """Of positions [begin, end) of each request, one request behind the other."""
+    """Return the slots of positions [begin, end) of each request, one request after the other."""
     block_size, tables = batch.k_cache.shape[1], batch.block_tables.cpu()
     found = [
         int(tables[request, position // block_size]) * block_size + position % block_size
@@ -38,8 +38,10 @@ def slots_of(batch: Any, begin: list[int], end: list[int]) -> torch.Tensor:
     return torch.tensor(found, dtype=torch.int64, device=batch.query.device)
 
 
-def written(batch: Any, ops: Any) -> torch.Tensor:
-    """In two steps: all but the last three tokens of each, then these; the first with padding behind it."""
+def written_bounds(batch: Any, ops: Any) -> torch.Tensor:
+    """Write in two steps: all but the last three tokens of each request, then these; the first step ends with
+    padding.
+    """
     bounds, lengths = empty_bounds(batch), [len(keys) for keys in batch.keys]
     cuts = [max(0, length - 3) for length in lengths]
     first = slots_of(batch, [0] * len(cuts), cuts)
@@ -60,15 +62,17 @@ def expected_bounds(batch: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bounds_are_those_of_the_slots_written(name: str, runner: Any, shape: Any, build: Any) -> None:
+def test_bounds_equal_the_written_keys(name: str, runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
-    found = written(batch, runner.ops).cpu()
+    found = written_bounds(batch, runner.ops).cpu()
     expected = expected_bounds(batch).to(found.dtype)
-    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0)), "NaN where nothing was written"
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0)), (
+        "bounds differ, or are not NaN where nothing was written"
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_scores_are_the_shares_that_bounds_tell(name: str, runner: Any, shape: Any, build: Any) -> None:
+def test_scores_equal_the_shares_estimated_from_bounds(name: str, runner: Any, shape: Any, build: Any) -> None:
     softcap = 4.0 if name == "bf16" else None
     batch = build(shape(**CASES[name]), runner.device, seed=len(name))
     bounds = expected_bounds(batch).to(batch.query.dtype).to(runner.device)
@@ -96,7 +100,7 @@ def test_scores_are_the_shares_that_bounds_tell(name: str, runner: Any, shape: A
         assert (found[request, :, len(parts) :] < 0).all()
 
 
-def test_a_bound_on_lengths_narrows_the_scores(fast_runner: Any, shape: Any, build: Any) -> None:
+def test_maximum_length_narrows_the_scores(fast_runner: Any, shape: Any, build: Any) -> None:
     batch = build(shape(seq_lens=[40, 3]), fast_runner.device)
     bounds = expected_bounds(batch).to(batch.query.dtype).to(fast_runner.device)
     given = (batch.query, bounds, batch.block_tables, batch.seq_lens)
@@ -106,7 +110,7 @@ def test_a_bound_on_lengths_narrows_the_scores(fast_runner: Any, shape: Any, bui
     assert fast_runner.ops.block_scores(*given, **options, max_seq_len=0).shape[2] == 0
 
 
-def test_wrong_tensors_are_refused(shape: Any, build: Any) -> None:
+def test_invalid_tensors_are_refused(shape: Any, build: Any) -> None:
     batch, ops = build(shape(seq_lens=[5, 40])), ops_for("cpu")
     bounds, slots = empty_bounds(batch), slots_of(batch, [0, 0], [5, 40])
     with pytest.raises(ValueError, match=r"bounds is \(7, 2, 2, 64\) float64"):
@@ -121,8 +125,10 @@ def test_wrong_tensors_are_refused(shape: Any, build: Any) -> None:
         ops.block_scores(batch.query, bounds, batch.block_tables, batch.seq_lens[:1], block_size=16, scale=1.0)
 
 
-def test_large_batches_go_in_parts(runner: Any, shape: Any, build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process alone: what is held at once changes nothing."""
+def test_large_batches_are_split_into_parts(
+    runner: Any, shape: Any, build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of a part does not change the result; this runs in this process only."""
     batch = build(shape(seq_lens=[5, 40, 17]), runner.device)
     given = (batch.query, expected_bounds(batch).float().to(runner.device), batch.block_tables, batch.seq_lens)
     whole = ops_for("cpu").block_scores(*(each.cpu() for each in given), block_size=16, scale=0.1)

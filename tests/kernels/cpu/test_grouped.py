@@ -1,4 +1,4 @@
-"""Products with grouped weights: what they are, for every shape; and that a row does not see its neighbours."""
+"""Products with grouped weights are correct for every shape, and a row does not depend on other rows."""
 
 import pytest
 import torch
@@ -10,25 +10,28 @@ from kvscope_kernels.quantized_linear.grouped_weight import GroupedWeight, group
 pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 
 
-def some(*shape: int, seed: int = 0) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def some_weight(outputs: int, inputs: int, bits: int = 4, group: int = 32) -> GroupedWeight:
-    """Of any codes, with scales that float16 holds."""
+def random_weight(outputs: int, inputs: int, bits: int = 4, group: int = 32) -> GroupedWeight:
+    """Return a weight of random codes, with scales that fit in float16."""
     generator = torch.Generator().manual_seed(1)
     codes = torch.randint(0, 2**bits, (outputs, inputs), generator=generator, dtype=torch.uint8)
     groups = -(-inputs // group)
-    scale, low = some(outputs, groups, seed=2).half().float(), some(outputs, groups, seed=3).half().float()
+    scale, low = (
+        random_tensor(outputs, groups, seed=2).half().float(),
+        random_tensor(outputs, groups, seed=3).half().float(),
+    )
     return grouped(codes, scale, low, bits, group)
 
 
-def rounding(weight: GroupedWeight, bias: torch.Tensor | None = None) -> NativeGrouped:
+def rounding_weight(weight: GroupedWeight, bias: torch.Tensor | None = None) -> NativeGrouped:
     return NativeGrouped(weight, bias, rounds_activations=True)
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """But for the last bit of a rounding here and there: a step is 1/127 of a chunk's largest number."""
+    """Compare up to the last bit of some roundings: a step is 1/127 of the largest number of a chunk."""
     error, size = (x.double().square().mean().sqrt() for x in (found.double() - expected, expected))
     assert float(error) <= 2e-3 * float(size)
     assert float((found.double() - expected).abs().max()) <= 5e-2 * float(size)
@@ -37,23 +40,29 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 2, 3, 10, 101])
 @pytest.mark.parametrize(("outputs", "inputs", "group"), [(1, 1, 32), (64, 64, 32), (100, 70, 64), (130, 333, 128)])
-def test_is_the_product_of_rounded_numbers(bits: int, rows: int, outputs: int, inputs: int, group: int) -> None:
-    x, bias, add = some(rows, inputs), some(outputs, seed=2), some(rows, outputs)
-    weight = some_weight(outputs, inputs, bits, group)
+def test_product_equals_the_product_of_rounded_numbers(
+    bits: int, rows: int, outputs: int, inputs: int, group: int
+) -> None:
+    x, bias, add = random_tensor(rows, inputs), random_tensor(outputs, seed=2), random_tensor(rows, outputs)
+    weight = random_weight(outputs, inputs, bits, group)
     expected = native_product_torch(x, weight) + bias + add
-    assert_close(rounding(weight, bias).product(x, add), expected)
+    assert_close(rounding_weight(weight, bias).product(x, add), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 10, 101])
 @pytest.mark.parametrize(("outputs", "inputs", "group"), [(1, 1, 32), (64, 64, 32), (100, 70, 64), (130, 333, 512)])
-def test_activations_stay_as_they_are(
+def test_activations_are_not_rounded_by_default(
     dtype: torch.dtype, bits: int, rows: int, outputs: int, inputs: int, group: int
 ) -> None:
-    """The product of the widened weight, but for what float32 sums err."""
-    x, bias, add = some(rows, inputs).to(dtype), some(outputs, seed=2), some(rows, outputs).to(dtype)
-    weight = some_weight(outputs, inputs, bits, group)
+    """The result equals the product with the dequantized weight, up to float32 summation errors."""
+    x, bias, add = (
+        random_tensor(rows, inputs).to(dtype),
+        random_tensor(outputs, seed=2),
+        random_tensor(rows, outputs).to(dtype),
+    )
+    weight = random_weight(outputs, inputs, bits, group)
     expected = x.double() @ weight.widened().double().T
     found = NativeGrouped(weight).product(x, dtype=torch.float32)
     size = x.double().abs() @ weight.widened().double().abs().T
@@ -66,9 +75,9 @@ def test_activations_stay_as_they_are(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
-def test_types(dtype: torch.dtype, out: torch.dtype) -> None:
-    x, weight = some(2, 5, 96).to(dtype), rounded(some(70, 96, seed=1).to(dtype))
-    found = rounding(weight).product(x, dtype=out)
+def test_dtypes_of_input_and_output_are_supported(dtype: torch.dtype, out: torch.dtype) -> None:
+    x, weight = random_tensor(2, 5, 96).to(dtype), rounded(random_tensor(70, 96, seed=1).to(dtype))
+    found = rounding_weight(weight).product(x, dtype=out)
     assert (found.shape, found.dtype) == ((2, 5, 70), out)
     expected = native_product_torch(x, weight)
     allowed = 2e-3 if out == torch.float32 else 1e-2
@@ -76,11 +85,11 @@ def test_types(dtype: torch.dtype, out: torch.dtype) -> None:
     assert NativeGrouped(weight).product(x, found.bfloat16()).dtype == torch.bfloat16
 
 
-def test_scales_that_float16_does_not_hold() -> None:
-    x, narrow = some(3, 64), some_weight(40, 64)
+def test_scales_outside_float16_are_kept_in_float32() -> None:
+    x, narrow = random_tensor(3, 64), random_weight(40, 64)
     wide = grouped(narrow.codes, narrow.scale.float() * 1e6 / 3, narrow.low.float(), 4, 32)
     assert wide.scale.dtype == torch.float32
-    assert_close(rounding(wide).product(x), native_product_torch(x, wide))
+    assert_close(rounding_weight(wide).product(x), native_product_torch(x, wide))
     exact = x.double() @ wide.widened().double().T
     assert float((NativeGrouped(wide).product(x).double() - exact).norm()) <= 1e-6 * float(exact.norm())
 
@@ -88,9 +97,9 @@ def test_scales_that_float16_does_not_hold() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_row_does_not_see_its_neighbours_nor_the_threads(bits: int, rounds: bool, dtype: torch.dtype) -> None:
-    weight = NativeGrouped(some_weight(200, 150, bits), rounds_activations=rounds)
-    x = (some(23, 150, seed=1) * torch.logspace(-6, 6, 23)[:, None]).to(dtype)
+def test_row_does_not_depend_on_other_rows_or_threads(bits: int, rounds: bool, dtype: torch.dtype) -> None:
+    weight = NativeGrouped(random_weight(200, 150, bits), rounds_activations=rounds)
+    x = (random_tensor(23, 150, seed=1) * torch.logspace(-6, 6, 23)[:, None]).to(dtype)
     together, before = weight.product(x), torch.get_num_threads()
     for row in range(len(x)):
         assert torch.equal(weight.product(x[row : row + 1])[0], together[row])
@@ -103,22 +112,22 @@ def test_a_row_does_not_see_its_neighbours_nor_the_threads(bits: int, rounds: bo
 
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_in_its_row(poison: float, rounds: bool) -> None:
-    x = some(3, 70)
+def test_non_finite_values_stay_in_their_row(poison: float, rounds: bool) -> None:
+    x = random_tensor(3, 70)
     x[1, 66] = poison
-    found = NativeGrouped(some_weight(65, 70), rounds_activations=rounds).product(x)
+    found = NativeGrouped(random_weight(65, 70), rounds_activations=rounds).product(x)
     assert not bool(found[1].isfinite().any())
     assert bool(found[[0, 2]].isfinite().all())
 
 
-def test_zeros_and_no_rows() -> None:
-    weight = NativeGrouped(some_weight(70, 64))
+def test_zeros_and_empty_inputs_are_supported() -> None:
+    weight = NativeGrouped(random_weight(70, 64))
     assert torch.equal(weight.product(torch.zeros(2, 64)), torch.zeros(2, 70))
     assert weight.product(torch.zeros(0, 64)).shape == (0, 70)
 
 
-def test_bad_input_is_named() -> None:
-    weight = NativeGrouped(some_weight(8, 8))
+def test_invalid_input_is_named() -> None:
+    weight = NativeGrouped(random_weight(8, 8))
     with pytest.raises(ValueError, match="x is"):
         weight.product(torch.zeros(1, 9))
     with pytest.raises(ValueError, match="x is"):

@@ -1,4 +1,4 @@
-"""A whole layer in one call gives what its operations give one by one, to the last bit, and writes the same caches."""
+"""A whole layer in one call gives bit-equal results to its single operations, and writes the same caches."""
 
 from typing import Any
 
@@ -25,41 +25,41 @@ pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 HIDDEN, SIZE, HEADS, KV_HEADS, DIM, BLOCK = 48, 80, 4, 2, 16, 4
 LENGTHS = (1, 9, 30)
 POISON = 1 << 30
-"""In place of a block: whoever reads there ends the process."""
+"""An invalid block: reading it crashes the process."""
 
 
-def some(*shape: int, seed: int = 0) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def a_norm(seed: int) -> Norm:
-    return Norm(1.0 + 0.1 * some(HIDDEN, seed=seed), 1e-5)
+def random_norm(seed: int) -> Norm:
+    return Norm(1.0 + 0.1 * random_tensor(HIDDEN, seed=seed), 1e-5)
 
 
-HEAD_NORM = Norm(1.0 + 0.1 * some(HEADS + KV_HEADS, DIM, seed=15), 1e-5)
+HEAD_NORM = Norm(1.0 + 0.1 * random_tensor(HEADS + KV_HEADS, DIM, seed=15), 1e-5)
 
 
-def a_product(bits: int, in_groups: bool, *shape: int, seed: int, bias: torch.Tensor | None = None) -> Weight:
-    weight = some(*shape, seed=seed)
+def random_product(bits: int, in_groups: bool, *shape: int, seed: int, bias: torch.Tensor | None = None) -> Weight:
+    weight = random_tensor(*shape, seed=seed)
     return NativeGrouped(rounded(weight, bits), bias) if in_groups else Int8Weight(weight, bias)
 
 
-def products_of(*kinds: tuple[int, bool]) -> tuple[Weight, ...]:
-    """Bits of each, and whether it is in groups."""
+def make_products(*kinds: tuple[int, bool]) -> tuple[Weight, ...]:
+    """Return products with these bits; some are grouped."""
     joined = (HEADS + 2 * KV_HEADS) * DIM
     shapes = ((joined, HIDDEN), (HIDDEN, HEADS * DIM), (2 * SIZE, HIDDEN), (HIDDEN, SIZE))
-    biases = (some(joined, seed=9), None, None, None)
+    biases = (random_tensor(joined, seed=9), None, None, None)
     each = enumerate(zip(kinds, shapes, biases, strict=True))
-    return tuple(a_product(*kind, *shape, seed=seed, bias=bias) for seed, (kind, shape, bias) in each)
+    return tuple(random_product(*kind, *shape, seed=seed, bias=bias) for seed, (kind, shape, bias) in each)
 
 
 INT8, GROUPS_OF_4, GROUPS_OF_8 = (8, False), (4, True), (8, True)
 
 
-def a_form(**changes: Any) -> LayerForm:
+def make_form(**changes: Any) -> LayerForm:
     form = LayerForm(
-        products=products_of(*[INT8] * 4),
-        norms=(a_norm(4), a_norm(5), a_norm(6)),
+        products=make_products(*[INT8] * 4),
+        norms=(random_norm(4), random_norm(5), random_norm(6)),
         head_norm=None,
         activation=0,
         num_heads=HEADS,
@@ -75,12 +75,12 @@ def a_form(**changes: Any) -> LayerForm:
     return form._replace(**changes)
 
 
-def caches_of(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    packed = some(32, 2, BLOCK, KV_HEADS, DIM, seed=7).to(dtype)
+def make_caches(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    packed = random_tensor(32, 2, BLOCK, KV_HEADS, DIM, seed=7).to(dtype)
     return packed[:, 0], packed[:, 1]
 
 
-def a_step(dtype: torch.dtype) -> DecodeStep:
+def make_step(dtype: torch.dtype) -> DecodeStep:
     blocks = torch.randperm(32, generator=torch.Generator().manual_seed(8)).int()
     tables = torch.full((len(LENGTHS), 11), POISON, dtype=torch.int32)
     slots = []
@@ -90,11 +90,11 @@ def a_step(dtype: torch.dtype) -> DecodeStep:
         slots.append(int(tables[row, count - 1]) * BLOCK + (length - 1) % BLOCK)
     slots[0] = -1
     tables[0, 0] = 3
-    cos, sin = (some(len(LENGTHS), 1, DIM, seed=seed).to(dtype) for seed in (10, 11))
+    cos, sin = (random_tensor(len(LENGTHS), 1, DIM, seed=seed).to(dtype) for seed in (10, 11))
     return DecodeStep(Turn(cos, sin), torch.tensor(slots), tables, torch.tensor(LENGTHS, dtype=torch.int32))
 
 
-def by_parts(
+def run_parts(
     form: LayerForm, x: torch.Tensor, normed: torch.Tensor | None, step: DecodeStep, caches: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     turn, slots, tables, lengths = step.tensors
@@ -117,11 +117,11 @@ def by_parts(
     return x, None if following is None else norm(following, x)
 
 
-def check(form: LayerForm, *, is_normed: bool = False) -> None:
-    x, step = some(len(LENGTHS), HIDDEN, seed=12).to(form.sum_dtype), a_step(form.dtype)
-    normed = some(len(LENGTHS), HIDDEN, seed=13).to(form.dtype) if is_normed else None
-    theirs, ours = caches_of(form.dtype), caches_of(form.dtype)
-    expected, expected_norm = by_parts(form, x, normed, step, theirs)
+def check_equals_parts(form: LayerForm, *, is_normed: bool = False) -> None:
+    x, step = random_tensor(len(LENGTHS), HIDDEN, seed=12).to(form.sum_dtype), make_step(form.dtype)
+    normed = random_tensor(len(LENGTHS), HIDDEN, seed=13).to(form.dtype) if is_normed else None
+    theirs, ours = make_caches(form.dtype), make_caches(form.dtype)
+    expected, expected_norm = run_parts(form, x, normed, step, theirs)
     layer = CompiledLayer(form, *ours)
     assert step.is_sound
     assert layer.takes(x, normed, step)
@@ -136,8 +136,8 @@ def check(form: LayerForm, *, is_normed: bool = False) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("sum_dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("is_normed", [False, True])
-def test_types(dtype: torch.dtype, sum_dtype: torch.dtype, is_normed: bool) -> None:
-    check(a_form(dtype=dtype, sum_dtype=sum_dtype), is_normed=is_normed)
+def test_layer_equals_its_parts_for_all_dtypes(dtype: torch.dtype, sum_dtype: torch.dtype, is_normed: bool) -> None:
+    check_equals_parts(make_form(dtype=dtype, sum_dtype=sum_dtype), is_normed=is_normed)
 
 
 @pytest.mark.parametrize(
@@ -146,16 +146,16 @@ def test_types(dtype: torch.dtype, sum_dtype: torch.dtype, is_normed: bool) -> N
         {"sliding_window": 5},
         {"sliding_window": 5, "is_chunked": True},
         {"softcap": 2.0},
-        {"sinks": some(HEADS, seed=14)},
+        {"sinks": random_tensor(HEADS, seed=14)},
         {"activation": 1},
-        {"norms": (a_norm(4), a_norm(5), None)},
+        {"norms": (random_norm(4), random_norm(5), None)},
         {"head_norm": HEAD_NORM},
         {"head_norm": HEAD_NORM, "dtype": torch.float32},
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_what_a_layer_may_ask_for(changes: dict[str, Any]) -> None:
-    check(a_form(**changes))
+def test_layer_equals_its_parts_for_all_attention_options(changes: dict[str, Any]) -> None:
+    check_equals_parts(make_form(**changes))
 
 
 @pytest.mark.parametrize(
@@ -169,40 +169,40 @@ def test_what_a_layer_may_ask_for(changes: dict[str, Any]) -> None:
     ids=["4", "8", "mixed", "ends"],
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_each_product_is_of_its_own_kind(kinds: tuple[tuple[int, bool], ...], dtype: torch.dtype) -> None:
-    check(a_form(products=products_of(*kinds), dtype=dtype))
-    check(a_form(products=products_of(*kinds), dtype=dtype, sum_dtype=dtype), is_normed=True)
+def test_layer_equals_its_parts_for_all_weight_formats(kinds: tuple[tuple[int, bool], ...], dtype: torch.dtype) -> None:
+    check_equals_parts(make_form(products=make_products(*kinds), dtype=dtype))
+    check_equals_parts(make_form(products=make_products(*kinds), dtype=dtype, sum_dtype=dtype), is_normed=True)
 
 
-def test_two_threads_change_nothing() -> None:
+def test_two_threads_give_the_same_result() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        check(a_form())
+        check_equals_parts(make_form())
     finally:
         torch.set_num_threads(before)
 
 
-def test_what_is_not_its_own_is_left_to_others() -> None:
-    form, caches, step = a_form(), caches_of(torch.bfloat16), a_step(torch.bfloat16)
-    layer, x = CompiledLayer(form, *caches), some(len(LENGTHS), HIDDEN)
+def test_unsupported_input_is_not_accepted() -> None:
+    form, caches, step = make_form(), make_caches(torch.bfloat16), make_step(torch.bfloat16)
+    layer, x = CompiledLayer(form, *caches), random_tensor(len(LENGTHS), HIDDEN)
     assert not layer.takes(x.bfloat16(), None, step)
     assert not layer.takes(x[:2], None, step)
     assert not layer.takes(x, x, step)
-    assert not layer.takes(x, None, a_step(torch.float32))
+    assert not layer.takes(x, None, make_step(torch.float32))
     assert can_compile(form, *caches)
-    assert not can_compile(form, *caches_of(torch.float32))
+    assert not can_compile(form, *make_caches(torch.float32))
     assert not can_compile(form._replace(num_heads=HEADS + 1), *caches)
-    assert not can_compile(form._replace(head_norm=a_norm(4)), *caches)
+    assert not can_compile(form._replace(head_norm=random_norm(4)), *caches)
     assert not can_compile(form._replace(products=form.products[::-1]), *caches)
     assert not can_compile(form._replace(dtype=torch.float16), *caches)
     with pytest.raises(ValueError, match="can_compile"):
-        CompiledLayer(form, *caches_of(torch.float32))
+        CompiledLayer(form, *make_caches(torch.float32))
 
 
-def test_as_many_tokens_as_the_operations_compute_themselves() -> None:
-    """More of them are torch's, which rounds elsewhere."""
-    layer = CompiledLayer(a_form(), *caches_of(torch.bfloat16))
+def test_accepted_number_of_tokens_is_that_of_the_operations() -> None:
+    """Larger batches are computed by torch, which rounds in other places."""
+    layer = CompiledLayer(make_form(), *make_caches(torch.bfloat16))
     most = FEW_NUMBERS // (2 * SIZE)
     for count in (most, most + 1):
         turn = Turn(*(torch.zeros(count, 1, DIM, dtype=torch.bfloat16) for _ in range(2)))

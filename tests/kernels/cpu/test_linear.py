@@ -1,4 +1,4 @@
-"""Products with weights of 8 bits: what they are, for every shape; and that a row does not see its neighbours."""
+"""Products with 8-bit weights are correct for every shape, and a row does not depend on other rows."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from kvscope_kernels.cpu.linear import Int8Weight, int8_product_torch
 pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
 
 
-def some(*shape: int, seed: int = 0) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """But for the last bit of a rounding here and there: a step is 1/127 of a group's largest number."""
+    """Compare up to the last bit of some roundings: a step is 1/127 of the largest number of a group."""
     error, size = (x.double().square().mean().sqrt() for x in (found.double() - expected, expected))
     assert float(error) <= 2e-3 * float(size)
     assert float((found.double() - expected).abs().max()) <= 5e-2 * float(size)
@@ -22,16 +22,21 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 100])
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (64, 64), (100, 70), (130, 333)])
-def test_is_the_product_of_rounded_numbers(rows: int, outputs: int, inputs: int) -> None:
-    x, weight, bias, add = some(rows, inputs), some(outputs, inputs, seed=1), some(outputs, seed=2), some(rows, outputs)
+def test_product_equals_the_product_of_rounded_numbers(rows: int, outputs: int, inputs: int) -> None:
+    x, weight, bias, add = (
+        random_tensor(rows, inputs),
+        random_tensor(outputs, inputs, seed=1),
+        random_tensor(outputs, seed=2),
+        random_tensor(rows, outputs),
+    )
     expected = int8_product_torch(x, weight) + bias + add
     assert_close(Int8Weight(weight, bias).product(x, add), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
-def test_types(dtype: torch.dtype, out: torch.dtype) -> None:
-    x, weight = some(2, 5, 96).to(dtype), some(70, 96, seed=1).to(dtype)
+def test_dtypes_of_input_and_output_are_supported(dtype: torch.dtype, out: torch.dtype) -> None:
+    x, weight = random_tensor(2, 5, 96).to(dtype), random_tensor(70, 96, seed=1).to(dtype)
     found = Int8Weight(weight).product(x, dtype=out)
     assert (found.shape, found.dtype) == ((2, 5, 70), out)
     expected = int8_product_torch(x, weight)
@@ -41,31 +46,31 @@ def test_types(dtype: torch.dtype, out: torch.dtype) -> None:
     assert added.dtype == torch.bfloat16
 
 
-def test_a_row_does_not_see_its_neighbours() -> None:
-    weight, x = Int8Weight(some(200, 150)), some(23, 150, seed=1) * torch.logspace(-6, 6, 23)[:, None]
+def test_row_does_not_depend_on_other_rows() -> None:
+    weight, x = Int8Weight(random_tensor(200, 150)), random_tensor(23, 150, seed=1) * torch.logspace(-6, 6, 23)[:, None]
     together = weight.product(x)
     for row in range(len(x)):
         assert torch.equal(weight.product(x[row : row + 1])[0], together[row])
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_stays_in_its_row(poison: float) -> None:
-    x = some(3, 70)
+def test_non_finite_values_stay_in_their_row(poison: float) -> None:
+    x = random_tensor(3, 70)
     x[1, 66] = poison
-    found = Int8Weight(some(65, 70, seed=1)).product(x)
+    found = Int8Weight(random_tensor(65, 70, seed=1)).product(x)
     assert bool(found[1].isnan().all())
     assert bool(found[[0, 2]].isfinite().all())
 
 
-def test_zeros_and_no_rows() -> None:
+def test_zeros_and_empty_inputs_are_supported() -> None:
     weight = Int8Weight(torch.zeros(70, 64))
     assert torch.equal(weight.product(torch.zeros(2, 64)), torch.zeros(2, 70))
-    assert torch.equal(weight.product(some(2, 64)), torch.zeros(2, 70))
+    assert torch.equal(weight.product(random_tensor(2, 64)), torch.zeros(2, 70))
     assert weight.product(torch.zeros(0, 64)).shape == (0, 70)
 
 
-def test_threads_change_nothing() -> None:
-    weight, x = Int8Weight(some(300, 100)), some(9, 100, seed=1)
+def test_threads_do_not_change_the_product() -> None:
+    weight, x = Int8Weight(random_tensor(300, 100)), random_tensor(9, 100, seed=1)
     before = torch.get_num_threads()
     alone = weight.product(x)
     try:
@@ -75,12 +80,12 @@ def test_threads_change_nothing() -> None:
         torch.set_num_threads(before)
 
 
-def test_bad_input_is_named() -> None:
+def test_invalid_input_is_named() -> None:
     with pytest.raises(ValueError, match="weight is"):
         Int8Weight(torch.zeros(3))
     with pytest.raises(ValueError, match="finite"):
         Int8Weight(torch.full((2, 2), float("nan")))
-    weight = Int8Weight(some(8, 8))
+    weight = Int8Weight(random_tensor(8, 8))
     with pytest.raises(ValueError, match="x is"):
         weight.product(torch.zeros(1, 9))
     with pytest.raises(ValueError, match="x is"):

@@ -1,5 +1,4 @@
-"""Prefill attention compiled from C: what a token gets hangs on nothing but its request. The rest is in
-`test_paged_prefill_attention`, which runs it too."""
+"""Prefill attention in C: a token depends only on its request. `test_paged_prefill_attention` tests the rest."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -23,14 +22,14 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=[
 
 
 @pytest.fixture
-def threads() -> Iterator[Any]:
+def set_threads() -> Iterator[Any]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
 def run(batch: Any, first: int, last: int) -> torch.Tensor:
-    """Queries first .. last - 1 of a batch of one request, in a step of their own."""
+    """Return queries first to last - 1 of a batch of one request, computed in their own step."""
     args = batch.args(query=batch.query[first:last], seq_lens=torch.tensor([last], dtype=torch.int32))
     return prefill.paged_prefill_attention_native(args, runs_of_one(last - first))
 
@@ -41,7 +40,7 @@ def runs_of_one(num_queries: int) -> QueryRuns:
 
 @DTYPES
 @pytest.mark.parametrize("options", OPTIONS)
-def test_chunks_change_nothing(options: str, dtype: torch.dtype, shape: Any, build: Any) -> None:
+def test_chunks_do_not_change_the_result(options: str, dtype: torch.dtype, shape: Any, build: Any) -> None:
     length = 300
     batch = build(shape(seq_lens=[length], query_lens=[length], dtype=dtype, options=OPTIONS[options]))
     at_once = run(batch, 0, length)
@@ -51,10 +50,10 @@ def test_chunks_change_nothing(options: str, dtype: torch.dtype, shape: Any, bui
 
 
 @DTYPES
-def test_neighbours_change_nothing(dtype: torch.dtype, shape: Any, build: Any) -> None:
+def test_other_requests_do_not_change_the_result(dtype: torch.dtype, shape: Any, build: Any) -> None:
     lengths = [5, 150, 1, 70]
     batch = build(shape(seq_lens=lengths, query_lens=[5, 90, 1, 70], dtype=dtype))
-    together = _together(batch)
+    together = _compute_batch(batch)
     for index in range(len(lengths)):
         rows = slice(*batch.query_start[index : index + 2].tolist())
         request = slice(index, index + 1)
@@ -66,14 +65,14 @@ def test_neighbours_change_nothing(dtype: torch.dtype, shape: Any, build: Any) -
 
 
 @DTYPES
-def test_threads_change_nothing(dtype: torch.dtype, shape: Any, build: Any, threads: Any) -> None:
-    """Of which each takes tiles that are smaller."""
+def test_threads_do_not_change_the_result(dtype: torch.dtype, shape: Any, build: Any, set_threads: Any) -> None:
+    """With several threads each takes smaller tiles."""
     batch = build(shape(seq_lens=[250, 9], query_lens=[200, 9], dtype=dtype))
-    threads(1)
-    expected = _together(batch)
-    threads(3)
-    assert torch.equal(_together(batch), expected)
+    set_threads(1)
+    expected = _compute_batch(batch)
+    set_threads(3)
+    assert torch.equal(_compute_batch(batch), expected)
 
 
-def _together(batch: Any) -> torch.Tensor:
+def _compute_batch(batch: Any) -> torch.Tensor:
     return prefill.paged_prefill_attention_native(batch.args(), batch.runs)

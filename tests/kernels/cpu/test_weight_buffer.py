@@ -1,4 +1,4 @@
-"""Packed weights side by side in large pieces: nobody's bytes are another's, and nothing is kept for nobody."""
+"""Packed weights share large buffers without overlap, and buffers are freed with their last weight."""
 
 import gc
 import weakref
@@ -18,7 +18,7 @@ def test_each_tensor_has_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_buffer, "PIECE_BYTES", 1000)
     buffer = WeightBuffer()
     shapes = [((3, 5), torch.uint8), ((7,), torch.float32), ((250,), torch.float32), ((2, 600), torch.uint8)]
-    taken = [buffer.allocate(shape, dtype) for shape, dtype in shapes]  # the last two need pieces of their own
+    taken = [buffer.allocate(shape, dtype) for shape, dtype in shapes]  # the last two need their own pieces
     for number, tensor in enumerate(taken):
         tensor.fill_(number)
     for number, (tensor, (shape, dtype)) in enumerate(zip(taken, shapes, strict=True)):
@@ -29,19 +29,19 @@ def test_each_tensor_has_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert buffer.allocate((0, 4), torch.float32).shape == (0, 4)
 
 
-def test_a_piece_goes_with_its_last_tensor() -> None:
+def test_buffer_is_freed_with_its_last_tensor() -> None:
     buffer = WeightBuffer()
     first, second = (buffer.allocate((8,), torch.uint8) for _ in range(2))
     piece = weakref.ref(buffer._piece)
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     del buffer
     gc.collect()
-    assert piece() is None  # the tensors hold its memory, and nobody else does
+    assert piece() is None  # only the tensors keep its memory
     second.fill_(1)
 
 
 @pytest.mark.skipif(library() is None, reason="needs a C compiler")
-def test_a_weight_in_it_is_the_same_weight() -> None:
+def test_weight_in_a_buffer_gives_the_same_product() -> None:
     buffer, generator = WeightBuffer(), torch.Generator().manual_seed(0)
     weights = [torch.randn(100, 70, generator=generator) for _ in range(3)]
     x = torch.randn(5, 70, generator=generator)

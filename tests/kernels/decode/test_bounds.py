@@ -1,4 +1,4 @@
-"""What a launch of decodes may hold: enough parts to fill the device, and a bounded room for what they find."""
+"""Bounds of a decode launch: enough parts to fill the device, and limited memory for partial results."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ H100 = 132
 TILE_N = 32
 
 
-def cut(lengths: list[int], num_kv_heads: int, max_visible: int = 0) -> list[int]:
-    """Parts of each request, by the formula of `plan_decode`."""
+def num_parts(lengths: list[int], num_kv_heads: int, max_visible: int = 0) -> list[int]:
+    """Return the number of parts of each request, by the formula of `plan_decode`."""
     bounds = part_bounds(len(lengths), max_visible or max(lengths), num_kv_heads, TILE_N, H100)
     if not bounds.num_cuts:
         return [1] * len(lengths)
@@ -26,40 +26,47 @@ def cut(lengths: list[int], num_kv_heads: int, max_visible: int = 0) -> list[int
 
 
 @given(st.lists(st.integers(0, 1 << 17), min_size=1, max_size=40), st.integers(1, 40), st.integers(0, 1 << 17))
-def test_parts_fit_whatever_the_lengths_are(lengths: list[int], num_kv_heads: int, beyond: int) -> None:
+def test_parts_fit_for_all_lengths(lengths: list[int], num_kv_heads: int, beyond: int) -> None:
     most = max(lengths) + beyond
     bounds = part_bounds(len(lengths), most, num_kv_heads, TILE_N, H100)
-    assert sum(cut(lengths, num_kv_heads, most)) <= bounds.num_parts
+    assert sum(num_parts(lengths, num_kv_heads, most)) <= bounds.num_parts
     assert bounds.min_tokens % TILE_N == 0
 
 
 @pytest.mark.parametrize(
     ("lengths", "num_kv_heads", "at_least", "at_most"),
     [
-        ([32768], 8, 1.5 * H100, 4 * H100),  # one request fills the device
+        ([32768], 8, 1.5 * H100, 4 * H100),  # one request fills the device alone
         ([4096] * 8, 8, 1.5 * H100, 4 * H100),
         ([4096] * 64, 8, 8 * H100, 16 * H100),
-        ([131072] + [100] * 255, 8, 8 * (255 + 64), 8 * (255 + 132)),  # a long one among short ones is cut small
+        (
+            [131072] + [100] * 255,
+            8,
+            8 * (255 + 64),
+            8 * (255 + 132),
+        ),  # a long request among short ones is split into small parts
         ([100] * 64, 8, 8 * 64, 8 * 64),  # whole: nothing to merge
-        ([100], 3, 3 * 2, 3 * 2),  # none is shorter than two tiles, but the last
+        ([100], 3, 3 * 2, 3 * 2),  # none but the last is shorter than two tiles
     ],
 )
-def test_programs_that_work(lengths: list[int], num_kv_heads: int, at_least: float, at_most: float) -> None:
-    assert at_least <= sum(cut(lengths, num_kv_heads)) * num_kv_heads <= at_most
+def test_number_of_working_programs_is_within_limits(
+    lengths: list[int], num_kv_heads: int, at_least: float, at_most: float
+) -> None:
+    assert at_least <= sum(num_parts(lengths, num_kv_heads)) * num_kv_heads <= at_most
 
 
-def test_a_graph_for_any_length_is_no_larger_than_the_device_and_its_batch() -> None:
-    """Of 256 requests of up to 131,072 tokens: programs launched, and bytes kept."""
+def test_graph_for_any_length_is_limited_by_the_device_and_its_batch() -> None:
+    """There are 256 requests of up to 131,072 tokens."""
     bounds = part_bounds(256, 1 << 17, 8, TILE_N, H100)
     programs, kept = bounds.num_parts * 8, partial_bytes(bounds, 32, 128)
     print(f"{programs} programs, {kept} bytes; cut for the longest: {256 * 8 * 64} and {256 * 32 * 64 * 129 * 4}")
     assert programs <= 256 * 8 + 8 * H100 + 8
     assert kept <= 8 << 20
     one = part_bounds(1, 1 << 17, 8, TILE_N, H100)
-    assert one.num_parts * 8 <= 4 * H100 + 8 + 8, "a graph of one request launches few that leave at once"
+    assert one.num_parts * 8 <= 4 * H100 + 8 + 8, "a graph of one request launches too many empty programs"
 
 
-def test_what_is_not_cut_keeps_nothing() -> None:
+def test_unsplit_requests_need_no_partial_memory() -> None:
     assert partial_bytes(part_bounds(64, 1024, 8, TILE_N, H100), 32, 128) == 0
     assert partial_bytes(part_bounds(1, 64, 8, TILE_N, H100), 32, 128) == 0
     assert partial_bytes(part_bounds(1, 65, 8, TILE_N, H100), 32, 128) > 0
@@ -76,24 +83,24 @@ def test_what_is_not_cut_keeps_nothing() -> None:
         (64, 8, 128, 0.95),
     ],
 )
-def test_products_of_one_request_fill_the_device_in_whole_rounds(
+def test_parts_of_one_request_fill_the_device_in_whole_rounds(
     max_queries: int, num_warps: int, rows: int, at_least: float
 ) -> None:
-    """Queries of 32 heads behind 32k on an H100: rows of a tile are 4 heads of a query."""
+    """Queries of 32 heads over 32k tokens on an H100: the rows of a tile are 4 heads of a query."""
     programs_each, fill = 8 * -(-max_queries * 4 // rows), 8 // num_warps * H100
     for visible in (2048, 8192, 32768, 131072):
         before = part_bounds(1, visible, programs_each, 64, H100, num_warps)
         bounds = part_bounds(1, visible, programs_each, 64, H100, num_warps, reads_again=True)
         programs = bounds.num_cuts * programs_each
         assert programs / (-(-programs // fill) * fill) >= min(at_least, _filled(before.num_cuts, programs_each, fill))
-        assert bounds.num_cuts <= before.num_cuts, "no more room than is planned for"
-        assert bounds.num_wanted == bounds.num_cuts, "as many whatever the length is"
+        assert bounds.num_cuts <= before.num_cuts, "more memory than planned"
+        assert bounds.num_wanted == bounds.num_cuts, "the number of parts depends on the length"
 
 
 def _filled(parts: int, programs_each: int, fill: int) -> float:
     return max(n * programs_each / (-(-n * programs_each // fill) * fill) for n in range(1, parts + 1))
 
 
-def test_several_requests_are_cut_as_ever() -> None:
+def test_several_requests_are_split_as_before() -> None:
     given = (2, 32768, 32, 64, H100, 4)
     assert part_bounds(*given, reads_again=True) == part_bounds(*given)

@@ -1,4 +1,4 @@
-"""Plans of decodes in Triton's interpreter: every token in one part, in order, within bounds; shared by layers."""
+"""Decode plans in Triton's interpreter: every token is in one part, in order and within bounds; layers share a plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POISON = -77
 
 
 class Planned:
-    """What the kernel wrote, as lists."""
+    """The output of the kernel as lists."""
 
     def __init__(self, interpret: Any, lengths: list[int], bounds: PartBounds, window: int = UNBOUNDED) -> None:
         self.lengths, self.bounds, self.window = lengths, bounds, window
@@ -34,7 +34,7 @@ class Planned:
         self.ranges: list[list[int]] = ranges.tolist()
 
     def check(self) -> None:
-        """Each request's parts follow one another from its first visible token to its last; the rest is marked."""
+        """Check that the parts of each request cover its visible tokens in order, and that the rest is marked."""
         at = 0
         for request, (length, (first, count)) in enumerate(zip(self.lengths, self.ranges, strict=True)):
             assert (first, count >= 1) == (at, True)
@@ -55,8 +55,8 @@ class Planned:
         return [count for _, count in self.ranges]
 
 
-def test_every_length_to_three_tiles(interpret: Any) -> None:
-    """In parts of one tile at least, in one batch that has as many cuts as there can be."""
+def test_every_length_up_to_three_tiles_is_planned(interpret: Any) -> None:
+    """Parts have at least one tile, in one batch with the maximum number of splits."""
     lengths = list(range(3 * TILE_N + 2))
     cuts = sum(-(-length // TILE_N) for length in lengths)
     planned = Planned(interpret, lengths, PartBounds(len(lengths) + cuts, cuts, 10**6, TILE_N))
@@ -65,7 +65,7 @@ def test_every_length_to_three_tiles(interpret: Any) -> None:
 
 
 @pytest.mark.parametrize("num_cuts", [0, 1, 2, 7, 64])
-def test_cuts_are_no_more_than_there_is_room_for(interpret: Any, num_cuts: int) -> None:
+def test_number_of_splits_is_within_the_limit(interpret: Any, num_cuts: int) -> None:
     lengths = [5000, 0, 33, 1, 640, 100, 32, 31]
     planned = Planned(interpret, lengths, PartBounds(len(lengths) + num_cuts, num_cuts, 10**6, TILE_N))
     planned.check()
@@ -73,8 +73,8 @@ def test_cuts_are_no_more_than_there_is_room_for(interpret: Any, num_cuts: int) 
     assert max(planned.counts) == planned.counts[0] >= min(num_cuts, 2) // 2 + 1
 
 
-def test_the_longest_that_can_be(interpret: Any) -> None:
-    """At the bounds of what is counted in 32 bits: lengths whose sum is beyond."""
+def test_longest_possible_requests_are_planned(interpret: Any) -> None:
+    """The lengths are at the limit of 32 bits, and their sum is above it."""
     lengths = [2**31 - 2**12] * 2 + [0, 1]
     bounds = part_bounds(len(lengths), max(lengths), 8, TILE_N, 132)
     planned = Planned(interpret, lengths, bounds)
@@ -83,14 +83,14 @@ def test_the_longest_that_can_be(interpret: Any) -> None:
 
 
 @pytest.mark.parametrize("window", [1, TILE_N, 40, 200])
-def test_a_window_is_what_is_cut(interpret: Any, window: int) -> None:
+def test_only_the_window_is_split(interpret: Any, window: int) -> None:
     lengths = [0, 1, 15, 16, 17, 39, 40, 41, 1000]
     planned = Planned(interpret, lengths, PartBounds(len(lengths) + 60, 60, 10**6, 2 * TILE_N), window)
     planned.check()
     assert planned.counts == [max(1, -(-min(length, window) // (2 * TILE_N))) for length in lengths]
 
 
-def test_more_requests_than_are_looked_at_at_once(interpret: Any) -> None:
+def test_more_requests_than_one_tile_are_planned(interpret: Any) -> None:
     lengths = [1] * (TILE_B + 1) + [300, 0]
     bounds = part_bounds(len(lengths), 4000, 8, TILE_N, 132)
     planned = Planned(interpret, lengths, bounds)
@@ -98,14 +98,14 @@ def test_more_requests_than_are_looked_at_at_once(interpret: Any) -> None:
     assert planned.counts[TILE_B:] == [1, 10, 1]
 
 
-def test_more_parts_than_are_written_at_once(interpret: Any) -> None:
+def test_more_parts_than_one_tile_are_planned(interpret: Any) -> None:
     planned = Planned(interpret, [TILE_B * TILE_N * 2, 3], PartBounds(900, 898, 10**6, TILE_N))
     planned.check()
     assert planned.counts == [2 * TILE_B, 1]
 
 
 def on_gpu(op: Any, *arguments: Any, **options: Any) -> None:
-    """As `interpret`, on a GPU: tensors go there and back."""
+    """Run `op` on a GPU like `interpret`, and copy the tensors there and back."""
     there = [each.cuda() if isinstance(each, torch.Tensor) else each for each in arguments]
     op(*there, **options)
     for here, moved in zip(arguments, there, strict=True):
@@ -115,7 +115,7 @@ def on_gpu(op: Any, *arguments: Any, **options: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [UNBOUNDED, 40])
-def test_plans_of_a_gpu(window: int) -> None:
+def test_plans_on_a_gpu_are_correct(window: int) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     draw = torch.Generator().manual_seed(1)
@@ -126,7 +126,9 @@ def test_plans_of_a_gpu(window: int) -> None:
 
 
 def decode_twice(args: AttentionArgs, later: torch.Tensor, outs: list[torch.Tensor]) -> int:
-    """Two layers of a step whose lengths change before the second; the number of plans made. Runs where kernels do."""
+    """Run two layers of a step with other lengths in the second, and return the number of plans made. It runs where
+    kernels do.
+    """
     plans = DecodePlans()
     paged_decode_attention(args._replace(out=outs[0]), plans)
     args.seq_lens.copy_(later)
@@ -135,7 +137,7 @@ def decode_twice(args: AttentionArgs, later: torch.Tensor, outs: list[torch.Tens
 
 
 def test_layers_share_a_plan(interpret: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
-    """The second goes by the first one's plan, as the lengths that changed in between show."""
+    """The second layer uses the plan of the first, which shows because the lengths changed in between."""
     batch = build(shape(seq_lens=[70, 300, 0], num_heads=2, num_kv_heads=1))
     args = batch.args(seq_lens=batch.seq_lens.clone(), max_seq_len=300)
     outs = [batch.poisoned_out(), batch.poisoned_out()]
@@ -145,8 +147,10 @@ def test_layers_share_a_plan(interpret: Any, shape: Any, build: Any, reference: 
     torch.testing.assert_close(outs[1], outs[0], rtol=0, atol=0)
 
 
-def test_rows_that_pad_a_graph(interpret: Any, shape: Any, build: Any, reference: Any, assert_close: Any) -> None:
-    """Of length 0, with any table: a bound for the longest context, and the same result as without them."""
+def test_padding_rows_of_a_graph_give_zeros(
+    interpret: Any, shape: Any, build: Any, reference: Any, assert_close: Any
+) -> None:
+    """Padding rows have length 0 and any table; the bound is the longest context, and other rows are unchanged."""
     batch = build(shape(seq_lens=[70, 300, 0, 0], num_heads=2, num_kv_heads=1))
     batch = replace(batch, block_tables=batch.block_tables.clone())
     batch.block_tables[2:] = POISON
@@ -156,8 +160,8 @@ def test_rows_that_pad_a_graph(interpret: Any, shape: Any, build: Any, reference
     assert out[2:].eq(0).all()
 
 
-def decode_far_away(query: torch.Tensor, near: torch.Tensor, scale: float, out: torch.Tensor) -> None:
-    """Blocks of 8 bits (3, 16, 1, 64) read at the end of a cache of more than 2^31 elements, most never touched."""
+def decode_with_large_offsets(query: torch.Tensor, near: torch.Tensor, scale: float, out: torch.Tensor) -> None:
+    """Read 8-bit blocks (3, 16, 1, 64) at the end of a cache of more than 2^31 elements, most of them untouched."""
     num_blocks = 2**31 // near[0].numel() + 5
     cache = torch.empty(num_blocks, *near.shape[1:], dtype=torch.int8)
     cache[-3:] = near
@@ -168,11 +172,11 @@ def decode_far_away(query: torch.Tensor, near: torch.Tensor, scale: float, out: 
     paged_decode_attention(args)
 
 
-def test_offsets_past_two_to_the_31_elements(interpret: Any, assert_close: Any) -> None:
+def test_offsets_above_two_to_the_31_elements_are_correct(interpret: Any, assert_close: Any) -> None:
     draw = torch.Generator().manual_seed(3)
     near = torch.randint(-127, 128, (3, 16, 1, 64), generator=draw, dtype=torch.int8)
     query, out = torch.randn(1, 2, 64, generator=draw), torch.full((1, 2, 64), torch.nan)
-    interpret(decode_far_away, query, near, 0.125, out=out)
+    interpret(decode_with_large_offsets, query, near, 0.125, out=out)
     table, length = torch.tensor([[2, 0, 1]], dtype=torch.int32), torch.tensor([45], dtype=torch.int32)
     scales = torch.full((3, 16, 1), 0.02)
     args = AttentionArgs(query, near, near, table, length, 0.125, k_scale=scales, v_scale=scales)

@@ -1,4 +1,4 @@
-"""Pairs in order by expert: every pair once, in a tile of its expert, however they fall."""
+"""Pairs ordered by expert: every pair is in exactly one tile of its expert."""
 
 from typing import Any
 
@@ -11,20 +11,20 @@ from kvscope_kernels.fused_moe.alignment import align_experts, align_experts_tor
 @pytest.mark.interpreter
 @pytest.mark.parametrize("tile_m", [16, 64])
 @pytest.mark.parametrize(("num_pairs", "num_experts"), [(1, 1), (6, 8), (1200, 5), (37, 60)])
-def test_it_is_the_reference(interpret: Any, num_pairs: int, num_experts: int, tile_m: int) -> None:
+def test_order_equals_the_reference(interpret: Any, num_pairs: int, num_experts: int, tile_m: int) -> None:
     ids = torch.randint(0, num_experts, (num_pairs,), generator=torch.Generator().manual_seed(num_pairs))
-    ids[ids == 3] = 0  # one has none, another has many
+    ids[ids == 3] = 0  # one expert has no pairs, another many
     assert_same(interpret, ids, num_experts, tile_m)
 
 
 @pytest.mark.interpreter
-def test_what_is_no_expert_is_in_no_tile(interpret: Any) -> None:
+def test_invalid_expert_is_in_no_tile(interpret: Any) -> None:
     ids = torch.tensor([4, -1, 0, 7, 4, 99, 2, 5], dtype=torch.int32)
     assert_same(interpret, ids, 5, 16)
 
 
 @pytest.mark.interpreter
-def test_all_may_go_to_one(interpret: Any) -> None:
+def test_all_pairs_may_have_one_expert(interpret: Any) -> None:
     for expert in (0, 3):
         assert_same(interpret, torch.full((70,), expert), 4, 16)
 
@@ -36,21 +36,21 @@ def assert_same(interpret: Any, ids: torch.Tensor, num_experts: int, tile_m: int
     assert found.pairs[used].tolist() == expected.pairs[used].tolist()
 
 
-def test_there_is_room_for_all_tiles_and_none_to_spare() -> None:
+def test_room_for_tiles_is_exact() -> None:
     for num_pairs in (1, 7, 40, 129):
         for num_experts in (1, 3, 64):
             worst = max(
                 sum(-(-count // 16) for count in counts)
-                for counts in (_alone(num_pairs, num_experts), _even(num_pairs, num_experts))
+                for counts in (_one_pair_each(num_pairs, num_experts), _evenly(num_pairs, num_experts))
             )
             assert worst == most_tiles(num_pairs, num_experts, 16)
 
 
-def _alone(num_pairs: int, num_experts: int) -> list[int]:
-    """As many experts as can be with one pair, the others with the rest: what ends tiles soonest."""
+def _one_pair_each(num_pairs: int, num_experts: int) -> list[int]:
+    """Return as many experts with one pair as possible and the rest in another, which makes the most tiles."""
     ones = min(num_pairs, num_experts) - 1
     return [1] * ones + [num_pairs - ones]
 
 
-def _even(num_pairs: int, num_experts: int) -> list[int]:
+def _evenly(num_pairs: int, num_experts: int) -> list[int]:
     return [len(range(start, num_pairs, num_experts)) for start in range(num_experts)]

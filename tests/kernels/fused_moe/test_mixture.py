@@ -1,4 +1,4 @@
-"""Mixtures of experts: every implementation against float64."""
+"""Mixtures of experts: every implementation equals float64."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ DEEPSEEK_V4 = Gate(SILU, limit=0.5)
 GATES = {"silu": Gate(), "gelu": Gate(GELU_TANH), "gpt-oss": GPT_OSS, "cut": DEEPSEEK_V4, "relu": Gate(RELU_SQUARED)}
 
 
-def drawn(
+def random_mixture(
     num_tokens: int,
     top_k: int,
     num_experts: int,
@@ -40,8 +40,8 @@ def drawn(
     return x, ids, shares.to(dtype), ExpertWeights(up, down, biases[0], biases[1], gate)
 
 
-def expected(x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """Token by token in float64, from the formula."""
+def expected_mixture(x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
+    """Return the formula in float64, token by token."""
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token, (row, own, parts) in enumerate(zip(x.double(), ids.tolist(), shares.double(), strict=True)):
         for expert, share in zip(own, parts, strict=True):
@@ -76,16 +76,16 @@ def on(device: str, weights: ExpertWeights) -> ExpertWeights:
     ("num_tokens", "top_k", "num_experts", "hidden", "size"),
     [(1, 3, 5, 48, 40), (1, 1, 1, 16, 16), (2, 2, 4, 24, 200), (9, 4, 6, 130, 34), (70, 2, 3, 64, 72)],
 )
-def test_it_is_the_mixture(
+def test_mixture_equals_the_reference(
     runner: Any, num_tokens: int, top_k: int, num_experts: int, hidden: int, size: int, dtype: torch.dtype
 ) -> None:
-    given = drawn(num_tokens, top_k, num_experts, hidden, size, Gate(), dtype)
+    given = random_mixture(num_tokens, top_k, num_experts, hidden, size, Gate(), dtype)
     x, ids, shares, weights = given
     found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), on(runner.device, weights))
     assert found.dtype == dtype
     assert found.shape == x.shape
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
-    wide = expected(*given)
+    wide = expected_mixture(*given)
     torch.testing.assert_close(found.cpu().double(), wide, rtol=tolerance, atol=tolerance)
     error = (found.cpu().double() - wide).square().mean().sqrt() / wide.square().mean().sqrt()
     assert error < {torch.float32: 1e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}[dtype]
@@ -94,16 +94,16 @@ def test_it_is_the_mixture(
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
 @pytest.mark.parametrize("num_tokens", [1, 5])
-def test_what_is_between_the_products(runner: Any, gate: Gate, has_bias: bool, num_tokens: int) -> None:
-    given = drawn(num_tokens, 2, 4, 32, 48, gate, torch.float32, has_bias=has_bias, seed=2)
+def test_gates_and_biases_equal_the_reference(runner: Any, gate: Gate, has_bias: bool, num_tokens: int) -> None:
+    given = random_mixture(num_tokens, 2, 4, 32, 48, gate, torch.float32, has_bias=has_bias, seed=2)
     x, ids, shares, weights = given
-    x *= 3  # limits cut
+    x *= 3  # makes the limits of gates take effect
     found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), on(runner.device, weights))
-    torch.testing.assert_close(found.cpu().double(), expected(*given), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.cpu().double(), expected_mixture(*given), rtol=1e-4, atol=1e-4)
 
 
-def of_four_bits(*shape: int, seed: int = 0) -> torch.Tensor:
-    """(..., inputs) of random numbers of the format, a power of two for each 32 inputs."""
+def four_bit_numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Return (..., inputs) random numbers of the format, with a power of two for each 32 inputs."""
     draw = torch.Generator().manual_seed(seed)
     numbers = torch.tensor(FP4)[torch.randint(0, 8, shape, generator=draw)]
     signs = torch.randint(0, 2, shape, generator=draw) * 2 - 1
@@ -113,13 +113,15 @@ def of_four_bits(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("num_tokens", "hidden", "size"), [(1, 64, 32), (3, 32, 160), (40, 96, 64)])
-def test_weights_of_four_bits(runner: Any, num_tokens: int, hidden: int, size: int, dtype: torch.dtype) -> None:
-    x, ids, shares, weights = drawn(num_tokens, 2, 5, hidden, size, GPT_OSS, dtype, has_bias=True, seed=4)
-    up, down = of_four_bits(5, 2 * size, hidden).to(dtype), of_four_bits(5, hidden, size, seed=1).to(dtype)
+def test_four_bit_weights_equal_the_reference(
+    runner: Any, num_tokens: int, hidden: int, size: int, dtype: torch.dtype
+) -> None:
+    x, ids, shares, weights = random_mixture(num_tokens, 2, 5, hidden, size, GPT_OSS, dtype, has_bias=True, seed=4)
+    up, down = four_bit_numbers(5, 2 * size, hidden).to(dtype), four_bit_numbers(5, hidden, size, seed=1).to(dtype)
     packed = four_bits(up), four_bits(down)
     assert packed[0] is not None
     assert packed[1] is not None
-    wide = expected(x, ids, shares, weights._replace(up=up, down=down))
+    wide = expected_mixture(x, ids, shares, weights._replace(up=up, down=down))
     moved = [FourBits(*(part.to(runner.device) for part in each)) for each in packed if each is not None]
     held = weights._replace(up=moved[0], down=moved[1])
     biases = [None if each is None else each.to(runner.device) for each in (held.up_bias, held.down_bias)]
@@ -129,10 +131,10 @@ def test_weights_of_four_bits(runner: Any, num_tokens: int, hidden: int, size: i
     assert error < {torch.float32: 1e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}[dtype]
 
 
-def test_four_bits_lose_nothing_or_are_not_taken() -> None:
-    weight = of_four_bits(2, 6, 96)
+def test_four_bit_packing_is_exact_or_refused() -> None:
+    weight = four_bit_numbers(2, 6, 96)
     weight[0, 0] = 0.0
-    weight[1, 2, :32] = 0.5  # of numbers below the largest alone
+    weight[1, 2, :32] = 0.5  # a group without the largest number
     packed = four_bits(weight.bfloat16())
     assert packed is not None
     assert (packed.codes.shape, packed.powers.shape) == ((2, 6, 48), (2, 6, 3))
@@ -147,50 +149,50 @@ def test_four_bits_lose_nothing_or_are_not_taken() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 6])
-def test_what_is_no_expert_adds_nothing(runner: Any, num_tokens: int) -> None:
-    x, ids, shares, weights = drawn(num_tokens, 3, 4, 32, 16, Gate(), torch.float32)
+def test_invalid_expert_adds_nothing(runner: Any, num_tokens: int) -> None:
+    x, ids, shares, weights = random_mixture(num_tokens, 3, 4, 32, 16, Gate(), torch.float32)
     ids[:, 1] = torch.tensor([4, -1, 99, 4, -7, 4])[:num_tokens]
     found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), on(runner.device, weights))
-    torch.testing.assert_close(found.cpu().double(), expected(x, ids, shares, weights), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.cpu().double(), expected_mixture(x, ids, shares, weights), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
-def test_what_is_no_number_stays_none(runner: Any, gate: Gate) -> None:
-    """A token's alone: limits and squares make no number of it."""
-    x, ids, shares, weights = drawn(3, 2, 4, 32, 48, gate, torch.float32)
+def test_nan_stays_in_its_token(runner: Any, gate: Gate) -> None:
+    """Limits and squares do not turn it into a number."""
+    x, ids, shares, weights = random_mixture(3, 2, 4, 32, 48, gate, torch.float32)
     x[1, 5] = math.nan
     found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), on(runner.device, weights))
     assert found.isnan().all(1).tolist() == [False, True, False]
     assert found.isnan().any(1).tolist() == [False, True, False]
 
 
-def test_experts_that_nobody_asks_for_are_not_read(runner: Any) -> None:
-    """Nor what lies behind rows and columns of a tile: all of it is NaN."""
-    x, ids, shares, weights = drawn(5, 2, 8, 24, 20, Gate(), torch.float32)
+def test_unused_experts_are_not_read(runner: Any) -> None:
+    """They are NaN, like everything outside the rows and columns of a tile."""
+    x, ids, shares, weights = random_mixture(5, 2, 8, 24, 20, Gate(), torch.float32)
     ids.copy_(torch.tensor([[2, 5], [5, 2], [2, 6], [6, 5], [5, 6]]))
     for each in (weights.up, weights.down):
         each[[0, 1, 3, 4, 7]] = math.nan
     found = runner.ops.mix_experts(*(each.to(runner.device) for each in (x, ids, shares)), on(runner.device, weights))
-    torch.testing.assert_close(found.cpu().double(), expected(x, ids, shares, weights), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.cpu().double(), expected_mixture(x, ids, shares, weights), rtol=1e-4, atol=1e-4)
 
 
-def test_the_same_tokens_give_the_same_bits(runner: Any) -> None:
-    x, ids, shares, weights = drawn(12, 4, 6, 64, 40, Gate(), torch.bfloat16)
+def test_same_tokens_give_the_same_bits(runner: Any) -> None:
+    x, ids, shares, weights = random_mixture(12, 4, 6, 64, 40, Gate(), torch.bfloat16)
     on_device = [each.to(runner.device) for each in (x, ids, shares)]
     one, other = (runner.ops.mix_experts(*on_device, on(runner.device, weights)) for _ in range(2))
     assert torch.equal(one, other)
 
 
-def test_no_tokens_are_no_tokens(runner: Any) -> None:
-    x, ids, shares, weights = drawn(1, 2, 4, 32, 16, Gate(), torch.float32)
+def test_empty_input_gives_an_empty_result(runner: Any) -> None:
+    x, ids, shares, weights = random_mixture(1, 2, 4, 32, 16, Gate(), torch.float32)
     found = runner.ops.mix_experts(
         *(each[:0].to(runner.device) for each in (x, ids, shares)), on(runner.device, weights)
     )
     assert found.shape == (0, 32)
 
 
-def test_what_does_not_fit_is_refused_by_name(runner: Any) -> None:
-    x, ids, shares, weights = drawn(2, 2, 4, 32, 16, Gate(), torch.float32)
+def test_invalid_input_is_refused_by_name(runner: Any) -> None:
+    x, ids, shares, weights = random_mixture(2, 2, 4, 32, 16, Gate(), torch.float32)
     for wrong, name in (
         ((x[:, :16], ids, shares, weights), "x is"),
         ((x.bfloat16(), ids, shares, weights), "x is"),
@@ -206,7 +208,7 @@ def test_what_does_not_fit_is_refused_by_name(runner: Any) -> None:
 
 
 def test_tiles_grow_with_the_pairs_and_fit_small_gpus() -> None:
-    """Two tiles of each operand a stage, at most, in the shared memory of an RTX 4090."""
+    """A stage has at most two tiles of each operand in the shared memory of an RTX 4090."""
     sizes = [rows_of_tile(tokens, 8, 128, 2) for tokens in (1, 2, 64, 256, 512, 8192)]
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[1], sizes[-1]) == (1, 16, MOST_ROWS)

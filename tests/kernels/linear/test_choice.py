@@ -1,4 +1,4 @@
-"""Whether kernels or torch multiply few rows: what is faster, by a clock that is made up."""
+"""The choice between kernels and torch for few rows takes the faster, measured with a fake clock."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,18 +13,18 @@ from kvscope_kernels.linear.skinny_linear import ALWAYS, NEVER, FewRows, linear_
 WEIGHTS = [torch.ones(8, 64, dtype=torch.bfloat16) for _ in range(3)]
 
 
-def ours(*args: Any) -> torch.Tensor:
-    """In the place of the kernels, which a test without a GPU has not."""
+def fake_kernel(*args: Any) -> torch.Tensor:
+    """Compute with torch, in place of the kernels, which need a GPU."""
     return linear_torch(*args)
 
 
-def clock(one: float, several: float) -> Callable[[Sequence[Any]], Callable[[], float]]:
-    """The kernels take so long for one row and for several; torch takes 1."""
+def fake_clock(one: float, several: float) -> Callable[[Sequence[Any]], Callable[[], float]]:
+    """Return a clock with these times of the kernels for one row and for several; torch takes 1."""
 
     def prepared(calls: Sequence[Any]) -> Callable[[], float]:
         assert len(calls) == len(WEIGHTS), "each weight in turn, as the layers of a step"
         rows = len(calls[0].args[0])
-        return lambda: (one if rows == 1 else several) if calls[0].func is ours else 1.0
+        return lambda: (one if rows == 1 else several) if calls[0].func is fake_kernel else 1.0
 
     return prepared
 
@@ -35,27 +35,29 @@ def clock(one: float, several: float) -> Callable[[Sequence[Any]], Callable[[], 
         (0.9, 0.8, ALWAYS),
         (0.9, 1.1, FewRows(one=True, several=False)),
         (1.2, 0.9, FewRows(one=False, several=True)),
-        (0.98, 0.98, NEVER),  # a gain of 2 % is timing's own noise
+        (0.98, 0.98, NEVER),  # a gain of 2 % is within the noise
     ],
 )
-def test_the_faster_is_taken(one: float, several: float, taken: FewRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "linear", ours)
-    found = beside_torch(WEIGHTS, torch.bfloat16, clock(one, several))
+def test_faster_implementation_is_chosen(
+    one: float, several: float, taken: FewRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "linear", fake_kernel)
+    found = beside_torch(WEIGHTS, torch.bfloat16, fake_clock(one, several))
     assert found == pytest.approx((one, several))
     assert found.few == taken
 
 
-def test_the_users_random_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "linear", ours)
+def test_random_numbers_of_the_user_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "linear", fake_kernel)
     before = torch.get_rng_state()
-    beside_torch(WEIGHTS, torch.bfloat16, clock(1.0, 1.0))
+    beside_torch(WEIGHTS, torch.bfloat16, fake_clock(1.0, 1.0))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_kernels_that_fail_or_compute_something_else_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_or_wrong_kernels_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> torch.Tensor:
         raise RuntimeError("out of resource: shared memory")
 
-    for product in (broken, lambda *args: ours(*args) + 1000.0):
+    for product in (broken, lambda *args: fake_kernel(*args) + 1000.0):
         monkeypatch.setattr(choice, "linear", product)
-        assert beside_torch(WEIGHTS, torch.bfloat16, clock(0.1, 0.1)).few == NEVER
+        assert beside_torch(WEIGHTS, torch.bfloat16, fake_clock(0.1, 0.1)).few == NEVER

@@ -1,4 +1,4 @@
-"""Products of few rows: every implementation against float64; on a GPU what the kernels do not take, too."""
+"""Products of few rows: every implementation equals float64, even where the GPU uses torch."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from kvscope_kernels.linear.skinny_linear import ALWAYS, MAX_ROWS, NEVER, can_ta
     ("rows", "outputs", "inputs"),
     [(1, 40, 1024), (1, 5, 24), (2, 70, 136), (MAX_ROWS, 64, 256), (MAX_ROWS + 1, 33, 40), (3, 9, 7)],
 )
-def test_it_is_the_product(runner: Any, rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+def test_product_equals_the_reference(runner: Any, rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, inputs, generator=draw).to(dtype).to(runner.device)
     weight = (torch.randn(outputs, inputs, generator=draw) / inputs**0.5).to(dtype).to(runner.device)
@@ -26,7 +26,7 @@ def test_it_is_the_product(runner: Any, rows: int, outputs: int, inputs: int, dt
 
 
 @pytest.mark.parametrize("rows", [1, 4, MAX_ROWS + 1])
-def test_the_sums_may_be_had_as_they_are(runner: Any, rows: int) -> None:
+def test_float32_sums_can_be_returned(runner: Any, rows: int) -> None:
     draw = torch.Generator().manual_seed(rows)
     x, weight = (torch.randn(n, 64, generator=draw).bfloat16().to(runner.device) for n in (rows, 48))
     found = runner.ops.linear(x, weight, dtype=torch.float32)
@@ -34,8 +34,8 @@ def test_the_sums_may_be_had_as_they_are(runner: Any, rows: int) -> None:
     torch.testing.assert_close(found.double(), x.double() @ weight.double().t(), rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_not_there_is_not_read(runner: Any) -> None:
-    """Rows and columns of a tile past the edges: what lies in memory behind is NaN."""
+def test_values_outside_the_tensors_are_not_read(runner: Any) -> None:
+    """Memory outside the rows and columns of a tile is NaN."""
     x = torch.full((3, 64), torch.nan).bfloat16().to(runner.device)
     x[:2] = 1.0
     weight = torch.full((80, 64), torch.nan).bfloat16().to(runner.device)
@@ -45,7 +45,7 @@ def test_what_is_not_there_is_not_read(runner: Any) -> None:
         assert found.tolist() == [[32.0] * 70] * rows
 
 
-def test_of_more_axes_and_of_no_row(runner: Any) -> None:
+def test_more_dimensions_and_empty_inputs_are_supported(runner: Any) -> None:
     x = torch.ones(2, 3, 32, dtype=torch.bfloat16, device=runner.device)
     weight = torch.ones(5, 32, dtype=torch.bfloat16, device=runner.device)
     assert runner.ops.linear(x, weight).tolist() == [[[32.0] * 5] * 3] * 2
@@ -53,19 +53,19 @@ def test_of_more_axes_and_of_no_row(runner: Any) -> None:
     assert runner.ops.linear(x.transpose(0, 1)[0], weight).tolist() == [[32.0] * 5] * 2
 
 
-def test_which_products_are_the_kernels_own() -> None:
+def test_kernels_take_only_supported_products() -> None:
     weight = torch.zeros(8, 64, dtype=torch.bfloat16)
     assert [ALWAYS.takes(rows) for rows in (0, 1, 2, MAX_ROWS, MAX_ROWS + 1)] == [False, True, True, True, False]
     assert not any(NEVER.takes(rows) for rows in range(MAX_ROWS + 2))
     assert can_take(weight)
     assert not can_take(weight.float()), "sums of float32 products are another kernel's"
     assert not can_take(weight[:, ::2]), "a row is one run"
-    assert not can_take(weight[:, :4].contiguous()), "no 16 bytes at a time"
+    assert not can_take(weight[:, :4].contiguous()), "a weight without 16-byte rows was accepted"
     assert [untried(each) for each in (80, 86, 89, 90, 100, 120)] == [NEVER, NEVER, NEVER, ALWAYS, NEVER, NEVER]
 
 
 def test_tiles_fit_their_weight() -> None:
-    """A row's inputs in whole tiles where they can be; few programs get the deeper pipeline, or become more."""
+    """The inputs of a row are whole tiles where possible; few programs get a deeper pipeline or are split."""
     assert linear_tiles(1, 4096, 14336, 132, 90)[:3] == (1, 4, 2048)
     assert linear_tiles(1, 4096, 2560, 132, 90)[:3] == (1, 16, 512)
     assert linear_tiles(1, 3, 100, 132, 90)[:3] == (1, 4, 128)
@@ -74,7 +74,7 @@ def test_tiles_fit_their_weight() -> None:
     assert [linear_tiles(16, outputs, 4096, 128, 89).tile_n for outputs in (4096, 28672)] == [32, 64]
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_invalid_input_is_refused_by_name() -> None:
     x, weight = torch.zeros(2, 4), torch.zeros(3, 4)
     for given, named in (
         ((x, weight[0]), "weight is"),

@@ -1,4 +1,4 @@
-"""What is left of a row is what its mask allows; other rows are not touched."""
+"""Masks leave only allowed tokens in their rows, and other rows are unchanged."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ import torch
 from kvscope_kernels.logits.allow_tokens import allow_tokens_torch
 
 
-def packed(allowed: torch.Tensor) -> torch.Tensor:
-    """(n, vocabulary) bool -> (n, words) int32, what is beyond the vocabulary allowed."""
+def packed_mask(allowed: torch.Tensor) -> torch.Tensor:
+    """Return an (n, words) int32 mask of (n, vocabulary) bool, with everything beyond the vocabulary allowed."""
     n, vocabulary = allowed.shape
     bits = torch.ones(n, -(-vocabulary // 32) * 32, dtype=torch.int64)
     bits[:, :vocabulary] = allowed
@@ -18,7 +18,7 @@ def packed(allowed: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("vocabulary", [1, 31, 32, 33, 1000, 2049])
-def test_only_what_is_allowed_is_left(runner: Any, vocabulary: int) -> None:
+def test_only_allowed_tokens_are_left(runner: Any, vocabulary: int) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
     logits = torch.randn(5, vocabulary, generator=generator)
     rows = [3, 0, 4]
@@ -28,18 +28,18 @@ def test_only_what_is_allowed_is_left(runner: Any, vocabulary: int) -> None:
         expected[row, ~mask] = -torch.inf
     found = logits.to(runner.device)
     device = runner.device
-    runner.ops.allow_tokens(found, torch.tensor(rows, device=device), packed(allowed).to(device))
+    runner.ops.allow_tokens(found, torch.tensor(rows, device=device), packed_mask(allowed).to(device))
     assert torch.equal(found.cpu(), expected)
 
 
-def test_words_beyond_the_vocabulary_are_not_read(runner: Any) -> None:
+def test_mask_words_beyond_the_vocabulary_are_not_read(runner: Any) -> None:
     logits = torch.zeros(1, 40).to(runner.device)
     words = torch.tensor([[-1, -1, 0, 0]], dtype=torch.int32, device=runner.device)
     runner.ops.allow_tokens(logits, torch.zeros(1, dtype=torch.int64, device=runner.device), words)
     assert torch.equal(logits.cpu(), torch.zeros(1, 40))
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_invalid_input_is_refused_by_name() -> None:
     rows, words = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match="logits is"):
         allow_tokens_torch(torch.zeros(2, 64, dtype=torch.float16), rows, words)

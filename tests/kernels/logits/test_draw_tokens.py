@@ -1,4 +1,4 @@
-"""Tokens by their weights, of those that the filters leave: against a float64 reference, and against each other."""
+"""Sampled tokens have the weights that the filters leave: compared with float64 and between implementations."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from kvscope_kernels.logits.draw_tokens import draw_tokens_torch
 from kvscope_kernels.logits.random_numbers import exponentials
 
 PIECE = 256
-OPTIONS = [  # temperature, top-k, top-p, min-p
+OPTIONS = [  # temperature, top-k, top-p and min-p
     (1.0, 0, 1.0, 0.0),
     (0.6, 0, 0.9, 0.0),
     (0.7, 20, 0.9, 0.01),
@@ -30,7 +30,9 @@ OPTIONS = [  # temperature, top-k, top-p, min-p
 
 
 def kept_by_definition(row: Tensor, option: tuple[float, float, float, float]) -> tuple[Tensor, Tensor]:
-    """(vocabulary,) float64 weights of one row without what is dropped, and whether a sum's last bits decide."""
+    """Return (vocabulary,) float64 weights of a row without dropped tokens, and whether the last bits of a sum
+    decide.
+    """
     temperature, top_k, top_p, min_p = option
     scores = row.double() / temperature
     weights = (scores - scores.max()).exp()
@@ -50,7 +52,7 @@ def kept_by_definition(row: Tensor, option: tuple[float, float, float, float]) -
 
 
 def drawn_by_definition(weights: Tensor, key: Tensor) -> int:
-    """By the race, in float64."""
+    """Return the token that wins the race in float64."""
     num_pieces = -(-len(weights) // PIECE)
     padded = torch.zeros(num_pieces * PIECE, dtype=torch.float64)
     padded[: len(weights)] = weights
@@ -59,12 +61,12 @@ def drawn_by_definition(weights: Tensor, key: Tensor) -> int:
     return piece * PIECE + int((padded.view(-1, PIECE)[piece] / times[num_pieces:]).argmax())
 
 
-def some_keys(count: int, generator: torch.Generator) -> Tensor:
+def random_keys(count: int, generator: torch.Generator) -> Tensor:
     return torch.randint(-(2**62), 2**62, (count,), generator=generator)
 
 
-def drawn(runner: Any, logits: Tensor, options: list[Any], keys: Tensor, rows: Tensor) -> list[int]:
-    """By the operation; rows that are not drawn are poisoned."""
+def draw(runner: Any, logits: Tensor, options: list[Any], keys: Tensor, rows: Tensor) -> list[int]:
+    """Return the tokens of the operation; rows that are not drawn are poisoned."""
     poisoned = torch.full_like(logits, torch.nan)
     poisoned[rows] = logits[rows]
     given = (poisoned, torch.tensor(options, dtype=torch.float64), keys, rows)
@@ -75,13 +77,13 @@ def drawn(runner: Any, logits: Tensor, options: list[Any], keys: Tensor, rows: T
 @pytest.mark.parametrize(
     ("vocabulary", "spread"), [(1, 1.0), (5, 4.0), (256, 0.5), (257, 4.0), (4099, 0.5), (17000, 4.0)]
 )
-def test_every_option_is_the_definition(runner: Any, vocabulary: int, spread: float) -> None:
+def test_every_option_equals_the_definition(runner: Any, vocabulary: int, spread: float) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
     count = len(OPTIONS)
     logits = torch.randn(count + 2, vocabulary, generator=generator) * spread
     rows = torch.randperm(count + 2, generator=generator)[:count]
-    keys = some_keys(count, generator)
-    found = drawn(runner, logits, OPTIONS, keys, rows)
+    keys = random_keys(count, generator)
+    found = draw(runner, logits, OPTIONS, keys, rows)
     num_compared = 0
     for place, (row, option) in enumerate(zip(logits[rows], OPTIONS, strict=True)):
         weights, is_close = kept_by_definition(row, option)
@@ -94,8 +96,8 @@ def test_every_option_is_the_definition(runner: Any, vocabulary: int, spread: fl
 
 
 @pytest.mark.parametrize("vocabulary", [300, 5000])
-def test_what_is_kept_is_exactly_what_the_definition_keeps(runner: Any, vocabulary: int) -> None:
-    """Of few kept tokens each is drawn at last, and never another: many keys over one row."""
+def test_exactly_the_kept_tokens_are_drawn(runner: Any, vocabulary: int) -> None:
+    """With many keys over one row every kept token is drawn at some point, and never another."""
     generator = torch.Generator().manual_seed(vocabulary)
     row = torch.randn(vocabulary, generator=generator)
     for option in ((0.3, 0, 0.3, 0.0), (5.0, 6, 1.0, 0.0), (3.0, 9, 0.6, 0.0), (1.0, 0, 1.0, 0.4)):
@@ -103,14 +105,14 @@ def test_what_is_kept_is_exactly_what_the_definition_keeps(runner: Any, vocabula
         assert not is_close
         kept = set(torch.nonzero(weights)[:, 0].tolist())
         count = 60 * len(kept) if runner.name != "interpreter" else 6
-        keys = some_keys(count, generator)
-        found = drawn(runner, row.expand(count, -1).contiguous(), [option] * count, keys, torch.arange(count))
+        keys = random_keys(count, generator)
+        found = draw(runner, row.expand(count, -1).contiguous(), [option] * count, keys, torch.arange(count))
         assert set(found) <= kept
         often = {token for token in kept if weights[token] / weights.sum() * count > 20}
-        assert set(found) >= often or runner.name == "interpreter", "too few for that"
+        assert set(found) >= often or runner.name == "interpreter", "not every likely token was drawn"
 
 
-def test_equals_at_the_border_stay_together(runner: Any) -> None:
+def test_equal_logits_at_the_border_are_kept_together(runner: Any) -> None:
     logits = torch.full((1, 3000), -1.0)
     logits[:, :500] = 2.0
     logits[:, 700] = 3.0
@@ -124,12 +126,12 @@ def test_equals_at_the_border_stay_together(runner: Any) -> None:
     ):
         count = 400 if runner.name != "interpreter" else 6
         many = logits[:1].expand(count, -1).contiguous()
-        found = drawn(runner, many, [option] * count, some_keys(count, generator), torch.arange(count))
+        found = draw(runner, many, [option] * count, random_keys(count, generator), torch.arange(count))
         assert set(found) <= kept
         assert len(set(found)) > min(len(kept) - 1, count // 2)
 
 
-def test_rows_of_equal_logits_and_of_one_that_is_allowed(runner: Any) -> None:
+def test_equal_forbidden_and_extreme_logits_give_valid_tokens(runner: Any) -> None:
     """All equal, all but one forbidden, and numbers of very different sizes."""
     vocabulary = 2100
     logits = torch.zeros(5, vocabulary)
@@ -141,7 +143,7 @@ def test_rows_of_equal_logits_and_of_one_that_is_allowed(runner: Any) -> None:
     logits[4, 77:80] = torch.tensor([1e-20, 2e-20, -1e-20])
     generator = torch.Generator().manual_seed(4)
     for option in ((1.0, 0, 0.9, 0.0), (1.0, 2, 1.0, 0.0), (0.5, 50, 0.5, 0.1), (1.0, 0, 1.0, 0.0)):
-        found = drawn(runner, logits, [option] * 5, some_keys(5, generator), torch.arange(5))
+        found = draw(runner, logits, [option] * 5, random_keys(5, generator), torch.arange(5))
         assert all(0 <= token < vocabulary for token in found)
         assert found[1] == 2001
         assert found[2] == 9
@@ -149,33 +151,33 @@ def test_rows_of_equal_logits_and_of_one_that_is_allowed(runner: Any) -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_of_logits_that_overflowed_those_that_are_infinite_are_drawn(runner: Any, option: tuple[float, ...]) -> None:
+def test_infinite_logits_are_drawn_first(runner: Any, option: tuple[float, ...]) -> None:
     logits = torch.randn(1, 3000)
     logits[:, :1000] = -torch.inf
     logits[:, [2000, 2100]] = torch.inf
-    found = drawn(runner, logits, [option], some_keys(1, torch.Generator().manual_seed(1)), torch.tensor([0]))
+    found = draw(runner, logits, [option], random_keys(1, torch.Generator().manual_seed(1)), torch.tensor([0]))
     assert found[0] in (2000, 2100)
 
 
-def test_a_row_does_not_depend_on_the_others(runner: Any) -> None:
+def test_row_does_not_depend_on_other_rows(runner: Any) -> None:
     generator = torch.Generator().manual_seed(5)
     count = len(OPTIONS)
-    logits, keys = torch.randn(count, 3000, generator=generator), some_keys(count, generator)
-    together = drawn(runner, logits, OPTIONS, keys, torch.arange(count))
+    logits, keys = torch.randn(count, 3000, generator=generator), random_keys(count, generator)
+    together = draw(runner, logits, OPTIONS, keys, torch.arange(count))
     for place in (1, 2):
-        alone = drawn(runner, logits[place : place + 1], OPTIONS[place : place + 1], keys[[place]], torch.arange(1))
+        alone = draw(runner, logits[place : place + 1], OPTIONS[place : place + 1], keys[[place]], torch.arange(1))
         assert alone == [together[place]]
 
 
-def test_nothing_to_draw_launches_nothing(runner: Any) -> None:
+def test_empty_input_launches_nothing(runner: Any) -> None:
     empty = torch.zeros(0, dtype=torch.int64)
     given = (torch.zeros(2, 40), torch.zeros(0, 4, dtype=torch.float64), empty, empty)
     assert runner.ops.draw_tokens(*(tensor.to(runner.device) for tensor in given)).tolist() == []
 
 
 @pytest.mark.gpu
-def test_real_vocabularies_give_the_tokens_of_the_reference() -> None:
-    """128,256 and 151,936 logits, 64 rows: sums of another order move a border or a race once in a great while."""
+def test_large_vocabularies_give_the_tokens_of_the_reference() -> None:
+    """With 128,256 and 151,936 logits in 64 rows, another order of sums rarely changes a token."""
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     from kvscope_kernels import ops_for
@@ -184,13 +186,13 @@ def test_real_vocabularies_give_the_tokens_of_the_reference() -> None:
     for vocabulary, spread in ((128256, 1.0), (128256, 4.0), (151936, 2.0), (50257, 3.0)):
         logits = torch.randn(64, vocabulary, generator=generator) * spread
         options = torch.tensor([OPTIONS[place % len(OPTIONS)] for place in range(64)], dtype=torch.float64)
-        given = (logits, options, some_keys(64, generator), torch.arange(64))
+        given = (logits, options, random_keys(64, generator), torch.arange(64))
         expected = draw_tokens_torch(*(tensor.clone() for tensor in given))
         found = ops_for("cuda").draw_tokens(*(tensor.cuda() for tensor in given)).cpu()
         assert int((found != expected).sum()) <= 1, (vocabulary, spread, options[found != expected].tolist())
 
 
-def test_what_does_not_fit_is_refused_by_name() -> None:
+def test_invalid_input_is_refused_by_name() -> None:
     logits, options = torch.zeros(2, 64), torch.ones(1, 4, dtype=torch.float64)
     rows = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="logits is"):

@@ -1,4 +1,4 @@
-"""Products of FP8 with FP8: rows rounded as torch rounds them, each implementation against float64."""
+"""Products of FP8 with FP8: rows are rounded like in torch, and every implementation is compared with float64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,27 +21,27 @@ from kvscope_kernels.quantized_linear.fp8 import (
 ALLOWED = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
-def some(*shape: int, seed: int = 0) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def some_weight(outputs: int, inputs: int, group: int) -> Fp8Weight:
-    """With a scale for each `group` inputs; 0: for each row."""
+def random_weight(outputs: int, inputs: int, group: int) -> Fp8Weight:
+    """Return a weight with a scale for every `group` inputs, or for each row if it is 0."""
     if not group:
-        return rounded_fp8(some(outputs, inputs, seed=1) * 0.02)
-    scale = some(outputs, -(-inputs // group), seed=4).abs() + 0.01
-    return Fp8Weight((some(outputs, inputs, seed=1) * 100).to(E4M3), scale, group)
+        return rounded_fp8(random_tensor(outputs, inputs, seed=1) * 0.02)
+    scale = random_tensor(outputs, -(-inputs // group), seed=4).abs() + 0.01
+    return Fp8Weight((random_tensor(outputs, inputs, seed=1) * 100).to(E4M3), scale, group)
 
 
 def kernel_error(
     shape: tuple[int, int, int, int], dtype: torch.dtype, device: str = "cpu"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of sums and of a result, over their size; in a function of the module, so that the interpreter finds it."""
+    """Return the relative errors of the sums and of the result; a module function, so that the interpreter finds it."""
     rows, outputs, inputs, group = shape
-    x, weight = (some(rows, inputs) * 3).to(dtype), some_weight(outputs, inputs, group)
-    bias, add = some(outputs, seed=2), some(rows, outputs, seed=3)
+    x, weight = (random_tensor(rows, inputs) * 3).to(dtype), random_weight(outputs, inputs, group)
+    bias, add = random_tensor(outputs, seed=2), random_tensor(rows, outputs, seed=3)
     kernel = GpuFp8(weight, bias, torch.device(device))
-    torch.use_deterministic_algorithms(True)  # outputs and partial sums begin as NaN
+    torch.use_deterministic_algorithms(True)  # outputs and partial sums start as NaN
     try:
         found = kernel.product(x.to(device), add.to(device)).cpu(), kernel.product(x.to(device)).cpu()
     finally:
@@ -53,8 +53,8 @@ def kernel_error(
     return (found[0] - expected - add).norm() / size, (found[1] - expected).norm() / size
 
 
-def rounded_apart(x: torch.Tensor, *, widened: bool) -> torch.Tensor:
-    """How many numbers and scales the kernel rounds otherwise than torch."""
+def count_different_roundings(x: torch.Tensor, *, widened: bool) -> torch.Tensor:
+    """Count the numbers and scales that the kernel rounds in another way than torch."""
     codes, scale = round_rows(x, widened=widened)
     expected, expected_scale = round_rows_torch(x)
     return (codes.float() != expected.float()).sum() + (scale != expected_scale).sum()
@@ -66,24 +66,27 @@ SHAPES = [(1, 40, 64, 0), (17, 70, 200, 64), (3, 33, 70, 0), (1, 33, 1300, 128),
 @pytest.mark.interpreter
 @pytest.mark.parametrize("dtype", list(ALLOWED), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_kernel(shape: tuple[int, int, int, int], dtype: torch.dtype, interpret: Callable[..., Any]) -> None:
+def test_interpreted_kernel_equals_float64(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, interpret: Callable[..., Any]
+) -> None:
     of_sums, of_result = interpret(kernel_error, shape, dtype)
-    rounds_weight = shape[0] > 1 and dtype != torch.float32  # for the matrix units; one row is summed without them
+    rounds_weight = shape[0] > 1 and dtype != torch.float32  # for the matrix units; a single row is summed without them
     assert float(of_sums) <= (ALLOWED[dtype] if rounds_weight else 1e-5)
     assert float(of_result) <= ALLOWED[dtype]
 
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("widened", [True, False])
-def test_rows_are_rounded_as_torch_rounds_them(widened: bool, interpret: Callable[..., Any]) -> None:
-    x = some(4, 5000) * torch.tensor([1e-3, 1.0, 300.0, 0.0])[:, None]
+def test_rows_are_rounded_like_in_torch(widened: bool, interpret: Callable[..., Any]) -> None:
+    x = random_tensor(4, 5000) * torch.tensor([1e-3, 1.0, 300.0, 0.0])[:, None]
     x[1, :40] = torch.arange(40) * 2.0**-10
-    assert int(interpret(rounded_apart, x, widened=widened)) == 0
+    assert int(interpret(count_different_roundings, x, widened=widened)) == 0
 
 
 def rows_of_nan(x: torch.Tensor, *, widened: bool) -> torch.Tensor:
-    """Which rows have no number by the kernel, once widened; in a function of the module, so that the interpreter finds
-    it. That makes infinite numbers of some NaN."""
+    """Return which rows contain NaN once dequantized by the kernel; a module function, so that the interpreter finds
+    it. Some infinite numbers become NaN there.
+    """
     codes, scale = round_rows(x, widened=widened)
     is_number = (codes.float() * scale[:, None]).isfinite()
     assert torch.equal(is_number.any(1), is_number.all(1))
@@ -91,15 +94,15 @@ def rows_of_nan(x: torch.Tensor, *, widened: bool) -> torch.Tensor:
 
 
 def with_nan(device: str = "cpu") -> torch.Tensor:
-    """In rows 1 and 2; an infinite number in row 3."""
-    x = some(5, 5000).to(device)
+    """Return rows of which 1 and 2 have a NaN and row 3 an infinite number."""
+    x = random_tensor(5, 5000).to(device)
     x[1, 4999], x[2, 3], x[3, 7] = torch.nan, -torch.nan, -torch.inf
     return x
 
 
 @pytest.mark.interpreter
 @pytest.mark.parametrize("widened", [True, False])
-def test_what_is_no_number_stays_none(widened: bool, interpret: Callable[..., Any]) -> None:
+def test_nan_stays_in_its_row(widened: bool, interpret: Callable[..., Any]) -> None:
     expected = [False, True, True, True, False]
     assert interpret(rows_of_nan, with_nan(), widened=widened).tolist() == expected
     codes, scale = round_rows_torch(with_nan())
@@ -108,14 +111,14 @@ def test_what_is_no_number_stays_none(widened: bool, interpret: Callable[..., An
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("widened", [True, False])
-def test_what_is_no_number_stays_none_on_a_gpu(widened: bool) -> None:
+def test_nan_stays_in_its_row_on_a_gpu(widened: bool) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     assert rows_of_nan(with_nan("cuda"), widened=widened).tolist() == [False, True, True, True, False]
 
 
-class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the largest tensor that is made, in bytes."""
+class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the size of the largest tensor made, in bytes."""
 
     num_bytes = 0
 
@@ -126,9 +129,9 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-def test_a_large_weight_is_not_made_wide_at_once() -> None:
-    weight = some(6000, 2048).bfloat16()
-    with Largest() as largest:  # type: ignore[no-untyped-call]
+def test_large_weight_is_not_widened_at_once() -> None:
+    weight = random_tensor(6000, 2048).bfloat16()
+    with LargestTensor() as largest:  # type: ignore[no-untyped-call]
         found = rounded_fp8(weight)
     assert largest.num_bytes <= weight.nbytes
     codes, scale = round_rows_torch(weight)
@@ -137,8 +140,8 @@ def test_a_large_weight_is_not_made_wide_at_once() -> None:
 
 
 @pytest.mark.parametrize("fails", ["at once", "later", "in its result"])
-def test_what_torch_cannot_multiply_goes_to_our_kernel(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's product on a CPU, which is as that of a GPU; our kernel only says that it was asked."""
+def test_product_that_torch_refuses_is_computed_by_the_kernel(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's product runs on a CPU like on a GPU; the kernel only records that it was called."""
     plain, calls, ours, told = torch._scaled_mm, list[int](), list[int](), list[str]()
 
     def scaled(codes: torch.Tensor, *args: Any, **more: Any) -> torch.Tensor:
@@ -151,7 +154,7 @@ def test_what_torch_cannot_multiply_goes_to_our_kernel(fails: str, monkeypatch: 
     monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
     monkeypatch.setattr(fp8, "round_rows", lambda x, *, widened=False: round_rows_torch(x))
     monkeypatch.setattr(fp8, "launch_product", lambda x, *rest: ours.append(len(x)))
-    weight, x = some_weight(96, 64, 0), some(20, 64, seed=3).bfloat16()
+    weight, x = random_weight(96, 64, 0), random_tensor(20, 64, seed=3).bfloat16()
     product = GpuFp8(weight, None, torch.device("cpu"))
     assert calls == [17], "tried with the weight itself"
     product.tell_failure(told.append)
@@ -169,11 +172,11 @@ def test_what_torch_cannot_multiply_goes_to_our_kernel(fails: str, monkeypatch: 
     assert told[0].endswith(why)
 
 
-def test_memory_that_is_short_is_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_shortage_does_not_disable_the_product_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8, "multiplies_fp8", lambda device: True)
     monkeypatch.setattr(fp8, "round_rows", lambda x, *, widened=False: round_rows_torch(x))
-    product, plain = GpuFp8(some_weight(96, 64, 0), None, torch.device("cpu")), torch._scaled_mm
-    x = some(20, 64).bfloat16()
+    product, plain = GpuFp8(random_weight(96, 64, 0), None, torch.device("cpu")), torch._scaled_mm
+    x = random_tensor(20, 64).bfloat16()
     expected = product.product(x)
 
     def short(*_: Any, **__: Any) -> torch.Tensor:
@@ -189,22 +192,22 @@ def test_memory_that_is_short_is_no_reason_to_give_up(monkeypatch: pytest.Monkey
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(ALLOWED), ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 4096, 4096, 0), (70, 4096, 4096, 0), (70, 512, 1024, 128)], ids=str)
-def test_the_kernel_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+def test_kernel_equals_float64_on_a_gpu(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     assert max(map(float, kernel_error(shape, dtype, "cuda"))) <= 1e-2
 
 
-def test_the_reference() -> None:
-    x, weight, bias = some(2, 5, 70), some_weight(33, 70, 0), some(33, seed=2)
+def test_torch_reference_is_near_the_exact_product() -> None:
+    x, weight, bias = random_tensor(2, 5, 70), random_weight(33, 70, 0), random_tensor(33, seed=2)
     found = TorchFp8(weight, bias).product(x)
-    plain = x @ (some(33, 70, seed=1) * 0.02).T + bias
+    plain = x @ (random_tensor(33, 70, seed=1) * 0.02).T + bias
     assert float((found - plain).norm()) <= 0.04 * float((plain - bias).norm())
     assert TorchFp8(weight, bias).product(x, found.bfloat16()).dtype == torch.bfloat16
 
 
-def test_bad_input_is_named() -> None:
-    good = some_weight(4, 64, 0)
+def test_invalid_input_is_named() -> None:
+    good = random_weight(4, 64, 0)
     with pytest.raises(ValueError, match="codes is"):
         Fp8Weight(good.codes.float(), good.scale, 64)
     some_nan = good.codes.float()

@@ -1,4 +1,4 @@
-"""Libraries that are not installed here, by stand-ins: their signatures, computed by the reference."""
+"""Fakes of libraries that are not installed here: their signatures, computed by the reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def reference(
     window: tuple[int, int],
     softcap: float,
 ) -> torch.Tensor:
-    """Attention by libraries' words for it: a window of -1 is none, a softcap of 0 too."""
+    """Compute attention with the parameters of the libraries: a window of -1 or a softcap of 0 means none."""
     left, right = window
     assert (left == -1) == (right == -1)
     assert right in (-1, 0)
@@ -32,7 +32,7 @@ def reference(
 
 
 class Wrapper:
-    """FlashInfer's `BatchPrefillWithPagedKVCacheWrapper`, as far as it is used."""
+    """The used part of FlashInfer's `BatchPrefillWithPagedKVCacheWrapper`."""
 
     plans = 0
 
@@ -102,7 +102,7 @@ def version_3(
     window_size: tuple[int, int],
     softcap: float,
 ) -> torch.Tensor:
-    """`flash_attn_with_kvcache` of FlashAttention 3."""
+    """Compute `flash_attn_with_kvcache` of FlashAttention 3."""
     assert causal
     assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
     caches = k_cache, v_cache
@@ -124,7 +124,7 @@ def version_2(
     softcap: float,
     block_table: torch.Tensor,
 ) -> torch.Tensor:
-    """`flash_attn_varlen_func` of FlashAttention 2."""
+    """Compute `flash_attn_varlen_func` of FlashAttention 2."""
     assert causal
     assert k.shape[1] % 256 == 0
     assert cu_seqlens_k.dtype == torch.int32
@@ -135,8 +135,8 @@ def version_2(
 
 
 @pytest.fixture
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """All three are there; `Wrapper.plans` counts."""
+def fake_libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Fakes of all three libraries; `Wrapper.plans` counts plans."""
     modules: dict[str, Any] = {
         "flashinfer": SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper),
         "flash_attn_interface": SimpleNamespace(flash_attn_with_kvcache=version_3),

@@ -1,4 +1,4 @@
-"""What is installed, fits, computes the same and is faster runs prompts; the line says why, and why not."""
+"""An installed library that fits, gives the same result and is faster runs prefill; a line explains the choice."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SHAPE = AttentionShape(4, 2, 64, 16, torch.bfloat16, 90)
 CPU = torch.device("cpu")
 
 
-def clock(**seconds: float) -> Callable[[Any], float]:
-    """By the first letters of the library that runs; ours takes 1."""
+def fake_clock(**seconds: float) -> Callable[[Any], float]:
+    """Return a clock with times by the first letters of the library; kvscope's kernels take 1."""
 
     def of(call: Any) -> float:
         ran: PrefillAttention = call.args[0].prefill
@@ -31,13 +31,13 @@ def clock(**seconds: float) -> Callable[[Any], float]:
     return of
 
 
-def chosen(wanted: str, timed: Callable[[Any], float]) -> choice.LibraryChoice:
+def choose_library(wanted: str, timed: Callable[[Any], float]) -> choice.LibraryChoice:
     return choose(torch_ops(), SHAPE, CPU, wanted, [PLAIN], timed)
 
 
 @pytest.fixture
-def short_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One small case."""
+def one_small_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure only one small case."""
     works = choice.workloads_of
     monkeypatch.setattr(choice, "workloads_of", lambda shape: works(shape)[1:])
 
@@ -48,8 +48,8 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_ours_where_nothing_is_installed(nothing_installed: None) -> None:
-    found = chosen("auto", clock())
+def test_own_kernels_are_chosen_if_nothing_is_installed(nothing_installed: None) -> None:
+    found = choose_library("auto", fake_clock())
     assert found.ops is not None
     assert not isinstance(found.ops.prefill, PreferredPrefill)
     assert found.words == (
@@ -57,37 +57,37 @@ def test_ours_where_nothing_is_installed(nothing_installed: None) -> None:
         " (FlashInfer: not installed; flash-attn 3: not installed; flash-attn 2: not installed)"
     )
     with pytest.raises(Unusable, match=r"^FlashInfer: not installed$"):
-        chosen("flashinfer", clock())
+        choose_library("flashinfer", fake_clock())
     assert set(installed().values()) == {"not installed"}
 
 
-def test_the_fastest_is_taken(stand_ins: Any, short_works: None) -> None:
-    found = chosen("auto", clock(FlashInfer=0.8, flash=0.7))
+def test_fastest_library_is_chosen(fake_libraries: Any, one_small_workload: None) -> None:
+    found = choose_library("auto", fake_clock(FlashInfer=0.8, flash=0.7))
     assert isinstance(found.ops.prefill, PreferredPrefill)
     assert found.ops.prefill.library.name == "flash-attn 3"
     assert found.words == (
         "attention: flash-attn 3 for prompts (flash-attn 2: takes blocks of multiples of 256 tokens, not of 16;"
         " FlashInfer: 0.80 of our time; flash-attn 3: 0.70 of our time)"
     )
-    assert chosen("kvscope", clock()).words == "attention: kvscope's own kernels"
+    assert choose_library("kvscope", fake_clock()).words == "attention: kvscope's own kernels"
     heard: list[str] = []
-    choose(torch_ops(), SHAPE, CPU, "flashinfer", [PLAIN], clock(FlashInfer=0.8), heard.append)
+    choose(torch_ops(), SHAPE, CPU, "flashinfer", [PLAIN], fake_clock(FlashInfer=0.8), heard.append)
     assert heard == ["trying FlashInfer, whose kernels are compiled when they are first used"]
-    slower = chosen("auto", clock(FlashInfer=0.98, flash=1.2))
+    slower = choose_library("auto", fake_clock(FlashInfer=0.98, flash=1.2))
     assert not isinstance(slower.ops.prefill, PreferredPrefill), "a gain of 2 % is timing's own noise"
-    asked = chosen("flashinfer", clock(FlashInfer=1.5))
+    asked = choose_library("flashinfer", fake_clock(FlashInfer=1.5))
     assert isinstance(asked.ops.prefill, PreferredPrefill)
     assert asked.words == "attention: FlashInfer for prompts, as asked for, 1.50 of our time"
 
 
-def test_one_that_computes_something_else_or_fails_is_not_taken(stand_ins: Any, short_works: None) -> None:
-    stand_ins.modules["flash_attn_interface"].flash_attn_with_kvcache = lambda q, *_, **__: torch.zeros_like(q)
+def test_failing_or_wrong_library_is_not_chosen(fake_libraries: Any, one_small_workload: None) -> None:
+    fake_libraries.modules["flash_attn_interface"].flash_attn_with_kvcache = lambda q, *_, **__: torch.zeros_like(q)
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image\nis available")
 
-    stand_ins.modules["flashinfer"].BatchPrefillWithPagedKVCacheWrapper = broken
-    found = chosen("auto", clock(flash=0.1))
+    fake_libraries.modules["flashinfer"].BatchPrefillWithPagedKVCacheWrapper = broken
+    found = choose_library("auto", fake_clock(flash=0.1))
     assert not isinstance(found.ops.prefill, PreferredPrefill)
     assert "flash-attn 3: computes something else than our kernels" in found.words
     assert "FlashInfer: RuntimeError: no kernel image is available" in found.words

@@ -1,6 +1,6 @@
-"""A library's prefill is ours: the same numbers over the same blocks, for all that it takes; for the rest it is ours.
+"""Prefill with a library gives the same numbers as kvscope's kernels, which compute what it does not support.
 
-Stand-ins with the libraries' signatures prove layouts and arguments; neither library ran here.
+Fakes with the libraries' signatures check layouts and arguments; neither library ran here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LIBRARIES = [(FlashInfer, 16), (FlashAttention3, 16), (FlashAttention2, 256)]
 HEADS: dict[str, Any] = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 64, "dtype": torch.bfloat16}
 
 
-def work(block_size: int = 16, **changes: Any) -> AttentionWorkload:
-    """A prompt, a chunk behind cached tokens, one token in a block of its own."""
+def make_work(block_size: int = 16, **changes: Any) -> AttentionWorkload:
+    """Return a prompt, a chunk after cached tokens, and a token in its own block."""
     return AttentionWorkload(
         name="p", seq_lens=(21, 300, 17), query_lens=(21, 40, 1), block_size=block_size, **(HEADS | changes)
     )
@@ -40,16 +40,16 @@ def prefill(ops: Any, pool: Pool, **options: Any) -> torch.Tensor:
 
 
 def slots_first(pool: Pool) -> Pool:
-    """The other order of a block: slots before heads."""
+    """Return the pool with the other order of a block: slots before heads."""
     other = pool.storage.transpose(2, 3).contiguous().transpose(2, 3)
     return replace(pool, storage=other)
 
 
 @pytest.mark.parametrize(("make", "block_size"), LIBRARIES)
-def test_equals_ours(make: Any, block_size: int, stand_ins: Any) -> None:
+def test_library_gives_the_result_of_own_kernels(make: Any, block_size: int, fake_libraries: Any) -> None:
     library = make()
     ops = preferring(torch_ops(), library, EVERY_OPTION)
-    batch = work(block_size)
+    batch = make_work(block_size)
     for pool in (made := make_pool(batch, "cpu"), slots_first(made)):
         for window, softcap in ((None, None), (20, None), (None, 5.0), (20, 5.0)):
             options = {"sliding_window": window, "softcap": softcap}
@@ -62,25 +62,25 @@ def test_equals_ours(make: Any, block_size: int, stand_ins: Any) -> None:
             torch.testing.assert_close(again, expected, rtol=0, atol=0)
 
 
-def test_plans_once_a_step_for_layers_that_are_alike(stand_ins: Any) -> None:
-    ops, batch = preferring(torch_ops(), FlashInfer(), EVERY_OPTION), work()
+def test_plan_is_made_once_per_step_for_equal_layers(fake_libraries: Any) -> None:
+    ops, batch = preferring(torch_ops(), FlashInfer(), EVERY_OPTION), make_work()
     pool = make_pool(batch, "cpu")
     for window in (None, None, 20, None, 20):
         prefill(ops, pool, sliding_window=window, lengths=host_lengths(batch))
-    assert stand_ins.wrapper.plans == 2
+    assert fake_libraries.wrapper.plans == 2
     longer = AttentionWorkload(name="l", seq_lens=(33, 64), query_lens=(33, 2), **HEADS)
     pool = make_pool(longer, "cpu")
     found = prefill(ops, pool, lengths=host_lengths(longer))
     torch.testing.assert_close(found, prefill(torch_ops(), pool), rtol=0, atol=0)
-    assert stand_ins.wrapper.plans == 3, "another step"
+    assert fake_libraries.wrapper.plans == 3, "another step did not make a new plan"
 
 
-def test_what_libraries_have_no_word_for_is_ours(stand_ins: Any) -> None:
+def test_unsupported_options_are_computed_by_own_kernels(fake_libraries: Any) -> None:
     class Loud(FlashAttention3):
         def prefill(self, given: Any) -> torch.Tensor:
             raise AssertionError("ours was to run")
 
-    ops, batch = preferring(torch_ops(), Loud()), work()
+    ops, batch = preferring(torch_ops(), Loud()), make_work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
     with pytest.raises(AssertionError, match="ours was to run"):
         prefill(ops, pool, lengths=lengths)
@@ -94,14 +94,14 @@ def test_what_libraries_have_no_word_for_is_ours(stand_ins: Any) -> None:
         given = {name: value for name, value in options.items() if name != "lengths"}
         torch.testing.assert_close(prefill(ops, pool, **options), prefill(torch_ops(), pool, **given))
     for changes in ({"dtype": torch.float32}, {"head_dim": 260}, {"kv_dtype": torch.int8}):
-        other = work(**changes)
+        other = make_work(**changes)
         pool = make_pool(other, "cpu")
         found = prefill(ops, pool, lengths=host_lengths(other))
         torch.testing.assert_close(found, prefill(torch_ops(), pool))
 
 
-def test_refusals_say_why(stand_ins: Any) -> None:
-    pool = make_pool(work(), "cpu")
+def test_refusal_names_the_reason(fake_libraries: Any) -> None:
+    pool = make_pool(make_work(), "cpu")
     shape = shape_of(pool.query, pool.k_cache)
     assert FlashInfer().refusal(shape) == FlashAttention3().refusal(shape) == ""
     assert FlashAttention2().refusal(shape) == "takes blocks of multiples of 256 tokens, not of 16"
@@ -111,10 +111,10 @@ def test_refusals_say_why(stand_ins: Any) -> None:
 
 
 @pytest.mark.parametrize("num_errors", [1, 2, 3])
-def test_a_library_that_fails_in_service_is_tried_again_and_then_given_up(
-    stand_ins: Any, monkeypatch: pytest.MonkeyPatch, num_errors: int
+def test_failing_library_is_retried_and_then_disabled(
+    fake_libraries: Any, monkeypatch: pytest.MonkeyPatch, num_errors: int
 ) -> None:
-    """Ours runs what it failed at; errors before a success are forgotten."""
+    """The own kernels compute what it failed at; errors before a success do not count."""
     now_s = 100.0
     monkeypatch.setattr(preferred.time, "monotonic", lambda: now_s)
 
@@ -130,7 +130,7 @@ def test_a_library_that_fails_in_service_is_tried_again_and_then_given_up(
             raise RuntimeError("Buffer overflow when allocating memory\nfor batch_prefill_tmp_v")
 
     received: list[str] = []
-    ops, batch = preferring(torch_ops(), Failing(), give_up=received.append), work()
+    ops, batch = preferring(torch_ops(), Failing(), give_up=received.append), make_work()
     pool, lengths = make_pool(batch, "cpu"), host_lengths(batch)
 
     def run() -> int:
@@ -154,7 +154,7 @@ def test_a_library_that_fails_in_service_is_tried_again_and_then_given_up(
     ("heads", "kv_heads", "multiprocessors", "mib"),
     [(64, 8, 128, 129.0), (64, 8, 142, 145.1), (32, 4, 142, 143.1), (28, 4, 170, 149.9), (32, 8, 132, 0.0)],
 )
-def test_a_workspace_holds_what_a_plan_that_splits_takes(
+def test_workspace_is_large_enough_for_a_plan_with_splits(
     heads: int, kv_heads: int, multiprocessors: int, mib: float
 ) -> None:
     """By hand: q heads × ⌈2 × multiprocessors / KV heads⌉ × 128 queries × (128 + 1) numbers × 4 bytes."""

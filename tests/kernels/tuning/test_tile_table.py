@@ -1,4 +1,4 @@
-"""Tables of tiles: whose entry counts, and what becomes of entries that no kernel could take."""
+"""Tables of tiles: which entry is used, and that invalid entries are left out."""
 
 from __future__ import annotations
 
@@ -35,30 +35,32 @@ KEY = table_key(DECODE, GIVEN, 4, 2, is_quantized=False)
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(name="A GPU"))
-    begin_anew()
+    clear_caches()
     yield
-    begin_anew()
+    clear_caches()
 
 
-def begin_anew() -> None:
-    """As another start: what this process knew is forgotten."""
+def clear_caches() -> None:
+    """Forget what this process has read, as after a restart."""
     tile_table._of.cache_clear()
     tile_table._gpu_name.cache_clear()
 
 
-def found(device: str = "cuda:0") -> DotTiles:
+def tuned_tiles(device: str = "cuda:0") -> DotTiles:
     return tuned(DECODE, GIVEN, 4, 2, torch.device(device), is_quantized=False)
 
 
-def test_what_was_measured_here_counts_and_on_this_gpu_alone() -> None:
-    assert found() == GIVEN
+def test_measured_entry_is_used_only_on_its_gpu() -> None:
+    assert tuned_tiles() == GIVEN
     write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
-    assert found() == OTHER
-    assert found("cpu") == GIVEN
-    assert tuned(DECODE, GIVEN, 4, 4, torch.device("cuda:0"), is_quantized=False) == GIVEN, "another type of numbers"
+    assert tuned_tiles() == OTHER
+    assert tuned_tiles("cpu") == GIVEN
+    assert tuned(DECODE, GIVEN, 4, 4, torch.device("cuda:0"), is_quantized=False) == GIVEN, (
+        "the entry was used for another dtype"
+    )
 
 
-def test_other_gpus_and_shapes_stay_in_the_table() -> None:
+def test_entries_of_other_gpus_and_shapes_stay_in_the_table() -> None:
     write_table(own_table(), "Another", {KEY: as_entry(GIVEN)})
     write_table(own_table(), "A GPU", {"one": as_entry(GIVEN)})
     write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
@@ -66,11 +68,11 @@ def test_other_gpus_and_shapes_stay_in_the_table() -> None:
     assert read_table(own_table(), "A GPU").entries.keys() == {"one", KEY}
 
 
-def test_what_is_no_gain_any_more_is_taken_out() -> None:
+def test_entry_without_a_gain_is_removed() -> None:
     write_table(own_table(), "A GPU", {KEY: as_entry(OTHER), "one": as_entry(GIVEN)})
     write_table(own_table(), "A GPU", {KEY: None})
     assert read_table(own_table(), "A GPU").entries.keys() == {"one"}
-    assert found() == GIVEN
+    assert tuned_tiles() == GIVEN
 
 
 BROKEN = {
@@ -86,19 +88,19 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_a_table_that_cannot_be_read_is_none_and_said_in_a_line(text: str) -> None:
+def test_unreadable_table_is_ignored_and_reported_in_one_line(text: str) -> None:
     own_table().write_text(text, "utf-8")
-    assert found() == GIVEN
+    assert tuned_tiles() == GIVEN
     words = table_words(torch.device("cuda:0"))
     assert str(own_table()) in words
     assert BROKEN[text] in words
     assert "\n" not in words
     write_table(own_table(), "A GPU", {KEY: as_entry(OTHER)})
-    assert found() == OTHER
+    assert tuned_tiles() == OTHER
     assert table_words(torch.device("cuda:0")) == f"tiles of 1 shape as tuned on this GPU, from {own_table()}"
 
 
-def test_nothing_is_said_where_there_is_no_table() -> None:
+def test_missing_table_is_not_reported() -> None:
     assert table_words(torch.device("cuda:0")) == ""
     write_table(own_table(), "Another", {KEY: as_entry(OTHER)})
     assert table_words(torch.device("cuda:0")) == ""
@@ -119,16 +121,16 @@ WRONG: list[Any] = [
 
 
 @pytest.mark.parametrize("entry", WRONG, ids=str)
-def test_what_no_kernel_could_take_is_left_out(entry: Any) -> None:
+def test_invalid_entry_is_left_out(entry: Any) -> None:
     assert from_entry(entry, GIVEN, 4) is None
 
 
-def test_a_tile_holds_the_heads_of_a_kv_head() -> None:
+def test_tile_must_hold_the_heads_of_a_kv_head() -> None:
     assert from_entry(as_entry(GIVEN), GIVEN, 16) == GIVEN
     assert from_entry(as_entry(GIVEN), GIVEN, 17) is None
 
 
-def test_the_table_that_comes_with_kvscope_is_right() -> None:
+def test_table_shipped_with_kvscope_is_valid() -> None:
     table = json.loads(COMMITTED.read_text("utf-8"))["gpus"]
     assert set(table) == {"NVIDIA H100 80GB HBM3", "NVIDIA H200"}
     for entries in table.values():
@@ -137,7 +139,7 @@ def test_the_table_that_comes_with_kvscope_is_right() -> None:
             assert from_entry(entry, GIVEN, 4) is not None, key
 
 
-def test_forced_for_a_while() -> None:
+def test_forced_tiles_apply_only_in_their_context() -> None:
     with forcing(DECODE, OTHER):
-        assert found("cpu") == OTHER
-    assert found("cpu") == GIVEN
+        assert tuned_tiles("cpu") == OTHER
+    assert tuned_tiles("cpu") == GIVEN

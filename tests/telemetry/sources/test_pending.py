@@ -1,4 +1,4 @@
-"""The hand-over: bounded, in order, and never a state without the state before it."""
+"""The hand-over from the reader thread: bounded, in order, and never a change without the state before it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _snapshot(epoch: int = 1) -> Update:
     return Update(snapshot=SimulatedEngine(num_blocks=10, epoch=epoch).snapshot())
 
 
-def test_what_waits_comes_as_one_update() -> None:
+def test_pending_frames_come_as_one_update() -> None:
     pending = Pending()
     for seq in (1, 2, 3):
         pending.put(_frame(seq))
@@ -30,7 +30,7 @@ def test_what_waits_comes_as_one_update() -> None:
     assert pending.take_update() is None
 
 
-def test_a_snapshot_begins_an_update() -> None:
+def test_snapshot_starts_a_new_update() -> None:
     pending = Pending()
     for update in (_frame(1), _frame(2), _snapshot(2), _frame(3), _snapshot(3)):
         pending.put(update)
@@ -44,7 +44,7 @@ def test_a_snapshot_begins_an_update() -> None:
     assert pending.take_update() is None
 
 
-def test_a_taker_that_stays_away_costs_bounded_memory_and_one_snapshot() -> None:
+def test_absent_consumer_costs_bounded_memory_and_one_snapshot() -> None:
     pending = Pending(max_entries=100)
     for seq in range(1, 1000):
         pending.put(_frame(seq))
@@ -53,13 +53,13 @@ def test_a_taker_that_stays_away_costs_bounded_memory_and_one_snapshot() -> None
     assert pending.take_overflow()
     assert not pending.take_overflow()
     pending.put(_frame(1000))
-    assert pending.take_update() is None, "state without the state before it"
+    assert pending.take_update() is None, "a frame must not come without the state before it"
     pending.put(_snapshot())
     pending.put(_frame(1001))
     assert _seqs(pending.take_update()) == [1001]
 
 
-def test_what_is_no_state_comes_through_while_a_snapshot_is_awaited() -> None:
+def test_samples_pass_while_a_snapshot_is_awaited() -> None:
     pending = Pending()
     pending.put(_frame(1))
     pending.discard()
@@ -71,13 +71,13 @@ def test_what_is_no_state_comes_through_while_a_snapshot_is_awaited() -> None:
     assert len(update.samples) == 1
 
 
-def test_one_large_update_is_kept() -> None:
+def test_single_large_update_is_kept() -> None:
     pending = Pending(max_entries=1)
     pending.put(coalesce([SimulatedEngine(num_blocks=500).advance()]))
     assert _seqs(pending.take_update()) == [1]
 
 
-def test_long_words_count_by_their_bytes() -> None:
+def test_bytes_of_long_texts_count_towards_the_bound() -> None:
     pending = Pending(max_entries=1_000)
     pending.put(_snapshot())
     for seq in range(1, 100):

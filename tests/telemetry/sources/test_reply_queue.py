@@ -1,4 +1,4 @@
-"""Replies that nobody took: bounded in number and bytes by asking for room first."""
+"""Replies that were not taken yet: their number and bytes are bounded by checking the capacity first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvscope_telemetry.messages.commands import Done
 from kvscope_telemetry.sources.reply_queue import MAX_BYTES, MAX_REPLIES, ReplyQueue
 
 
-def test_there_is_room_until_there_are_many_or_they_are_large() -> None:
+def test_capacity_is_exhausted_by_number_or_bytes_of_replies() -> None:
     replies = ReplyQueue()
     assert replies.room == MAX_REPLIES
     replies.put(Done(tag=1), MAX_BYTES)

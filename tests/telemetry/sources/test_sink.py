@@ -1,5 +1,6 @@
-"""What a live source gives to a sink, on real sockets: a recording that is sound, whenever it begins and whatever the
-line does."""
+"""What a live source gives to a sink on real sockets: a consistent recording, whenever it starts and whatever the
+channel does.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ MakeEndpoint = Callable[[str], str]
 Serve = Callable[..., SimulatedServer]
 
 
-class Collected:
-    """A sink that keeps everything, while it takes."""
+class CollectingSink:
+    """A sink that keeps everything that it accepts."""
 
     def __init__(self) -> None:
         self.failure = ""
@@ -57,19 +58,21 @@ class Collected:
         self.taken.append(message)
         return True
 
-    def of(self, *kinds: type[Any]) -> list[Any]:
+    def messages_of_type(self, *kinds: type[Any]) -> list[Any]:
         return [message for message in self.taken if isinstance(message, kinds)]
 
     def assert_sound(self) -> int:
-        """Frames follow one another, a snapshot first and after each hole; how many there are."""
+        """Check that frames follow each other, after a snapshot at the start and after each gap. Returns their
+        number.
+        """
         sequence = Continuity()
-        for message in self.of(Frame, Snapshot):
+        for message in self.messages_of_type(Frame, Snapshot):
             is_taken = sequence.takes(message)
             assert is_taken or isinstance(message, Snapshot), f"frame {message.seq} does not follow {sequence.seq}"
-        return len(self.of(Frame))
+        return len(self.messages_of_type(Frame))
 
 
-def _see(source: LiveSource, came: Callable[[], bool]) -> None:
+def _wait_for(source: LiveSource, came: Callable[[], bool]) -> None:
     def look() -> bool:
         source.update_mirror()
         return came()
@@ -77,8 +80,10 @@ def _see(source: LiveSource, came: Callable[[], bool]) -> None:
     assert source.wait(look, WAIT_S), source.status
 
 
-def test_from_the_start_it_has_everything(make_endpoint: MakeEndpoint, serve: Serve, proxy: Callable[..., str]) -> None:
-    server, sink = serve(endpoint := make_endpoint("ipc")), Collected()
+def test_sink_from_the_start_gets_every_message(
+    make_endpoint: MakeEndpoint, serve: Serve, proxy: Callable[..., str]
+) -> None:
+    server, sink = serve(endpoint := make_endpoint("ipc")), CollectingSink()
     sent: list[TelemetryMessage] = []
 
     def pass_on(data: bytes) -> list[bytes]:
@@ -86,29 +91,31 @@ def test_from_the_start_it_has_everything(make_endpoint: MakeEndpoint, serve: Se
         return [data]
 
     with LiveSource(proxy(endpoint, pass_on), sink=sink) as source:
-        _see(source, lambda: len(sink.of(Frame)) > 300 and len(sink.of(DeviceSample)) > 1)
+        _wait_for(
+            source, lambda: len(sink.messages_of_type(Frame)) > 300 and len(sink.messages_of_type(DeviceSample)) > 1
+        )
         server.close()
-        _see(source, lambda: len(sink.of(Goodbye)) == 1)
+        _wait_for(source, lambda: len(sink.messages_of_type(Goodbye)) == 1)
     assert sink.assert_sound() > 300
     assert isinstance(sink.taken[0], Snapshot)
     assert isinstance(sink.taken[-1], Goodbye)
-    assert len(sink.of(Snapshot)) == 1
-    assert sink.of(Heartbeat)
-    assert sink.of(MemoryBreakdown)
+    assert len(sink.messages_of_type(Snapshot)) == 1
+    assert sink.messages_of_type(Heartbeat)
+    assert sink.messages_of_type(MemoryBreakdown)
     assert len(sink.threads) == 1
-    timed = sink.of(Frame, DeviceSample, MemoryBreakdown)
+    timed = sink.messages_of_type(Frame, DeviceSample, MemoryBreakdown)
     assert timed == [m for m in sent if isinstance(m, Frame | DeviceSample | MemoryBreakdown)][-len(timed) :]
 
 
-def test_the_recording_has_the_mirrors_state(
+def test_recording_ends_in_the_state_of_the_mirror(
     make_endpoint: MakeEndpoint, serve: Serve, tmp_path: Path, assert_mirrors: Callable[..., None]
 ) -> None:
     server = serve(endpoint := make_endpoint("ipc"))
     with LiveSource(endpoint) as source:
-        _see(source, lambda: source.mirror.seq > 20)
+        _wait_for(source, lambda: source.mirror.seq > 20)
         writer = RecordingWriter(tmp_path / "live.mcap")
         source.set_sink(writer)
-        _see(source, lambda: writer.num_written > 100)
+        _wait_for(source, lambda: writer.num_written > 100)
         assert_mirrors(source, server, go_on=False)
         assert writer.flush()
         assert source.status.resyncs == 0
@@ -118,25 +125,27 @@ def test_the_recording_has_the_mirrors_state(
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.storm) for seed in (1, 2))])
-def test_it_may_begin_and_end_at_any_time(seed: int, make_endpoint: MakeEndpoint, serve: Serve) -> None:
+def test_sink_set_at_any_time_gets_a_consistent_stream(seed: int, make_endpoint: MakeEndpoint, serve: Serve) -> None:
     choose = random.Random(seed)
-    serve(endpoint := make_endpoint("ipc"), rate=200.0)  # what a busy machine keeps waiting still fits into the sockets
-    sinks = [Collected() for _ in range(4)]
+    serve(
+        endpoint := make_endpoint("ipc"), rate=200.0
+    )  # a rate whose backlog on a busy machine still fits into the sockets
+    sinks = [CollectingSink() for _ in range(4)]
     with LiveSource(endpoint) as source:
         for sink in sinks:
             time.sleep(choose.uniform(0.0, 0.1))
             source.set_sink(sink)
-            _see(source, lambda sink=sink: len(sink.of(Frame)) > 30)  # type: ignore[misc]
+            _wait_for(source, lambda sink=sink: len(sink.messages_of_type(Frame)) > 30)  # type: ignore[misc]
             source.set_sink(None)
         resyncs = source.status.resyncs
-    assert resyncs == 0, "nobody else notices"
+    assert resyncs == 0, "other sinks must not notice"
     for sink in sinks:
         assert sink.assert_sound() > 30
         assert isinstance(sink.taken[0], Snapshot)
 
 
 @pytest.mark.parametrize("begin_late", [False, True])
-def test_a_line_that_loses_and_reorders_leaves_a_sound_recording(
+def test_lossy_reordering_channel_leaves_a_consistent_recording(
     begin_late: bool, make_endpoint: MakeEndpoint, serve: Serve, proxy: Callable[..., str]
 ) -> None:
     choose = random.Random(5)
@@ -154,70 +163,78 @@ def test_a_line_that_loses_and_reorders_leaves_a_sound_recording(
         return [data, data] if luck < 0.05 else [data, *(late.pop() for _ in late[:1])]
 
     serve(engine := make_endpoint("ipc"))
-    sink = Collected()
+    sink = CollectingSink()
     with LiveSource(proxy(engine, treat)) as source:
         if begin_late:
-            _see(source, lambda: source.mirror.seq > 20)
+            _wait_for(source, lambda: source.mirror.seq > 20)
         source.set_sink(sink)
-        _see(source, lambda: len(sink.of(Frame)) > 200 and len(sink.of(Snapshot)) > 1)
+        _wait_for(source, lambda: len(sink.messages_of_type(Frame)) > 200 and len(sink.messages_of_type(Snapshot)) > 1)
     assert sink.assert_sound() > 200
 
 
-def test_another_engine_begins_with_its_snapshot(make_endpoint: MakeEndpoint, serve: Serve) -> None:
-    sink = Collected()
+def test_next_engine_starts_with_its_snapshot(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+    sink = CollectingSink()
     server = serve(endpoint := make_endpoint("ipc"), epoch=1)
     with LiveSource(endpoint, sink=sink) as source:
-        _see(source, lambda: len(sink.of(Frame)) > 20)
+        _wait_for(source, lambda: len(sink.messages_of_type(Frame)) > 20)
         server.close()
-        _see(source, lambda: bool(sink.of(Goodbye)))
+        _wait_for(source, lambda: bool(sink.messages_of_type(Goodbye)))
         serve(endpoint, epoch=2)
-        _see(source, lambda: sum(frame.epoch == 2 for frame in sink.of(Frame)) > 20)
+        _wait_for(source, lambda: sum(frame.epoch == 2 for frame in sink.messages_of_type(Frame)) > 20)
     sink.assert_sound()
-    assert [snapshot.hello.epoch for snapshot in sink.of(Snapshot)] == [1, 2]
+    assert [snapshot.hello.epoch for snapshot in sink.messages_of_type(Snapshot)] == [1, 2]
     epochs = [message.epoch for message in sink.taken if not isinstance(message, Snapshot | Progress)]
     assert epochs == sorted(epochs)
 
 
-def test_what_nobody_took_in_time_is_a_hole_with_a_snapshot_after(make_endpoint: MakeEndpoint, serve: Serve) -> None:
-    sink = Collected()
+def test_updates_discarded_for_a_slow_consumer_are_followed_by_a_snapshot(
+    make_endpoint: MakeEndpoint, serve: Serve
+) -> None:
+    sink = CollectingSink()
     serve(endpoint := make_endpoint("ipc"))
     with LiveSource(endpoint, sink=sink, max_entries=200) as source:
-        assert source.wait(lambda: len(sink.of(Frame)) > 100, WAIT_S)
-        _see(source, lambda: len(sink.of(Snapshot)) > 1)
+        assert source.wait(lambda: len(sink.messages_of_type(Frame)) > 100, WAIT_S)
+        _wait_for(source, lambda: len(sink.messages_of_type(Snapshot)) > 1)
     sink.assert_sound()
 
 
-def test_a_sink_that_refused_something_gets_a_snapshot(make_endpoint: MakeEndpoint, serve: Serve) -> None:
-    sink = Collected()
+def test_sink_that_refused_a_message_gets_a_snapshot(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+    sink = CollectingSink()
     serve(endpoint := make_endpoint("ipc"))
     with LiveSource(endpoint, sink=sink) as source:
-        _see(source, lambda: len(sink.of(Frame)) > 10)
+        _wait_for(source, lambda: len(sink.messages_of_type(Frame)) > 10)
         sink.refuses = True
         seen = source.mirror.seq
-        _see(source, lambda: source.mirror.seq > seen + 10)
+        _wait_for(source, lambda: source.mirror.seq > seen + 10)
         sink.refuses = False
-        _see(source, lambda: len(sink.of(Snapshot)) > 1 and sink.of(Frame)[-1].seq > sink.of(Snapshot)[-1].seq + 5)
+        _wait_for(
+            source,
+            lambda: (
+                len(sink.messages_of_type(Snapshot)) > 1
+                and sink.messages_of_type(Frame)[-1].seq > sink.messages_of_type(Snapshot)[-1].seq + 5
+            ),
+        )
         assert source.status.resyncs == 0
     sink.assert_sound()
 
 
-def test_nothing_is_asked_for_a_sink_that_failed(make_endpoint: MakeEndpoint, serve: Serve) -> None:
-    sink = Collected()
+def test_failed_sink_requests_no_snapshots(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+    sink = CollectingSink()
     server = serve(endpoint := make_endpoint("ipc"))
     with LiveSource(endpoint, sink=sink) as source:
-        _see(source, lambda: len(sink.of(Frame)) > 10)
+        _wait_for(source, lambda: len(sink.messages_of_type(Frame)) > 10)
         sink.failure, sink.refuses = "the disk is full", True
         asked: list[int] = []
         snapshot = server.engine.snapshot
         server.engine.snapshot = lambda tag=0: asked.append(tag) or snapshot(tag)  # type: ignore[method-assign,func-returns-value]
         seen = source.mirror.seq
-        _see(source, lambda: source.mirror.seq > seen + 400)
+        _wait_for(source, lambda: source.mirror.seq > seen + 400)
         assert not asked
 
 
-def test_a_snapshot_that_is_older_than_what_is_held_does_not_do() -> None:
+def test_snapshot_older_than_the_held_frames_is_not_used() -> None:
     engine = SimulatedEngine(num_blocks=50)
-    feed, sink = SinkFeed(), Collected()
+    feed, sink = SinkFeed(), CollectingSink()
     feed.passed(engine.snapshot(), None)
     old = engine.snapshot()
     feed.passed(engine.advance(), None)
@@ -238,12 +255,12 @@ def test_a_snapshot_that_is_older_than_what_is_held_does_not_do() -> None:
     assert not feed.wants_snapshot(0)
     mirror = Mirror()
     mirror.reset(fresh)
-    early = engine.snapshot()  # has a frame that is still on its way
+    early = engine.snapshot()  # contains a frame that is still in flight
     assert early.seq == 3
 
 
-class Plain:
-    """A sink that keeps what it is given, without the bytes."""
+class PlainSink:
+    """A sink that keeps the messages without their bytes."""
 
     def __init__(self) -> None:
         self.failure = ""
@@ -255,9 +272,9 @@ class Plain:
 
 
 @pytest.mark.parametrize("is_early", [False, True], ids=["snapshot behind", "snapshot ahead"])
-def test_the_sink_before_gets_what_the_snapshot_of_the_next_has_already(is_early: bool) -> None:
-    """One that gives on to it, as a recording beside a ring does, leaves no hole in it."""
-    engine, feed, before, after = SimulatedEngine(num_blocks=50), SinkFeed(), Plain(), Plain()
+def test_previous_sink_gets_the_frames_in_the_snapshot_of_the_next(is_early: bool) -> None:
+    """A recording next to a ring passes messages on to the ring, which must not get a gap."""
+    engine, feed, before, after = SimulatedEngine(num_blocks=50), SinkFeed(), PlainSink(), PlainSink()
     feed.set(before)
     feed.begin_pass()
     first = engine.snapshot()
@@ -281,8 +298,8 @@ def test_the_sink_before_gets_what_the_snapshot_of_the_next_has_already(is_early
     assert after.taken == [place, *frames[3:]]
 
 
-def test_a_sink_that_nobody_follows_gets_no_more() -> None:
-    engine, feed, before, after = SimulatedEngine(num_blocks=50), SinkFeed(), Plain(), Plain()
+def test_replaced_sink_gets_nothing_more() -> None:
+    engine, feed, before, after = SimulatedEngine(num_blocks=50), SinkFeed(), PlainSink(), PlainSink()
     feed.set(before)
     feed.begin_pass()
     feed.passed(engine.snapshot(), None)

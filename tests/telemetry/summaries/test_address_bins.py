@@ -1,4 +1,4 @@
-"""Bins and runs against the plain way to count them."""
+"""Address bins and free runs compared with plain counting."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ states = st.lists(st.sampled_from([int(state) for state in BlockState]), max_siz
 
 
 @given(states)
-def test_runs_of_free_blocks(values: list[int]) -> None:
+def test_free_run_lengths_match_groupby(values: list[int]) -> None:
     expected = [len(list(run)) for state, run in groupby(values) if state == BlockState.FREE]
     assert free_run_lengths(np.array(values, np.uint8)).tolist() == expected
 
 
-def test_runs_by_size() -> None:
+def test_runs_are_counted_by_power_of_two() -> None:
     assert count_by_size(np.array([1, 1, 2, 3, 4, 9])) == (2, 2, 1, 1)
     assert count_by_size(np.empty(0, np.int64)) == ()
     assert sum(count_by_size(np.array([1 << 40]))) == 1
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 3, MAX_BINS - 1, MAX_BINS, MAX_BINS + 1, 5000, 1_000_003])
-def test_bins_are_of_equal_size_and_cover_all(num_rows: int) -> None:
+def test_bins_have_equal_size_and_cover_all_rows(num_rows: int) -> None:
     edges = bin_edges(num_rows)
     sizes = np.diff(edges)
     assert (edges[0], edges[-1]) == (0, num_rows)
@@ -38,7 +38,7 @@ def test_bins_are_of_equal_size_and_cover_all(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [5, 1024, 3000])
-def test_a_bin_says_how_its_rows_stand(num_rows: int) -> None:
+def test_bin_summarizes_the_state_of_its_rows(num_rows: int) -> None:
     random = np.random.default_rng(num_rows)
     ledger = Ledger(num_rows)
     ledger.state[:] = random.integers(0, 3, num_rows)
@@ -60,7 +60,7 @@ def test_a_bin_says_how_its_rows_stand(num_rows: int) -> None:
         assert (shared[place] == 0) == (ledger.ref_count[first:last] <= 1).all()
 
 
-def test_one_row_among_thousands_is_seen() -> None:
+def test_single_active_row_among_millions_is_visible() -> None:
     ledger = Ledger(4_000_000)
     ledger.state[1_234_567] = BlockState.ACTIVE
     assert sum(bin_rows(ledger, 16).active) == 1

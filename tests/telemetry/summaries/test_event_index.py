@@ -1,4 +1,4 @@
-"""The index against a plain list, whatever order events come in."""
+"""The event index compared with a plain list, for any order of events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ events = st.builds(
 
 
 @given(st.lists(st.lists(events, max_size=8), max_size=8), st.integers(0, 50), st.integers(0, 50))
-def test_it_finds_what_a_list_would(batches: list[list[TimedEvent]], first: int, last: int) -> None:
+def test_index_finds_the_same_events_as_a_list(batches: list[list[TimedEvent]], first: int, last: int) -> None:
     index = EventIndex()
     plain: list[TimedEvent] = []
     for batch in batches:
@@ -38,7 +38,7 @@ def test_it_finds_what_a_list_would(batches: list[list[TimedEvent]], first: int,
     assert [index[place] for place in range(len(index))] == [e for e in plain if e.time_ns >= first]
 
 
-def test_the_newest_are_kept() -> None:
+def test_newest_events_are_kept() -> None:
     index = EventIndex(max_events=80)
     for number in range(1000):
         index.extend([TimedEvent(number, 1, Event(kind="note", time_ns=0, number=number))])

@@ -1,4 +1,4 @@
-"""Percentiles of latencies that are told as histograms lie between two bounds."""
+"""Percentiles of latencies from histograms, as lower and upper bounds."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def reading(*latencies, used_share=-1.0):
         ((4, 0, 0), 1.0, (0.0, 0.01)),
     ],
 )
-def test_a_percentile_lies_between_two_bounds(counts, share, bounds):
+def test_percentile_lies_between_two_bucket_bounds(counts, share, bounds):
     assert Buckets.of(histogram(counts)).percentile(share) == bounds
 
 
-def test_of_nothing_nothing_is_known():
+def test_percentile_of_no_observations_is_unknown():
     assert Buckets.of(histogram((0, 0, 0))).percentile(0.5) is UNKNOWN_RANGE
     assert joined((), "first_token") is None
     assert joined((reading(histogram((1, 0, 0), kind="queued")),), "first_token") is None
@@ -51,7 +51,7 @@ def test_readings_add_up_until_the_bounds_change():
     assert anew.counts.tolist() == [0, 2]
 
 
-def test_readings_are_all_kept_and_the_newest_says_what_is_in_use():
+def test_merge_keeps_all_readings_and_the_newest_usage_applies():
     one, two = (coalesce((), readings=(reading(used_share=share),)) for share in (0.25, 0.5))
     update = merge((one, two))
     assert [each.used_share for each in update.readings] == [0.25, 0.5]

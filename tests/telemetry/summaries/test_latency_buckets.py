@@ -1,4 +1,4 @@
-"""Percentiles of a range are right to half a percent, however its latencies lie in its seconds."""
+"""Percentiles over a range are accurate to half a percent, however the latencies are spread over its seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
 
 
 @pytest.mark.parametrize("num_seconds", [1, 7, 60])
-def test_where_seconds_begin_makes_no_difference(num_seconds: int) -> None:
+def test_percentile_does_not_depend_on_the_split_into_seconds(num_seconds: int) -> None:
     dice = np.random.default_rng()
     values = dice.lognormal(-3, 1.5, 5_000)
     overview = SessionOverview()
@@ -24,7 +24,7 @@ def test_where_seconds_begin_makes_no_difference(num_seconds: int) -> None:
         assert quantile_of(overview, "first_token", share, slice(None)) == pytest.approx(wanted, rel=0.006)
 
 
-def test_nothing_and_everything_has_a_bucket() -> None:
+def test_zero_and_huge_latencies_have_a_bucket() -> None:
     assert latency_buckets.pack(np.zeros(0)) == b""
     middles, counts = latency_buckets.unpack(latency_buckets.pack(np.array([0.0, 1e-9, 3.0, 3.0, 1e12])))
     assert counts.tolist() == [2, 2, 1]

@@ -1,4 +1,4 @@
-"""Who gets a first token in a frame: one whose first came unseen gets none later."""
+"""Which requests get their first token in a frame: a request whose first token was missed gets none later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope_telemetry.summaries.moments import FirstTokens
 
 
 def frame(outputs: dict[int, int], *, num_first: int, new: tuple[int, ...] = ()) -> Frame:
-    """A step in which these requests changed to so many output tokens, `num_first` of them from none."""
+    """Return a step in which requests reached these output token counts, `num_first` of them from none."""
     rows = RequestRows(
         number=np.array(list(outputs), "<u4").tobytes(),
         num_output_tokens=np.array(list(outputs.values()), "<u4").tobytes(),
@@ -30,7 +30,7 @@ def test_each_first_token_is_seen_once() -> None:
     assert tokens.frame(frame({1: 2, 2: 3}, num_first=0)) == []
 
 
-def test_one_that_came_unseen_is_no_later_ones() -> None:
+def test_missed_first_token_is_not_assigned_to_a_later_frame() -> None:
     tokens = FirstTokens()
     assert tokens.frame(frame({1: 1}, num_first=0, new=(1, 2))) == []
     assert tokens.frame(frame({1: 2, 2: 1}, num_first=1)) == [2]

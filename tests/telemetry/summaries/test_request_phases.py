@@ -1,4 +1,4 @@
-"""Turns that no event tells: noticed in frames as a plain model would, the same while writing and from a file."""
+"""Phase changes without events: derived from frames like in a plain model, the same while writing and from a file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 
 def plain_phases(recording: Recording) -> set[tuple[int, int, RequestPhase]]:
-    """Time, number and kind, said plainly: who is announced waits; whose pieces of a prompt are followed by a single
-    token decodes since the last of them."""
+    """Return time, number and kind from a plain model: an announced request is queued; a request whose prompt chunks
+    are followed by a single token decodes from then on.
+    """
     phases, pieces, decoding = set(), {}, set()
     for at_s, message in recording.messages():
         time_ns = recording.start_ns + round(at_s * 1e9)
@@ -42,11 +43,11 @@ def plain_phases(recording: Recording) -> set[tuple[int, int, RequestPhase]]:
     return phases
 
 
-def turns_of(overview: SessionOverview) -> list[tuple[int, int, RequestPhase]]:
+def phase_changes_of(overview: SessionOverview) -> list[tuple[int, int, RequestPhase]]:
     return [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(overview.phases.rows)]
 
 
-def test_tokens_that_are_guessed_ahead_are_no_piece_of_a_prompt() -> None:
+def test_speculative_tokens_are_not_a_prompt_chunk() -> None:
     notes, log = PhaseNotes(), PhaseLog()
     batches = [({1: 46}, 46), ({1: 6}, 0), ({1: 6}, 0), ({1: 4, 2: 30}, 30), ({1: 6, 2: 6}, 0), ({1: 1, 2: 1}, 0)]
     for at_ns, (sizes, num_prefill) in enumerate(batches, 1):
@@ -58,21 +59,23 @@ def test_tokens_that_are_guessed_ahead_are_no_piece_of_a_prompt() -> None:
     assert phases == [(1, 1, RequestPhase.DECODE), (4, 2, RequestPhase.DECODE)]
 
 
-def test_they_are_those_of_a_plain_model_and_the_same_when_computed(record: Callable[..., Any]) -> None:
+def test_phase_changes_match_a_plain_model_and_a_recomputation(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(700).path)
     overview, computed = read_overview(recording), SessionOverview()
     computed_part(recording, recording.start_ns).into(computed)
     assert overview.phases.is_available
-    assert turns_of(overview) == turns_of(computed)
-    found = set(turns_of(overview))
+    assert phase_changes_of(overview) == phase_changes_of(computed)
+    found = set(phase_changes_of(overview))
     plain = plain_phases(recording)
     assert plain <= found
     assert {kind for *_, kind in found} >= {RequestPhase.QUEUED, RequestPhase.DECODE}
     first_ns = min(int(overview.time_ns[0]), recording.start_ns)
-    assert all(time_ns <= first_ns + 10**9 for time_ns, *_ in found - plain), "only the first snapshot tells more"
+    assert all(time_ns <= first_ns + 10**9 for time_ns, *_ in found - plain), (
+        "additional changes may only come from the first snapshot"
+    )
 
 
-def test_a_log_keeps_the_newest_and_says_how_many_went() -> None:
+def test_phase_log_keeps_the_newest_and_counts_the_dropped() -> None:
     log = PhaseLog(max_phases=100)
     log.add(None, 1)
     assert not log.is_available
@@ -88,8 +91,8 @@ def test_a_log_keeps_the_newest_and_says_how_many_went() -> None:
     assert log.rows["epoch"].tolist() == [29] * 5
 
 
-def test_what_a_file_claims_is_taken_as_far_as_it_can_be() -> None:
-    """Cut within a turn, a time beyond all times, a kind of a later version."""
+def test_invalid_rows_of_a_file_are_clamped_or_skipped() -> None:
+    """The data has a partial row, an impossible time and a kind of a later version."""
     packed = np.array([(-5, 1, 0), ((1 << 63) - 1, 2, 2), (7, 3, 99)], PHASE).tobytes() + b"\1\2\3"
     log = PhaseLog()
     log.add(packed, 4)

@@ -1,4 +1,4 @@
-"""Peaks within a second, and tokens of steps that lasted longer than one."""
+"""Peaks within a second, and tokens of steps that last longer than a second."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def frame_after(begun: Snapshot, seq: int, time_ns: int, **fields: Any) -> Frame
 
 
 def block_rows(begun: Snapshot, ids: list[int], state: BlockState) -> BlockRows:
-    """Rows of the snapshot with another state."""
+    """Return rows of the snapshot with another state."""
     follower = Follower()
     follower.feed(begun)
     follower.mirror.ledger.state[ids] = state
     return follower.mirror.ledger.pack(np.array(ids, np.uint32))
 
 
-def test_peaks_are_the_largest_values_of_all_frames_of_a_second(record: Callable[..., Any]) -> None:
+def test_peaks_are_the_maxima_over_all_frames_of_a_second(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(700).path)
     overview, follower = read_overview(recording), Follower()
     reached: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
@@ -61,7 +61,7 @@ def test_peaks_are_the_largest_values_of_all_frames_of_a_second(record: Callable
     assert (overview.column("peak_active_blocks") > overview.column("active_blocks")).any()
 
 
-def test_usage_between_two_seconds_is_the_peak_with_its_time(record: Callable[..., Any], make_messages: Any) -> None:
+def test_usage_peak_between_two_seconds_is_found_with_its_time(record: Callable[..., Any], make_messages: Any) -> None:
     begun = recorded_snapshot(make_messages)
     free = np.flatnonzero(np.frombuffer(begun.blocks.state, "u1") == BlockState.FREE)[:4].tolist()
     held, let_go = (block_rows(begun, free, state) for state in (BlockState.ACTIVE, BlockState.FREE))
@@ -93,14 +93,14 @@ def second(number: int, tokens: int = 0, step: CarriedStep | None = None) -> Sum
     return Summary(time_ns=number * SECOND_NS, epoch=1, decode_tokens=tokens, carried_step=step)
 
 
-def test_tokens_of_a_long_step_are_spread_over_the_seconds_in_which_it_ran() -> None:
+def test_tokens_of_a_long_step_are_spread_over_its_seconds() -> None:
     step = CarriedStep(before_ns=2_500_000_000, length_ns=3_000_000_000, decode_tokens=12)
     overview = seconds(*map(second, range(5)), second(5, 14, step))
     assert overview.column("decode_tokens_per_s").tolist() == pytest.approx([0, 0, 2, 4, 4, 4])
     assert overview.column("decode_tokens").tolist() == [0, 0, 0, 0, 0, 14]
 
 
-def test_a_rate_of_a_range_is_its_tokens_by_its_time() -> None:
+def test_rate_of_a_range_is_its_tokens_divided_by_its_time() -> None:
     step = CarriedStep(before_ns=2_500_000_000, length_ns=3_000_000_000, decode_tokens=12)
     overview = seconds(*map(second, range(5)), second(5, 14, step))
     span = Span(0, 4 * SECOND_NS, 6 * SECOND_NS - 1)
@@ -110,14 +110,14 @@ def test_a_rate_of_a_range_is_its_tokens_by_its_time() -> None:
     assert BY_KEY["decode_tokens"].of(overview, whole) == 14
 
 
-def test_tokens_are_spread_over_recorded_seconds_alone() -> None:
+def test_tokens_are_spread_over_recorded_seconds_only() -> None:
     step = CarriedStep(before_ns=3_000_000_000, length_ns=4_000_000_000, decode_tokens=12)
     overview = seconds(second(0), second(3), second(4, 12, step))
     assert overview.column("decode_tokens_per_s").tolist() == pytest.approx([0, 6, 6])
     assert seconds(second(4, 12, step)).column("decode_tokens_per_s").tolist() == [12]
 
 
-def test_a_second_that_is_replaced_takes_its_share_back() -> None:
+def test_replaced_second_takes_back_its_spread_tokens() -> None:
     step = CarriedStep(before_ns=1_000_000_000, length_ns=2_000_000_000, decode_tokens=12)
     overview = seconds(second(0), second(1), second(2, 12, step))
     overview.extend([second(2, 20, step)])
@@ -128,13 +128,15 @@ def test_a_second_that_is_replaced_takes_its_share_back() -> None:
 
 
 @pytest.mark.parametrize("number", [-(1 << 70), 1 << 70])
-def test_a_step_of_impossible_length_is_not_spread(number: int) -> None:
+def test_step_of_impossible_length_is_not_spread(number: int) -> None:
     step = CarriedStep(before_ns=number, length_ns=number, prefill_tokens=number)
     overview = seconds(second(0), second(1, 4, step))
     assert overview.column("decode_tokens_per_s").tolist() == [0, 4]
 
 
-def test_the_step_that_began_before_a_second_is_in_its_summary(record: Callable[..., Any], make_messages: Any) -> None:
+def test_summary_contains_the_step_that_started_before_the_second(
+    record: Callable[..., Any], make_messages: Any
+) -> None:
     begun = recorded_snapshot(make_messages)
     took = Timings(schedule_ns=100_000_000, run_ns=2_300_000_000, commit_ns=100_000_000)
     batch = Batch(number=pack_u4([1]), num_tokens=pack_u4([5]), num_prefill_tokens=5)

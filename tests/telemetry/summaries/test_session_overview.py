@@ -1,4 +1,4 @@
-"""What is in a summary, the same however it is computed; and the columns of many."""
+"""Contents of a summary, equal however it is computed, and the columns of many summaries."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def same(one: SessionOverview, other: SessionOverview) -> bool:
     )
 
 
-def test_what_is_written_is_what_the_frames_come_to(record: Callable[..., Any]) -> None:
-    """The summaries in the file, those computed from its frames, and the plain sums of the frames."""
+def test_written_summaries_equal_those_computed_from_frames(record: Callable[..., Any]) -> None:
+    """Compares the summaries in the file, those computed from its frames, and plain sums over the frames."""
     recorded = record(700)
     recording = Recording.open(recorded.path)
     written = OverviewPart.joined(written_parts(recording))
@@ -68,7 +68,7 @@ def test_what_is_written_is_what_the_frames_come_to(record: Callable[..., Any]) 
     assert overview.column("preemptions").sum() == totals.preemptions - recorded.messages[1].counters.preemptions
 
 
-def test_a_second_ends_as_the_mirror_stood(record: Callable[..., Any]) -> None:
+def test_summary_has_the_mirror_state_at_the_end_of_its_second(record: Callable[..., Any]) -> None:
     recorded = record(300)
     recording = Recording.open(recorded.path)
     overview = read_overview(recording)
@@ -84,8 +84,8 @@ def test_a_second_ends_as_the_mirror_stood(record: Callable[..., Any]) -> None:
         assert sum(runs) == overview.column("num_free_runs")[place]
 
 
-def test_a_file_that_was_cut_short_has_its_whole_overview(record: Callable[..., Any], tmp_path: Path) -> None:
-    """Summaries are written seconds later: those that are missing are computed."""
+def test_truncated_file_has_a_complete_overview(record: Callable[..., Any], tmp_path: Path) -> None:
+    """Summaries are written seconds later; the missing ones are computed."""
     recorded = record(1500)
     whole = read_overview(Recording.open(recorded.path))
     cut = tmp_path / "cut.mcap"
@@ -96,12 +96,12 @@ def test_a_file_that_was_cut_short_has_its_whole_overview(record: Callable[..., 
     assert from_ns is not None
     overview = read_overview(recording)
     assert 0 < len(written.summaries) < len(overview) < len(whole)
-    complete = len(overview) - 1  # the last second is cut too
+    complete = len(overview) - 1  # the last second is truncated as well
     for name in OVERVIEW_COLUMNS:
         assert np.array_equal(overview.column(name)[:complete], whole.column(name)[:complete], equal_nan=True), name
 
 
-def test_other_tools_find_json_with_a_schema(record: Callable[..., Any]) -> None:
+def test_summaries_and_events_are_json_with_a_schema(record: Callable[..., Any]) -> None:
     recorded = record(300)
     with recorded.path.open("rb") as file:
         found = list(
@@ -118,10 +118,8 @@ def test_other_tools_find_json_with_a_schema(record: Callable[..., Any]) -> None
     assert json.loads(schema_of(Summary))["$defs"]["Summary"]["properties"]["time_ns"] == {"type": "integer"}
 
 
-def test_an_event_of_long_before_changes_no_order(
-    record: Callable[..., Any], make_messages: Callable[..., Any]
-) -> None:
-    """It is written with the summaries of when it was told."""
+def test_old_event_does_not_disturb_the_order(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+    """It is written with the summaries of the second in which it was received."""
     messages = make_messages(900)
     late = next(place for place, m in enumerate(messages[600:], 600) if isinstance(m, Frame) and m.events)
     old = replace(messages[late].events[0], time_ns=messages[20].time_ns)
@@ -132,7 +130,7 @@ def test_an_event_of_long_before_changes_no_order(
     assert len(read_overview(recording)) == len(times_ns) > 30
 
 
-def test_a_hole_is_counted_and_a_new_engine_begins_anew(make_messages: Callable[..., Any], record: Any) -> None:
+def test_gap_is_counted_and_a_new_engine_starts_over(make_messages: Callable[..., Any], record: Any) -> None:
     first, second = make_messages(100), make_messages(100, epoch=2)
     lost = [m for m in first if not (isinstance(m, Frame) and 40 <= m.seq < 50)]
     overview = read_overview(Recording.open(record([*lost, *second]).path))
@@ -141,7 +139,7 @@ def test_a_hole_is_counted_and_a_new_engine_begins_anew(make_messages: Callable[
     assert isinstance(second[1], Snapshot)
 
 
-def test_bins_are_thinned_out_when_they_are_too_many() -> None:
+def test_bins_are_thinned_out_beyond_the_limit() -> None:
     overview = SessionOverview(max_bin_bytes=10_000)
     for second in range(1000):
         bins = AddressBins(*[bytes([second % 256]) * 10] * 4, owner=second.to_bytes(4, "little") * 10)
@@ -153,7 +151,7 @@ def test_bins_are_thinned_out_when_they_are_too_many() -> None:
     assert np.abs(shown - np.arange(1000)).max() <= 32
 
 
-def test_the_oldest_go_and_what_is_left_keeps_its_bins() -> None:
+def test_forgotten_seconds_leave_the_bins_of_the_rest() -> None:
     overview = SessionOverview()
     first = AddressBins(active=b"\x07" * 4, owner=b"\0" * 16)
     overview.extend(
@@ -169,7 +167,7 @@ def test_the_oldest_go_and_what_is_left_keeps_its_bins() -> None:
     assert overview.place_at(0) == -1
 
 
-def test_pools_of_two_sizes_stand_beside_each_other() -> None:
+def test_bins_of_pools_of_two_sizes_have_one_width() -> None:
     overview = SessionOverview()
     overview.extend([Summary(time_ns=0, epoch=1, bins=AddressBins(active=b"\x01\x02"))])
     overview.extend([Summary(time_ns=SECOND_NS, epoch=2, bins=AddressBins(active=b"\x01\x02\x03\x04"))])
@@ -177,7 +175,7 @@ def test_pools_of_two_sizes_stand_beside_each_other() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"time_ns": "x"}', b"[" * 100_000, b"\xff"])
-def test_what_is_no_summary_is_refused(data: bytes) -> None:
+def test_invalid_summary_is_refused(data: bytes) -> None:
     for decode in (decode_summary, decode_event):
         with pytest.raises(ProtocolError):
             decode(data)
@@ -189,8 +187,8 @@ def _note() -> Any:
     return Event(kind="note", time_ns=0)
 
 
-def test_bins_of_many_seconds_are_those_of_each() -> None:
-    """Most seconds have none of their own; places may come in any order."""
+def test_bins_of_many_seconds_equal_those_of_each() -> None:
+    """Most seconds have no bins of their own; the seconds may be requested in any order."""
     overview = SessionOverview()
     for index in range(40):
         own = AddressBins(active=bytes([index])) if index % 7 == 3 else None
@@ -201,7 +199,7 @@ def test_bins_of_many_seconds_are_those_of_each() -> None:
         assert overview.bins("active", np.array(places))[:, 0].tolist() == wanted
 
 
-def test_a_long_overview_comes_part_by_part(record, monkeypatch):
+def test_long_overview_is_read_in_parts(record, monkeypatch):
     recording = Recording.open(record(900).path)
     whole = OverviewPart.joined(written_parts(recording))
     for most in ("_MOST_SUMMARIES", "_MOST_EVENTS"):

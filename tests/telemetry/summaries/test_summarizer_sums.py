@@ -1,4 +1,4 @@
-"""Sums of a second whose frames each have the largest numbers that are accepted."""
+"""Sums over a second whose frames have the largest accepted numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why nobody answers is told within three seconds, for each way in which nobody does; an engine that comes ends it."""
+"""The reason why no engine answers is shown within three seconds, for each case; an engine that appears clears it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 60.0
 
 
 def first_reason(source: LiveSource) -> str:
-    """The first reason, however long that takes on a busy machine."""
+    """Return the first reason, however long it takes on a busy machine."""
     assert source.wait(lambda: bool(source.status.reason), WAIT_S)
     return source.status.reason
 
@@ -33,8 +33,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def listener() -> Iterator[int]:
-    """It takes connections and says nothing."""
+def silent_listener() -> Iterator[int]:
+    """Port that accepts connections and never sends anything."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield int(server.getsockname()[1])
 
@@ -52,15 +52,15 @@ def web_server() -> Iterator[int]:
         thread.join()
 
 
-def test_nothing_listens() -> None:
+def test_closed_port_is_reported() -> None:
     port = free_port()
     with LiveSource(f"tcp://127.0.0.1:{port}") as source:
         assert first_reason(source) == f"nothing listens on 127.0.0.1:{port} (connection refused)"
         assert source.status.state is SourceState.CONNECTING
 
 
-def test_the_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the machine's resolver makes of it, and however long it takes."""
+def test_unknown_host_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Independent of the machine's resolver and its speed."""
 
     def unknown(host: str, *more: object, **others: object) -> object:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -70,27 +70,27 @@ def test_the_name_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
         assert first_reason(source) == "unknown host 'localhost' (name or service not known)"
 
 
-def test_there_is_no_socket_file(tmp_path: Path) -> None:
+def test_missing_socket_file_is_reported(tmp_path: Path) -> None:
     with LiveSource(f"ipc://{tmp_path}/nowhere") as source:
         assert first_reason(source).startswith(f"no socket file {tmp_path}/nowhere/telemetry")
 
 
-def test_the_socket_file_is_of_an_engine_that_ended(tmp_path: Path) -> None:
+def test_stale_socket_file_is_reported(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "telemetry"))
     with LiveSource(f"ipc://{tmp_path}") as source:
         assert first_reason(source).startswith(f"nothing listens on {tmp_path}/telemetry")
 
 
-def test_somebody_else_listens() -> None:
-    with listener() as port, LiveSource(f"tcp://127.0.0.1:{port}") as source:
+def test_listener_that_is_no_engine_is_reported() -> None:
+    with silent_listener() as port, LiveSource(f"tcp://127.0.0.1:{port}") as source:
         assert first_reason(source).startswith(f"something listens at 127.0.0.1:{port}, but it is not a kvscope engine")
     with web_server() as port, LiveSource(f"tcp://127.0.0.1:{port}") as source:
         reason = first_reason(source)
         assert f"127.0.0.1:{port}" in reason
 
 
-def test_an_engine_that_comes_is_followed_and_nothing_is_told_of_before(tmp_path: Path) -> None:
+def test_engine_that_appears_is_followed_and_clears_the_reason(tmp_path: Path) -> None:
     with LiveSource(f"ipc://{tmp_path}/telemetry") as source:
         assert "no socket file" in first_reason(source)
         engine = SimulatedEngine(num_blocks=64, num_running=2)
@@ -99,8 +99,8 @@ def test_an_engine_that_comes_is_followed_and_nothing_is_told_of_before(tmp_path
             assert source.status.reason == ""
 
 
-def test_it_is_looked_into_at_once() -> None:
-    """The pace is by the clock that the reading thread gives: the first look is after 0.3 s of it."""
+def test_first_check_comes_soon_by_the_given_clock() -> None:
+    """The reader thread passes its clock: the first check is at 0.3 s of it."""
     from kvscope_telemetry.transport.absence import FIRST_S, Absence
 
     absence = Absence(f"tcp://127.0.0.1:{free_port()}")

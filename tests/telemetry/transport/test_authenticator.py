@@ -1,4 +1,4 @@
-"""Who is let in where nobody answers for the list of keys: nobody."""
+"""Authentication when nothing answers for the allow-list: no client is admitted."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TURNED_AWAY = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_without_an_answer_a_key_opens_nothing(tmp_path: Path, is_answered: bool) -> None:
-    """libzmq lets everybody in who has the engine's public key, unless it is told to insist on an answer."""
+def test_client_is_refused_if_the_allow_list_does_not_answer(tmp_path: Path, is_answered: bool) -> None:
+    """Unless told to require an answer, libzmq admits every client that has the engine's public key."""
     ring = KeyRing(tmp_path / "keys")
     own = zmq.curve_keypair()
     authenticator = Authenticator("tcp://127.0.0.1:0", ring, Role.VIEWER)

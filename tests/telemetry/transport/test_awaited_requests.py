@@ -1,4 +1,6 @@
-"""What a client says it waits for: everything that left and has not ended, with what was heard of it."""
+"""The requests that a client says it waits for: all that were sent and have not ended, with what was received
+of them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def _finished(request_id: str, index: int = 0) -> Finished:
     return Finished(request_id=request_id, index=index, finish_reason="stop", usage=Usage(), timing=RequestTiming())
 
 
-def test_a_request_is_followed_from_submit_to_its_last_completion() -> None:
+def test_request_is_awaited_until_its_last_completion() -> None:
     requests = AwaitedRequests()
     requests.sent(GetStatus())
     requests.sent(Submit(request_id="r", prompt="x"))
@@ -34,7 +36,7 @@ def test_a_request_is_followed_from_submit_to_its_last_completion() -> None:
     assert requests.all() == ()
 
 
-def test_refused_ones_and_other_clients_ids_are_not_awaited() -> None:
+def test_refused_requests_and_foreign_ids_are_not_awaited() -> None:
     requests = AwaitedRequests()
     requests.sent(Submit(request_id="r", prompt="x"))
     requests.heard(Tokens(request_id="other", token_ids=(1,), text="a"))
@@ -43,7 +45,7 @@ def test_refused_ones_and_other_clients_ids_are_not_awaited() -> None:
     assert requests.ids == []
 
 
-def test_a_second_request_with_the_same_id_does_not_end_the_first() -> None:
+def test_refused_duplicate_id_does_not_end_the_first_request() -> None:
     requests = AwaitedRequests()
     requests.sent(Submit(request_id="r", prompt="x"))
     requests.heard(Accepted(request_id="r", numbers=(1,), num_prompt_tokens=1))
@@ -52,7 +54,7 @@ def test_a_second_request_with_the_same_id_does_not_end_the_first() -> None:
     assert requests.ids == ["r"]
 
 
-def test_nonsense_from_an_engine_changes_nothing() -> None:
+def test_invalid_replies_change_nothing() -> None:
     requests = AwaitedRequests()
     requests.sent(Submit(request_id="r", prompt="x"))
     requests.heard(Accepted(request_id="r", numbers=(1,), num_prompt_tokens=1))

@@ -1,4 +1,4 @@
-"""Endpoints as a person writes them."""
+"""Endpoints as users write them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvscope_telemetry.transport.bind_address import (
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///run/kv", "ipc:///run/kv/", "ipc:///run/kv/telemetry"])
-def test_both_ways_to_write_a_directory(endpoint: str) -> None:
+def test_ipc_directory_with_or_without_socket_name_is_the_same(endpoint: str) -> None:
     address = parse_bind_address(endpoint)
     assert address == IpcAddress(Path("/run/kv"))
     assert isinstance(address, IpcAddress)
@@ -40,7 +40,7 @@ def test_both_ways_to_write_a_directory(endpoint: str) -> None:
         ("tcp://127.0.0.1.example.org:5000", False),
     ],
 )
-def test_loopback_is_known_by_its_address(endpoint: str, is_loopback: bool) -> None:
+def test_loopback_is_recognized_by_its_address(endpoint: str, is_loopback: bool) -> None:
     address = parse_bind_address(endpoint)
     assert isinstance(address, TcpAddress)
     assert address.is_loopback is is_loopback
@@ -68,13 +68,13 @@ def test_loopback_is_known_by_its_address(endpoint: str, is_loopback: bool) -> N
         "ipc:///run/../kv",
     ],
 )
-def test_anything_else_is_refused_by_name(endpoint: str) -> None:
+def test_invalid_endpoint_is_refused_by_name(endpoint: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse_bind_address(endpoint)
     assert repr(endpoint) in str(caught.value)
 
 
-def test_a_path_that_no_socket_can_have_is_refused_with_the_numbers() -> None:
+def test_socket_path_that_is_too_long_is_refused_with_its_length() -> None:
     longest = "ipc:///" + "d" * (107 - len("//telemetry"))
     parse_bind_address(longest)
     with pytest.raises(BadInput, match="108 bytes, at most 107"):
@@ -83,7 +83,7 @@ def test_a_path_that_no_socket_can_have_is_refused_with_the_numbers() -> None:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The temporary folder, short enough for sockets."""
+    """The temporary folder, with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="kv", dir="/tmp") as name:
         monkeypatch.setattr(tempfile, "tempdir", name)
         yield Path(name)
@@ -98,9 +98,7 @@ def test_runtime_folder_is_preferred_for_sockets(temporary: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("what", ["", "relative", "file", "missing", "x" * 100])
-def test_runtime_folder_that_takes_no_sockets_is_passed_over(
-    temporary: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_unsuitable_runtime_folder_is_skipped(temporary: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     (temporary / "file").touch()
     (temporary / ("x" * 100)).mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", what if what in ("", "relative") else str(temporary / what))
@@ -108,7 +106,7 @@ def test_runtime_folder_that_takes_no_sockets_is_passed_over(
     assert runtime_folder() == shared_folder()
 
 
-def test_long_temporary_folder_is_passed_over(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_temporary_folder_is_skipped(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     long = temporary / ("x" * 100)
     long.mkdir()

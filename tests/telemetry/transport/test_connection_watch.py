@@ -1,4 +1,6 @@
-"""Strangers on the engine's sockets, byte by byte: mute crowds, messages and subscriptions without end."""
+"""Misbehaving connections to the engine's sockets, byte by byte: silent crowds, and endless messages and
+subscriptions.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,15 @@ MIB = 1 << 20
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
 
 
-class Engine:
-    """Sockets that answer each command."""
+class AnsweringEngine:
+    """Server sockets that answer each command."""
 
     def __init__(self, endpoint: str) -> None:
         self.sockets = ServerSockets(endpoint, on_command=self._answer, heartbeat=lambda: None)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
 
     def ask(self) -> bool:
-        """Whether a client that comes now is answered."""
+        """Return whether a new client gets an answer."""
         dealer = self._context.socket(zmq.DEALER)
         dealer.rcvtimeo = dealer.sndtimeo = 60_000
         dealer.reconnect_ivl = 20
@@ -64,7 +66,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bare connection answers none, and would be ended for that."""
+    """Disable heartbeats: a bare connection answers none and would be closed."""
     monkeypatch.setattr(server_sockets, "TCP_HEARTBEAT_MS", (600_000, 600_000))
 
 
@@ -74,11 +76,11 @@ def endpoint(request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[str], Engine]]:
-    engines: list[Engine] = []
+def start_engine() -> Iterator[Callable[[str], AnsweringEngine]]:
+    engines: list[AnsweringEngine] = []
 
-    def make(endpoint: str) -> Engine:
-        engines.append(Engine(endpoint))
+    def make(endpoint: str) -> AnsweringEngine:
+        engines.append(AnsweringEngine(endpoint))
         return engines[-1]
 
     yield make
@@ -87,7 +89,7 @@ def start() -> Iterator[Callable[[str], Engine]]:
 
 
 def connect(endpoint: str) -> socket.socket:
-    """A bare connection: no byte of ZeroMQ's protocol."""
+    """Open a plain socket that sends nothing of ZeroMQ's protocol."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc":
         bare = socket.socket(socket.AF_UNIX)
@@ -100,7 +102,7 @@ def connect(endpoint: str) -> socket.socket:
 
 
 def greet(bare: socket.socket, kind: bytes) -> None:
-    """The handshake without keys."""
+    """Do the handshake without keys."""
     ready = b"\x05READY\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind
     bare.sendall(GREETING + bytes([4, len(ready)]) + ready)
     said = b""
@@ -122,7 +124,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def was_cut(bare: socket.socket, data: bytes, most: int) -> bool:
-    """Send `data` again and again, `most` bytes in all; whether the connection ended meanwhile."""
+    """Send `data` repeatedly, up to `most` bytes. Returns whether the connection was closed meanwhile."""
     try:
         for _ in range(most // max(1, len(data))):
             bare.sendall(data)
@@ -133,24 +135,24 @@ def was_cut(bare: socket.socket, data: bytes, most: int) -> bool:
 
 
 def test_engine_without_proc_answers(
-    start: Callable[[str], Engine], endpoint: str, monkeypatch: pytest.MonkeyPatch
+    start_engine: Callable[[str], AnsweringEngine], endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(path: str, **options: object) -> object:
         raise FileNotFoundError(2, "No such file or directory", path)
 
     monkeypatch.setattr(connections, "open", missing, raising=False)
-    assert start(endpoint).ask()
+    assert start_engine(endpoint).ask()
 
 
 @pytest.mark.parametrize("name", ["command_endpoint", "telemetry_endpoint"])
-def test_a_mute_crowd_locks_out_nobody(
-    start: Callable[[str], Engine], endpoint: str, monkeypatch: pytest.MonkeyPatch, name: str
+def test_silent_connections_do_not_lock_out_clients(
+    start_engine: Callable[[str], AnsweringEngine], endpoint: str, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(server_sockets, "MAX_CONNECTIONS", 8)
-    for handshake in ("HANDSHAKE_MS", "TCP_HANDSHAKE_MS"):  # it is not their silence that ends them
+    for handshake in ("HANDSHAKE_MS", "TCP_HANDSHAKE_MS"):  # so that they are not closed for their silence
         monkeypatch.setattr(server_sockets, handshake, 600_000)
     monkeypatch.setattr(connections, "HANDSHAKE_S", 600.0)
-    engine = start(endpoint)
+    engine = start_engine(endpoint)
     assert engine.ask()
     before = len(os.listdir("/proc/self/fd"))
     with contextlib.ExitStack() as crowd:
@@ -162,12 +164,12 @@ def test_a_mute_crowd_locks_out_nobody(
     assert engine.ask()
 
 
-def test_a_message_without_end_is_cut(
-    start: Callable[[str], Engine], endpoint: str, monkeypatch: pytest.MonkeyPatch
+def test_endless_message_closes_its_connection(
+    start_engine: Callable[[str], AnsweringEngine], endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_sockets, "MAX_READ_BYTES", 2 * MIB)
     monkeypatch.setattr(connections, "MAX_GROWTH_BYTES", 32 * MIB)
-    engine = start(endpoint)
+    engine = start_engine(endpoint)
     with connect(engine.sockets.command_endpoint) as bare:
         greet(bare, b"DEALER")
         part = b"\x03" + MIB.to_bytes(8, "big") + b"x" * MIB
@@ -175,10 +177,10 @@ def test_a_message_without_end_is_cut(
     assert engine.ask()
 
 
-def test_a_message_of_a_hundred_thousand_parts_ends_its_connection(
-    start: Callable[[str], Engine], endpoint: str
+def test_message_of_100000_parts_closes_its_connection(
+    start_engine: Callable[[str], AnsweringEngine], endpoint: str
 ) -> None:
-    engine = start(endpoint)
+    engine = start_engine(endpoint)
     with connect(engine.sockets.command_endpoint) as bare:
         greet(bare, b"DEALER")
         bare.sendall(b"\x01\x00" * 100_000 + b"\x00\x01e")
@@ -186,8 +188,10 @@ def test_a_message_of_a_hundred_thousand_parts_ends_its_connection(
         assert was_cut(bare, b"", 0)
 
 
-def test_a_message_of_a_few_parts_is_answered(start: Callable[[str], Engine], endpoint: str) -> None:
-    engine = start(endpoint)
+def test_message_of_ten_parts_is_answered_with_an_error(
+    start_engine: Callable[[str], AnsweringEngine], endpoint: str
+) -> None:
+    engine = start_engine(endpoint)
     with connect(engine.sockets.command_endpoint) as bare:
         greet(bare, b"DEALER")
         bare.sendall(b"\x01\x00" * 9 + b"\x00\x01e")
@@ -197,23 +201,23 @@ def test_a_message_of_a_few_parts_is_answered(start: Callable[[str], Engine], en
     assert b"one message part" in said
 
 
-def test_subscriptions_without_end_are_cut(start: Callable[[str], Engine]) -> None:
-    engine = start("tcp://127.0.0.1:0")
+def test_endless_subscriptions_close_their_connection(start_engine: Callable[[str], AnsweringEngine]) -> None:
+    engine = start_engine("tcp://127.0.0.1:0")
     with connect(engine.sockets.telemetry_endpoint) as bare:
         greet(bare, b"SUB")
         assert was_cut(bare, b"\x00\x65\x01" + os.urandom(100), 8 * MIB)
     assert engine.ask()
 
 
-def test_a_patient_client_with_big_commands_is_left_alone(
-    start: Callable[[str], Engine], endpoint: str, monkeypatch: pytest.MonkeyPatch
+def test_slow_client_with_large_commands_is_not_disconnected(
+    start_engine: Callable[[str], AnsweringEngine], endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_sockets, "MAX_READ_BYTES", MIB)
-    engine = start(endpoint)
+    engine = start_engine(endpoint)
     with connect(engine.sockets.command_endpoint) as bare:
         greet(bare, b"DEALER")
         text = b"x" * (MIB - 100)
-        for _ in range(30):  # far more than may come between two whole messages
+        for _ in range(30):  # far more than is accepted between two complete messages
             bare.sendall(b"\x02" + len(text).to_bytes(8, "big") + text)
         said = b""
         while said.count(b"cannot be read") < 30:
@@ -233,26 +237,26 @@ except KvscopeError as error:
 """
 
 
-def started_with(folder: Path, soft: int, hard: int) -> str:
+def start_with_file_limits(folder: Path, soft: int, hard: int) -> str:
     command = [sys.executable, "-c", HOLDER, f"ipc://{folder}", str(soft), str(hard)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_limit_of_open_files_is_raised_or_the_start_refused(folder: Path) -> None:
+def test_open_file_limit_is_raised_or_the_start_refused(folder: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY and hard < 5_000:
         pytest.skip(f"this machine allows {hard} open files")
-    assert started_with(folder, 256, 5_000) == "5000 5000"
-    assert "may open only 2000 files: at least 4096 are needed" in started_with(folder, 256, 2_000)
+    assert start_with_file_limits(folder, 256, 5_000) == "5000 5000"
+    assert "may open only 2000 files: at least 4096 are needed" in start_with_file_limits(folder, 256, 2_000)
 
 
-def test_big_replies_that_nobody_reads_are_refused_then_bounded_over_all(
-    start: Callable[[str], Engine], endpoint: str
+def test_unread_large_replies_are_refused_and_bounded_in_total(
+    start_engine: Callable[[str], AnsweringEngine], endpoint: str
 ) -> None:
-    """A client that asks for more than it reads is told so, and its others answers come all the same."""
+    """A client that requests more than it reads gets an error, and other clients still get their answers."""
     from kvscope_telemetry.messages.commands import BlockContent, BlockText
 
-    engine = start(endpoint)
+    engine = start_engine(endpoint)
     clients: list[bytes] = []
     sockets = engine.sockets
     sockets._on_command = lambda client, command: clients.append(client)
@@ -274,8 +278,10 @@ def test_big_replies_that_nobody_reads_are_refused_then_bounded_over_all(
     context.term()
 
 
-def test_a_long_subscription_is_cut_before_it_is_kept(endpoint: str, start: Callable[[str], Engine]) -> None:
-    engine = start(endpoint)
+def test_long_subscription_closes_its_connection_before_it_is_stored(
+    endpoint: str, start_engine: Callable[[str], AnsweringEngine]
+) -> None:
+    engine = start_engine(endpoint)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     subscriber = context.socket(zmq.SUB)
     subscriber.reconnect_ivl = -1
@@ -286,7 +292,7 @@ def test_a_long_subscription_is_cut_before_it_is_kept(endpoint: str, start: Call
     try:
         events = [recv_monitor_message(monitor)["event"] for _ in range(2)]
         assert events == [zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED]
-        assert engine.ask(), "nobody else notices"
+        assert engine.ask(), "other clients must not notice"
     finally:
         subscriber.disable_monitor()
         monitor.close(linger=0)

@@ -1,4 +1,4 @@
-"""Who sends thousands of messages a second lets some come together."""
+"""A sender of thousands of messages per second waits briefly so that several are sent together."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from kvscope_telemetry.transport.server_sockets import CROWDED_HZ, NAP_S, Crowdi
 
 
 def naps(crowding, hz, begin_s, seconds=1.0):
-    """Of a second of turns in which one message each was sent, so many turns a second."""
+    """Return the naps of turns with one message each, at `hz` turns per second."""
     return [crowding.nap_s(1, begin_s + turn / hz) for turn in range(int(seconds * hz))]
 
 
 @pytest.mark.parametrize("hz", [1, 30, 200, CROWDED_HZ // 2])
-def test_nothing_of_an_engine_with_a_model_waits(hz):
+def test_no_nap_at_the_rates_of_an_engine_with_a_model(hz):
     assert not any(naps(Crowding(), hz, 100.0, seconds=3.0))
 
 
-def test_a_busy_one_naps_until_it_is_busy_no_more():
+def test_naps_last_while_the_rate_is_high():
     crowding = Crowding()
     assert set(naps(crowding, 2 * CROWDED_HZ, 100.0)[100:]) == {NAP_S}
     together = [crowding.nap_s(6, 101.0 + turn * 0.0012) for turn in range(100)]
-    assert set(together) == {NAP_S}, "it is as busy when they come together"
+    assert set(together) == {NAP_S}, "the rate is as high when messages come together"
     assert not any(naps(crowding, 200, 102.0))
 
 
-def test_a_turn_without_a_message_has_no_nap():
+def test_turn_without_a_message_has_no_nap():
     crowding = Crowding()
     naps(crowding, 2 * CROWDED_HZ, 100.0)
     assert crowding.nap_s(0, 101.0) == 0.0

@@ -1,4 +1,4 @@
-"""Endpoints: which are accepted, where the second socket is, and when keys are needed."""
+"""Endpoints: which are accepted, where the command socket is, and when keys are required."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from kvscope_telemetry.transport.endpoints import Endpoints, endpoints, is_ipv6,
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///run/kv", "ipc:///run/kv/telemetry", "ipc:///run/kv/"])
-def test_command_lies_beside_telemetry(endpoint: str) -> None:
+def test_command_socket_is_next_to_the_telemetry_socket(endpoint: str) -> None:
     assert endpoints(endpoint) == Endpoints("ipc:///run/kv/telemetry", "ipc:///run/kv/command")
 
 
-def test_command_is_on_the_next_port() -> None:
+def test_command_socket_is_on_the_next_port() -> None:
     assert endpoints("tcp://box:5600") == Endpoints("tcp://box:5600", "tcp://box:5601")
     assert endpoints("tcp://[::1]:5600").command == "tcp://[::1]:5601"
 
@@ -58,7 +58,7 @@ def test_refusal_names_the_value_and_what_is_accepted(endpoint: str) -> None:
         ("tcp://[fe80::1]:1", False),
     ],
 )
-def test_keys_are_needed_off_this_machine(endpoint: str, is_local: bool) -> None:
+def test_keys_are_required_beyond_this_machine(endpoint: str, is_local: bool) -> None:
     assert is_loopback(endpoint) is is_local
     require_curve(endpoint, has_keys=True)
     if is_local:
@@ -68,7 +68,7 @@ def test_keys_are_needed_off_this_machine(endpoint: str, is_local: bool) -> None
             require_curve(endpoint, has_keys=False)
 
 
-def test_ipv6_is_seen() -> None:
+def test_ipv6_is_recognized() -> None:
     assert is_ipv6("tcp://[::1]:1")
     assert not is_ipv6("tcp://127.0.0.1:1")
     assert not is_ipv6("ipc:///run/a:b")

@@ -1,4 +1,4 @@
-"""The queue before the publisher: bounded, and the newest wins."""
+"""The queue before the publisher: bounded, newest wins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def seqs(messages: list[TelemetryMessage]) -> list[int]:
     return [message.seq for message in messages if isinstance(message, Frame)]
 
 
-def test_everything_comes_out_once_in_order() -> None:
+def test_messages_come_out_once_in_order() -> None:
     outbox = Outbox(10, 1 << 20)
     for seq in range(10):
         outbox.put(frame(seq))
@@ -26,7 +26,7 @@ def test_everything_comes_out_once_in_order() -> None:
     assert outbox.num_dropped == 0
 
 
-def test_too_many_push_out_the_oldest() -> None:
+def test_oldest_are_dropped_beyond_the_maximum_number() -> None:
     outbox = Outbox(10, 1 << 20)
     for seq in range(25):
         outbox.put(frame(seq))
@@ -34,7 +34,7 @@ def test_too_many_push_out_the_oldest() -> None:
     assert outbox.num_dropped == 15
 
 
-def test_too_many_bytes_push_out_the_oldest_and_one_is_always_kept() -> None:
+def test_oldest_are_dropped_beyond_the_maximum_bytes_and_one_is_always_kept() -> None:
     outbox = Outbox(10, 100_000)
     for seq in range(5):
         outbox.put(frame(seq, num_rows=1_000))  # about 30 KB
@@ -43,7 +43,7 @@ def test_too_many_bytes_push_out_the_oldest_and_one_is_always_kept() -> None:
     assert seqs(outbox.drain()) == [7]
 
 
-def test_nothing_is_lost_or_doubled_between_threads() -> None:
+def test_concurrent_puts_lose_and_repeat_nothing() -> None:
     outbox = Outbox(1 << 20, 1 << 30)
     taken: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Commands on their way: in order, bounded, answered when there is nobody to answer."""
+"""Outgoing commands: in order, bounded, and answered locally if no engine takes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_telemetry.messages.wire import decode_command
 from kvscope_telemetry.transport.client_sockets import MAX_WAIT_NS, MAX_WAITING, MAX_WAITING_BYTES, Outgoing
 
 
-def test_commands_leave_in_order_as_far_as_they_are_taken() -> None:
+def test_commands_leave_in_order_as_the_socket_accepts_them() -> None:
     outgoing = Outgoing()
     sent: list[bytes] = []
     for i in range(5):
@@ -22,7 +22,7 @@ def test_commands_leave_in_order_as_far_as_they_are_taken() -> None:
     assert [decode_command(data) for data in sent] == [Abort(request_id=str(i)) for i in range(5)]
 
 
-def test_a_command_nobody_takes_is_answered_here() -> None:
+def test_expired_command_is_answered_locally_and_never_sent() -> None:
     outgoing = Outgoing()
     for command in (Submit(request_id="r", prompt="x"), Control(action="shutdown", tag=5), Abort(request_id="q")):
         outgoing.put(command)
@@ -34,7 +34,7 @@ def test_a_command_nobody_takes_is_answered_here() -> None:
     outgoing.send_all(lambda data: pytest.fail("an old command reached a new engine"))
 
 
-def test_limits_are_told() -> None:
+def test_command_size_and_number_are_limited() -> None:
     outgoing = Outgoing()
     with pytest.raises(BadInput, match="at most"):
         outgoing.put(Submit(request_id="r", prompt="x" * (8 << 20)))
@@ -44,7 +44,7 @@ def test_limits_are_told() -> None:
         outgoing.put(Abort(request_id="r"))
 
 
-def test_what_waits_is_bounded_in_bytes() -> None:
+def test_bytes_of_waiting_commands_are_bounded() -> None:
     outgoing = Outgoing()
     for _ in range(MAX_WAITING_BYTES // (7 << 20)):
         outgoing.put(Submit(request_id="r", prompt="x" * (7 << 20)))

@@ -1,12 +1,12 @@
-"""Replies to clients that are slow, gone, or fine."""
+"""Replies to clients that are slow, gone, or well."""
 
 from __future__ import annotations
 
 from kvscope_telemetry.transport.reply_sender import Delivery, ReplyBacklogs
 
 
-class Wire:
-    """Sends to clients that take what they have room for."""
+class FakeWire:
+    """Sends to clients as long as they have capacity."""
 
     def __init__(self, **room: int) -> None:
         self.room = {name.encode(): room for name, room in room.items()}
@@ -23,16 +23,16 @@ class Wire:
         return Delivery.SENT
 
 
-def test_a_client_that_reads_has_no_backlog() -> None:
-    wire = Wire(a=9)
+def test_client_that_reads_has_no_backlog() -> None:
+    wire = FakeWire(a=9)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append)
     backlogs.add(b"a", b"1")
     assert wire.sent == [(b"a", b"1")]
     assert backlogs.is_empty
 
 
-def test_a_slow_client_gets_everything_later_in_order_and_others_do_not_wait() -> None:
-    wire = Wire(slow=1, fast=9)
+def test_slow_client_gets_its_replies_later_in_order_without_delaying_others() -> None:
+    wire = FakeWire(slow=1, fast=9)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append)
     for number in range(4):
         backlogs.add(b"slow", b"%d" % number)
@@ -48,16 +48,16 @@ def test_a_slow_client_gets_everything_later_in_order_and_others_do_not_wait() -
     assert wire.lost == []
 
 
-def test_a_client_that_is_gone_is_told_of_once_and_forgotten() -> None:
-    wire = Wire()
+def test_gone_client_is_reported_once_and_forgotten() -> None:
+    wire = FakeWire()
     backlogs = ReplyBacklogs(wire.send, wire.lost.append)
     backlogs.add(b"a", b"1")
     assert wire.lost == [b"a"]
     assert backlogs.is_empty
 
 
-def test_too_much_for_one_client_drops_its_backlog_and_tells() -> None:
-    wire = Wire(slow=0)
+def test_overfull_backlog_of_a_client_is_dropped_and_reported() -> None:
+    wire = FakeWire(slow=0)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append, max_bytes=1_000)
     backlogs.add(b"slow", b"x" * 600)
     assert wire.lost == []
@@ -69,8 +69,8 @@ def test_too_much_for_one_client_drops_its_backlog_and_tells() -> None:
     assert wire.sent == [(b"slow", b"the last word")]
 
 
-def test_one_reply_alone_may_be_larger_than_the_bound() -> None:
-    wire = Wire(slow=0)
+def test_single_reply_may_exceed_the_bound() -> None:
+    wire = FakeWire(slow=0)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append, max_bytes=10)
     backlogs.add(b"slow", b"x" * 600)
     wire.room[b"slow"] = 1
@@ -78,8 +78,8 @@ def test_one_reply_alone_may_be_larger_than_the_bound() -> None:
     assert wire.lost == []
 
 
-def test_all_queues_together_are_bounded_and_the_longest_is_lost() -> None:
-    wire = Wire(a=0, b=0, c=0)
+def test_total_backlog_is_bounded_and_the_longest_is_dropped() -> None:
+    wire = FakeWire(a=0, b=0, c=0)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append, max_bytes=10_000, max_total_bytes=12_000)
     for number in range(9):
         backlogs.add(b"a", b"x" * 900)
@@ -94,10 +94,10 @@ def test_all_queues_together_are_bounded_and_the_longest_is_lost() -> None:
     assert (backlogs.num_bytes, backlogs.is_empty) == (0, True)
 
 
-def test_an_answer_that_was_asked_for_finds_room_or_not() -> None:
-    wire = Wire(a=0)
+def test_capacity_check_before_an_expensive_answer() -> None:
+    wire = FakeWire(a=0)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append)
-    assert backlogs.has_room(b"a", 1 << 30), "one alone always has"
+    assert backlogs.has_room(b"a", 1 << 30), "a single reply always fits"
     backlogs.add(b"a", b"x" * (10 << 20))
     assert backlogs.has_room(b"a", 5 << 20)
     assert not backlogs.has_room(b"a", 7 << 20)

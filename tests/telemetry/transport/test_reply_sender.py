@@ -1,4 +1,4 @@
-"""Big replies in ZeroMQ's hands: one a client, and bounded over all clients."""
+"""Large replies handed to ZeroMQ: one per client at a time, and bounded over all clients."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kvscope_telemetry.transport.reply_sender import BIG_REPLY_BYTES, MAX_ANSWER
 
 @dataclass
 class Tracker:
-    """Of a reply that its client has not read."""
+    """Tracker of a reply that its client has not read."""
 
     done: bool = False
 
 
 class Router:
-    """Remembers what it took: for whom, and what is not big."""
+    """Records what it sent: the client, and small messages."""
 
     def __init__(self) -> None:
         self.taken: list[bytes] = []
@@ -40,7 +40,7 @@ def text_of(num_bytes: int, tag: int = 0) -> BlockText:
 
 @pytest.fixture
 def trackers(monkeypatch: pytest.MonkeyPatch) -> list[Tracker]:
-    """Of all big replies, in their order."""
+    """Trackers of all large replies, in order."""
     made: list[Tracker] = []
 
     def send(router: Any, data: bytes) -> Tracker:
@@ -51,7 +51,7 @@ def trackers(monkeypatch: pytest.MonkeyPatch) -> list[Tracker]:
     return made
 
 
-def test_who_has_most_unread_is_disconnected_when_it_is_too_much_together(
+def test_client_with_most_unread_bytes_is_disconnected_beyond_the_total_bound(
     trackers: list[Tracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reply_sender, "MAX_REPLY_BYTES_IN_FLIGHT", 10 * BIG_REPLY_BYTES)
@@ -65,10 +65,10 @@ def test_who_has_most_unread_is_disconnected_when_it_is_too_much_together(
     assert cut == [b"b"]
     trackers[0].done = True
     sender.answer(b"d", text_of(6 * BIG_REPLY_BYTES))
-    assert cut == [b"b"], "what was read counts no more"
+    assert cut == [b"b"], "read replies must not count"
 
 
-def test_a_client_has_one_big_reply_at_a_time(trackers: list[Tracker]) -> None:
+def test_client_has_one_large_reply_in_flight(trackers: list[Tracker]) -> None:
     router: Any = Router()
     sender = ReplySender(router, lambda client: None, lambda client: None)
     for _ in range(3):
@@ -78,10 +78,10 @@ def test_a_client_has_one_big_reply_at_a_time(trackers: list[Tracker]) -> None:
     sender.retry()
     assert router.taken == [b"a", b"a"]
     sender.answer(b"b", text_of(BIG_REPLY_BYTES))
-    assert router.taken[-1] == b"b", "others do not wait"
+    assert router.taken[-1] == b"b", "other clients must not wait"
 
 
-def test_what_is_asked_for_while_too_much_waits_is_refused_by_its_tag(trackers: list[Tracker]) -> None:
+def test_request_for_a_large_answer_is_refused_by_its_tag_while_too_much_waits(trackers: list[Tracker]) -> None:
     router: Any = Router()
     sender = ReplySender(router, lambda client: None, lambda client: None)
     router.is_full = True

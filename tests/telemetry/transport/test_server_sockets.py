@@ -1,4 +1,4 @@
-"""The engine's sockets, real ones: what gets through, what is refused, and what those who misbehave cost."""
+"""The engine's real sockets: what is delivered, what is refused, and what misbehaving clients cost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MIB = 1 << 20
 
 
 class Server:
-    """Sockets that answer each command with its tag, or as the test says."""
+    """Server sockets that answer each command with its tag, or as the test says."""
 
     def __init__(self, endpoint: str, **options: Any) -> None:
         self.commands: list[tuple[bytes, Command]] = []
@@ -71,7 +71,7 @@ class Server:
 
 
 class Peer:
-    """A client of the test's own making: no library of ours between it and the wire."""
+    """A client with plain ZeroMQ sockets, without our library."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
         self._context = context
@@ -100,7 +100,7 @@ class Peer:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short enough for a socket's path, whatever the name of the test."""
+    """A folder with a path short enough for sockets, whatever the test's name."""
     path = Path(tempfile.mkdtemp(prefix="kv-"))
     yield path
     shutil.rmtree(path)
@@ -132,7 +132,7 @@ def frame(seq: int, num_bytes: int = 0) -> Frame:
 
 
 def wait_subscribed(subscriber: zmq.Socket[bytes]) -> None:
-    """A subscription needs a moment to arrive; heartbeats tell when it has."""
+    """Wait until the subscription has arrived: the first heartbeat shows it."""
     decode_telemetry(subscriber.recv())
 
 
@@ -182,7 +182,7 @@ def test_each_client_gets_its_own_answers(server: Server, peer: Peer) -> None:
         (b"x" * (MAX_COMMAND_BYTES + 1), "refused: at most"),
     ],
 )
-def test_what_cannot_be_read_is_answered_with_the_reason(server: Server, peer: Peer, data: bytes, reason: str) -> None:
+def test_unreadable_command_is_answered_with_the_reason(server: Server, peer: Peer, data: bytes, reason: str) -> None:
     dealer = peer.dealer(server.sockets)
     reply = ask(dealer, data)
     assert isinstance(reply, Failed)
@@ -191,7 +191,7 @@ def test_what_cannot_be_read_is_answered_with_the_reason(server: Server, peer: P
     assert ask(dealer, encode(GetStatus(tag=7))) == Done(tag=7)
 
 
-def test_fuzzed_commands_never_hurt(server: Server, peer: Peer) -> None:
+def test_fuzzed_commands_are_answered_and_cost_no_memory(server: Server, peer: Peer) -> None:
     dealer = peer.dealer(server.sockets)
     randomness = random.Random(8)
     good = encode(GetStatus(tag=1 << 40))
@@ -206,7 +206,7 @@ def test_fuzzed_commands_never_hurt(server: Server, peer: Peer) -> None:
     assert ask(dealer, encode(GetStatus(tag=7))) == Done(tag=7)
 
 
-def test_message_parts_are_refused(server: Server, peer: Peer) -> None:
+def test_multipart_command_is_refused(server: Server, peer: Peer) -> None:
     dealer = peer.dealer(server.sockets)
     dealer.send_multipart([b"", encode(GetStatus(tag=1))])
     reply = decode_reply(dealer.recv())
@@ -214,15 +214,15 @@ def test_message_parts_are_refused(server: Server, peer: Peer) -> None:
     assert "one message part, not 2" in reply.reason
 
 
-def test_an_absurd_size_cuts_the_connection_and_nothing_else(server: Server, peer: Peer) -> None:
+def test_oversized_command_closes_only_its_connection(server: Server, peer: Peer) -> None:
     good, bad = peer.dealer(server.sockets), peer.dealer(server.sockets)
     assert ask(bad, encode(GetStatus(tag=1))) == Done(tag=1)
     bad.send(b"x" * (2 * MAX_COMMAND_BYTES + 1))
     assert ask(good, encode(GetStatus(tag=2))) == Done(tag=2)
-    assert ask(bad, encode(GetStatus(tag=3))) == Done(tag=3), "its client connects again by itself"
+    assert ask(bad, encode(GetStatus(tag=3))) == Done(tag=3), "the client must reconnect by itself"
 
 
-def test_a_bug_behind_a_command_is_that_command_s_alone(server: Server, peer: Peer) -> None:
+def test_exception_in_a_command_handler_fails_only_that_command(server: Server, peer: Peer) -> None:
     dealer = peer.dealer(server.sockets)
     reply = ask(dealer, encode(Submit(request_id="a", prompt="b")))
     assert isinstance(reply, Failed)
@@ -233,7 +233,7 @@ def test_a_bug_behind_a_command_is_that_command_s_alone(server: Server, peer: Pe
 # Telemetry
 
 
-def test_frames_arrive_in_order_and_heartbeats_carry_the_last(server: Server, peer: Peer) -> None:
+def test_frames_arrive_in_order_and_heartbeats_have_the_last_number(server: Server, peer: Peer) -> None:
     subscriber = peer.subscriber(server.sockets)
     wait_subscribed(subscriber)
     for seq in range(1, 201):
@@ -243,15 +243,15 @@ def test_frames_arrive_in_order_and_heartbeats_carry_the_last(server: Server, pe
     assert server.sockets.messages_dropped == 0
 
 
-def test_heartbeats_go_on_while_the_engine_is_stuck(server: Server, peer: Peer) -> None:
-    subscriber = peer.subscriber(server.sockets)  # the thread of the constructor does nothing but wait
+def test_heartbeats_continue_while_the_engine_is_stuck(server: Server, peer: Peer) -> None:
+    subscriber = peer.subscriber(server.sockets)  # the thread that made the sockets only waits
     beats = [decode_telemetry(subscriber.recv()) for _ in range(4)]
     times = [beat.time_ns for beat in beats if isinstance(beat, Heartbeat)]
     assert len(times) == 4
     assert all(earlier < later for earlier, later in itertools.pairwise(times))
 
 
-def test_publish_costs_the_engine_s_thread_microseconds(server: Server, peer: Peer) -> None:
+def test_publish_takes_under_a_millisecond_of_the_engine_thread(server: Server, peer: Peer) -> None:
     subscriber = peer.subscriber(server.sockets)
     wait_subscribed(subscriber)
     costs = []
@@ -266,9 +266,7 @@ def test_publish_costs_the_engine_s_thread_microseconds(server: Server, peer: Pe
 
 
 @pytest.mark.parametrize(("num_bytes", "count"), [(4096, 60_000), (MIB, 400)])
-def test_a_subscriber_that_does_not_read_costs_bounded_memory(
-    server: Server, peer: Peer, num_bytes: int, count: int
-) -> None:
+def test_stalled_subscriber_costs_bounded_memory(server: Server, peer: Peer, num_bytes: int, count: int) -> None:
     stalled = peer.subscriber(server.sockets, rcvhwm=1, rcvbuf=4096)
     wait_subscribed(stalled)
     message = frame(1, num_bytes)
@@ -276,14 +274,14 @@ def test_a_subscriber_that_does_not_read_costs_bounded_memory(
     for number in range(count):
         server.sockets.publish(message)
         if number % (MIB // num_bytes) == 0:
-            time.sleep(0.0005)  # as an engine would: its step is where the I/O thread gets the interpreter
+            time.sleep(0.0005)  # like an engine, whose step lets the I/O thread run
     grown = resident_bytes() - before
     assert grown < 80 * MIB, f"{grown / MIB:.0f} MiB, where {num_bytes * count / MIB:.0f} were published"
     stalled.close(linger=0)
     server.sockets.publish(frame(count + 1, 100))
 
 
-def test_one_that_does_not_read_takes_nothing_from_one_that_does(server: Server, peer: Peer) -> None:
+def test_stalled_subscriber_does_not_affect_others(server: Server, peer: Peer) -> None:
     stalled = peer.subscriber(server.sockets, rcvhwm=1, rcvbuf=4096)
     reader = peer.subscriber(server.sockets)
     for subscriber in (stalled, reader):
@@ -297,7 +295,7 @@ def test_one_that_does_not_read_takes_nothing_from_one_that_does(server: Server,
     assert received == list(range(1, 3_001))
 
 
-def test_what_cannot_be_encoded_is_counted_and_harms_nothing(server: Server, peer: Peer) -> None:
+def test_message_that_cannot_be_encoded_is_counted_and_skipped(server: Server, peer: Peer) -> None:
     subscriber = peer.subscriber(server.sockets)
     wait_subscribed(subscriber)
     server.sockets.publish(Goodbye(epoch=1, reason="\ud800"))
@@ -308,7 +306,7 @@ def test_what_cannot_be_encoded_is_counted_and_harms_nothing(server: Server, pee
     assert server.sockets.messages_dropped == 1
 
 
-def test_close_sends_what_is_queued(server: Server, peer: Peer) -> None:
+def test_close_sends_queued_messages(server: Server, peer: Peer) -> None:
     subscriber, dealer = peer.subscriber(server.sockets), peer.dealer(server.sockets)
     wait_subscribed(subscriber)
     ask(dealer, encode(GetStatus(tag=1)))
@@ -323,7 +321,7 @@ def test_close_sends_what_is_queued(server: Server, peer: Peer) -> None:
     assert [decode_reply(dealer.recv()) for _ in range(100)] == [Done(tag=tag) for tag in range(100)]
 
 
-def test_opening_and_closing_leaks_nothing(folder: Path) -> None:
+def test_opening_and_closing_leaks_no_files(folder: Path) -> None:
     def cycle() -> int:
         ServerSockets(f"ipc://{folder}/telemetry", on_command=print, heartbeat=lambda: None).close()
         return len(os.listdir("/proc/self/fd"))
@@ -334,11 +332,11 @@ def test_opening_and_closing_leaks_nothing(folder: Path) -> None:
         wait_for(lambda: cycle() <= before)
 
 
-# Clients that leave or do not read
+# Clients that disconnect or do not read
 
 
-def test_a_context_that_does_not_end_keeps_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The endpoint is free as well."""
+def test_hanging_context_does_not_block_close(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The endpoint is free again as well."""
     may_end = threading.Event()
     end = zmq.Context.term
     monkeypatch.setattr(server_sockets, "END_S", 0.05)
@@ -350,7 +348,7 @@ def test_a_context_that_does_not_end_keeps_nobody(folder: Path, monkeypatch: pyt
     may_end.set()
 
 
-def test_a_client_that_left_is_noticed_with_the_next_reply(server: Server, peer: Peer) -> None:
+def test_disconnected_client_is_noticed_with_the_next_reply(server: Server, peer: Peer) -> None:
     dealer = peer.dealer(server.sockets)
     ask(dealer, encode(GetStatus(tag=1)))
     client = server.commands[0][0]
@@ -364,7 +362,7 @@ def test_a_client_that_left_is_noticed_with_the_next_reply(server: Server, peer:
     assert set(server.lost) == {client}
 
 
-def test_a_client_that_does_not_read_loses_its_own_replies_only(
+def test_client_that_does_not_read_loses_only_its_own_replies(
     server: Server, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stalled, reader = peer.dealer(server.sockets, rcvhwm=1, rcvbuf=4096), peer.dealer(server.sockets)
@@ -382,10 +380,10 @@ def test_a_client_that_does_not_read_loses_its_own_replies_only(
     assert set(server.lost) == {client}
     server.sockets.reply(client, Done(tag=77))
     while decode_reply(stalled.recv()) != Done(tag=77):
-        pass  # it reads again, and what was said last is there
+        pass  # it reads again and finds the last reply
 
 
-def test_big_replies_to_one_client_keep_their_order(server: Server, peer: Peer) -> None:
+def test_large_replies_to_one_client_keep_their_order(server: Server, peer: Peer) -> None:
     dealer = peer.dealer(server.sockets)
     ask(dealer, encode(GetStatus(tag=1)))
     client = server.commands[0][0]
@@ -399,7 +397,9 @@ def test_big_replies_to_one_client_keep_their_order(server: Server, peer: Peer) 
 # The endpoint
 
 
-def test_a_second_engine_is_refused_and_the_first_unharmed(server: Server, peer: Peer, folder: Path) -> None:
+def test_second_engine_on_the_endpoint_is_refused_and_the_first_unharmed(
+    server: Server, peer: Peer, folder: Path
+) -> None:
     dealer = peer.dealer(server.sockets)
     with pytest.raises(EndpointInUse, match=rf"{folder}.*pid {os.getpid()}"):
         Server(f"ipc://{folder}")
@@ -416,7 +416,7 @@ time.sleep(600)
 """
 
 
-def test_an_engine_killed_outright_leaves_no_obstacle(folder: Path, peer: Peer) -> None:
+def test_killed_engine_does_not_block_its_endpoint(folder: Path, peer: Peer) -> None:
     endpoint = f"ipc://{folder}/telemetry"
     with subprocess.Popen([sys.executable, "-c", HOLDER, endpoint], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -433,12 +433,12 @@ def test_an_engine_killed_outright_leaves_no_obstacle(folder: Path, peer: Peer) 
         server.sockets.close()
 
 
-def test_the_directory_and_its_sockets_are_private(folder: Path) -> None:
+def test_socket_directory_and_files_are_private(folder: Path) -> None:
     before = os.umask(0)
     try:
         server = Server(f"ipc://{folder}/new/telemetry")
     finally:
-        assert os.umask(before) == 0, "the process keeps its own umask"
+        assert os.umask(before) == 0, "the umask of the process must not change"
     try:
         modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (folder / "new").iterdir()}
         assert stat.S_IMODE((folder / "new").stat().st_mode) == 0o700
@@ -447,13 +447,13 @@ def test_the_directory_and_its_sockets_are_private(folder: Path) -> None:
         server.sockets.close()
 
 
-def test_a_directory_others_may_write_to_is_refused(folder: Path) -> None:
+def test_directory_writable_by_others_is_refused(folder: Path) -> None:
     folder.chmod(0o770)
     with pytest.raises(BadInput, match="others can write"):
         Server(f"ipc://{folder}")
 
 
-def test_a_deleted_lock_lets_nobody_in(server: Server, peer: Peer, folder: Path) -> None:
+def test_deleted_lock_file_does_not_admit_a_second_engine(server: Server, peer: Peer, folder: Path) -> None:
     (folder / "lock").unlink()
     with pytest.raises(EndpointInUse, match="in use by another engine"):
         Server(f"ipc://{folder}")
@@ -461,7 +461,7 @@ def test_a_deleted_lock_lets_nobody_in(server: Server, peer: Peer, folder: Path)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("elsewhere", path)])
-def test_a_lock_that_is_no_plain_file_is_refused_in_one_line(folder: Path, make: Callable[[Path], None]) -> None:
+def test_lock_that_is_no_regular_file_is_refused_in_one_line(folder: Path, make: Callable[[Path], None]) -> None:
     make(folder / "lock")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(BadInput, match=r"not accepted: .*lock"):
@@ -469,7 +469,7 @@ def test_a_lock_that_is_no_plain_file_is_refused_in_one_line(folder: Path, make:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_parent_in_which_others_may_replace_it_is_refused(folder: Path) -> None:
+def test_directory_in_a_parent_writable_by_others_is_refused(folder: Path) -> None:
     (folder / "open").mkdir()
     (folder / "open").chmod(0o777)
     with pytest.raises(BadInput, match="others can replace"):
@@ -481,32 +481,32 @@ def test_a_parent_in_which_others_may_replace_it_is_refused(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["/", "/etc", "/usr"])
-def test_folders_of_the_system_are_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_directory_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: Path(path).stat().st_uid)
     with pytest.raises(BadInput, match=r"the system's|of its own"):
         Server(f"ipc://{path}")
     assert not (Path(path) / "lock").exists()
 
 
-def test_a_directory_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(BadInput, match="another user"):
         Server(f"ipc://{folder}")
 
 
-def test_a_file_in_place_of_the_directory_is_refused(folder: Path) -> None:
+def test_file_in_place_of_the_directory_is_refused(folder: Path) -> None:
     (folder / "file").write_text("")
     with pytest.raises(BadInput, match="not a directory"):
         Server(f"ipc://{folder}/file")
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://192.0.2.1:0"])
-def test_tcp_beyond_loopback_needs_a_key(endpoint: str) -> None:
+def test_tcp_beyond_loopback_needs_keys(endpoint: str) -> None:
     with pytest.raises(BadInput, match="not accepted without keys"):
         Server(endpoint)
 
 
-def test_tcp_takes_two_neighbouring_ports(peer: Peer) -> None:
+def test_tcp_uses_two_consecutive_ports(peer: Peer) -> None:
     server = Server("tcp://127.0.0.1:0", keyless=Role.OPERATOR)
     try:
         telemetry, command = (
@@ -523,7 +523,7 @@ def test_tcp_takes_two_neighbouring_ports(peer: Peer) -> None:
         server.sockets.close()
 
 
-def test_the_files_of_sockets_go_at_the_end_and_after_a_failed_start(tmp_path: Path) -> None:
+def test_socket_files_are_removed_at_the_end_and_after_a_failed_start(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="kvscope-"))
     try:
         server = Server(f"ipc://{folder}")

@@ -1,4 +1,4 @@
-"""`ssh://`: an engine through a stand-in for `ssh` that forwards on this machine, and what is said where that fails."""
+"""`ssh://`: an engine through a stand-in for `ssh` that forwards on this machine, and the messages of failures."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ FakeSsh = Callable[..., Path]
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSsh:
-    """`fake_ssh(failure=…, default=…)`: is `ssh` from now on; the file in which each of its calls is a line."""
+    """Function that installs a stand-in for `ssh` and returns its log with one call per line: `fake_ssh(failure=…,
+    default=…)`.
+    """
 
     def make(failure: str = "", default: str = "none") -> Path:
         folder, log = tmp_path / "bin", tmp_path / "calls"
@@ -95,7 +97,7 @@ def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSsh:
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_an_engine_is_watched_through_it(
+def test_engine_is_watched_through_the_tunnel(
     fake_ssh: FakeSsh,
     serve: Callable,
     make_endpoint: Callable,
@@ -112,7 +114,7 @@ def test_an_engine_is_watched_through_it(
     await_end(log.parent / "pids")
 
 
-def test_without_an_endpoint_the_default_one_is_looked_for(
+def test_default_endpoint_is_found_on_the_remote_host(
     fake_ssh: FakeSsh,
     serve: Callable,
     make_endpoint: Callable,  # type: ignore[type-arg]
@@ -132,14 +134,14 @@ def test_without_an_endpoint_the_default_one_is_looked_for(
         ("", "ssh://box/nowhere/kvscope", "open failed: connect failed: No such file or directory"),
     ],
 )
-def test_why_nobody_answers_is_said_in_its_words(fake_ssh: FakeSsh, failure: str, address: str, words: str) -> None:
+def test_ssh_failure_is_shown_with_its_message(fake_ssh: FakeSsh, failure: str, address: str, words: str) -> None:
     fake_ssh(failure)
     with Address(address).open() as source:
         assert source.wait(lambda: words in source.status.reason, WAIT_S), source.status
         assert source.status.state is SourceState.CONNECTING
 
 
-def test_it_ends_with_a_process_that_is_killed(
+def test_tunnel_ends_with_a_killed_process(
     fake_ssh: FakeSsh,
     serve: Callable,
     make_endpoint: Callable,  # type: ignore[type-arg]
@@ -159,11 +161,11 @@ def test_it_ends_with_a_process_that_is_killed(
     await_end(log.parent / "pids")
     here = log.read_text().partition(" -L ")[2].partition("/telemetry:")[0]
     assert here.startswith("/")
-    assert not Path(here).exists(), "nothing is left behind"
+    assert not Path(here).exists(), "the temporary folder must be removed"
 
 
 def await_end(pids: Path) -> None:
-    """Until none of those processes runs."""
+    """Wait until none of the processes runs."""
     deadline = time.monotonic() + WAIT_S
     for pid in map(int, pids.read_text().split()):
         while _runs(pid):
@@ -192,20 +194,20 @@ def _runs(pid: int) -> bool:
         ("ssh://box/tcp://10.0.0.5:7710", "without a key file"),
     ],
 )
-def test_what_is_not_accepted_is_named(fake_ssh: FakeSsh, address: str, words: str) -> None:
+def test_invalid_ssh_address_is_named(fake_ssh: FakeSsh, address: str, words: str) -> None:
     fake_ssh()
     with pytest.raises(BadInput) as caught:
         Address(address).check()
     assert words in str(caught.value)
 
 
-def test_where_there_is_no_ssh_it_is_said_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_ssh_client_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match="needs the OpenSSH client"):
         Address("ssh://box").check()
 
 
-def test_a_fleets_list_takes_it(fake_ssh: FakeSsh) -> None:
+def test_fleet_list_accepts_an_ssh_address(fake_ssh: FakeSsh) -> None:
     fake_ssh()
     (entry,) = parse_list("ssh://me@box:22/tcp://127.0.0.1:7710   box one").entries
     assert entry.name == "box one"

@@ -1,4 +1,4 @@
-"""The self-pipe: one byte for many signals, and signals that come too late hurt nobody."""
+"""The self-pipe: one byte for many signals, and late signals do no harm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def is_readable(wakeup: Wakeup) -> bool:
     return bool(select.select([wakeup.reader], [], [], 0)[0])
 
 
-def test_signals_are_seen_until_they_are_cleared() -> None:
+def test_signal_is_seen_until_it_is_cleared() -> None:
     wakeup = Wakeup()
     assert not is_readable(wakeup)
     for _ in range(3):
@@ -26,18 +26,18 @@ def test_signals_are_seen_until_they_are_cleared() -> None:
     wakeup.close()
 
 
-def test_a_signal_after_the_end_writes_into_nobodys_file() -> None:
+def test_signal_after_close_does_not_write_to_a_reused_descriptor() -> None:
     wakeup = Wakeup()
     wakeup.close()
     wakeup.close()
-    reader, writer = os.pipe()  # takes the numbers that were given back
+    reader, writer = os.pipe()  # reuses the closed descriptors
     wakeup.signal()
     assert not select.select([reader], [], [], 0)[0]
     os.close(reader)
     os.close(writer)
 
 
-def test_signals_and_the_end_may_come_together() -> None:
+def test_concurrent_signal_and_close_do_not_deadlock() -> None:
     for _ in range(200):
         wakeup = Wakeup()
         thread = threading.Thread(target=wakeup.close)
@@ -45,4 +45,4 @@ def test_signals_and_the_end_may_come_together() -> None:
         for _ in range(20):
             wakeup.signal()
         thread.join(60.0)
-        assert not thread.is_alive(), "nobody waits for the other for ever"
+        assert not thread.is_alive(), "signal and close deadlocked"

@@ -1,4 +1,4 @@
-"""Contests: who takes part, and what is made of the times. Nothing is timed here: samplers are made up."""
+"""Kernel contests: participants and results. Nothing is timed; the samplers are fakes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def contest(**others: Callable[[], Any]) -> Contest:
 
 
 def sampler(*seconds: float) -> Callable[[CallCycle], Callable[[], float]]:
-    """In the order in which they are prepared."""
+    """Return a sampler factory that gives these times in the order of preparation."""
     times = iter(seconds)
 
     def prepare(contender: CallCycle) -> Callable[[], float]:
@@ -44,7 +44,7 @@ def sampler(*seconds: float) -> Callable[[CallCycle], Callable[[], float]]:
     return prepare
 
 
-def test_rates_and_ratios() -> None:
+def test_result_has_rates_and_ratios() -> None:
     both = contest(**{REFERENCE: lambda: ANSWER + 0.01})
     result = measured(both, sampler(1e-3, 4e-3), (lambda: 1e-3, 10_000_000), 3)
     ours, reference = result.rows
@@ -65,7 +65,7 @@ def refuses() -> None:
     raise Absent("another GPU")
 
 
-def test_who_fails_or_computes_something_else_is_absent_with_the_reason() -> None:
+def test_failing_or_wrong_contender_is_absent_with_the_reason() -> None:
     given = contest(other=lambda: ANSWER + 1, shape=lambda: ANSWER[:3], fails=raises, refuses=refuses)
     result = measured(given, sampler(1.0), (lambda: 1.0, 1), 1)
     assert [row.contender for row in result.rows] == [OURS]
@@ -78,14 +78,14 @@ def test_who_fails_or_computes_something_else_is_absent_with_the_reason() -> Non
     }
 
 
-def test_ours_may_not_fail() -> None:
+def test_failure_of_our_kernel_is_raised() -> None:
     given = contest()
     given.contenders[OURS] = CallCycle([raises])
     with pytest.raises(ValueError, match="no such head"):
         measured(given, sampler(), (lambda: 1.0, 1), 1)
 
 
-def test_who_cannot_be_prepared_is_absent() -> None:
+def test_contender_that_cannot_be_prepared_is_absent() -> None:
     def prepare(contender: CallCycle) -> Callable[[], float]:
         if contender is given.contenders["late"]:
             raise RuntimeError("cannot be captured")
@@ -96,8 +96,8 @@ def test_who_cannot_be_prepared_is_absent() -> None:
     assert result.absent["late"] == "RuntimeError: cannot be captured"
 
 
-def test_who_leaves_the_device_unusable_is_named() -> None:
-    """An error of the device comes when it is waited for, and from then on every time."""
+def test_contender_that_breaks_the_device_is_named() -> None:
+    """An error of the device is raised at synchronization, and from then on each time."""
     broken = [False]
 
     def breaks() -> torch.Tensor:

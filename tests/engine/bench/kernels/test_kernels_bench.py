@@ -1,4 +1,4 @@
-"""`bench kernels` from end to end on a CPU, and its table. No speed is claimed."""
+"""`bench kernels` from end to end on a CPU, and its table, without claims about speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvscope_engine.cli.main import main
 SHORT = ["bench", "kernels", "--device", "cpu", "--dtype", "float32", "--only", "forms", "--rounds", "1"]
 
 
-def test_measures_and_tells_where_and_when(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_has_times_device_and_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT, "--json"]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert report["on"] == "cpu"
@@ -32,7 +32,7 @@ def test_measures_and_tells_where_and_when(capsys: pytest.CaptureFixture[str]) -
     assert "skipped: torch reference: is ours on this device (1 case, first allow tokens 8 requests)" in printed
 
 
-def test_knows_every_operation_that_can_be_asked_for() -> None:
+def test_command_offers_every_kernel_with_a_contest() -> None:
     from kvscope_engine.bench.kernels.contests import KERNELS
 
     assert tuple(KERNELS) == command.KERNELS
@@ -47,12 +47,12 @@ def test_knows_every_operation_that_can_be_asked_for() -> None:
         (["--only", "sampling"], "invalid choice: 'sampling'"),
     ],
 )
-def test_bad_options_are_named(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_option_is_named(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SHORT[:4], *options]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_tuning_needs_a_gpu_and_says_so_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuning_without_a_gpu_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "kernels", "--device", "cpu", "--tune"]) == 2
     said = capsys.readouterr().err
     assert "--tune needs a CUDA device" in said
@@ -61,7 +61,7 @@ def test_tuning_needs_a_gpu_and_says_so_in_a_line(capsys: pytest.CaptureFixture[
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.gpu
-def test_decode_on_a_gpu_is_near_a_plain_read() -> None:
+def test_decode_on_a_gpu_is_compared_with_a_plain_read() -> None:
     from kvscope_engine.bench.kernels.contest import measured
     from kvscope_engine.bench.kernels.contests import decode
     from kvscope_engine.bench.kernels.samplers import reading_on, sampler_on, wait_for

@@ -1,4 +1,4 @@
-"""Peers get what they ask for, and give our results back: torch's own for real, libraries through stand-ins."""
+"""Peers get the inputs they need and return our results: torch's own for real, libraries through stand-ins."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CASES = [(DECODE, decode_call), (PREFILL, prefill_call)]
 
 
 def dense(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
-    """flash-attn's shapes: (requests, tokens, heads, head_dim)."""
+    """Attention in flash-attn's layout: (requests, tokens, heads, head_dim)."""
     parts = (each.transpose(1, 2) for each in (query, keys, values))
     return scaled_dot_product_attention(*parts, is_causal=causal, enable_gqa=True, scale=scale).transpose(1, 2)
 
 
 class FakeWrapper:
-    """FlashInfer's: what it was planned with is checked, and attention is ours over the same pages."""
+    """FlashInfer's wrapper: it checks its plan and computes our attention over the same pages."""
 
     def __init__(self, workspace: torch.Tensor, layout: str, use_tensor_cores: bool = False) -> None:
         assert (workspace.dtype, layout) == (torch.uint8, "HND")
@@ -69,13 +69,13 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("peer", [peers.sdpa, peers.flash_attn, peers.flashinfer])
 @pytest.mark.parametrize(("work", "call"), CASES)
-def test_gives_our_result(work: AttentionWorkload, call: Any, peer: Any, libraries: None) -> None:
+def test_peer_returns_our_result(work: AttentionWorkload, call: Any, peer: Any, libraries: None) -> None:
     pool = make_pool(work, "cpu")
     expected = call(torch_ops(), pool)()
     torch.testing.assert_close(peer(work, pool)(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_says_why_it_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_peer_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     uneven = AttentionWorkload(name="u", seq_lens=(9, 20), **HEADS)
@@ -116,7 +116,7 @@ def test_every_operation_has_a_contest_that_runs() -> None:
     assert len(operations) == 12
 
 
-def test_bytes_are_of_the_pool_queries_and_results() -> None:
+def test_contest_counts_bytes_of_pool_queries_and_results() -> None:
     (found,) = decode(torch_ops(), "cpu", torch.float32, [DECODE])
     assert found.num_bytes == DECODE.kv_bytes + 2 * 2 * 6 * 32 * 4
     assert "is ours" in found.absent[REFERENCE]

@@ -1,4 +1,4 @@
-"""The search for tiles, with a kernel and a clock that are made up; and real kernels, the same in other tiles."""
+"""The tile search with a fake kernel and clock, and real kernels with other tiles."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ WORK = AttentionWorkload(name="w", seq_lens=(20, 20), num_heads=8, num_kv_heads=
 GIVEN = decode_tiles(64, 64, 4, 2)
 
 
-def taken() -> DotTiles:
+def tuned_tiles() -> DotTiles:
     return tuned(DECODE, GIVEN, 4, 2, torch.device("cpu"), is_quantized=False)
 
 
 def searched(seconds: Callable[[DotTiles], float], refuses: Callable[[DotTiles], bool] = lambda _: False) -> Any:
     def decode(args: AttentionArgs, *_: Any) -> torch.Tensor:
-        if refuses(taken()):
+        if refuses(tuned_tiles()):
             raise RuntimeError("out of resource: shared memory")
-        return args.made_out().fill_(2.0 if taken().num_stages == 3 else 1.0)
+        return args.made_out().fill_(2.0 if tuned_tiles().num_stages == 3 else 1.0)
 
     def sampler(contender: CallCycle) -> Callable[[], float]:
-        return lambda: seconds(taken())
+        return lambda: seconds(tuned_tiles())
 
     ops: Any = SimpleNamespace(decode=decode)
     return search(WORK, [make_pool(WORK, "cpu")], ops, sampler, lambda *_: None)
 
 
-def test_the_fastest_of_those_that_are_right_wins() -> None:
+def test_fastest_correct_tiles_win() -> None:
     found = searched(lambda tiles: 1.0 / tiles.tile_n / tiles.num_warps, refuses=lambda tiles: tiles.num_warps == 8)
     assert (found.best.tile_n, found.best.num_warps) == (128, 4)
-    assert found.best.num_stages != 3, "three stages compute something else"
+    assert found.best.num_stages != 3, "the fake kernel is wrong with three stages"
     assert found.is_worth_it
     assert found.num_refused > found.num_tried // 3
     assert from_entry(found.entry(), GIVEN, 4) == found.best
 
 
-def test_a_gain_within_the_noise_is_none() -> None:
+def test_gain_within_the_noise_is_ignored() -> None:
     found = searched(lambda tiles: 1.0 if tiles == GIVEN else 0.99)
     assert not found.is_worth_it
 
 
-def test_what_is_reckoned_must_run() -> None:
+def test_failure_of_the_computed_tiles_is_raised() -> None:
     with pytest.raises(RuntimeError, match="out of resource"):
         searched(lambda tiles: 1.0, refuses=lambda tiles: True)
 
 
 @pytest.mark.parametrize("capability", [89, 90])
-def test_candidates_fit_their_shapes_and_are_named_once(capability: int) -> None:
+def test_candidates_fit_their_shapes_and_are_distinct(capability: int) -> None:
     for work in CASES:
         group, given = work.num_heads // work.num_kv_heads, reckoned(work, torch.device("cpu"))
         found = list(candidates(kernel_of(work), given, group, capability))
@@ -67,8 +67,10 @@ def test_candidates_fit_their_shapes_and_are_named_once(capability: int) -> None
         assert all(tiles.tile_m >= group for tiles in found)
 
 
-def test_what_is_tried_for_a_short_turn_may_read_its_keys_once() -> None:
-    """64 queries of 4 heads a KV head are 256 rows; on compute capability 9 some keep them in registers."""
+def test_candidates_for_a_short_chunk_include_reading_its_keys_once() -> None:
+    """64 queries of 4 heads per KV head are 256 rows; on compute capability 9 some candidates keep them in
+    registers.
+    """
     tried = list(candidate_cases(90))
     shapes = {(launch.constants["TILE_M"], launch.constants["QUERY_IN_REGISTERS"]) for launch in tried}
     assert {(256, False), (256, True), (64, True)} <= shapes

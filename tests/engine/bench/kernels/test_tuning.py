@@ -1,4 +1,4 @@
-"""`bench kernels --tune` from the first tile to the engine's next start, with a GPU and a clock that are made up."""
+"""`bench kernels --tune` from the first tile to the next engine start, with a fake GPU and clock."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ GIVEN = decode_tiles(128, 128, 4, 2)
 
 
 @pytest.fixture(autouse=True)
-def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Whose decode takes less time the larger the tile of tokens is, and whose prefill takes the same in all tiles."""
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A fake GPU whose decode gets faster with larger tiles, and whose prefill takes the same time with all tiles."""
 
     def decode(args: AttentionArgs, *_: Any) -> torch.Tensor:
-        if taken().num_warps == 8:
+        if tuned_tiles().num_warps == 8:
             raise RuntimeError("out of resource: shared memory")
         return args.made_out().fill_(1.0)
 
@@ -44,7 +44,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
     def sampler(device: str, contender: CallCycle) -> Callable[[], float]:
         is_decode = contender.calls[0].func is decode  # type: ignore[attr-defined]
-        return lambda: 1e-3 / taken().tile_n if is_decode else 1e-3
+        return lambda: 1e-3 / tuned_tiles().tile_n if is_decode else 1e-3
 
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(name="A GPU"))
@@ -52,18 +52,18 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(kvscope_kernels, "ops_for", lambda _: ops)
     monkeypatch.setattr(calls, "pools_of", small)
     monkeypatch.setattr(samplers, "sampler_on", sampler)
-    begin_anew()
+    forget_tables()
     yield
-    begin_anew()
+    forget_tables()
 
 
-def begin_anew() -> None:
-    """As another start: what this process knew is forgotten."""
+def forget_tables() -> None:
+    """Clear what this process knows of tuned tiles, like a restart."""
     tile_table._of.cache_clear()
     tile_table._gpu_name.cache_clear()
 
 
-def taken(device: str = "cpu") -> DotTiles:
+def tuned_tiles(device: str = "cpu") -> DotTiles:
     return tuned(DECODE, GIVEN, 4, 2, torch.device(device), is_quantized=False)
 
 
@@ -71,14 +71,14 @@ def options(**changes: Any) -> Namespace:
     return Namespace(**({"only": ["decode"], "table": None, "json": False} | changes))
 
 
-def test_what_was_found_is_what_the_next_start_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuned_tiles_are_used_at_the_next_start(capsys: pytest.CaptureFixture[str]) -> None:
     assert table_words(GPU) == ""
     heard: list[str] = []
     seconds = count()
     assert tune("cuda", options(), heard.append, lambda: float(next(seconds))) == 0
-    begin_anew()
-    assert taken("cuda:0").tile_n == 128
-    assert taken("cuda:0").num_warps != 8, "what does not run is not taken"
+    forget_tables()
+    assert tuned_tiles("cuda:0").tile_n == 128
+    assert tuned_tiles("cuda:0").num_warps != 8, "what does not run is not taken"
     assert table_words(GPU) == f"tiles of 8 shapes as tuned on this GPU, from {own_table()}"
     assert heard[0] == "shape 1 of 8, paged_decode 32/8/128, tile 1 of 48"
     assert heard[-1].startswith("shape 8 of 8, paged_decode 64/8/64, tile 4")
@@ -87,32 +87,32 @@ def test_what_was_found_is_what_the_next_start_takes(capsys: pytest.CaptureFixtu
     assert "8 of 8 shapes gained more than 3 %" in said
     assert f"in {own_table()}, which engines read at their start. To undo it, delete that file." in said
     own_table().unlink()
-    begin_anew()
-    assert taken("cuda:0") == GIVEN
+    forget_tables()
+    assert tuned_tiles("cuda:0") == GIVEN
     assert table_words(GPU) == ""
 
 
-def test_no_gain_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuning_without_a_gain_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert tune("cuda", options(only=["prefill"]), lambda _: None) == 0
     said = capsys.readouterr().out
     assert "0 of 16 shapes gained more than 3 %" in said
     assert "Engines go on with the tiles that they had." in said
-    assert "split" in said, "short turns behind long contexts are shapes of their own"
+    assert "split" in said, "short chunks after long contexts are separate shapes"
     assert table_words(GPU) == ""
 
 
-def test_what_was_found_before_it_was_stopped_stays() -> None:
+def test_interrupted_tuning_keeps_finished_shapes() -> None:
     def stop(words: str) -> None:
         if words.startswith("shape 3"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         tune("cuda", options(), stop)
-    begin_anew()
+    forget_tables()
     assert table_words(GPU).startswith("tiles of 2 shapes")
 
 
-def test_another_file_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tuning_writes_to_the_given_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tune("cuda", options(table=str(tmp_path / "x.json"), json=True), lambda _: None) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["table"] == str(tmp_path / "x.json")
@@ -120,7 +120,7 @@ def test_another_file_is_written_where_it_is_asked_for(tmp_path: Path, capsys: p
     assert not own_table().exists()
 
 
-def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_unwritable_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
     with pytest.raises(BadInput, match="cannot be written: "):
         tune("cuda", options(table=str(tmp_path / "file" / "x.json")), lambda _: None)

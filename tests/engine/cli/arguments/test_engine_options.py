@@ -1,4 +1,4 @@
-"""Options to a configuration, and sizes as people write them."""
+"""Command-line options become a configuration; sizes with units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def config(*words: str) -> EngineConfig:
     return engine_config(parser.parse_args(words))
 
 
-def test_without_options_it_is_the_default() -> None:
+def test_no_options_give_the_default_configuration() -> None:
     assert config() == EngineConfig()
 
 
@@ -90,10 +90,10 @@ def test_every_field_has_its_option() -> None:
         if getattr(found, field.name) == getattr(EngineConfig(), field.name)
     ]
     alone = ["tensor_parallel_size", "deterministic", "fingerprints", "sparse_decode", "allocator"]
-    assert same == [*alone, "lora_modules", "allow_runtime_lora_updating"]  # what does not go with the others
+    assert same == [*alone, "lora_modules", "allow_runtime_lora_updating"]  # options that conflict with the others
 
 
-def test_bit_equal_runs() -> None:
+def test_deterministic_options_and_their_conflicts() -> None:
     found = config("--deterministic", "--fingerprints")
     assert (found.deterministic, found.fingerprints) == (True, True)
     for refused in ("--page-heat=8", "--kv-cache-dtype=int8", "--attention-backend=flashinfer"):
@@ -103,7 +103,7 @@ def test_bit_equal_runs() -> None:
         config("--fingerprints")
 
 
-def test_adapters_as_vllm_is_given_them() -> None:
+def test_lora_modules_in_both_vllm_syntaxes() -> None:
     found = config("--lora-modules", "sql=a/b", '{"name": "py", "path": "c=d"}', "--allow-runtime-lora-updating")
     assert found.lora_modules == (LoraModule(name="sql", path="a/b"), LoraModule(name="py", path="c=d"))
     assert (found.num_lora_slots, found.has_lora, config().has_lora) == (2, True, False)
@@ -118,17 +118,17 @@ def test_adapters_as_vllm_is_given_them() -> None:
         ('{"name": "sql", "path": "x", "rank": 3}', "field 'rank' is not known"),
     ],
 )
-def test_what_names_no_adapter_is_refused(given: str, says: str) -> None:
+def test_invalid_lora_module_is_refused(given: str, says: str) -> None:
     with pytest.raises(BadInput) as refusal:
         config("--lora-modules", given)
     assert says in str(refusal.value)
 
 
-def test_ranks_by_both_names() -> None:
+def test_tensor_parallel_size_has_two_option_names() -> None:
     assert config("--tensor-parallel-size", "4") == config("-tp", "4") == EngineConfig(tensor_parallel_size=4)
 
 
-def test_kv_events_need_a_prefix_cache() -> None:
+def test_kv_events_need_prefix_caching() -> None:
     words = ("--kv-events-config", '{"enable_kv_cache_events": true}')
     assert config(*words).publishes_kv_events
     with pytest.raises(BadInput, match="without prefix caching"):
@@ -150,7 +150,7 @@ def test_kv_events_need_a_prefix_cache() -> None:
         ("8K", 8192),
     ],
 )
-def test_sizes(text: str, num_bytes: int) -> None:
+def test_size_with_unit_is_parsed(text: str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
 
 
@@ -158,18 +158,18 @@ NO_SIZES = ["", "0", "24", "4095", "-1", "0.0001", "1e9", "12 XB", "MiB", "inf",
 
 
 @pytest.mark.parametrize("text", NO_SIZES, ids=lambda text: text[:9])
-def test_what_is_no_size(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="a size such as"):
         parse_size(text)
 
 
-def test_values_outside_their_range_are_named() -> None:
+def test_value_out_of_range_is_named() -> None:
     with pytest.raises(BadInput, match="--max-num-seqs: '0' is not accepted: a whole number from 1"):
         config("--max-num-seqs", "0")
     with pytest.raises(BadInput, match="--max-model-len: '0'"):
         config("--max-model-len", "0")
 
 
-def test_a_fraction_of_blocks_is_read() -> None:
+def test_sparse_decode_fraction_is_parsed() -> None:
     assert config("--sparse-decode", "0.25").sparse_decode == 0.25
     assert config().sparse_decode is None

@@ -1,4 +1,4 @@
-"""What a message of a chat may hold: text; pictures and sounds are refused by their kind."""
+"""Content of a chat message: text is read; images and audio are refused by type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def message(*parts: dict[str, Any]) -> MessageBody:
     return msgspec.convert({"role": "user", "content": list(parts)}, MessageBody)
 
 
-def test_texts_are_joined() -> None:
+def test_text_parts_are_joined() -> None:
     assert message_text(message({"type": "text", "text": "a"}, {"type": "input_text", "text": "b"})) == "ab"
 
 
@@ -32,7 +32,7 @@ def test_texts_are_joined() -> None:
     ],
     ids=lambda part: part["type"],
 )
-def test_all_others_are_refused_by_their_kind(part: dict[str, Any]) -> None:
+def test_other_content_is_refused_by_type(part: dict[str, Any]) -> None:
     words = f"content of type '{part['type']}' is not accepted: only text is read"
     with pytest.raises(ApiError, match=words) as refused:
         message_text(message({"type": "text", "text": "What is this?"}, part))

@@ -1,4 +1,4 @@
-"""Bodies to what the engine is asked; options that its messages lack are refused by name."""
+"""Request bodies mapped to engine requests; options that the engine's messages lack are refused by name."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def knows(kind: type[msgspec.Struct], name: str) -> bool:
     return name in kind.__struct_fields__
 
 
-def test_defaults_are_openai_s() -> None:
+def test_defaults_equal_those_of_openai() -> None:
     assert completion_sampling(completion()) == SamplingParams(max_tokens=16)
     assert chat_sampling(chat()) == SamplingParams(max_tokens=None)
     assert chat_sampling(chat(max_tokens=5, max_completion_tokens=7)).max_tokens == 7
 
 
-def test_fields_of_one_name_go_over() -> None:
+def test_fields_with_equal_names_are_passed_on() -> None:
     given = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -84,7 +84,7 @@ def test_fields_of_one_name_go_over() -> None:
         (completion(logit_bias={"word": 1.0}), "logit_bias"),
     ],
 )
-def test_completions_that_are_refused(body: CompletionBody, named: str) -> None:
+def test_unsupported_completion_fields_are_refused(body: CompletionBody, named: str) -> None:
     with pytest.raises(ApiError) as error:
         completion_sampling(body)
     assert error.value.status == 400
@@ -100,7 +100,7 @@ def test_completions_that_are_refused(body: CompletionBody, named: str) -> None:
         (chat(response_format={"type": "json_object"}, guided_regex="a"), "response_format"),
     ],
 )
-def test_chats_that_are_refused(body: ChatBody, named: str) -> None:
+def test_unsupported_chat_fields_are_refused(body: ChatBody, named: str) -> None:
     with pytest.raises(ApiError) as error:
         chat_sampling(body)
     assert error.value.param == named
@@ -127,7 +127,7 @@ def test_chats_that_are_refused(body: ChatBody, named: str) -> None:
         ({"guided_grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
     ],
 )
-def test_forms_of_answers(fields: dict[str, Any], kind: str, text: Any) -> None:
+def test_structured_output_fields_are_mapped(fields: dict[str, Any], kind: str, text: Any) -> None:
     body = completion(**fields)
     if not knows(SamplingParams, "structured"):
         with pytest.raises(ApiError, match="structured is not accepted"):
@@ -138,7 +138,7 @@ def test_forms_of_answers(fields: dict[str, Any], kind: str, text: Any) -> None:
     assert form.text == text or json.loads(form.text) == text
 
 
-def test_plain_text_is_no_form() -> None:
+def test_text_response_format_is_unstructured() -> None:
     assert chat_sampling(chat(response_format={"type": "text"})) == SamplingParams(max_tokens=None)
 
 
@@ -146,7 +146,7 @@ def test_plain_text_is_no_form() -> None:
     ("name", "value", "meant"),
     [("stop_token_ids", [3, 5], (3, 5)), ("logit_bias", {"7": 1.5}, {7: 1.5})],
 )
-def test_options_of_newer_engines(name: str, value: Any, meant: Any) -> None:
+def test_options_of_newer_engines_are_mapped_or_refused(name: str, value: Any, meant: Any) -> None:
     body = completion(**{name: value})
     if knows(SamplingParams, name):
         assert getattr(completion_sampling(body), name) == meant
@@ -155,7 +155,7 @@ def test_options_of_newer_engines(name: str, value: Any, meant: Any) -> None:
         completion_sampling(body)
 
 
-def test_a_submission() -> None:
+def test_submission_has_priority_and_cache_salt() -> None:
     body = completion(priority=-3)
     submit = submission("id", body, SamplingParams(), raw=True, prompt_token_ids=(1, 2))
     assert submit == Submit(request_id="id", prompt_token_ids=(1, 2), raw=True, priority=-3)
@@ -167,7 +167,7 @@ def test_a_submission() -> None:
             submission("id", salted, SamplingParams(), raw=True, prompt="x")
 
 
-def test_usage_of_a_stream() -> None:
+def test_stream_usage_options() -> None:
     def asked(**options: bool) -> StreamUsage:
         return wants_usage(completion(stream=True, stream_options=options))
 
@@ -183,7 +183,7 @@ DOCS = (Path(__file__).parents[4] / "docs" / "reference" / "openai-api.md").read
 
 
 @pytest.mark.parametrize("name", IgnoredFields.__struct_fields__)
-def test_what_is_ignored_is_listed(name: str) -> None:
+def test_ignored_fields_are_documented(name: str) -> None:
     ignored = DOCS.partition("### Accepted and ignored")[2].partition("### Accepted at")[0]
     assert f"`{name}`" in ignored
 
@@ -191,7 +191,7 @@ def test_what_is_ignored_is_listed(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "accepted"), [(completion, NEUTRAL | COMPLETION_NEUTRAL), (chat, NEUTRAL | CHAT_NEUTRAL)]
 )
-def test_what_is_accepted_at_one_value_is_refused_at_others(make: Any, accepted: dict[str, tuple[Any, ...]]) -> None:
+def test_fields_with_one_accepted_value_refuse_others(make: Any, accepted: dict[str, tuple[Any, ...]]) -> None:
     sampling = completion_sampling if make is completion else chat_sampling
     table = DOCS.partition("### Accepted at")[2].partition("### Refused")[0]
     for name, values in accepted.items():
@@ -204,6 +204,6 @@ def test_what_is_accepted_at_one_value_is_refused_at_others(make: Any, accepted:
         assert (error.value.status, error.value.param) == (400, name)
 
 
-def test_every_field_is_told_of() -> None:
+def test_every_field_is_documented() -> None:
     for kind in (ChatBody, CompletionBody):
         assert [name for name in kind.__struct_fields__ if f"`{name}`" not in DOCS] == []

@@ -1,4 +1,4 @@
-"""Marks around calls that are tokens which an answer's text does not show: made visible, all others stay hidden."""
+"""Tool-call marks that are special tokens: made visible to the reader while all others stay hidden."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ WORDS = ("<s>", "[TOOL_CALLS]", "[ARGS]", "time", "{}", "Well, ", "</s>", "<thin
 SPECIAL = frozenset((0, 1, 2, 6))
 
 
-class Codec:
-    """Tokens are whole words."""
+class WordCodec:
+    """Tokenizer whose tokens are whole words."""
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [WORDS.index(text)]
@@ -37,10 +37,10 @@ class Codec:
         return 0
 
 
-TOKENIZER = Tokenizer(Codec(), {})
+TOKENIZER = Tokenizer(WordCodec(), {})
 
 
-def test_marks_are_shown_and_calls_are_read() -> None:
+def test_special_marks_are_visible_and_calls_are_read() -> None:
     mistral = FORMATS_BY_NAME["mistral"]
     hidden = hidden_tokens(mistral, TOKENIZER)
     assert hidden == {0, 6}
@@ -56,7 +56,7 @@ def test_marks_are_shown_and_calls_are_read() -> None:
     assert [(call.function.name, call.function.arguments) for call in [*calls, *more, *others]] == [("time", "{}")]
 
 
-def test_marks_that_are_text_need_nothing() -> None:
+def test_textual_marks_hide_no_tokens() -> None:
     assert hidden_tokens(FORMATS_BY_NAME["hermes"], TOKENIZER) is None
 
 

@@ -1,4 +1,4 @@
-"""Forced calls: whatever a form lets through is read as calls of the functions that were meant."""
+"""Forced tool calls: every text allowed by the grammar is read as calls of the intended functions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ END = 256
 
 @pytest.fixture(scope="module")
 def compiler() -> Any:
-    """Its tokens are single bytes, and an end."""
+    """Grammar compiler whose tokens are single bytes and an end token."""
     info = xgrammar.TokenizerInfo([bytes([n]) for n in range(END)] + ["<end>"], stop_token_ids=[END])
     return xgrammar.GrammarCompiler(info)
 
 
 def walk(compiler: Any, tag: str, seed: int) -> str:
-    """A text of the form, by chance: its end where that may come."""
+    """Return a random text of the grammar, ending where it may end."""
     matcher = xgrammar.GrammarMatcher(compiler.compile_structural_tag(tag))
     chance, text = random.Random(seed), bytearray()
     while not matcher.is_terminated():
@@ -51,7 +51,7 @@ def walk(compiler: Any, tag: str, seed: int) -> str:
 
 @pytest.mark.parametrize("name", sorted(FORMATS_BY_NAME))
 @pytest.mark.parametrize("is_one", [True, False])
-def test_what_is_forced_is_read(compiler: Any, name: str, is_one: bool) -> None:
+def test_forced_call_is_always_readable(compiler: Any, name: str, is_one: bool) -> None:
     tool_format = forced_format(FORMATS_BY_NAME[name], FUNCTIONS, ())
     tag = structural_tag(tool_format.forced, FUNCTIONS, is_one=is_one)
     tools = {function.name: function.parameters or {} for function in FUNCTIONS}
@@ -68,7 +68,7 @@ def test_what_is_forced_is_read(compiler: Any, name: str, is_one: bool) -> None:
             assert arguments == {} if call.name == "time" else arguments.keys() == {"city", "days"}, text
 
 
-def test_marks_that_no_form_may_have_are_not_forced() -> None:
+def test_format_with_special_token_marks_falls_back() -> None:
     assert (
         forced_format(FORMATS_BY_NAME["kimi_k2"], FUNCTIONS, ("<|tool_call_end|>", "<s>")).name == JSON_LIST_FORMAT.name
     )

@@ -1,4 +1,4 @@
-"""Which format a chat template speaks of."""
+"""Which tool-call format a chat template uses."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TEMPLATES = [
 
 
 @pytest.mark.parametrize(("template", "name"), TEMPLATES)
-def test_a_template_s_format(template: str | None, name: str) -> None:
+def test_format_is_detected_from_the_template(template: str | None, name: str) -> None:
     assert format_of(template).name == name
     assert format_of(template, "auto").name == name
 
 
-def test_a_name_is_believed() -> None:
+def test_explicit_format_is_used() -> None:
     assert all(format_of("<tool_call>", name).name == name for name in FORMATS_BY_NAME if name != "auto")
     with pytest.raises(BadInput, match="'xlam' is not accepted: auto, hermes"):
         format_of(None, "xlam")

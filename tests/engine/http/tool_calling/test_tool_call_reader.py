@@ -1,4 +1,4 @@
-"""Tool calls in an answer, in every format: read only when complete, however the answer is cut into pieces."""
+"""Tool calls in an answer, in every format: read only when complete, however the answer is split."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def cut(text: str, data: st.DataObject) -> list[str]:
 @pytest.mark.parametrize(("name", "text", "expected", "called"), CASES)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_calls_are_the_same_however_the_answer_is_cut(
+def test_calls_are_the_same_however_the_answer_is_split(
     name: str, text: str, expected: str, called: list[object], data: st.DataObject
 ) -> None:
     content, calls = read(name, cut(text, data))
@@ -266,7 +266,7 @@ PIECES = st.sampled_from(
 @settings(max_examples=25)
 @pytest.mark.parametrize("name", sorted(FORMATS_BY_NAME))
 @given(data=st.data())
-def test_nonsense_stays_text_however_it_is_cut(name: str, data: st.DataObject) -> None:
+def test_random_text_stays_text_however_it_is_split(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.one_of(PIECES, st.text(max_size=3)), max_size=12)))
     whole, calls = read(name, [text])
     again, same = read(name, cut(text, data))
@@ -280,7 +280,7 @@ def test_calls_beyond_the_maximum_are_dropped() -> None:
     assert (text, len(calls)) == ("Done.", 1)
 
 
-def test_ids_are_those_that_templates_accept() -> None:
+def test_call_ids_have_the_form_that_templates_accept() -> None:
     (short,) = read("mistral", ["[TOOL_CALLS]time{}"])[1]
     assert len(short.id) == 9
     assert short.id.isalnum()

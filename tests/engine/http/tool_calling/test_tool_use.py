@@ -1,4 +1,4 @@
-"""What a chat wants of tools, and what it may not want."""
+"""Tool options of a chat request, valid and invalid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chat(**fields: Any) -> ChatBody:
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sing"}}},
     ],
 )
-def test_choices_that_are_refused(fields: dict[str, Any]) -> None:
+def test_invalid_tool_choice_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="tool_choice=") as error:
         check_tool_choice(chat(**fields))
     assert (error.value.status, error.value.param) == (400, "tool_choice")
@@ -48,7 +48,7 @@ def test_choices_that_are_refused(fields: dict[str, Any]) -> None:
         ({"tool_choice": FORMATS_BY_NAME}, ["time"], True),
     ],
 )
-def test_what_is_forced(fields: dict[str, Any], forced: list[str], is_one: bool) -> None:
+def test_tool_choice_determines_the_forced_functions(fields: dict[str, Any], forced: list[str], is_one: bool) -> None:
     body = chat(tools=TOOLS, **fields)
     check_tool_choice(body)
     use = tool_use(body, None, "hermes")
@@ -62,12 +62,12 @@ def test_what_is_forced(fields: dict[str, Any], forced: list[str], is_one: bool)
     assert [name for name in ("weather", "time") if any(name in one["begin"] for one in tag["tags"])] == forced
 
 
-def test_none_calls_nothing() -> None:
+def test_tool_choice_none_reads_no_calls() -> None:
     use = tool_use(chat(tools=TOOLS, tool_choice="none"), None, "hermes")
     assert use.reader(None, ()) is None
 
 
-def test_calls_have_no_other_form() -> None:
+def test_forced_call_excludes_another_response_format() -> None:
     body = chat(tools=TOOLS, tool_choice="required", response_format={"type": "json_object"})
     with pytest.raises(ApiError, match="tool_choice"):
         tool_use(body, None, "").sampling(chat_sampling(body))

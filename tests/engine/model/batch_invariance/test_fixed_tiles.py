@@ -1,4 +1,4 @@
-"""Steps cut into tiles of fixed sizes: every token once, in order, with what its request needs there."""
+"""Steps cut into tiles of fixed sizes: every token once, in order, with its request's data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_engine.model.input_batch.step_inputs import StepInputs
 
 
 def step_of(lengths: list[tuple[int, int]]) -> StepInputs:
-    """Requests, each with so many tokens before the step and in it; token ids and slots count from 1."""
+    """Return a step of requests given as (cached tokens, new tokens); token ids and slots count from 1."""
     ends = np.cumsum([count for _, count in lengths])
     ids = np.arange(1, 1 + ends[-1])
     return StepInputs(
@@ -48,7 +48,7 @@ def test_every_token_is_in_one_tile_with_its_request(sizes: tuple[int, ...]) -> 
         assert sampled == step.input_ids[step.sample_rows].tolist()
 
 
-def test_a_tile_is_not_much_larger_than_what_is_left() -> None:
+def test_tile_is_not_much_larger_than_the_remaining_tokens() -> None:
     def sizes_for(num_tokens: int, spare_rows: int) -> list[int]:
         tiles = tiles_of(step_of([(0, num_tokens)]), (1, 4, 8, 16, 64), spare_rows)
         return [len(tile.input_ids) for tile in tiles]
@@ -56,4 +56,6 @@ def test_a_tile_is_not_much_larger_than_what_is_left() -> None:
     assert [sizes_for(count, 4) for count in (1, 3, 5, 9, 40, 63, 70)] == [
         *([1], [4], [8], [8, 1], [16, 16, 8], [64], [64, 8])
     ]
-    assert [sizes_for(count, 28) for count in (9, 20, 40)] == [[16], [16, 4], [64]], "where rows cost little"
+    assert [sizes_for(count, 28) for count in (9, 20, 40)] == [[16], [16, 4], [64]], (
+        "larger tiles are used if spare rows are cheap"
+    )

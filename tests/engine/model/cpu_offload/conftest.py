@@ -1,4 +1,6 @@
-"""Weights that stay on the host, rehearsed where the device is the host too: a second stream whose copies come late."""
+"""CPU offload of weights, tested where the device is the CPU too: a second stream whose copies are delayed as long as
+possible.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from kvscope_telemetry.engine_config import EngineConfig
 
 
 class CopyMark:
-    """Behind so many copies."""
+    """Mark after a number of copies."""
 
     def __init__(self, num_copies: int) -> None:
         self.num_copies = num_copies
@@ -32,7 +34,9 @@ class CopyMark:
 
 
 class LateCopies:
-    """What computes runs at once; a copy is done when somebody waits for it, and never before what it overwrites."""
+    """Streams in which compute runs immediately, and a copy runs when it is waited for, never before it may
+    overwrite.
+    """
 
     made: list[LateCopies]
 
@@ -72,7 +76,7 @@ class LateCopies:
 
 @pytest.fixture
 def late_copies(monkeypatch: pytest.MonkeyPatch) -> type[LateCopies]:
-    """In place of CUDA's streams; `made` are those of this test. Linear layers are as on a GPU, not packed."""
+    """Stand-in for CUDA streams; `made` lists those of this test. Linear layers are not packed, as on a GPU."""
     LateCopies.made = []
     monkeypatch.setattr(streaming, "CudaStreams", LateCopies)
     monkeypatch.setattr(model_loader, "check_streaming", lambda *_: None)
@@ -84,7 +88,9 @@ def late_copies(monkeypatch: pytest.MonkeyPatch) -> type[LateCopies]:
 def load_on_host(
     tiny_loaded: Callable[..., LoadedModel], late_copies: type[LateCopies], tmp_path: Path
 ) -> Callable[..., tuple[LoadedModel, LoadedModel]]:
-    """A tiny model twice: whole, and with the weights of its last `num_layers` layers on the host."""
+    """Function that loads a tiny model twice: completely, and with the weights of its last `num_layers` layers on the
+    host.
+    """
 
     def load(model_type: str, num_layers: int, **changes: Any) -> Any:
         whole = tiny_loaded(model_type, **changes)

@@ -1,4 +1,4 @@
-"""Which layers stay on the host, and what is refused, each in one line."""
+"""Which layers stay on the host, and what is refused in one line."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def model(vivid_model: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize(("asked", "first"), [(2.01, 3), (3.0, 3), (3.01, 2), (5.5, 0), (99.0, 0)])
-def test_the_last_layers_stay_until_their_sum_is_reached(model: Any, asked: float, first: int) -> None:
+def test_last_layers_stay_on_the_host_up_to_the_given_size(model: Any, asked: float, first: int) -> None:
     size = large_bytes(model.model.layers[0])
     assert layers_for_host(model, asked * size / GIB) == tuple(model.model.layers[first:])
 
 
-def test_what_would_free_nothing_is_refused(model: Any) -> None:
+def test_offload_size_that_frees_nothing_is_refused(model: Any) -> None:
     with pytest.raises(BadInput, match=r"cpu_offload_gb=0\.0001 is not accepted: a layer .* so that nothing is freed"):
         layers_for_host(model, 0.0001)
 
 
-def test_layers_that_are_no_list_are_refused(model: Any) -> None:
+def test_model_with_layers_in_several_lists_is_refused(model: Any) -> None:
     model.config.num_hidden_layers = 7
     with pytest.raises(BadInput, match="LlamaForCausalLM: its layers are not in one list"):
         layers_for_host(model, 1.0)
 
 
-def test_all_else_is_placed_and_what_is_shared_stays_shared(vivid_model: Callable[..., Any]) -> None:
+def test_other_weights_are_placed_and_shared_ones_stay_shared(vivid_model: Callable[..., Any]) -> None:
     model = vivid_model("llama", num_hidden_layers=4, tie_word_embeddings=True)
     place_others(model, tuple(model.model.layers[1:]), torch.device("meta"))
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -49,7 +49,7 @@ def test_all_else_is_placed_and_what_is_shared_stays_shared(vivid_model: Callabl
     assert not any("norm" in name for name in stays)
 
 
-def test_a_cpu_and_too_little_host_memory_are_refused_before_anything_is_loaded() -> None:
+def test_offload_on_a_cpu_or_beyond_host_memory_is_refused_before_loading() -> None:
     config = EngineConfig(device="cpu", cpu_offload_gb=4.0)
     with pytest.raises(BadInput, match=r"cpu_offload_gb=4 is not accepted on a CPU: its weights are in host memory"):
         load_model(config, lambda _: None)
@@ -59,11 +59,11 @@ def test_a_cpu_and_too_little_host_memory_are_refused_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), True])
-def test_what_is_no_size_is_refused(value: float) -> None:
+def test_invalid_offload_size_is_refused(value: float) -> None:
     with pytest.raises(BadInput, match=r"cpu_offload_gb=.* is not accepted: GiB, a number from 0 to"):
         EngineConfig(cpu_offload_gb=value)
 
 
-def test_several_ranks_are_refused() -> None:
+def test_offload_with_several_ranks_is_refused() -> None:
     with pytest.raises(BadInput, match=r"cpu_offload_gb=2\.0 is not accepted with tensor_parallel_size=2: weights are"):
         EngineConfig(cpu_offload_gb=2.0, tensor_parallel_size=2)

@@ -1,4 +1,4 @@
-"""Layers streamed from host memory give what they give from the device's, whatever breaks off in between."""
+"""Layers streamed from host memory compute the same as layers on the device, whatever is interrupted."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def test_streamed_layers_give_the_same_tokens(
     streamed = streamed_weights(split.module)
     assert streamed is not None
     (streams,) = late_copies.made
-    copied = 2 if num_layers == 3 else num_layers  # of three, the middle one has a stage for itself
+    copied = 2 if num_layers == 3 else num_layers  # of three layers, the middle one has a buffer of its own
     assert streamed.pass_bytes == copied * streamed.num_bytes // num_layers
     num_passes, rest = divmod(len(streams.copies) - 2, copied)
-    assert (num_passes > 6, rest) == (True, 0), "each layer once a pass, and the first two ahead"
+    assert (num_passes > 6, rest) == (True, 0), "each layer once per pass, and the first two ahead"
     close_streaming(split.module)
 
 
-def test_parts_are_joined_wherever_their_weights_are(load_on_host: Load) -> None:
-    """And what is not on the device is counted where it is."""
+def test_layers_are_fused_with_weights_on_the_host(load_on_host: Load) -> None:
+    """Weights on the host are counted as such."""
     whole, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
     assert make_ready_to_run(split.module) == make_ready_to_run(whole.module)
     streamed = streamed_weights(split.module)
@@ -77,7 +77,7 @@ def test_parts_are_joined_wherever_their_weights_are(load_on_host: Load) -> None
     assert streamed_weights(split.module) is None
 
 
-def test_a_pass_that_was_broken_off_harms_none_after_it(
+def test_interrupted_pass_does_not_affect_later_ones(
     load_on_host: Load, planned: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
@@ -97,10 +97,10 @@ def test_a_pass_that_was_broken_off_harms_none_after_it(
     close_streaming(split.module)
 
 
-def test_a_copy_that_was_begun_without_its_mark_is_made_again(
+def test_copy_without_its_event_is_repeated(
     load_on_host: Load, planned: Any, late_copies: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CUDA event takes memory, too."""
+    """Creating a CUDA event may fail for lack of memory."""
     whole, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
     expected = tokens_of(planned, whole)
     make_ready_to_run(split.module)
@@ -125,8 +125,10 @@ def test_a_copy_that_was_begun_without_its_mark_is_made_again(
     close_streaming(split.module)
 
 
-def test_host_memory_is_given_back(load_on_host: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end, and where there is none for the last layer."""
+def test_host_memory_is_freed_at_the_end_and_after_a_failure(
+    load_on_host: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure is missing host memory for the last layer."""
     slabs: list[HostSlab] = []
     close = HostSlab.close
 
@@ -156,7 +158,7 @@ def test_host_memory_is_given_back(load_on_host: Load, monkeypatch: pytest.Monke
     assert len(slabs) == 6
 
 
-def test_large_weights_alone_are_streamed(load_on_host: Load) -> None:
+def test_only_large_weights_are_streamed(load_on_host: Load) -> None:
     _, split = load_on_host("llama", 3, **ARCHITECTURES["llama"])
     for layer in split.module.model.layers:
         assert {name for _, name, tensor in large_tensors(layer)} == {"weight"}
@@ -165,10 +167,10 @@ def test_large_weights_alone_are_streamed(load_on_host: Load) -> None:
     close_streaming(split.module)
 
 
-def test_a_start_that_breaks_off_gives_all_back(
+def test_failed_engine_start_frees_host_memory(
     load_on_host: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Before the layers are streamed and after."""
+    """The start fails before and after streaming was set up."""
     _, split = load_on_host("llama", 3, **ARCHITECTURES["llama"])
     close_streaming(split.module)
     assert not any(layer._forward_pre_hooks for layer in split.module.model.layers)
@@ -188,8 +190,10 @@ def test_a_start_that_breaks_off_gives_all_back(
     assert len(slabs) == 3
 
 
-def test_adapters_go_with_streamed_layers(load_on_host: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What they add is on the device, beside weights that come and go."""
+def test_lora_adapters_work_with_streamed_layers(
+    load_on_host: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """LoRA weights stay on the device."""
     whole, split = load_on_host("llama", 3, num_hidden_layers=4)
     for seed, name in enumerate(("sql", "python")):
         write_adapter(tmp_path / name, whole.module, seed=seed)
@@ -217,8 +221,8 @@ def test_adapters_go_with_streamed_layers(load_on_host: Load, monkeypatch: pytes
     assert len(set(found[0])) == 3
 
 
-def test_an_engine_tells_what_it_streams(load_on_host: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of each step that ran a model, and of the memory; its tokens are those of one that does not."""
+def test_engine_reports_streamed_bytes(load_on_host: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Reported in each step and in the memory breakdown; the tokens do not change."""
     whole, split = load_on_host("llama", 4, **ARCHITECTURES["llama"])
     config = EngineConfig(model=f"dummy:{tmp_path}/llama.json", kv_memory_bytes=4 << 20)
     submit = Submit(request_id="-", prompt_token_ids=(5, 6, 7), sampling=SamplingParams(temperature=0.0, max_tokens=5))
@@ -235,4 +239,4 @@ def test_an_engine_tells_what_it_streams(load_on_host: Load, monkeypatch: pytest
         assert works
         assert {work.streamed_bytes for work in works} == {expected}
     assert tokens[0] == tokens[1]
-    assert streamed_weights(split.module) is None, "closed with the engine"
+    assert streamed_weights(split.module) is None, "streaming must be closed with the engine"

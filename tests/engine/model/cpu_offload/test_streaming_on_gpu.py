@@ -1,4 +1,4 @@
-"""Streamed layers on a GPU: the tokens of the same engine without, while copies and products really race."""
+"""Streamed layers on a GPU, where copies and compute really run concurrently: the same tokens as without streaming."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[tuple[int, ...]]:
-    """Tokens of weights on the device."""
+    """Tokens with all weights on the device."""
     return tokens(folder, 0, enforce_eager=True)
 
 
 @pytest.mark.parametrize("num_layers", [4, 9])
-def test_tokens_are_those_of_weights_on_the_device(
+def test_streamed_layers_give_the_same_tokens_on_gpu(
     folder: Path, expected: list[tuple[int, ...]], num_layers: int
 ) -> None:
     offloaded = (num_layers - 0.5) * LAYER_BYTES / (1 << 30)
@@ -59,7 +59,7 @@ def test_tokens_are_those_of_weights_on_the_device(
 
 
 def tokens(folder: Path, num_layers: int, **options: Any) -> list[tuple[int, ...]]:
-    """Greedy, with so many layers in host memory."""
+    """Return greedy tokens with the last `num_layers` layers in host memory."""
     config = EngineConfig(model=str(folder), device="cuda", dtype="bfloat16", kv_memory_bytes=64 << 20, **options)
     with Engine(config) as engine:
         assert faults_in(engine.notes) == ([EAGER_NOTE] if num_layers else []), "host memory is pinned"

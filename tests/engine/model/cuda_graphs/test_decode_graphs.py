@@ -1,4 +1,4 @@
-"""Graphs of decodes: their sizes, when they are captured, what they share, and what is written for them."""
+"""Decode graphs: their sizes, when they are captured, what they share, and their inputs."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ def decodes(*lengths: int) -> StepInputs:
 
 
 @dataclass
-class Recorded:
-    """A graph is the size that it was captured with; what a replay found in the tables."""
+class RecordedGraphs:
+    """Decode graphs whose captures are recorded with their size, and what a replay finds in the block tables."""
 
     graphs: DecodeGraphs
     captured: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     replayed: list[torch.Tensor] = field(default_factory=list)
     errors: dict[int, Exception] = field(default_factory=dict)
-    """What captures of a size raise, behind the first operations."""
+    """Errors raised by captures of a size, after their first operations."""
     pools: list[Any] = field(default_factory=list)
-    """That captures were given, each."""
+    """The memory pool given to each capture."""
     alive: WeakSet[Any] = field(default_factory=WeakSet)
-    """Graphs, and what was computed in captures."""
+    """Graphs and tensors computed in captures."""
     num_alive: list[int] = field(default_factory=list)
-    """Of those when a capture began, or memory went back to the driver."""
+    """How many of them were alive when a capture started or memory was returned to the driver."""
 
 
 class Graph:
-    """Of a run whose replays are told of; each has a pool of its own, unless it is given one."""
+    """A graph whose replays are recorded; it has its own pool unless it is given one."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: RecordedGraphs) -> None:
         self._recorded = recorded
         self._pool: Any = object()
         recorded.alive.add(self)
@@ -74,8 +74,8 @@ class Graph:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """Of up to 20 requests of up to 131,072 tokens."""
+def recorded(monkeypatch: pytest.MonkeyPatch) -> RecordedGraphs:
+    """Decode graphs for up to 20 requests of up to 131,072 tokens."""
     inside: list[bool] = []
 
     @contextmanager
@@ -109,11 +109,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     cpu = torch.device("cpu")
     buffer = StepBuffer(cpu, 0)
     made = DecodeGraphs(forward, buffer, cpu, max_num_seqs=20, max_tokens=1 << 17, block_size=BLOCK_SIZE)
-    found = Recorded(made)
+    found = RecordedGraphs(made)
     return found
 
 
-def test_sizes_reach_what_can_be_and_no_further() -> None:
+def test_captured_sizes_cover_the_maximum_batch() -> None:
     assert captured_sizes(20) == (1, 2, 4, 8, 16, 20)
     assert captured_sizes(1) == (1,)
     assert captured_sizes(100) == (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 100)
@@ -121,22 +121,22 @@ def test_sizes_reach_what_can_be_and_no_further() -> None:
     assert len(captured_sizes(1000)) == 13
 
 
-def test_all_sizes_are_captured_at_the_start_and_none_in_a_step(recorded: Recorded) -> None:
-    """Whatever the lengths: a graph is of all of them."""
+def test_all_sizes_are_captured_at_the_start_and_none_in_a_step(recorded: RecordedGraphs) -> None:
+    """A graph serves all sequence lengths."""
     graphs = recorded.graphs
     assert graphs.capture_all() == ""
     assert recorded.captured == [20, 16, 8, 4, 2, 1]
     assert graphs.size_of(decodes(6, 700, 30)) == 4
     assert graphs.size_of(decodes(6, 700, 1 << 17)) == 4
     assert graphs.size_of(decodes(*[5] * 20)) == 20
-    assert graphs.size_of(decodes(*[5] * 21)) is None, "nor larger than can run together"
+    assert graphs.size_of(decodes(*[5] * 21)) is None, "no graph is larger than the maximum batch"
     assert not graphs.is_waiting
     assert not graphs.try_again()
     assert recorded.captured == [20, 16, 8, 4, 2, 1]
 
 
-def test_where_launches_grow_with_lengths_there_are_graphs_of_several(recorded: Recorded) -> None:
-    """A step takes the shortest that holds its longest request; which others it would take are captured between."""
+def test_graphs_for_several_lengths_are_captured_if_launches_grow_with_length(recorded: RecordedGraphs) -> None:
+    """A step uses the shortest graph that holds its longest request; other needed ones are captured between steps."""
     assert captured_lengths(1 << 17) == (4096, 16384, 65536, 1 << 17)
     assert captured_lengths(4096) == (4096,)
     assert captured_lengths(100) == (100,)
@@ -165,8 +165,8 @@ def test_where_launches_grow_with_lengths_there_are_graphs_of_several(recorded: 
     assert recorded.lengths == [4096, 16384]
 
 
-def test_a_graph_that_was_given_back_is_captured_again_while_nobody_waits_or_in_a_later_step(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+def test_released_graph_is_captured_again_when_idle_or_in_a_later_step(
+    recorded: RecordedGraphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [100.0]
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s[0])
@@ -177,17 +177,15 @@ def test_a_graph_that_was_given_back_is_captured_again_while_nobody_waits_or_in_
     assert graphs.size_of(step) is None
     assert not graphs.try_again(), "there is no memory yet"
     now_s[0] += capture_failures.FIRST_PAUSE_S
-    assert graphs.size_of(step) == 4, "of an engine that is never idle"
+    assert graphs.size_of(step) == 4, "captured in a step of an engine that is never idle"
     assert recorded.captured == [4]
     while graphs.is_waiting:
         assert graphs.try_again()
     assert sorted(recorded.captured) == list(graphs.sizes)
 
 
-def test_what_was_given_back_twice_comes_back_the_largest_first(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever an engine that is never idle captured first in between: the others find their memory in its."""
+def test_graphs_released_twice_return_largest_first(recorded: RecordedGraphs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is never idle may have captured another size first; the others use the memory of its pool."""
     now_s = [100.0]
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s[0])
     graphs = recorded.graphs
@@ -209,20 +207,21 @@ NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
 REFUSED = RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
 
-def test_a_graph_that_failed_is_gone_before_the_next_is_captured(recorded: Recorded) -> None:
-    """With what was computed in it, and before memory goes back to the driver: the next has all of that. A workspace
-    of cuBLAS's in its pool would be freed while the next replays read it."""
+def test_failed_graph_is_freed_before_the_next_capture(recorded: RecordedGraphs) -> None:
+    """Its tensors are freed as well, before memory is returned to the driver, so that the next capture can use all of
+    it. A cuBLAS workspace in its pool would be freed while the next replays read it.
+    """
     graphs = recorded.graphs
     recorded.errors = dict.fromkeys((20, 16, 4, 2), NO_MEMORY)
     assert graphs.capture_all() == ""
     assert recorded.captured == [8, 1]
-    assert recorded.num_alive == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1], "none until 8 is captured, and that one from then on"
+    assert recorded.num_alive == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1], "no graph until 8 is captured, then that one"
     assert recorded.pools[:3] == [None] * 3
     assert set(recorded.pools[3:]) == {recorded.pools[3]} != {None}
 
 
-def test_what_does_not_compile_costs_its_own_size_alone(recorded: Recorded) -> None:
-    """Triton's errors are none of torch's. It is tried once; what our own code raises is not taken for a failure."""
+def test_size_that_does_not_compile_is_skipped(recorded: RecordedGraphs) -> None:
+    """Triton's errors are not torch's. The size is tried once; errors of our own code are raised."""
     errors = pytest.importorskip("triton.runtime.errors")
     graphs = recorded.graphs
     recorded.errors[8] = errors.OutOfResources(2 << 18, 1 << 17, "shared memory")
@@ -235,8 +234,8 @@ def test_what_does_not_compile_costs_its_own_size_alone(recorded: Recorded) -> N
         graphs.capture(8)
 
 
-def test_graphs_behind_one_that_cuda_refused_have_a_pool_that_can_be_given_back(recorded: Recorded) -> None:
-    """torch never gives back the one in which a capture was refused."""
+def test_graphs_after_a_refused_capture_have_a_pool_that_can_be_freed(recorded: RecordedGraphs) -> None:
+    """torch never frees the pool in which a capture was refused."""
     graphs = recorded.graphs
     recorded.errors[8] = REFUSED
     assert graphs.capture_all() == ""
@@ -247,7 +246,7 @@ def test_graphs_behind_one_that_cuda_refused_have_a_pool_that_can_be_given_back(
     assert first is not second
 
 
-def test_a_library_that_fails_for_the_largest_costs_that_alone(recorded: Recorded) -> None:
+def test_library_failure_of_the_largest_size_skips_only_that_size(recorded: RecordedGraphs) -> None:
     graphs = recorded.graphs
     recorded.errors[graphs.largest] = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")
     assert graphs.capture_all() == ""
@@ -255,16 +254,16 @@ def test_a_library_that_fails_for_the_largest_costs_that_alone(recorded: Recorde
 
 
 @pytest.mark.parametrize(("error", "num_tries"), [(REFUSED, 1), (NO_MEMORY, 6)])
-def test_a_model_that_cuda_refuses_is_tried_once(recorded: Recorded, error: Exception, num_tries: int) -> None:
-    """Each try would leave memory behind; for want of memory a smaller one may be captured."""
+def test_model_refused_by_cuda_is_tried_once(recorded: RecordedGraphs, error: Exception, num_tries: int) -> None:
+    """Each try would leak memory. If memory was insufficient, smaller sizes are tried."""
     graphs = recorded.graphs
     recorded.errors = dict.fromkeys(graphs.sizes, error)
     assert graphs.capture_all() == f"{type(error).__name__}: {error}"
     assert len(recorded.pools) == num_tries
 
 
-def test_all_graphs_write_one_tensor_of_logits(recorded: Recorded) -> None:
-    """As large as the largest batch, not as all of them together."""
+def test_all_graphs_write_one_tensor_of_logits(recorded: RecordedGraphs) -> None:
+    """It has the size of the largest batch."""
     graphs = recorded.graphs
     for size in reversed(graphs.sizes):
         graphs.capture(size)
@@ -274,8 +273,8 @@ def test_all_graphs_write_one_tensor_of_logits(recorded: Recorded) -> None:
     assert found[0].untyped_storage().nbytes() == 4 * 20 * VOCABULARY
 
 
-def test_a_replay_reads_the_tables_of_its_step(recorded: Recorded) -> None:
-    """As wide as they are: the rest, which may be a long context's, is neither sent nor written."""
+def test_replay_reads_the_block_tables_of_its_step(recorded: RecordedGraphs) -> None:
+    """Only the used width is sent; the rest may belong to a long context."""
     graphs = recorded.graphs
     graphs.capture(graphs.largest)
     (table,) = graphs._tables

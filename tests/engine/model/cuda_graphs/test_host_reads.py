@@ -1,4 +1,4 @@
-"""What the host waits for is found, with the module that does it; what stays on the device is not."""
+"""Operations that make the host wait for the device are found, with their module."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvscope_engine.model.cuda_graphs.host_reads import HostReads
 CPU = torch.device("cpu")
 
 
-class Inner(nn.Module):
-    """Does one thing."""
+class InnerModule(nn.Module):
+    """Runs one given operation."""
 
     def __init__(self, does: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Inner(nn.Module):
 
 
 def words_of(does: Callable[[torch.Tensor], Any]) -> str:
-    module = nn.Sequential(nn.Identity(), nn.Sequential(Inner(does)))
+    module = nn.Sequential(nn.Identity(), nn.Sequential(InnerModule(does)))
     with HostReads(module, CPU) as reads:
         module(torch.arange(6.0))
     return reads.words
@@ -45,7 +45,7 @@ def words_of(does: Callable[[torch.Tensor], Any]) -> str:
         (lambda x: torch.empty(6, device="meta").copy_(x), "aten::copy_"),
     ],
 )
-def test_what_waits_is_named(does: Callable[[torch.Tensor], Any], operation: str) -> None:
+def test_operation_that_waits_is_named(does: Callable[[torch.Tensor], Any], operation: str) -> None:
     assert words_of(does) == f"Inner (1.0) waits for the GPU ({operation})"
 
 
@@ -59,11 +59,11 @@ def test_what_waits_is_named(does: Callable[[torch.Tensor], Any], operation: str
         lambda x: x.clone().copy_(x),
     ],
 )
-def test_what_stays_there_is_not(does: Callable[[torch.Tensor], Any]) -> None:
+def test_operation_that_stays_on_the_device_is_not_reported(does: Callable[[torch.Tensor], Any]) -> None:
     assert words_of(does) == ""
 
 
-def test_experts_that_are_looked_up_are_found() -> None:
+def test_routed_experts_that_wait_are_found() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}

@@ -1,4 +1,4 @@
-"""What a CUDA device tells of those who share it, by the driver and by what other engines wrote down."""
+"""What a CUDA device reports about others using it, from the driver and from other engines' files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ input()
 
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeNvml:
-    """Of a machine with one GPU, which is ours."""
+    """NVML of a machine with one GPU, the one in use."""
     nvml = FakeNvml([FakeGpu("GPU-aaaa")])
     monkeypatch.setattr(gpu_register, "default_folder", lambda: tmp_path)
     monkeypatch.setattr(device_memory, "gpu_uuid", lambda device: "aaaa")
@@ -43,7 +43,7 @@ def memory() -> CudaMemory:
     return CudaMemory(torch.device("cuda"))
 
 
-def test_what_other_engines_have_yet_to_take(nvml: FakeNvml, tmp_path: Path) -> None:
+def test_promised_memory_of_other_engines_is_counted(nvml: FakeNvml, tmp_path: Path) -> None:
     assert memory().promised_bytes() == 0
     command = [sys.executable, "-c", ENGINE, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as engine:
@@ -57,10 +57,10 @@ def test_what_other_engines_have_yet_to_take(nvml: FakeNvml, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("told", "wsl", "draws"), [(1, False, True), (0, True, False), (None, False, False), (None, True, True)]
 )
-def test_whether_windows_have_memory_of_it(
+def test_display_use_is_read_or_assumed_on_wsl(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, told: int | None, wsl: bool, draws: bool
 ) -> None:
-    """Where the driver does not say, a GPU of Windows draws its desktop."""
+    """If the driver does not report it, a GPU under Windows is assumed to draw the desktop."""
     monkeypatch.setattr(gpu_holders, "is_wsl", lambda: wsl)
     nvml.gpus[0].draws = told or 0
     if told is None:

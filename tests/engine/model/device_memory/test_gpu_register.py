@@ -1,4 +1,4 @@
-"""Engines on one GPU: each plans while no other takes memory, and knows what the others have yet to take."""
+"""Several engines on one GPU: each plans while no other allocates, and knows what the others have yet to allocate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPU = "aaaa-bbbb"
 
 
 class OtherEngine:
-    """A process of its own, which has its turn."""
+    """Another process that holds the turn of a GPU."""
 
     def __init__(self, folder: Path, uuids: str = GPU) -> None:
         self._process = subprocess.Popen(
@@ -42,13 +42,13 @@ class OtherEngine:
         self.pid = self._process.pid
         assert self._said() == "turn"
 
-    def does(self, what: object) -> None:
+    def run_command(self, what: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
         assert self._said() == "done"
 
-    def is_killed(self) -> None:
+    def kill(self) -> None:
         self._process.kill()
         self._process.communicate()
 
@@ -58,12 +58,12 @@ class OtherEngine:
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[Callable[..., OtherEngine]]:
+def start_other_engine(tmp_path: Path) -> Iterator[Callable[..., OtherEngine]]:
     with ExitStack() as undo:
 
         def start(uuids: str = GPU) -> OtherEngine:
             engine = OtherEngine(tmp_path, uuids)
-            undo.callback(engine.is_killed)
+            undo.callback(engine.kill)
             return engine
 
         yield start
@@ -76,8 +76,10 @@ def register(tmp_path: Path) -> Iterator[GpuRegister]:
     register.close()
 
 
-def turn(register: GpuRegister, *uuids: str, after: Callable[[], object] | None = None) -> tuple[bool, list[str]]:
-    """Whether there was one, and what was told; while it waits `after` happens, or nothing."""
+def wait_for_turn(
+    register: GpuRegister, *uuids: str, after: Callable[[], object] | None = None
+) -> tuple[bool, list[str]]:
+    """Return whether the turn was obtained, and the notices. While waiting, `after` is called if given."""
     told: list[str] = []
     limit_s = 0.0 if after is None else 60.0
     pending = [after] if after is not None else []
@@ -85,78 +87,80 @@ def turn(register: GpuRegister, *uuids: str, after: Callable[[], object] | None 
     return got, told
 
 
-def test_one_waits_until_the_other_has_taken_its_memory(
-    register: GpuRegister, other: Callable[..., OtherEngine]
+def test_engine_waits_until_the_other_has_allocated(
+    register: GpuRegister, start_other_engine: Callable[..., OtherEngine]
 ) -> None:
-    first = other()
+    first = start_other_engine()
     line = f"for another kvscope engine (pid {first.pid}), which takes memory of the same GPU"
-    assert turn(register) == (False, [line]), "one that hangs keeps nobody from starting"
-    assert turn(register, after=lambda: first.does("end")) == (True, [line])
+    assert wait_for_turn(register) == (False, [line]), "a hanging engine must not prevent a start"
+    assert wait_for_turn(register, after=lambda: first.run_command("end")) == (True, [line])
 
 
-def test_a_killed_engine_is_not_waited_for(register: GpuRegister, other: Callable[..., OtherEngine]) -> None:
-    first = other()
-    assert turn(register, after=first.is_killed)[0]
+def test_killed_engine_is_not_waited_for(register: GpuRegister, start_other_engine: Callable[..., OtherEngine]) -> None:
+    first = start_other_engine()
+    assert wait_for_turn(register, after=first.kill)[0]
 
 
-def test_another_gpu_is_nobodys_business(register: GpuRegister, other: Callable[..., OtherEngine]) -> None:
-    other("cccc")
-    assert turn(register) == (True, [])
-
-
-def test_engines_on_several_gpus_wait_for_each_of_them(
-    register: GpuRegister, other: Callable[..., OtherEngine]
+def test_engine_on_another_gpu_is_not_waited_for(
+    register: GpuRegister, start_other_engine: Callable[..., OtherEngine]
 ) -> None:
-    first = other("bbbb")
-    assert not turn(register, "aaaa", "bbbb")[0]
-    assert turn(register, "aaaa", "bbbb", after=lambda: first.does("end"))[0]
+    start_other_engine("cccc")
+    assert wait_for_turn(register) == (True, [])
 
 
-def test_what_an_engine_has_yet_to_take_is_known_as_long_as_it_lives(
-    tmp_path: Path, other: Callable[..., OtherEngine]
+def test_engine_on_several_gpus_waits_for_each(
+    register: GpuRegister, start_other_engine: Callable[..., OtherEngine]
 ) -> None:
-    first = other()
-    first.does("end")
-    second = other()
+    first = start_other_engine("bbbb")
+    assert not wait_for_turn(register, "aaaa", "bbbb")[0]
+    assert wait_for_turn(register, "aaaa", "bbbb", after=lambda: first.run_command("end"))[0]
+
+
+def test_promised_bytes_count_while_the_engine_lives(
+    tmp_path: Path, start_other_engine: Callable[..., OtherEngine]
+) -> None:
+    first = start_other_engine()
+    first.run_command("end")
+    second = start_other_engine()
     assert promised_bytes(GPU, tmp_path) == 0
-    first.does(3 << 30)
-    second.does(1 << 30)
+    first.run_command(3 << 30)
+    second.run_command(1 << 30)
     assert promised_bytes(GPU, tmp_path) == 4 << 30
     assert promised_bytes("cccc", tmp_path) == promised_bytes("", tmp_path) == 0
-    first.does(1 << 20)
+    first.run_command(1 << 20)
     assert promised_bytes(GPU, tmp_path) == (1 << 30) + (1 << 20)
-    first.is_killed()
+    first.kill()
     assert promised_bytes(GPU, tmp_path) == 1 << 30
-    second.does("close")
+    second.run_command("close")
     assert promised_bytes(GPU, tmp_path) == 0
-    assert [path.suffix for path in tmp_path.iterdir()] == [".turn"], "nothing is left of either"
+    assert [path.suffix for path in tmp_path.iterdir()] == [".turn"], "files of ended engines must be removed"
 
 
-def test_what_this_engine_promised_is_in_its_own_plan(tmp_path: Path, register: GpuRegister) -> None:
-    assert turn(register)[0]
+def test_own_promise_does_not_count(tmp_path: Path, register: GpuRegister) -> None:
+    assert wait_for_turn(register)[0]
     register.promise(5 << 30)
     assert promised_bytes(GPU, tmp_path) == 0
     register.close()
-    assert turn(register)[0], "another engine in this process"
+    assert wait_for_turn(register)[0], "another engine in this process must get the turn"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
-def test_a_folder_that_cannot_be_written_to_is_done_without(tmp_path: Path) -> None:
+def test_read_only_folder_is_ignored(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     register = GpuRegister(tmp_path / "gpus")
-    assert turn(register) == (True, [])
+    assert wait_for_turn(register) == (True, [])
     register.promise(1)
     register.end_turn()
     register.close()
     assert promised_bytes(GPU, tmp_path / "gpus") == 0
 
 
-def test_its_folders_are_for_this_user_alone(tmp_path: Path) -> None:
-    """Engines put their sockets beside them, and take no folder that others can write to."""
+def test_folders_are_private(tmp_path: Path) -> None:
+    """Engines put their sockets next to them, and refuse folders that others can write to."""
     before = os.umask(0o002)
     try:
         register = GpuRegister(tmp_path / "kvscope" / "gpus")
-        assert turn(register) == (True, [])
+        assert wait_for_turn(register) == (True, [])
         register.close()
     finally:
         os.umask(before)
@@ -165,41 +169,41 @@ def test_its_folders_are_for_this_user_alone(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_a_folder_that_others_can_write_to_is_done_without(tmp_path: Path) -> None:
+def test_folder_writable_by_others_is_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "gpus"
     folder.mkdir()
     folder.chmod(0o777)
     (folder / f"{GPU}.1").write_text("5")
     register = GpuRegister(folder)
-    assert turn(register) == (True, [])
+    assert wait_for_turn(register) == (True, [])
     register.close()
     assert promised_bytes(GPU, folder) == 0
     assert [path.name for path in folder.iterdir()] == [f"{GPU}.1"]
 
 
-def test_every_engine_of_a_user_finds_the_same_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_does_not_depend_on_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
     inside = default_folder()
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert default_folder() == inside
 
 
-def test_a_forked_child_keeps_no_turn(register: GpuRegister, tmp_path: Path) -> None:
-    assert turn(register)[0]
-    copy = os.dup(register._turns[0])  # as a child has it
+def test_forked_child_does_not_keep_the_turn(register: GpuRegister, tmp_path: Path) -> None:
+    assert wait_for_turn(register)[0]
+    copy = os.dup(register._turns[0])  # like a forked child
     register.end_turn()
     try:
         second = GpuRegister(tmp_path)
-        assert turn(second) == (True, [])
+        assert wait_for_turn(second) == (True, [])
         second.close()
     finally:
         os.close(copy)
 
 
-def test_a_folder_that_is_a_file_is_done_without(tmp_path: Path) -> None:
+def test_file_in_place_of_the_folder_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "gpus").write_text("")
     register = GpuRegister(tmp_path / "gpus")
-    assert turn(register) == (True, [])
+    assert wait_for_turn(register) == (True, [])
     register.promise(1)
     register.close()
     assert promised_bytes(GPU, tmp_path / "gpus") == 0

@@ -1,4 +1,4 @@
-"""The slab is as large as asked, pinned where it is, and told when it cannot be."""
+"""The host memory slab has the requested size and is pinned in place; failure to pin is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def test_it_takes_what_was_asked_up_to_a_page_and_only_when_used() -> None:
+def test_slab_takes_the_requested_bytes_when_used() -> None:
     before = resident_bytes()
     slab = HostSlab(1000, 100_001)
     assert slab.num_bytes == 100_001_000
@@ -45,7 +45,7 @@ def test_it_takes_what_was_asked_up_to_a_page_and_only_when_used() -> None:
     assert resident_bytes() - before < slab.num_bytes // 10, "it was not given back"
 
 
-def test_it_is_pinned_in_whole_pages_where_it_is() -> None:
+def test_slab_is_pinned_in_whole_pages() -> None:
     pinner = FakePinner()
     slab = HostSlab(3, 5000, pinner)
     assert slab.is_pinned
@@ -55,7 +55,7 @@ def test_it_is_pinned_in_whole_pages_where_it_is() -> None:
     slab.close()
 
 
-def test_what_cannot_be_pinned_is_used_and_told() -> None:
+def test_unpinnable_slab_is_used_and_reported() -> None:
     slab = HostSlab(3, 1 << 20, FakePinner("CUDA error 2"))
     assert not slab.is_pinned
     assert slab.note == "3 MiB of host memory are not pinned (CUDA error 2): copies are slower"
@@ -63,7 +63,7 @@ def test_what_cannot_be_pinned_is_used_and_told() -> None:
     slab.close()
 
 
-def test_more_than_is_free_is_refused_before_it_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_the_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_slab, "free_host_bytes", lambda: 5 << 20)
     HostSlab(5, 1 << 20).close()
     with pytest.raises(BadInput, match="--kv-host-memory asks for 6 MiB of host memory: 5 MiB are free"):
@@ -71,12 +71,12 @@ def test_more_than_is_free_is_refused_before_it_is_mapped(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("asked", "taken"), [(0, 0), (1, 1), (4096, 4096), (4097, 8192), (9 << 30, 16 << 30)])
-def test_torch_rounds_up_to_powers_of_two(asked: int, taken: int) -> None:
+def test_torch_rounds_pinned_memory_to_powers_of_two(asked: int, taken: int) -> None:
     assert torch_pinned_bytes(asked) == taken
 
 
 @pytest.mark.gpu
-def test_torch_itself_counts_the_same() -> None:
+def test_measured_pinned_memory_of_torch_matches() -> None:
     if measured_torch_pinned_bytes(1) is None:
         pytest.skip("needs a CUDA device")
     assert measured_torch_pinned_bytes(9 << 20) == torch_pinned_bytes(9 << 20)

@@ -1,4 +1,6 @@
-"""A plan of a GPU that others use too: windows and other engines keep theirs, and who is in the way is named."""
+"""Memory plan of a GPU that is used by others: the desktop and other engines keep their memory, and the holders are
+named.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ GIB = 1 << 30
 
 
 def plan(**given: Any) -> MemoryPlan:
-    """Of a GPU of 8 GiB, on which others hold one."""
+    """Return a plan for a GPU of 8 GiB, of which others hold one."""
     sizes = {"weights": 3 * GIB, "activations": GIB // 2, "logits": 0, "staging": 0, "kv_min": 1 << 20}
     options = {"total": 8 * GIB, "utilization": 0.9, "others": GIB, "reserves": StepReserves()}
     return MemoryPlan(**{**sizes, **options, **given})
 
 
-def test_windows_keep_what_they_may_come_to_want_where_the_share_leaves_less() -> None:
+def test_desktop_reserve_reduces_the_kv_cache_if_the_share_is_too_large() -> None:
     alone, shared = plan(), plan(draws_display=True)
     assert shared.allowed == 8 * GIB - DESKTOP_BYTES
     assert alone.kv - shared.kv == alone.allowed - shared.allowed > 0
@@ -30,14 +32,14 @@ def test_windows_keep_what_they_may_come_to_want_where_the_share_leaves_less() -
     assert "desktop" not in alone.summary("cuda:0")
 
 
-def test_a_share_that_leaves_enough_is_as_it_was_asked_for() -> None:
+def test_small_share_is_not_reduced_for_the_desktop() -> None:
     for given in ({"utilization": 0.5}, {"total": 24 * GIB}):
         assert plan(draws_display=True, **given).kv == plan(**given).kv
         shared = plan(draws_display=True, **given)
         assert shared.desktop == shared.total - shared.allowed > DESKTOP_BYTES
 
 
-def test_who_holds_the_memory_is_named_where_it_does_not_suffice() -> None:
+def test_memory_holders_are_named_if_the_plan_does_not_fit() -> None:
     who = "another kvscope engine 4.0 GiB (pid 12), firefox 0.9 GiB (pid 7)"
     with pytest.raises(KvscopeError) as refused:
         plan(others=5 * GIB, draws_display=True).check("it", "cuda:0", lambda: (who, int(4.9 * GIB)))
@@ -52,7 +54,7 @@ def test_who_holds_the_memory_is_named_where_it_does_not_suffice() -> None:
     assert "end other programs on the GPU (firefox), or give" in start_remedy("firefox", on_gpu=True)
 
 
-def test_nobody_is_asked_for_names_where_it_suffices() -> None:
+def test_memory_holders_are_not_queried_if_the_plan_fits() -> None:
     def fail() -> Any:
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""How much steps may take while others have memory that was planned for them: down at once, up after a while."""
+"""Step limits while others use memory that was planned for steps: reduced immediately, raised after a while."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def watch() -> MemoryWatch:
     return MemoryWatch(COSTS, FOR_OTHERS)
 
 
-def test_tokens_go_before_graphs_and_graphs_of_prefills_before_those_of_decodes() -> None:
+def test_limits_reduce_tokens_then_prefill_graphs_then_decode_graphs() -> None:
     assert [level.max_tokens for level in COSTS.levels] == [8192, 4096, 2048, 1024, 512, 256, 256, 256]
     assert COSTS.levels[-3:] == (Level(256), Level(256, False), Level(256, False, False))
     needed = [COSTS.needed(level) // MIB for level in COSTS.levels]
@@ -45,30 +45,30 @@ def test_tokens_go_before_graphs_and_graphs_of_prefills_before_those_of_decodes(
         (9999, Level(256, False, False)),
     ],
 )
-def test_what_others_took_is_what_steps_lack(watch: MemoryWatch, taken: int, level: Level) -> None:
-    """MiB beyond what was left for others: there is always room for decodes, however much they took."""
+def test_limits_drop_by_what_others_took(watch: MemoryWatch, taken: int, level: Level) -> None:
+    """Values are MiB beyond the reserve for others. Decodes always stay possible."""
     assert watch.look(FOR_OTHERS + taken * MIB, 0.0) == bool(taken)
     assert watch.level == level
     assert watch.is_lowered == bool(taken)
     assert watch.missing(FOR_OTHERS + taken * MIB) == taken * MIB
 
 
-def test_others_may_have_what_was_left_for_them(watch: MemoryWatch) -> None:
+def test_usage_within_the_reserve_changes_nothing(watch: MemoryWatch) -> None:
     assert not any(watch.look(others * MIB, float(others)) for others in range(0, 501, 100))
 
 
-def test_it_goes_up_once_there_was_room_for_some_time(watch: MemoryWatch) -> None:
+def test_limits_rise_after_memory_was_free_for_a_while(watch: MemoryWatch) -> None:
     watch.look(FOR_OTHERS + 600 * MIB, 0.0)
     assert not watch.look(0, 10.0)
     assert not watch.look(0, 10.0 + UP_AFTER_S - 1)
-    assert not watch.look(FOR_OTHERS + 600 * MIB, 10.0 + UP_AFTER_S - 0.5), "it was taken again"
+    assert not watch.look(FOR_OTHERS + 600 * MIB, 10.0 + UP_AFTER_S - 0.5), "the memory was taken again"
     assert not watch.look(0, 50.0)
     assert watch.look(0, 50.0 + UP_AFTER_S)
     assert watch.level == Level(8192)
     assert not watch.is_lowered
 
 
-def test_it_goes_up_as_far_as_there_is_room(watch: MemoryWatch) -> None:
+def test_limits_rise_as_far_as_memory_allows(watch: MemoryWatch) -> None:
     watch.look(FOR_OTHERS + 9999 * MIB, 0.0)
     watch.look(FOR_OTHERS + 600 * MIB, 1.0)
     assert watch.look(FOR_OTHERS + 600 * MIB, 1.0 + UP_AFTER_S)
@@ -76,7 +76,7 @@ def test_it_goes_up_as_far_as_there_is_room(watch: MemoryWatch) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 20)), max_size=40))
-def test_steps_never_take_more_than_there_is(looks: list[tuple[int, int]]) -> None:
+def test_steps_never_need_more_than_the_available_memory(looks: list[tuple[int, int]]) -> None:
     watch, now_s = MemoryWatch(COSTS, FOR_OTHERS), 0.0
     for others, passed_s in looks:
         now_s += passed_s
@@ -86,7 +86,7 @@ def test_steps_never_take_more_than_there_is(looks: list[tuple[int, int]]) -> No
         assert COSTS.needed(watch.level) <= room or watch.level == COSTS.levels[-1]
 
 
-def test_without_a_plan_there_is_nothing_to_give_up() -> None:
+def test_limits_without_a_plan_have_one_level() -> None:
     costs = step_costs(None, 512, 8, has_graphs=True)
     assert costs.levels == (Level(512),)
     assert not MemoryWatch(costs, 0).look(1 << 40, 0.0)

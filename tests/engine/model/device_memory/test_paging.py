@@ -1,4 +1,4 @@
-"""WSL2 moves GPU memory to the host and says nothing: it is recognised by counts, or by steps that become slow."""
+"""On WSL2 the driver pages GPU memory to the host silently: detected by byte counts, or by steps that become slow."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ TOTAL = 8 * GIB
         (None, False),
     ],
 )
-def test_windows_own_kernel_is_known_by_its_version(tmp_path: Path, version: str | None, found: bool) -> None:
+def test_wsl_is_recognized_by_the_kernel_version(tmp_path: Path, version: str | None, found: bool) -> None:
     path = tmp_path / "version"
     if version is not None:
         path.write_text(version)
     assert is_wsl(path) == found
 
 
-def run(watch: PagingWatch, milliseconds: float, count: int, num_tokens: int = 32) -> None:
+def record_steps(watch: PagingWatch, milliseconds: float, count: int, num_tokens: int = 32) -> None:
     for _ in range(count):
         watch.ran(num_tokens, int(milliseconds * 1e6))
 
 
-def test_more_than_the_device_has_given_is_elsewhere() -> None:
+def test_allocation_beyond_the_device_is_reported_as_paging() -> None:
     watch = PagingWatch()
     assert watch.look(TOTAL, 0, 7 * GIB, 0.0) == ""
     said = watch.look(TOTAL, 0, 9 * GIB, 1.0)
@@ -42,33 +42,33 @@ def test_more_than_the_device_has_given_is_elsewhere() -> None:
     assert "--gpu-memory-utilization" in said
 
 
-def test_it_is_said_once_a_minute_at_most() -> None:
+def test_paging_is_reported_at_most_once_per_minute() -> None:
     watch = PagingWatch()
     assert watch.look(TOTAL, 0, 9 * GIB, 100.0)
     assert watch.look(TOTAL, 0, 9 * GIB, 100.0 + AGAIN_S - 1) == ""
     assert watch.look(TOTAL, 0, 9 * GIB, 100.0 + AGAIN_S)
 
 
-def test_steps_that_are_slow_all_at_once_on_a_full_device() -> None:
+def test_sudden_slow_steps_on_a_full_device_are_reported() -> None:
     watch = PagingWatch()
-    run(watch, 10, 50)
-    run(watch, 80, NUM_SLOW)
+    record_steps(watch, 10, 50)
+    record_steps(watch, 80, NUM_SLOW)
     assert "steps take 8 times what they took" in watch.look(TOTAL, 0, 7 * GIB, 100.0)
-    run(watch, 80, 50)
-    assert watch.look(TOTAL, 0, 7 * GIB, 900.0) == "", "that it stays so is no news"
+    record_steps(watch, 80, 50)
+    assert watch.look(TOTAL, 0, 7 * GIB, 900.0) == "", "steps that stay slow must not be reported again"
 
 
-def test_slow_steps_are_no_sign_where_memory_is_free_or_a_few_are_slow_or_it_came_slowly() -> None:
+def test_slow_steps_with_free_memory_or_a_slow_onset_are_not_reported() -> None:
     watch = PagingWatch()
-    run(watch, 10, 50)
-    run(watch, 80, NUM_SLOW)
+    record_steps(watch, 10, 50)
+    record_steps(watch, 80, NUM_SLOW)
     assert watch.look(TOTAL, GIB, 6 * GIB, 0.0) == ""
     for _ in range(20):
-        run(watch, 10, 5)
-        run(watch, 80, NUM_SLOW - 1)
+        record_steps(watch, 10, 5)
+        record_steps(watch, 80, NUM_SLOW - 1)
     assert watch.look(TOTAL, 0, 7 * GIB, 0.0) == ""
     for number in range(500):
-        run(watch, 10 * 1.01**number, 1)
+        record_steps(watch, 10 * 1.01**number, 1)
     assert watch.look(TOTAL, 0, 7 * GIB, 0.0) == ""
-    run(watch, 5000, 50, num_tokens=4096)
-    assert watch.look(TOTAL, 0, 7 * GIB, 0.0) == "", "the first of its size"
+    record_steps(watch, 5000, 50, num_tokens=4096)
+    assert watch.look(TOTAL, 0, 7 * GIB, 0.0) == "", "the first steps of a size are no evidence"

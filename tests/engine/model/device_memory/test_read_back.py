@@ -1,4 +1,4 @@
-"""Results on their way down: the right numbers, whichever step they are of."""
+"""Reading results back from the device: the right numbers, whichever step they belong to."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from kvscope_engine.model.device_memory import step_buffer
 from kvscope_engine.model.runner.model_runner import ReadBack
 
 
-def test_on_a_cpu_they_are_there() -> None:
+def test_results_on_a_cpu_are_available_immediately() -> None:
     landing = ReadBack(torch.device("cpu"), 4).start(torch.tensor([3, 1]))
     assert landing.numbers() == [3, 1]
 
 
-class Moment:
-    """An event that is past once somebody waited."""
+class FakeEvent:
+    """Event that is complete after a wait."""
 
     waited = 0
 
     def record(self) -> None: ...
 
     def synchronize(self) -> None:
-        Moment.waited += 1
+        FakeEvent.waited += 1
 
 
 @pytest.fixture
-def down(monkeypatch: pytest.MonkeyPatch) -> ReadBack:
-    """As on a GPU, with the host's own memory for the device's."""
+def read_back(monkeypatch: pytest.MonkeyPatch) -> ReadBack:
+    """ReadBack as on a GPU, with host memory in place of device memory."""
 
     def memory(num_bytes: int) -> tuple[torch.Tensor, np.ndarray[tuple[int], np.dtype[np.uint8]]]:
         tensor = torch.zeros(num_bytes, dtype=torch.uint8)
         return tensor, tensor.numpy()
 
     monkeypatch.setattr(step_buffer, "pinned_bytes", memory)
-    monkeypatch.setattr(torch.cuda, "Event", Moment)
-    monkeypatch.setattr(Moment, "waited", 0)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(FakeEvent, "waited", 0)
     return ReadBack(torch.device("cuda"), 4)
 
 
-def test_two_steps_come_down_side_by_side(down: ReadBack) -> None:
-    first = down.start(torch.tensor([1, 2, 3]))
-    second = down.start(torch.tensor([0.5, -1.0], dtype=torch.float64))
-    assert Moment.waited == 0
+def test_results_of_two_steps_are_read_back_concurrently(read_back: ReadBack) -> None:
+    first = read_back.start(torch.tensor([1, 2, 3]))
+    second = read_back.start(torch.tensor([0.5, -1.0], dtype=torch.float64))
+    assert FakeEvent.waited == 0
     assert first.numbers() == [1, 2, 3]
-    third = down.start(torch.tensor([7]))
+    third = read_back.start(torch.tensor([7]))
     assert second.numbers() == [0.5, -1.0]
     assert third.numbers() == [7]
-    assert Moment.waited == 3
+    assert FakeEvent.waited == 3
 
 
-def test_more_numbers_than_were_thought_of_have_room(down: ReadBack) -> None:
-    first = down.start(torch.arange(9))
-    assert down.start(torch.arange(100)).numbers() == list(range(100))
+def test_results_larger_than_the_buffer_are_read_back(read_back: ReadBack) -> None:
+    first = read_back.start(torch.arange(9))
+    assert read_back.start(torch.arange(100)).numbers() == list(range(100))
     assert first.numbers() == list(range(9))

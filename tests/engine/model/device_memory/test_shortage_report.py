@@ -1,4 +1,4 @@
-"""A shortage names who has the memory, the likeliest cause, and the option that would have prevented it."""
+"""The report of a memory shortage names the holders, the likeliest cause, and the option that prevents it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 
 def shortage(*, split: int = 0, others: int = 2, num_tokens: int = 8192, num_requests: int = 4) -> Shortage:
-    """Of an 80 GiB GPU, 72 GiB of it torch's; other programs had 2 GiB at the start."""
+    """Return a shortage of an 80 GiB GPU with 72 GiB held by torch; other programs had 2 GiB at the start."""
     memory = MemoryBreakdown(
         epoch=1,
         time_ns=1,
@@ -47,33 +47,33 @@ def shortage(*, split: int = 0, others: int = 2, num_tokens: int = 8192, num_req
         (shortage(others=8), "--gpu-memory-utilization 0.8"),
     ],
 )
-def test_the_cause_is_named_with_its_option(found: Shortage, option: str) -> None:
+def test_cause_is_named_with_its_option(found: Shortage, option: str) -> None:
     said = shortage_report(found)
     assert option in said
     assert "weights 16.0 GiB, KV cache 50.0 GiB" in said
     assert "\n" not in said
 
 
-def test_who_else_has_memory_is_told() -> None:
+def test_memory_taken_by_other_programs_is_reported() -> None:
     assert "other programs took 6.0 GiB since the start: end them" in shortage_report(shortage(others=8))
     named = replace(shortage(others=8), takers="game 5.9 GiB (pid 7)")
     assert "took 6.0 GiB since the start (game 5.9 GiB (pid 7)): end them" in shortage_report(named)
     assert "other programs and contexts 8.0 GiB, free 2.0 GiB" in shortage_report(shortage(others=8))
 
 
-def test_on_a_cpu_the_pool_and_the_step_are_named() -> None:
+def test_shortage_on_a_cpu_names_pool_and_step_options() -> None:
     memory = MemoryBreakdown(epoch=1, time_ns=1, weights_bytes=GIB, kv_bytes=GIB)
     said = shortage_report(Shortage(memory=memory, free=GIB // 2, num_tokens=512, num_requests=2))
     assert "--kv-memory" in said
     assert "--max-num-batched-tokens 256" in said
 
 
-def test_at_the_start_something_to_do_is_told() -> None:
+def test_shortage_at_the_start_has_a_remedy() -> None:
     assert "other programs on the GPU" in start_remedy(on_gpu=True)
     assert "--dtype bfloat16" in start_remedy(on_gpu=False)
 
 
-def test_the_allocator_is_read_by_its_names() -> None:
+def test_allocator_statistics_are_read_by_name() -> None:
     stats = {
         "allocated_bytes.all.current": 5,
         "reserved_bytes.all.current": 9,
@@ -85,7 +85,7 @@ def test_the_allocator_is_read_by_its_names() -> None:
     assert allocator_use(torch.device("cpu")) == AllocatorUse()
 
 
-def test_weights_by_part_add_up_and_count_what_is_tied_once() -> None:
+def test_weights_by_part_add_up_and_count_tied_weights_once() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -109,5 +109,5 @@ def test_weights_by_part_add_up_and_count_what_is_tied_once() -> None:
         ("model.rotary", "Others"),
     ],
 )
-def test_what_a_module_is_by_its_name(name: str, part: str) -> None:
+def test_part_of_a_module_is_known_by_its_name(name: str, part: str) -> None:
     assert part_of(name) == part

@@ -1,4 +1,4 @@
-"""The snapshot in torch's own shape becomes the answer."""
+"""torch's memory snapshot as an allocator map."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SNAPSHOT = [
 ]
 
 
-def test_a_snapshot_becomes_columns() -> None:
+def test_snapshot_becomes_columns() -> None:
     packed = allocator_map(torch.device("cuda", 0), 6, lambda: SNAPSHOT)
     private, small = unpack_map(packed)
     assert (packed.tag, packed.device, packed.num_segments, packed.num_blocks) == (6, "cuda:0", 2, 4)
@@ -61,18 +61,18 @@ def test_a_snapshot_becomes_columns() -> None:
     assert (packed.split_bytes, packed.largest_cached_bytes) == (2 * MIB - 1536, 20 * MIB)
 
 
-def test_a_gpu_of_which_torch_has_nothing() -> None:
+def test_gpu_unused_by_torch_has_an_empty_map() -> None:
     packed = allocator_map(torch.device("cuda", 5), 1, lambda: SNAPSHOT)
     assert (packed.num_segments, unpack_map(packed)) == (0, [])
 
 
-def test_a_cpu_has_none() -> None:
+def test_cpu_has_no_allocator_map() -> None:
     with pytest.raises(BadInput, match="only on a GPU"):
         allocator_map(torch.device("cpu"), 1)
 
 
 @pytest.mark.gpu
-def test_torchs_own_snapshot_adds_up() -> None:
+def test_snapshot_of_torch_adds_up() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     held = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")

@@ -1,4 +1,4 @@
-"""A group of ranks, over gloo, each on a thread."""
+"""A group of ranks over gloo, each on its own thread."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ InAll = Callable[[Callable[[int, RankGroup], Any]], list[Any]]
 
 
 @pytest.fixture
-def in_all(tmp_path: Path) -> InAll:
-    """Do something on each rank at once; what it gave."""
+def run_on_all_ranks(tmp_path: Path) -> InAll:
+    """Function that runs a callable on every rank concurrently and returns the results."""
 
     def run(act: Callable[[int, RankGroup], Any]) -> list[Any]:
         def of_rank(index: int) -> Any:
@@ -37,20 +37,21 @@ def in_all(tmp_path: Path) -> InAll:
     return run
 
 
-def test_ranks_add_up_share_and_agree(in_all: InAll) -> None:
+def test_ranks_reduce_broadcast_and_agree(run_on_all_ranks: InAll) -> None:
     def act(index: int, group: RankGroup) -> Any:
         added = group.all_reduce(torch.full((2,), float(index + 1))).tolist()
         shared = group.broadcast(torch.full((2,), index + 5)).tolist()
         return added, shared, group.all_agree(True), group.all_agree(index != 1), group.num_points
 
-    assert in_all(act) == [([6.0, 6.0], [5, 5], True, False, 4)] * COUNT
+    assert run_on_all_ranks(act) == [([6.0, 6.0], [5, 5], True, False, 4)] * COUNT
 
 
-def test_while_graphs_are_recorded_only_what_they_record_is_added(
-    in_all: InAll, monkeypatch: pytest.MonkeyPatch
+def test_sums_during_graph_capture_are_local_unless_recorded(
+    run_on_all_ranks: InAll, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that fails between two sums leaves nobody waiting, and is not behind afterwards: its tries count for
-    nothing. In a graph they are as ever."""
+    """A rank that fails between two sums during a capture leaves no rank waiting, and its tries do not count. Recorded
+    sums work as always.
+    """
     capturing = threading.local()
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: getattr(capturing, "is_on", False))
 
@@ -63,4 +64,4 @@ def test_while_graphs_are_recorded_only_what_they_record_is_added(
         points = group.num_points
         return outside, inside, points, group.all_agree(True), group.num_points
 
-    assert in_all(act) == [(1.0, float(COUNT), 0, True, 1)] * COUNT
+    assert run_on_all_ranks(act) == [(1.0, float(COUNT), 0, True, 1)] * COUNT

@@ -1,4 +1,4 @@
-"""Shares of a model, added up by threads of this process, give the whole model's tokens."""
+"""Shards of a model, added up by threads of this process, give the tokens of the whole model."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
 PROMPTS = (range(3, 20), range(40, 45), range(100, 130))
 
 
-class Sums:
-    """An all-reduce among threads: each gives its part, all get the sum."""
+class ThreadAllReduce:
+    """All-reduce among threads: each contributes its part and gets the sum."""
 
     def __init__(self, count: int) -> None:
         self._parts: list[torch.Tensor] = [torch.empty(0)] * count
@@ -61,8 +61,8 @@ class Sums:
         return all_reduce
 
 
-class Others:
-    """What rank 0 tells goes to the others' queues; None ends them."""
+class FollowerQueues:
+    """Passes rank 0's steps to the other ranks' queues; None ends them."""
 
     def __init__(self, count: int) -> None:
         self.queues: list[Queue[tuple[Any, ...] | None]] = [Queue() for _ in range(count)]
@@ -76,8 +76,8 @@ class Others:
 
 
 @pytest.fixture
-def share(tmp_path: Path) -> Callable[..., LoadedModel]:
-    """Loads a rank's share of a tiny random model, joined."""
+def load_shard(tmp_path: Path) -> Callable[..., LoadedModel]:
+    """Function that loads a rank's shard of a tiny random model with fused layers."""
 
     def load(kind: str, rank: Rank, **changes: Any) -> LoadedModel:
         from transformers import AutoConfig
@@ -100,8 +100,8 @@ def follow(runner: ModelRunner, queue: Queue[tuple[Any, ...] | None]) -> None:
 
 
 def tokens_of(loaded: list[LoadedModel], planned: Any) -> list[list[int]]:
-    """Of all prompts, run by one rank a model."""
-    sums, others = Sums(len(loaded)), Others(len(loaded) - 1)
+    """Return the tokens of all prompts, run with one rank per model."""
+    sums, others = ThreadAllReduce(len(loaded)), FollowerQueues(len(loaded) - 1)
     run = planned(loaded[0])
     run.runner._others = others
     runners = [
@@ -124,10 +124,10 @@ def tokens_of(loaded: list[LoadedModel], planned: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_same_tokens_on_one_two_and_four_ranks(kind: str, share: Any, planned: Any) -> None:
-    """Also with fewer KV heads than ranks, and with biases, which are added once."""
+def test_tokens_are_the_same_on_one_two_and_four_ranks(kind: str, load_shard: Any, planned: Any) -> None:
+    """Includes fewer KV heads than ranks, and biases, which are added once."""
     found = {
-        count: tokens_of([share(kind, Rank(index, count), **MODELS[kind]) for index in range(count)], planned)
+        count: tokens_of([load_shard(kind, Rank(index, count), **MODELS[kind]) for index in range(count)], planned)
         for count in (1, 2, 4)
     }
     assert found[2] == found[1]
@@ -135,11 +135,11 @@ def test_the_same_tokens_on_one_two_and_four_ranks(kind: str, share: Any, planne
     assert len({tuple(tokens) for tokens in found[1]}) == len(PROMPTS)
 
 
-def test_a_share_is_a_part_in_bytes_too(share: Any) -> None:
+def test_shard_has_its_share_of_the_kv_bytes(load_shard: Any) -> None:
     def numbers(loaded: LoadedModel) -> int:
         return storage_for_model(loaded, 8, 4).num_bytes
 
-    whole, half = share("llama", Rank()), share("llama", Rank(1, 2))
+    whole, half = load_shard("llama", Rank()), load_shard("llama", Rank(1, 2))
     assert numbers(half) * 2 == numbers(whole)
     assert (half.num_query_heads, half.num_kv_heads) == (4, 2)
 
@@ -151,6 +151,6 @@ def test_a_share_is_a_part_in_bytes_too(share: Any) -> None:
         ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8}),
     ],
 )
-def test_layers_of_another_kind_are_refused(kind: str, changes: dict[str, Any], share: Any) -> None:
+def test_layers_that_cannot_be_sharded_are_refused(kind: str, changes: dict[str, Any], load_shard: Any) -> None:
     with pytest.raises(BadInput, match=r"tensor_parallel_size=2 is not accepted .* not of Llama's kind"):
-        share(kind, Rank(0, 2), **changes)
+        load_shard(kind, Rank(0, 2), **changes)

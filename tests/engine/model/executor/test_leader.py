@@ -1,4 +1,4 @@
-"""Ranks as processes, over gloo: the tokens of one process, and an end that leaves nothing behind."""
+"""Ranks as processes over gloo: the tokens of one process, and a clean end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ HEADS = {
     "num_hidden_layers": 4,
 }
 PROMPTS = (range(3, 20), range(40, 45), range(100, 220), range(100, 130), (*range(3, 250), *range(5, 240)))
-"""The last is long enough to choose among its blocks."""
+"""The last prompt is long enough for sparse decode to select blocks."""
 Make = Callable[..., Engine]
 
 
 @pytest.fixture
 def model(tiny_model: Callable[..., str]) -> str:
-    """Heads that 1, 2 and 4 ranks share out, and weights that matter."""
+    """Model whose heads can be divided among 1, 2 and 4 ranks, with weights that affect the tokens."""
     return tiny_model(**HEADS)
 
 
@@ -45,7 +45,7 @@ def submits(**sampling: float) -> list[Submit]:
 
 
 def tokens_with(engine: Engine, *adapters: str) -> list[tuple[int, ...]]:
-    """Of one prompt with each of these, in one batch."""
+    """Return the tokens of one prompt with each of these adapters, in one batch."""
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     asked = [
         Submit(request_id=f"r{index}", prompt_token_ids=tuple(range(3, 40)), sampling=params, adapter=adapter)
@@ -56,7 +56,7 @@ def tokens_with(engine: Engine, *adapters: str) -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def adapters(tmp_path: Path) -> Callable[[str], Path]:
-    """Three of a model in a folder, and one of another."""
+    """Function that writes three adapters of a model into a folder, and one of another model."""
 
     def write(model: str) -> Path:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -79,22 +79,24 @@ def finish(engine: Engine) -> None:
         engine.step()
 
 
-def said(engine: Engine) -> list[tuple[int, ...]]:
-    """Greedy and drawn tokens, with chunks of prefill, cached prefixes and few enough blocks that requests wait."""
+def all_tokens(engine: Engine) -> list[tuple[int, ...]]:
+    """Return greedy and sampled tokens, with chunked prefill, cached prefixes, and so few blocks that requests wait."""
     greedy = [tuple(one.token_ids) for one in engine.generate(submits())]
     drawn = [tuple(one.token_ids) for one in engine.generate(submits(temperature=1.5, seed=5))]
     return greedy + drawn
 
 
-def test_two_processes_say_what_one_says_and_end_with_a_reason(model: str, make_engine: Make) -> None:
-    """All in one, for each start of a process costs seconds: each rank chooses for its own KV heads, too."""
+def test_two_ranks_give_the_tokens_of_one_and_report_a_killed_rank(model: str, make_engine: Make) -> None:
+    """One test for several checks, because starting a process takes seconds. Each rank also selects blocks for its own
+    KV heads.
+    """
     options = {"model": model, "num_gpu_blocks_override": 140, "max_num_batched_tokens": 32, "quantization": "none"}
-    in_full = said(make_engine(**options))
+    in_full = all_tokens(make_engine(**options))
     options |= {"sparse_decode": 0.1}
-    expected = said(make_engine(**options))
+    expected = all_tokens(make_engine(**options))
     assert expected != in_full
     engine = make_engine(**options, tensor_parallel_size=2)
-    assert said(engine) == expected
+    assert all_tokens(engine) == expected
 
     ranks = engine.components.leader
     assert ranks is not None
@@ -118,11 +120,12 @@ def test_two_processes_say_what_one_says_and_end_with_a_reason(model: str, make_
 
 
 @pytest.mark.parametrize("num_kv_heads", [4, 1])
-def test_adapters_say_on_two_ranks_what_they_say_on_one(
+def test_lora_adapters_give_the_same_tokens_on_two_ranks(
     num_kv_heads: int, tiny_model: Callable[..., str], make_engine: Make, adapters: Callable[[str], Path]
 ) -> None:
-    """Named at the start, loaded, taken away and loaded anew while it serves, and more of them than slots; also where
-    both ranks have the one KV head."""
+    """Adapters are given at the start, loaded, unloaded and reloaded while serving, and exceed the slots; also with
+    both ranks sharing the only KV head.
+    """
     model = tiny_model(**HEADS | {"num_key_value_heads": num_kv_heads})
     folder = adapters(model)
     options = {
@@ -152,13 +155,13 @@ def test_adapters_say_on_two_ranks_what_they_say_on_one(
     assert parts["LoRA adapters"] > 0
     with pytest.raises(BadInput, match=r"'other' .* this model's has 128 and 64"):
         engine.interventions.load_adapter("other", str(folder / "other"), "me")
-    assert tokens_with(engine, "c") == expected[1][1:2], "nothing is changed by it"
+    assert tokens_with(engine, "c") == expected[1][1:2], "a refused adapter must change nothing"
 
 
 @pytest.mark.storm
-def test_four_processes_say_what_one_says(model: str, make_engine: Make) -> None:
+def test_four_ranks_give_the_tokens_of_one(model: str, make_engine: Make) -> None:
     engine = make_engine(model=model, tensor_parallel_size=4)
-    assert said(engine) == said(make_engine(model=model, quantization="none"))
+    assert all_tokens(engine) == all_tokens(make_engine(model=model, quantization="none"))
     ranks = engine.components.leader
     assert ranks is not None
     children = list(ranks.processes.children.values())
@@ -166,9 +169,7 @@ def test_four_processes_say_what_one_says(model: str, make_engine: Make) -> None
     assert [child.returncode for child in children] == [0, 0, 0]
 
 
-def test_what_cannot_be_shared_out_is_refused_before_anything_is_loaded(
-    make_engine: Make, tiny_model: Callable[..., str]
-) -> None:
+def test_indivisible_model_is_refused_before_loading(make_engine: Make, tiny_model: Callable[..., str]) -> None:
     with pytest.raises(BadInput, match="tensor_parallel_size=3 is not accepted for model"):
         make_engine(model=tiny_model(), tensor_parallel_size=3, quantization="none")
 
@@ -184,13 +185,15 @@ def test_what_cannot_be_shared_out_is_refused_before_anything_is_loaded(
         {"tensor_parallel_size": 65},
     ],
 )
-def test_what_ranks_do_not_do_is_refused(options: dict[str, object]) -> None:
+def test_options_unsupported_with_ranks_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(BadInput, match=next(iter(options))):
         EngineConfig(**({"tensor_parallel_size": 2} | options))  # type: ignore[arg-type]
 
 
-def test_a_folder_that_ranks_cannot_meet_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_engine: Make) -> None:
-    """The path of a Unix socket has an end."""
+def test_folder_with_too_long_a_path_for_sockets_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_engine: Make
+) -> None:
+    """The path of a Unix socket has a maximum length."""
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))

@@ -1,4 +1,4 @@
-"""Ranks that die or stand still: the engine says which one and why, in time, and leaves nothing behind."""
+"""Ranks that die or hang: the engine names the rank and the reason in time, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def begin(engine: Engine, num_tokens: int = 8) -> None:
 
 
 def steps_until_it_fails(engine: Engine) -> tuple[str, float]:
-    """The reason, and how long it took."""
+    """Return the failure reason and the seconds until it."""
     started_s = time.monotonic()
     with pytest.raises(KvscopeError) as told:
         run_out(engine)
@@ -50,7 +50,7 @@ def run_out(engine: Engine) -> None:
 
 
 class NeverDone:
-    """An event of a GPU that does not come to it."""
+    """GPU event that never completes."""
 
     def query(self) -> bool:
         return False
@@ -59,7 +59,7 @@ class NeverDone:
 def test_rank_that_stays_suspended_is_named_and_killed_after_the_limit(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection stays open, and no sum comes back from it."""
+    """Its connection stays open, but no sum arrives from it."""
     monkeypatch.setattr(leader, "SUSPENDED_S", 1.0)
     engine, child = two_ranks(make_engine)
     begin(engine)
@@ -76,7 +76,7 @@ def test_rank_that_stays_suspended_is_named_and_killed_after_the_limit(
 def test_silence_of_a_suspended_rank_is_not_counted() -> None:
     signs = RankSigns()
     for _ in range(8):
-        assert not signs.passed(1.0, 1, is_suspended=True), "suspended for longer than a running rank may be silent"
+        assert not signs.passed(1.0, 1, is_suspended=True), "a suspension must not count as silence"
     assert not signs.passed(SILENT_S - 0.5, 1), "it has time to report once it runs again"
     signs.heard()
     for _ in range(round(leader.SUSPENDED_S) - 1):
@@ -84,8 +84,8 @@ def test_silence_of_a_suspended_rank_is_not_counted() -> None:
     assert signs.passed(1.0, 1, is_suspended=True) == "has been suspended for 300 s"
 
 
-def test_a_rank_without_memory_is_named(make_engine: Make) -> None:
-    """It says why, or dies where not even that could be had."""
+def test_rank_without_memory_is_named(make_engine: Make) -> None:
+    """It reports its error, or dies if it cannot even do that."""
     engine, child = two_ranks(make_engine, max_num_batched_tokens=2048)
     begin(engine, num_tokens=240)
     resource.prlimit(child.pid, resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
@@ -96,11 +96,11 @@ def test_a_rank_without_memory_is_named(make_engine: Make) -> None:
     assert not psutil.pid_exists(child.pid)
 
 
-def test_a_gpu_that_waits_for_a_lost_rank_is_not_waited_for_and_signals_are_heard(make_engine: Make) -> None:
+def test_wait_for_the_gpu_ends_when_a_rank_is_lost_and_signals_are_handled(make_engine: Make) -> None:
     engine, child = two_ranks(make_engine)
     assert engine.components.leader is not None
-    heard: list[float] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(time.monotonic()))
+    progress_events: list[float] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: progress_events.append(time.monotonic()))
     lost = threading.Event()
     engine.components.leader.when_lost(lost.set)
     signals = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
@@ -116,20 +116,20 @@ def test_a_gpu_that_waits_for_a_lost_rank_is_not_waited_for_and_signals_are_hear
         kills.join()
         signal.signal(signal.SIGUSR1, before)
     assert lost.is_set()
-    assert heard
-    assert heard[0] < ended_s
+    assert progress_events
+    assert progress_events[0] < ended_s
     begin(engine)
     with pytest.raises(KvscopeError, match="rank 1 of 2 ended by SIGKILL"):
         engine.step()
 
 
-def test_who_lives_is_waited_for_unless_only_it_is_behind() -> None:
-    """A suspended or slow rank 0, and a step that takes all ranks long, are nobody's fault."""
+def test_rank_is_lost_only_if_it_alone_is_stuck() -> None:
+    """A suspended or slow rank 0, and a step that takes long on all ranks, do not count against a rank."""
     signs = RankSigns()
     for second in range(200):
         signs.heard()
         signs.num_points = second
-        assert not signs.passed(1.0, second + 1), "it is behind, and moves"
+        assert not signs.passed(1.0, second + 1), "the rank is behind but advances"
     signs.num_points = 500
     for _ in range(200):
         signs.heard()
@@ -142,7 +142,7 @@ def test_who_lives_is_waited_for_unless_only_it_is_behind() -> None:
     assert [bool(RankSigns().passed(seconds, 0)) for seconds in (SILENT_S - 0.5, SILENT_S)] == [False, True]
 
 
-def test_a_rank_that_comes_back_is_forgiven(make_engine: Make) -> None:
+def test_rank_that_resumes_in_time_is_kept(make_engine: Make) -> None:
     engine, child = two_ranks(make_engine)
     begin(engine)
     engine.step()
@@ -151,7 +151,7 @@ def test_a_rank_that_comes_back_is_forgiven(make_engine: Make) -> None:
     resumes.start()
     started_s = time.monotonic()
     engine.step()
-    assert time.monotonic() - started_s > 0.5, "it is waited for"
+    assert time.monotonic() - started_s > 0.5, "the step must wait for the rank"
     run_out(engine)
     resumes.join()
     assert engine.failure == ""

@@ -1,4 +1,4 @@
-"""Messages whole and in order; an end that is gone is an error at once, on either side."""
+"""Messages between ranks arrive complete and in order; a closed connection is an error on both sides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvscope_engine.model.executor.rank_channel import Channel, ChannelClosed, c
 from kvscope_telemetry.errors import KvscopeError
 
 
-def test_messages_come_whole_and_in_order(tmp_path: Path) -> None:
+def test_messages_arrive_complete_and_in_order(tmp_path: Path) -> None:
     listener = listen(tmp_path, 1)
     here = connect(tmp_path)
     there = Channel(listener.accept()[0])
@@ -22,7 +22,7 @@ def test_messages_come_whole_and_in_order(tmp_path: Path) -> None:
         one.close()
 
 
-def test_an_end_that_is_gone_is_noticed() -> None:
+def test_closed_connection_is_an_error_on_both_sides() -> None:
     here, there = map(Channel, socket.socketpair())
     there.close()
     with pytest.raises(ChannelClosed, match="gone"):
@@ -32,7 +32,7 @@ def test_an_end_that_is_gone_is_noticed() -> None:
     here.close()
 
 
-def test_a_length_that_nobody_sends_is_refused() -> None:
+def test_absurd_message_length_is_refused() -> None:
     raw, end = socket.socketpair()
     here = Channel(end)
     raw.sendall(b"\xff\xff\xff\xff")
@@ -42,6 +42,6 @@ def test_a_length_that_nobody_sends_is_refused() -> None:
     here.close()
 
 
-def test_where_nobody_listens(tmp_path: Path) -> None:
+def test_missing_listener_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KvscopeError, match="rank 0 is not in"):
         connect(tmp_path)

@@ -1,4 +1,4 @@
-"""A step comes out of its message as it went in, whatever it is made of."""
+"""Step messages to ranks round trip."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def step(num_tokens: int, num_seqs: int, width: int) -> StepInputs:
         input_ids=rng.integers(0, 99, num_tokens),
         positions=np.arange(num_tokens),
         slot_mapping=rng.integers(-1, 99, (2, num_tokens)),
-        block_tables=wide[:, :, :width],  # as it comes: part of a wider table
+        block_tables=wide[:, :, :width],  # as in a real step: part of a wider table
         seq_lens=np.full(num_seqs, 5, np.int32),
         query_start=np.linspace(0, num_tokens, num_seqs + 1).astype(np.int32),
         num_single_token=1,
@@ -38,35 +38,35 @@ def step(num_tokens: int, num_seqs: int, width: int) -> StepInputs:
 
 @pytest.mark.parametrize("copies", [[], [(3, 7), (1 << 40, 2)]])
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (9, 3, 5)])
-def test_round_trip(sizes: tuple[int, int, int], copies: list[tuple[int, int]]) -> None:
+def test_step_message_round_trips(sizes: tuple[int, int, int], copies: list[tuple[int, int]]) -> None:
     sent = step(*sizes)
     slots = np.arange(-1, len(sent.input_ids) - 1)
     message = decode_to_rank(encode(step_of(sent, copies, slots)))
     assert isinstance(message, Step)
-    heard, copied, lora_slots = inputs_of(message)
+    progress_events, copied, lora_slots = inputs_of(message)
     assert copied == copies
     assert lora_slots is not None
     assert lora_slots.tolist() == slots.tolist()
-    assert heard.num_single_token == sent.num_single_token
+    assert progress_events.num_single_token == sent.num_single_token
     for name in ("input_ids", "positions", "slot_mapping", "block_tables", "seq_lens", "query_start"):
-        found, expected = getattr(heard, name), getattr(sent, name)
+        found, expected = getattr(progress_events, name), getattr(sent, name)
         assert found.dtype == expected.dtype
         assert np.array_equal(found, expected)
-        found[...] = 0  # torch takes arrays that may be written to
+        found[...] = 0  # torch needs writable arrays
 
 
-def test_what_an_adapter_adds_comes_out_of_its_message_as_it_went_in() -> None:
+def test_adapter_message_round_trips() -> None:
     delta = Delta(torch.randn(2, 6)[:, ::2].bfloat16(), torch.randn(5, 2).bfloat16())
     message = decode_to_rank(encode(fill_of("model.layers.0.q_proj", 3, [delta, None])))
     assert isinstance(message, Fill)
     assert (message.stack, message.slot) == ("model.layers.0.q_proj", 3)
-    heard, nothing = deltas_of(message, torch.bfloat16)
+    progress_events, nothing = deltas_of(message, torch.bfloat16)
     assert nothing is None
-    assert heard is not None
-    assert torch.equal(heard.a, delta.a)
-    assert torch.equal(heard.b, delta.b)
+    assert progress_events is not None
+    assert torch.equal(progress_events.a, delta.a)
+    assert torch.equal(progress_events.b, delta.b)
 
 
-def test_kinds_are_told_apart() -> None:
+def test_begin_message_round_trips() -> None:
     begin = Begin(num_blocks=7, float32_residual=True)
     assert decode_to_rank(encode(begin)) == begin

@@ -1,4 +1,4 @@
-"""Ranks' processes: how they are ended."""
+"""How rank processes are ended."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvscope_engine.model.executor import rank_processes as processes_module
 from kvscope_engine.model.executor.rank_processes import RankProcesses
 
 
-class Deaf:
-    """A child that hears nothing but SIGKILL, and how long it was waited for."""
+class DeafProcess:
+    """A child that reacts only to SIGKILL, and records how long it was waited for."""
 
     def __init__(self) -> None:
         self.waited_s = 0.0
@@ -27,20 +27,20 @@ class Deaf:
         raise subprocess.TimeoutExpired("rank", timeout)
 
     def terminate(self) -> None:
-        """It is not heard."""
+        """Ignore the signal."""
 
     def kill(self) -> None:
         self.is_killed = True
 
 
 @pytest.mark.parametrize("reached", [(), (1, 2, 3, 4, 5)])
-def test_ranks_that_do_not_end_are_waited_for_together(
-    reached: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_do_not_end_share_one_timeout(reached: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes_module, "END_S", 0.2)
     ranks = RankProcesses(6)
-    children = [Deaf() for _ in range(5)]
+    children = [DeafProcess() for _ in range(5)]
     ranks.children.update(dict(enumerate(children, 1)))  # type: ignore[arg-type]
     ranks.close(reached)
     assert all(child.is_killed for child in children)
-    assert sum(child.waited_s for child in children) <= 0.4 + 1e-6, "once to end by themselves, once after a signal"
+    assert sum(child.waited_s for child in children) <= 0.4 + 1e-6, (
+        "one timeout to end by themselves and one after a signal"
+    )

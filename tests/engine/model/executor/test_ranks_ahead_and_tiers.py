@@ -1,4 +1,4 @@
-"""Two ranks with steps that run ahead and with lower tiers: the tokens of one rank, and its counts."""
+"""Two ranks with async scheduling and lower tiers: the tokens and counts of one rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADS = {
 }
 BLOCK_SIZE = 4
 BLOCK_BYTES = 2 * 2 * 4 * 16 * 4 * BLOCK_SIZE
-"""Keys and values of 2 layers and 4 heads in float32, of all ranks together."""
+"""Bytes of keys and values of 2 layers and 4 heads in float32, over all ranks."""
 RECORD_BYTES = 4096
 Make = Callable[..., Engine]
 Said = list[tuple[int, ...]]
@@ -31,7 +31,7 @@ Said = list[tuple[int, ...]]
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where temporary files of the disk tier go."""
+    """Cache folder for temporary files of the disk tier."""
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
 
 
@@ -47,8 +47,8 @@ def options(tiny_model: Callable[..., str]) -> dict[str, Any]:
     }
 
 
-def said(engine: Engine, num_requests: int = 12) -> Said:
-    """Prompts of which two begin alike each, greedy and drawn, more of them than the pool has room for."""
+def completions(engine: Engine, num_requests: int = 12) -> Said:
+    """Return results of greedy and sampled prompts, pairs of which share a prefix, exceeding the pool."""
     submits = [
         Submit(
             request_id=f"r{number}",
@@ -62,33 +62,33 @@ def said(engine: Engine, num_requests: int = 12) -> Said:
     return [tuple(one.token_ids) for one in engine.generate(submits)]
 
 
-def test_steps_run_ahead_and_say_what_one_rank_says(options: dict[str, Any], make_engine: Make) -> None:
-    """Tokens that nobody knows yet are rank 0's samples on every rank."""
+def test_async_scheduling_on_two_ranks_gives_the_tokens_of_one(options: dict[str, Any], make_engine: Make) -> None:
+    """Tokens not yet known to the host are taken from rank 0's samples on every rank."""
     options["num_gpu_blocks_override"] = 400
-    expected = said(make_engine(**options, async_scheduling=False))
+    expected = completions(make_engine(**options, async_scheduling=False))
     engine = make_engine(**options, async_scheduling=True, tensor_parallel_size=2)
-    assert said(engine) == expected
+    assert completions(engine) == expected
     counts = engine.overlaps
     assert counts.overlapped > counts.steps / 2, counts.summary()
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
-def test_blocks_go_down_and_come_back_on_all_ranks(
+def test_offloaded_blocks_come_back_on_all_ranks(
     is_ahead: bool, options: dict[str, Any], make_engine: Make, tmp_path: Path
 ) -> None:
-    """Sizes and bytes are of all ranks together; a record that one rank alone has lost is computed again."""
+    """Sizes and bytes cover all ranks; a record lost on one rank is recomputed."""
     tiers = {"host_kv_memory_bytes": 6 * BLOCK_BYTES, "preemption": "swap", "async_scheduling": is_ahead}
     path = tmp_path / "tier"
     alone = make_engine(**options, **tiers, disk_kv_memory_bytes=200 * RECORD_BYTES)
-    expected = said(alone)
+    expected = completions(alone)
     engine = make_engine(
         **options,
         **tiers,
-        disk_kv_memory_bytes=400 * RECORD_BYTES,  # a record of each rank's part takes a whole sector
+        disk_kv_memory_bytes=400 * RECORD_BYTES,  # the record of each rank takes at least a sector
         disk_kv_path=str(path),
         tensor_parallel_size=2,
     )
-    assert said(engine) == expected
+    assert completions(engine) == expected
     stats, before = engine.components.mover.stats, alone.components.mover.stats
     assert stats is not None
     assert before is not None
@@ -110,12 +110,12 @@ def test_blocks_go_down_and_come_back_on_all_ranks(
     assert mover.load_from_disk((11,), (4,)) == [True]
     wipe(next(iter(ranks.processes.children.values())).pid, f"{path}.rank1")
     assert mover.load_from_disk((10, 12), (3, 5)) == [False, False]
-    assert said(engine) == expected
+    assert completions(engine) == expected
     assert list(tmp_path.glob("tier*")) == []
 
 
 def wipe(pid: int, path: str) -> None:
-    """What a process has in a file whose name is gone."""
+    """Overwrite what a process has in a deleted file."""
     for number in os.listdir(f"/proc/{pid}/fd"):
         link = f"/proc/{pid}/fd/{number}"
         if os.path.lexists(link) and os.readlink(link).startswith(path):

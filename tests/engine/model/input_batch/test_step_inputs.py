@@ -1,4 +1,4 @@
-"""The arrays of a step, and table rows that stay right whatever happens to a request's table."""
+"""The arrays of a step, and block table rows that follow every change of a request's table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_request(number: int, prompt: list[int], output: list[int], table: list[
     )
 
 
-def test_a_mixed_step() -> None:
+def test_mixed_step_has_the_expected_arrays() -> None:
     decode = make_request(1, [10, 11, 12], [13, 14], [7, 2])
     first = make_request(2, [20, 21, 22, 23, 24, 25], [], [5, 9])
     again = make_request(3, [30, 31], [32, 33], [4])
@@ -52,13 +52,13 @@ def test_a_mixed_step() -> None:
     assert inputs.slot_mapping.dtype == np.dtype(np.int64)
 
 
-def test_a_plan_that_knows_fewer_tokens_than_it_computes_is_caught() -> None:
+def test_plan_with_fewer_known_tokens_than_computed_is_refused() -> None:
     request = make_request(1, [1, 2], [], [0])
     with pytest.raises(AssertionError, match="computes 3 tokens"):
         build_inputs(StepPlan((Scheduled(request, 0, 3, True),), 0), TableRows(1, 4), BLOCK_SIZE)
 
 
-def test_rows_follow_tables_that_grow_change_and_start_over() -> None:
+def test_rows_follow_tables_that_grow_change_and_restart() -> None:
     rng = np.random.default_rng(0)
     rows = TableRows(num_rows=3, max_blocks=2)
     requests = [make_request(number, [0], [], []) for number in range(7)]
@@ -72,8 +72,8 @@ def test_rows_follow_tables_that_grow_change_and_start_over() -> None:
             assert rows.table[0, row, : len(request.block_table)].tolist() == request.block_table
 
 
-def test_rows_of_a_group_with_a_window_follow_what_is_read() -> None:
-    """Blocks that were let go of may be there still; all others are as the tables have them."""
+def test_rows_of_a_windowed_group_follow_the_blocks_that_are_read() -> None:
+    """Freed blocks may remain in the row; all others equal the table."""
     rng = np.random.default_rng(1)
     rows = TableRows(num_rows=2, max_blocks=2, num_groups=2)
     requests = [make_request(number, [0], [], []) for number in range(4)]
@@ -98,7 +98,7 @@ def test_rows_of_a_group_with_a_window_follow_what_is_read() -> None:
 
 
 def change_table(table: list[int], rng: np.random.Generator) -> None:
-    """Append, replace one (copy on write), or start over (preemption)."""
+    """Append, replace one block (copy on write), or restart (preemption)."""
     kind = rng.integers(0, 4)
     if kind == 0:
         table[:] = rng.integers(0, 10_000, rng.integers(0, 5)).tolist()
@@ -108,7 +108,7 @@ def change_table(table: list[int], rng: np.random.Generator) -> None:
         table += rng.integers(0, 10_000, rng.integers(0, 3)).tolist()
 
 
-def test_padding_writes_nowhere_and_attends_to_nothing() -> None:
+def test_padding_writes_and_attends_to_nothing() -> None:
     requests = [make_request(number, [1] * 9, [5 + number], [number, 3 + number, 6]) for number in (1, 2, 3)]
     plan = StepPlan(tuple(Scheduled(request, 9, 1, True) for request in requests), num_single_token=3)
     inputs = build_inputs(plan, TableRows(4, 3), BLOCK_SIZE)
@@ -138,7 +138,7 @@ def test_prefills_are_not_padded() -> None:
     ("max_num_seqs", "sizes"),
     [(1, (1,)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (20, (1, 2, 4, 8, 16, 20)), (32, (1, 2, 4, 8, 16, 24, 32))],
 )
-def test_captured_sizes(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
+def test_captured_sizes_and_padded_sizes(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
     assert captured_sizes(max_num_seqs) == sizes
     for count in range(1, max_num_seqs + 1):
         size = padded_size(sizes, count)

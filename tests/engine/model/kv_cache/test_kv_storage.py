@@ -1,4 +1,4 @@
-"""The bytes of the pool: layout, views, copies, and what is said when there is no room."""
+"""The storage of the KV pool: layout, views, copies, and the error if memory is insufficient."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 UNEQUAL = (LayerShape(2, 8), LayerShape(1, 24))
 
 
-def test_views_are_the_same_bytes_and_layers_may_differ() -> None:
+def test_views_share_bytes_and_layers_may_differ() -> None:
     storage = KVStorage(5, 4, UNEQUAL, torch.float32, CPU)
     assert storage.k(0).shape == storage.v(0).shape == (5, 4, 2, 8)
     assert storage.k(1).shape == (5, 4, 1, 24)
@@ -30,10 +30,10 @@ def test_views_are_the_same_bytes_and_layers_may_differ() -> None:
     assert storage.kv(1)[0][3, 2].eq(7.0).all()
     assert storage.v(1).eq(0.0).all()
     assert storage.k(0).eq(0.0).all()
-    assert storage.k(0)[2].is_contiguous(), "a block's keys are one run of bytes on a CPU"
+    assert storage.k(0)[2].is_contiguous(), "a block's keys must be contiguous on a CPU"
 
 
-def test_bytes_are_those_allocated() -> None:
+def test_reported_bytes_are_the_allocated_bytes() -> None:
     storage = KVStorage(5, 4, UNEQUAL, torch.bfloat16, CPU)
     assert storage.block_bytes == block_bytes(UNEQUAL, 4, torch.bfloat16) == 2 * 4 * (2 * 8 + 24) * 2
     assert storage.num_bytes == sum(cache.nbytes for layer in range(len(UNEQUAL)) for cache in storage.kv(layer))
@@ -42,7 +42,7 @@ def test_bytes_are_those_allocated() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_quantized_blocks_have_scales_and_count_them(dtype: torch.dtype) -> None:
+def test_quantized_blocks_include_their_scales(dtype: torch.dtype) -> None:
     storage = KVStorage(5, 4, UNEQUAL, dtype, CPU)
     assert storage.block_bytes == 2 * 4 * (2 * (8 + 4) + (24 + 4))
     assert storage.num_bytes == sum(tensor.nbytes for tensor in storage.block_tensors)
@@ -56,8 +56,8 @@ def test_quantized_blocks_have_scales_and_count_them(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
-def test_a_block_is_the_same_row_of_every_block_tensor(dtype: torch.dtype) -> None:
-    """What any tier may rely on: those rows moved, and nothing else, move the block."""
+def test_block_is_the_same_row_of_every_tensor(dtype: torch.dtype) -> None:
+    """Tiers rely on this: copying those rows copies the block."""
     storage, other = (KVStorage(6, 2, UNEQUAL, dtype, CPU) for _ in range(2))
     new = [torch.randn(2, shape.num_kv_heads, shape.head_dim) for shape in UNEQUAL]
     for layer, rows in enumerate(new):
@@ -74,12 +74,12 @@ def test_a_block_is_the_same_row_of_every_block_tensor(dtype: torch.dtype) -> No
         torch.testing.assert_close(found, -rows, rtol=0.1, atol=0.1)
 
 
-def test_a_gpu_keeps_heads_before_slots() -> None:
+def test_gpu_layout_has_heads_before_slots() -> None:
     assert _packed_shape(5, 4, LayerShape(2, 8), hnd=True) == (5, 2, 2, 4, 8)
     assert _packed_shape(5, 4, LayerShape(2, 8), hnd=False) == (5, 2, 4, 2, 8)
 
 
-def test_copies_read_everything_before_they_write() -> None:
+def test_copies_read_all_sources_before_writing() -> None:
     storage = KVStorage(6, 2, UNEQUAL, torch.float32, CPU)
     for layer in range(2):
         for part, sign in zip(storage.kv(layer), (1, -1), strict=True):
@@ -90,12 +90,12 @@ def test_copies_read_everything_before_they_write() -> None:
         assert storage.v(layer)[:, 0, 0, 0].tolist() == [-5, -2, -1, -3, -4, -5]
 
 
-def test_no_memory_is_said_with_the_numbers() -> None:
+def test_insufficient_memory_is_reported_with_sizes() -> None:
     with pytest.raises(KvscopeError, match=r"1099511627776 blocks of .* MiB are .* MiB on cpu"):
         KVStorage(1 << 40, 16, (LayerShape(64, 256),), torch.float32, CPU)
 
 
-def test_storage_for_a_model_has_the_shapes_its_attention_uses(tiny_loaded: Callable[..., LoadedModel]) -> None:
+def test_storage_has_the_shapes_of_the_model(tiny_loaded: Callable[..., LoadedModel]) -> None:
     storage = storage_for_model(tiny_loaded("qwen3"), 3, 8)
     assert storage.layers == (LayerShape(2, 16), LayerShape(2, 16))
     assert (storage.num_blocks, storage.block_size, storage.dtype) == (3, 8, torch.float32)

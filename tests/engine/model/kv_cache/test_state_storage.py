@@ -1,4 +1,4 @@
-"""Copies of states between slots, on the device and in host memory: one after the other, whatever is copied where."""
+"""Copies of recurrent states between slots on the device and in host memory, in order."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NUM_SLOTS, NUM_BELOW = 5, 4
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("shortages", [0.0, 0.5])
-def test_copies_are_made_in_their_order(kind: str, shortages: float, seed: int) -> None:
-    """However often there is no memory to make them with."""
+def test_state_copies_are_made_in_order(kind: str, shortages: float, seed: int) -> None:
+    """Includes runs in which memory for the copies is often missing."""
     if kind == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     storage = StateStorage(NUM_SLOTS, LAYERS, torch.device(kind), NUM_BELOW)
@@ -56,13 +56,13 @@ def test_copies_are_made_in_their_order(kind: str, shortages: float, seed: int) 
     storage.close()
 
 
-def test_more_host_memory_than_there_is_is_refused() -> None:
+def test_host_memory_beyond_what_is_free_is_refused() -> None:
     with pytest.raises(BadInput, match="--kv-host-memory asks for"):
         StateStorage(2, LAYERS, torch.device("cpu"), 1 << 40)
 
 
-def test_states_get_half_of_host_memory_at_most() -> None:
+def test_states_get_at_most_half_of_host_memory() -> None:
     assert host_slots(1000, 10, 100, 20) == 5
     assert host_slots(1000, 10, 100, 3) == 3
-    assert host_slots(1000, 0, 100, 20) == 10, "blocks take nothing"
+    assert host_slots(1000, 0, 100, 20) == 10, "blocks need no host memory"
     assert host_slots(0, 10, 100, 20) == 0

@@ -1,4 +1,6 @@
-"""Models whose attention ours cannot replace are run by transformers' own code over our blocks, one by one."""
+"""Models whose attention cannot be replaced run transformers' own code over our blocks, one request at a time or
+batched.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def model_of(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 @pytest.fixture
 def engine_of(tmp_path: Path) -> Iterator[Make]:
-    """Makes engines of tiny models of a type."""
+    """Function that makes an engine of a tiny model of a type."""
     made: list[Engine] = []
 
     def make(model_type: str, **options: Any) -> Engine:
@@ -82,12 +84,12 @@ def tokens_of(engine: Engine, asked: list[list[int]]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", NAMES)
-def test_it_is_found_what_a_layer_keeps(model_type: str, dtype: torch.dtype) -> None:
+def test_cached_tensors_of_each_layer_are_found(model_type: str, dtype: torch.dtype) -> None:
     module = model_of(model_type, dtype)
     calls = check_hook(module)
     own = own_forward(module)
     assert own is not None
-    assert check_hook(module) is calls, "asked again, it is not run again"
+    assert check_hook(module) is calls, "the result must be cached"
     assert [call.shape.parts for call in calls] == [layer.parts for layer in own.layers]
     if model_type == "falcon":
         assert calls[0].shape.parts == (TokenPart("key", (1, 16), dtype), TokenPart("value", (1, 16), dtype))
@@ -105,7 +107,7 @@ def test_it_is_found_what_a_layer_keeps(model_type: str, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", ["falcon", "deepseek_v32"])
-def test_a_token_of_another_place_is_noticed(
+def test_token_from_another_position_is_detected(
     model_type: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = TokensInBlocks.read
@@ -120,7 +122,7 @@ def test_a_token_of_another_place_is_noticed(
         check_hook(model_of(model_type, dtype))
 
 
-def test_lost_keys_of_an_indexer_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_indexer_keys_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     read = TokensInBlocks.read
 
     def wrong(self: TokensInBlocks, layer: int, name: str, first: int) -> torch.Tensor:
@@ -132,7 +134,7 @@ def test_lost_keys_of_an_indexer_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
         check_hook(model_of("deepseek_v32"))
 
 
-def test_another_sequences_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_another_sequence_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     made = own_module.StatesOfCall.__init__
 
     def all_in_one(self: Any, batch: Any, numbers: Any) -> None:
@@ -144,7 +146,7 @@ def test_another_sequences_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
         check_hook(model_of("qwen4_exp_text"))
 
 
-def test_decodes_run_together_where_a_model_is_right_with_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decodes_are_batched_only_if_the_result_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     for model_type, is_right in (("falcon", True), ("deepseek_v32", True), ("gpt_neox_japanese", False)):
         module = model_of(model_type)
         check_hook(module)
@@ -162,10 +164,10 @@ def test_decodes_run_together_where_a_model_is_right_with_that(monkeypatch: pyte
     check_hook(module)
     own = own_forward(module)
     assert own is not None
-    assert not own.takes_batches, "another's tokens are noticed, and each is run alone, which is right"
+    assert not own.takes_batches, "mixed-up tokens must be detected, so that each request runs alone"
 
 
-def test_more_decodes_than_one_call_has_room_for(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decodes_beyond_one_call_are_split(engine_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [random.Random(seed).choices(range(3, 90), k=4 + 3 * seed) for seed in range(7)]
     wanted = tokens_of(engine_of("deepseek_v32"), asked)
     monkeypatch.setattr(OwnForward, "most_together", lambda self, length: 3)
@@ -173,7 +175,7 @@ def test_more_decodes_than_one_call_has_room_for(engine_of: Make, monkeypatch: p
 
 
 @pytest.mark.parametrize("model_type", NAMES)
-def test_requests_together_say_what_each_says_alone(model_type: str, engine_of: Make) -> None:
+def test_batched_requests_equal_single_ones(model_type: str, engine_of: Make) -> None:
     engine = engine_of(model_type, enable_prefix_caching=False)
     together = tokens_of(engine, prompts())
     assert together == [tokens_of(engine, [ids])[0] for ids in prompts()]
@@ -182,7 +184,7 @@ def test_requests_together_say_what_each_says_alone(model_type: str, engine_of: 
 
 
 @pytest.mark.parametrize("model_type", ["falcon", "deepseek_v32", "dots3_note_text"])
-def test_long_prompts_in_small_pieces_say_the_same(
+def test_long_prompts_in_small_chunks_give_the_same_tokens(
     model_type: str, engine_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = tokens_of(engine_of(model_type), prompts())
@@ -192,7 +194,7 @@ def test_long_prompts_in_small_pieces_say_the_same(
 
 
 @pytest.mark.parametrize("model_type", ["falcon", "deepseek_v32", "dots3_note_text"])
-def test_blocks_as_they_lie_on_a_gpu_say_the_same(
+def test_gpu_block_layout_gives_the_same_tokens(
     model_type: str, engine_of: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = tokens_of(engine_of(model_type), prompts())
@@ -203,8 +205,8 @@ def test_blocks_as_they_lie_on_a_gpu_say_the_same(
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("model_type", ["falcon", "deepseek_v32", "dots3_note_text", "inkling_text"])
 @torch.inference_mode()
-def test_all_that_a_call_makes_is_where_the_model_is(model_type: str, together: bool) -> None:
-    """On a device without data, whose tensors do not mix with a CPU's, and that cannot be waited for."""
+def test_all_tensors_are_made_on_the_device_of_the_model(model_type: str, together: bool) -> None:
+    """Uses the meta device, whose tensors do not mix with CPU tensors and cannot be synchronized."""
     module = model_of(model_type, torch.bfloat16).to("meta")
     calls = own_calls(module, "it is to be seen")
     own = own_forward(module)
@@ -230,7 +232,7 @@ def _states_without_data(states: Any) -> Any:
     return SimpleNamespace(device=torch.device("meta"), layer=made.__getitem__)
 
 
-def test_guessed_tokens_are_checked_as_elsewhere(engine_of: Make) -> None:
+def test_speculative_tokens_are_verified(engine_of: Make) -> None:
     asked = [[5, 6, 7, 8] * 6, [9, 8, 7] * 5]
     plain = tokens_of(engine_of("deepseek_v32"), asked)
     guessing = engine_of("deepseek_v32", speculative_config=SpeculativeConfig(num_speculative_tokens=3))
@@ -246,14 +248,14 @@ def test_guessed_tokens_are_checked_as_elsewhere(engine_of: Make) -> None:
         ({"allow_runtime_lora_updating": True}, "adapters are for batches"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(options: dict[str, Any], words: str, engine_of: Make) -> None:
+def test_unsupported_options_are_refused(options: dict[str, Any], words: str, engine_of: Make) -> None:
     with pytest.raises(BadInput, match=words):
         engine_of("falcon", **options)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["falcon", "deepseek_v32", "dots3_note_text"])
-def test_a_plan_counts_what_an_engine_holds(model_type: str, engine_of: Make, tmp_path: Path) -> None:
+def test_memory_plan_counts_what_the_engine_allocates(model_type: str, engine_of: Make, tmp_path: Path) -> None:
     engine = engine_of(model_type, dtype="bfloat16")
     skeleton = read_skeleton(str(tmp_path / f"{model_type}.json"))
     plan = plan_inference(skeleton, InferenceQuestion(gpu_memory=8 << 30, block_size=4, max_model_len=256))
@@ -265,7 +267,7 @@ def test_a_plan_counts_what_an_engine_holds(model_type: str, engine_of: Make, tm
         plan_inference(skeleton, InferenceQuestion(gpu_memory=8 << 30, kv_cache_dtype="fp8"))
 
 
-def test_groups_say_what_indexers_keep(engine_of: Make) -> None:
+def test_groups_report_the_indexer_cache(engine_of: Make) -> None:
     [group] = engine_of("deepseek_v32").hello.cache.groups
     assert (group.kind, group.num_layers, group.block_bytes) == ("indexed", 4, 4 * 4 * 56 * 4)
     assert group.index_bytes / group.block_bytes == 16 / 56

@@ -1,4 +1,4 @@
-"""Folders with safetensors: whole ones load as transformers loads them, others are refused by name."""
+"""Folders with safetensors load like in transformers if complete; others are refused by name."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def llama(tiny_checkpoint: Callable[..., Path]) -> Path:
 
 
 def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The model, loaded by us."""
+    """Return the model as loaded by us."""
     return load_weights(folder, read_config(folder / "config.json"), dtype, CPU, "x", lambda _: None)
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
-def test_it_is_what_transformers_loads(
+def test_loaded_model_equals_transformers(
     tiny_checkpoint: Callable[..., Path], kind: str, same: Callable[..., bool]
 ) -> None:
     from transformers import AutoModelForCausalLM
@@ -46,21 +46,25 @@ def test_it_is_what_transformers_loads(
     assert same(loaded(folder).eval(), expected, IDS)
 
 
-def test_another_dtype(llama: Path) -> None:
+def test_model_is_loaded_in_another_dtype(llama: Path) -> None:
     model = loaded(llama, torch.bfloat16)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.model.rotary_emb.inv_freq.dtype is torch.float32
 
 
-def test_progress_and_silence(llama: Path, heard: list[Progress], capfd: pytest.CaptureFixture[str]) -> None:
-    load_weights(llama, read_config(llama / "config.json"), torch.float32, CPU, "tiny", heard.append)
-    assert {(progress.stage, progress.detail, progress.unit) for progress in heard} == {("load", "tiny", "tensors")}
-    assert (heard[0].done, heard[-1].done) == (0, heard[-1].total)
-    assert heard[-1].total > 10
+def test_loading_reports_progress_and_prints_nothing(
+    llama: Path, progress_events: list[Progress], capfd: pytest.CaptureFixture[str]
+) -> None:
+    load_weights(llama, read_config(llama / "config.json"), torch.float32, CPU, "tiny", progress_events.append)
+    assert {(progress.stage, progress.detail, progress.unit) for progress in progress_events} == {
+        ("load", "tiny", "tensors")
+    }
+    assert (progress_events[0].done, progress_events[-1].done) == (0, progress_events[-1].total)
+    assert progress_events[-1].total > 10
     assert capfd.readouterr() == ("", "")
 
 
-def test_shards(llama: Path, same: Callable[..., bool]) -> None:
+def test_shards_are_loaded_and_a_missing_one_is_refused(llama: Path, same: Callable[..., bool]) -> None:
     expected = loaded(llama)
     expected.save_pretrained(llama, max_shard_size="50KB")
     (llama / WEIGHTS_FILE).unlink()
@@ -75,13 +79,13 @@ def test_shards(llama: Path, same: Callable[..., bool]) -> None:
 @pytest.mark.parametrize(
     "index", [{}, {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"a": "../x.safetensors"}}]
 )
-def test_a_bad_index(llama: Path, index: dict[str, Any]) -> None:
+def test_invalid_index_is_refused(llama: Path, index: dict[str, Any]) -> None:
     (llama / INDEX_FILE).write_text(json.dumps(index))
     with pytest.raises(BadInput, match=INDEX_FILE):
         check_weights(llama)
 
 
-def test_no_weights(llama: Path) -> None:
+def test_folder_without_safetensors_is_refused(llama: Path) -> None:
     (llama / WEIGHTS_FILE).unlink()
     with pytest.raises(BadInput, match="has no weights"):
         check_weights(llama)
@@ -90,7 +94,7 @@ def test_no_weights(llama: Path) -> None:
         check_weights(llama)
 
 
-def test_cut_short_anywhere(llama: Path) -> None:
+def test_file_truncated_anywhere_is_refused(llama: Path) -> None:
     weights = llama / WEIGHTS_FILE
     size = weights.stat().st_size
     for cut in [*sorted(random.Random(0).sample(range(9, size), 20), reverse=True), 8, 7, 1, 0]:
@@ -99,7 +103,7 @@ def test_cut_short_anywhere(llama: Path) -> None:
             check_weights(llama)
 
 
-def test_a_changed_header_is_refused_or_loads_within_the_file(llama: Path) -> None:
+def test_changed_header_is_refused_or_stays_within_the_file(llama: Path) -> None:
     weights = llama / WEIGHTS_FILE
     content = weights.read_bytes()
     header = int.from_bytes(content[:8], "little") + 8
@@ -118,7 +122,7 @@ def test_a_changed_header_is_refused_or_loads_within_the_file(llama: Path) -> No
 
 
 @pytest.mark.parametrize("change", ["missing", "shape"])
-def test_weights_that_do_not_fit_the_configuration(llama: Path, change: str) -> None:
+def test_weights_that_do_not_match_the_configuration_are_refused(llama: Path, change: str) -> None:
     tensors = load_file(llama / WEIGHTS_FILE)
     name = "model.layers.1.mlp.up_proj.weight"
     if change == "missing":
@@ -142,7 +146,9 @@ def test_weights_that_do_not_fit_the_configuration(llama: Path, change: str) -> 
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_no_memory_is_not_a_damaged_file(llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_lack_of_memory_is_not_reported_as_a_damaged_file(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     import safetensors
     from transformers import PreTrainedModel
 

@@ -1,4 +1,4 @@
-"""Random weights: the same for the same seed, of the right kind, and nobody else's random numbers moved."""
+"""Random weights: reproducible by seed, of the right dtype, without changing the global random state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def config() -> Any:
     return LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
 
 
-def test_a_seed_gives_the_same_weights(config: Any) -> None:
+def test_same_seed_gives_the_same_weights(config: Any) -> None:
     first, again, other = (
         dict(random_model(config, torch.float32, CPU, seed, lambda _: None).named_parameters()) for seed in (1, 1, 2)
     )
@@ -28,15 +28,15 @@ def test_a_seed_gives_the_same_weights(config: Any) -> None:
     assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
 
 
-def test_dtype_and_progress(config: Any, heard: list[Progress]) -> None:
-    model: Any = random_model(config, torch.bfloat16, CPU, 0, heard.append)
+def test_random_model_has_the_dtype_and_reports_progress(config: Any, progress_events: list[Progress]) -> None:
+    model: Any = random_model(config, torch.bfloat16, CPU, 0, progress_events.append)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert model.model.rotary_emb.inv_freq.dtype is torch.float32
     assert torch.isfinite(model(torch.tensor([[1, 2]])).logits).all()
-    assert [progress.stage for progress in heard] == ["load", "load"]
+    assert [progress.stage for progress in progress_events] == ["load", "load"]
 
 
-def test_random_numbers_of_others_are_left_alone(config: Any) -> None:
+def test_global_random_state_is_unchanged(config: Any) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""Whatever changes a model's numbers changes its fingerprint, and a kept file is not used for it."""
+"""Whatever changes a model's numbers changes its fingerprint, and a kept file is not reused for it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONFIG_CHANGES: dict[str, dict[str, Any]] = {
 
 
 def change_weight(folder: Path, change: str) -> None:
-    """One row of the embedding, or one number of a projection."""
+    """Change one row of the embedding, or one number of a projection."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     if change == "row":
@@ -40,7 +40,9 @@ def change_weight(folder: Path, change: str) -> None:
 
 
 @pytest.mark.parametrize("change", [*CONFIG_CHANGES, "row", "number"])
-def test_nothing_is_reused_after_a_change(tiny_checkpoint: Callable[..., Path], tmp_path: Path, change: str) -> None:
+def test_kept_blocks_are_not_reused_after_a_change_of_the_model(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, change: str
+) -> None:
     folder, path = tiny_checkpoint("llama"), tmp_path / "tier"
     options = EngineConfig(
         model=str(folder),
@@ -74,7 +76,7 @@ def test_nothing_is_reused_after_a_change(tiny_checkpoint: Callable[..., Path], 
     assert cached() == (0, f"{str(path)!r} is used anew: its index is of another model or layout")
 
 
-def test_what_says_where_a_model_is_from_does_not_count(tiny_checkpoint: Callable[..., Path]) -> None:
+def test_origin_of_a_model_does_not_change_its_configuration_text(tiny_checkpoint: Callable[..., Path]) -> None:
     from kvscope_engine.model.hf_config import read_config
     from kvscope_engine.model.loader.model_fingerprint import config_text
 
@@ -84,7 +86,7 @@ def test_what_says_where_a_model_is_from_does_not_count(tiny_checkpoint: Callabl
     assert config_text(read_config(path)) == before
 
 
-def test_buffers_that_no_checkpoint_holds_count() -> None:
+def test_non_persistent_buffers_change_the_fingerprint() -> None:
     module = nn.Linear(2, 2)
     module.config = type("Config", (), {"to_dict": staticmethod(dict)})  # type: ignore[assignment]
     module.register_buffer("inv_freq", torch.ones(3), persistent=False)
@@ -95,7 +97,9 @@ def test_buffers_that_no_checkpoint_holds_count() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.bool])
 @pytest.mark.parametrize("count", [0, 1, 3, 8, 1001])
-def test_every_number_and_its_place_count(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, count: int) -> None:
+def test_every_number_and_its_position_change_the_sum(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, count: int
+) -> None:
     monkeypatch.setattr(fingerprint, "CPU_WORDS", 16)
     generator = torch.Generator().manual_seed(count)
     tensor = (torch.randn(count, generator=generator) * 50).clamp(min=0).to(dtype)
@@ -106,11 +110,11 @@ def test_every_number_and_its_place_count(monkeypatch: pytest.MonkeyPatch, dtype
         changed[place] = 0 if changed[place] else 1
         assert tensor_sum(changed) != whole
     if count > 100:
-        assert len({tensor_sum(tensor.roll(shift)) for shift in range(50)}) == 50, "the same numbers elsewhere"
+        assert len({tensor_sum(tensor.roll(shift)) for shift in range(50)}) == 50, "the same numbers at other positions"
 
 
-def test_pairs_of_signs_do_not_cancel() -> None:
-    """What a plain weighted sum would not see."""
+def test_pairs_of_flipped_signs_do_not_cancel() -> None:
+    """A plain weighted sum would not notice them."""
     ones = torch.ones(2000)
     sums = set()
     for place in range(0, 1990, 2):
@@ -120,7 +124,7 @@ def test_pairs_of_signs_do_not_cancel() -> None:
     assert len(sums) == 995
 
 
-def test_a_view_that_begins_anywhere_is_summed_by_its_own_bytes() -> None:
+def test_views_are_summed_by_their_own_bytes() -> None:
     base = torch.arange(100, dtype=torch.int16)
     assert tensor_sum(base[3:50]) == tensor_sum(base[3:50].clone())
     assert tensor_sum(base.reshape(10, 10).T) == tensor_sum(base.reshape(10, 10).T.contiguous())

@@ -1,4 +1,4 @@
-"""From a name to a model that is ready: every kind of name, every refusal, and how fast the second start is."""
+"""From a name to a loaded model: every kind of name, every refusal, and the second start."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.telemetry import Progress
 
 
-def load(model: str | Path, heard: list[Progress] | None = None, **options: Any) -> LoadedModel:
-    """The model, on the CPU in float32 unless told otherwise."""
+def load(model: str | Path, progress_events: list[Progress] | None = None, **options: Any) -> LoadedModel:
+    """Return the model, by default on the CPU in float32."""
     config = EngineConfig(**{"model": str(model), "device": "cpu", "dtype": "float32"} | options)
-    return load_model(config, [].append if heard is None else heard.append)
+    return load_model(config, [].append if progress_events is None else progress_events.append)
 
 
 @pytest.mark.usefixtures("default_folder")
-def test_the_default_model(heard: list[Progress]) -> None:
-    model = load("default", heard)
+def test_default_model_is_loaded(progress_events: list[Progress]) -> None:
+    model = load("default", progress_events)
     assert model.tokenizer is not None
     assert (model.num_layers, model.num_query_heads, model.num_kv_heads, model.head_dim) == (30, 9, 3, 64)
     assert model.eos_token_ids == {0, 2}
@@ -37,17 +37,17 @@ def test_the_default_model(heard: list[Progress]) -> None:
     assert (model.device.type, model.dtype) == ("cpu", torch.float32)
     assert (model.info.name, model.info.architecture, model.info.dtype) == ("default", "LlamaForCausalLM", "float32")
     assert model.info.num_parameters == sum(parameter.numel() for parameter in model.module.parameters())
-    assert {(progress.stage, progress.detail) for progress in heard} == {("load", "default")}
+    assert {(progress.stage, progress.detail) for progress in progress_events} == {("load", "default")}
 
 
 @pytest.mark.usefixtures("default_folder")
-def test_the_default_model_needs_its_file_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_model_is_loaded_from_its_converted_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_loader, "default_gguf", None)
     assert load("default").num_layers == 30
 
 
-def test_the_default_model_answers(default_folder: Path) -> None:
-    """Through its own chat template and transformers' own generation: what it says is known."""
+def test_default_model_answers_correctly(default_folder: Path) -> None:
+    """Uses its chat template and transformers' generation; the answer is known."""
     from kvscope_engine.model.hf_config import read_config
     from kvscope_engine.model.loader.checkpoint import load_weights
 
@@ -62,7 +62,7 @@ def test_the_default_model_answers(default_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma2", "gpt_oss"])
-def test_a_folder(tiny_checkpoint: Callable[..., Path], kind: str) -> None:
+def test_folder_is_loaded(tiny_checkpoint: Callable[..., Path], kind: str) -> None:
     model = load(tiny_checkpoint(kind))
     module: Any = model.module
     assert not module.training
@@ -74,16 +74,16 @@ def test_a_folder(tiny_checkpoint: Callable[..., Path], kind: str) -> None:
     assert model.tokenizer is None
 
 
-def test_a_gguf_file(tiny_gguf: Callable[..., Path], own_cache: Path, heard: list[Progress]) -> None:
-    model = load(tiny_gguf(), heard, dtype="bfloat16")
+def test_gguf_file_is_loaded(tiny_gguf: Callable[..., Path], own_cache: Path, progress_events: list[Progress]) -> None:
+    model = load(tiny_gguf(), progress_events, dtype="bfloat16")
     assert model.tokenizer is not None
     assert (model.num_layers, model.num_kv_heads, model.head_dim) == (2, 1, 32)
     assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
-    stages = [progress.stage for progress in heard if progress.done == 0 and progress.stage != "compile"]
+    stages = [progress.stage for progress in progress_events if progress.done == 0 and progress.stage != "compile"]
     assert stages == ["convert", "convert", "convert", "load"]
 
 
-def test_a_dummy(tiny_checkpoint: Callable[..., Path], tiny_tokenizer: Any) -> None:
+def test_dummy_model_is_loaded_with_random_weights(tiny_checkpoint: Callable[..., Path], tiny_tokenizer: Any) -> None:
     folder = tiny_checkpoint("llama")
     (folder / "model.safetensors").unlink()
     by_file, by_folder = load(f"dummy:{folder}/config.json"), load(f"dummy:{folder}")
@@ -98,21 +98,21 @@ def test_a_dummy(tiny_checkpoint: Callable[..., Path], tiny_tokenizer: Any) -> N
     assert load(f"dummy:{folder}").tokenizer is not None
 
 
-def test_a_shorter_context(tiny_checkpoint: Callable[..., Path]) -> None:
+def test_shorter_context_is_used_and_a_longer_one_refused(tiny_checkpoint: Callable[..., Path]) -> None:
     folder = tiny_checkpoint("llama")
     assert load(folder, max_model_len=100).max_model_len == load(folder, max_model_len=100).info.max_model_len == 100
     with pytest.raises(BadInput, match=r"max_model_len=257 is not accepted: .* can do 256"):
         load(folder, max_model_len=257)
 
 
-def test_rope_that_looks_at_the_batch_is_frozen(tiny_checkpoint: Callable[..., Path]) -> None:
+def test_dynamic_rope_is_frozen(tiny_checkpoint: Callable[..., Path]) -> None:
     folder = tiny_checkpoint("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
     module: Any = load(folder).module
     assert module.model.rotary_emb.rope_type == "default"
 
 
 def break_folder(folder: Path, damage: str) -> None:
-    """Do `damage` to a folder with a model."""
+    """Damage a model folder in the given way."""
     weights, config = folder / "model.safetensors", folder / "config.json"
     if damage == "no weights":
         weights.unlink()
@@ -138,7 +138,9 @@ def break_folder(folder: Path, damage: str) -> None:
         ("nonesuch", "unknown"),
     ],
 )
-def test_what_cannot_be_loaded_is_named(tiny_checkpoint: Callable[..., Path], damage: str, reason: str) -> None:
+def test_damaged_folder_is_refused_with_the_reason(
+    tiny_checkpoint: Callable[..., Path], damage: str, reason: str
+) -> None:
     folder = tiny_checkpoint("llama")
     break_folder(folder, damage)
     with pytest.raises(BadInput, match=reason) as refused:
@@ -147,7 +149,7 @@ def test_what_cannot_be_loaded_is_named(tiny_checkpoint: Callable[..., Path], da
     assert "\n" not in str(refused.value)
 
 
-def test_a_cut_gguf_file(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
+def test_truncated_gguf_file_is_refused(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
     gguf = tiny_gguf()
     os.truncate(gguf, gguf.stat().st_size // 2)
     with pytest.raises(BadInput, match="cut short"):
@@ -155,7 +157,7 @@ def test_a_cut_gguf_file(tiny_gguf: Callable[..., Path], own_cache: Path) -> Non
     assert not list((own_cache / "converted").glob("*-v*/"))
 
 
-def test_no_memory(tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_memory_is_reported(tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tiny_checkpoint("llama")
     monkeypatch.setattr(model_loader, "free_bytes", lambda device: 1000)
     with pytest.raises(KvscopeError, match=r"no memory for model .*weights in float32 take 0\.0 GB"):
@@ -163,14 +165,14 @@ def test_no_memory(tiny_checkpoint: Callable[..., Path], monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_cuda(tiny_checkpoint: Callable[..., Path]) -> None:
+def test_missing_cuda_device_is_refused(tiny_checkpoint: Callable[..., Path]) -> None:
     with pytest.raises(BadInput, match="device='cuda'"):
         load(tiny_checkpoint("llama"), device="cuda")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu(tiny_checkpoint: Callable[..., Path]) -> None:
+def test_model_is_loaded_on_the_gpu_in_bfloat16(tiny_checkpoint: Callable[..., Path]) -> None:
     folder = tiny_checkpoint("llama")
     for name in (str(folder), f"dummy:{folder}"):
         model = load(name, device="auto", dtype="auto")
@@ -178,7 +180,7 @@ def test_on_a_gpu(tiny_checkpoint: Callable[..., Path]) -> None:
         assert {parameter.dtype for parameter in model.module.parameters()} == {torch.bfloat16}
 
 
-def test_a_damaged_cache_is_mended(default_folder: Path, own_cache: Path, tiny_gguf: Callable[..., Path]) -> None:
+def test_damaged_conversion_is_repaired(default_folder: Path, own_cache: Path, tiny_gguf: Callable[..., Path]) -> None:
     gguf = tiny_gguf()
     load(gguf)
     entry = next((own_cache / "converted").glob("*-v*/"))

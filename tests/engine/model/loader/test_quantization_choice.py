@@ -1,4 +1,4 @@
-"""What weights become without asking, which rounds nothing; and what is refused."""
+"""Automatic choice of weight quantization, which never rounds, and refused options."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def _compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_automatic_reads_what_a_file_holds_and_rounds_nothing(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_automatic_choice_uses_the_bits_of_a_gguf_file(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (Q4_0, Q4_1, Q8_0):
         assert chosen(EngineConfig(), CPU, dtype, file=file_of(kind)) == FILED
     assert chosen(EngineConfig(dtype="float32"), CPU, dtype, file=file_of(Q4_1)) == FILED
@@ -59,7 +57,7 @@ def test_automatic_reads_what_a_file_holds_and_rounds_nothing(
     assert chosen(EngineConfig(), CPU, dtype, file=file_of(Q4_1)) == "none"
 
 
-def test_automatic_of_quantized_checkpoints() -> None:
+def test_automatic_choice_for_quantized_checkpoints() -> None:
     assert chosen(EngineConfig(), recipe=GPTQ) == FILED
     assert chosen(EngineConfig(), GPU, torch.float16, GPTQ) == FILED
     assert chosen(EngineConfig(), GPU, recipe=Recipe("gptq", 8, 128, 1)) == "none"
@@ -70,7 +68,7 @@ def test_automatic_of_quantized_checkpoints() -> None:
     assert chosen(EngineConfig(tensor_parallel_size=2), GPU, recipe=GPTQ) == "none"
 
 
-def test_what_clients_are_told() -> None:
+def test_displayed_name_of_the_quantization() -> None:
     of_4, of_8 = filed_bits(None, file_of(Q4_1)), filed_bits(Recipe("gptq", 8, 128, 1), None)
     assert (of_4, of_8, filed_bits(None, file_of(14)), filed_bits(None, None)) == (4, 8, 0, 0)
     assert [shown(each, CPU, of_4) for each in ("none", FILED, "a8")] == ["", "int4", "int4-a8"]
@@ -79,7 +77,7 @@ def test_what_clients_are_told() -> None:
     assert [shown(each, GPU, of_4) for each in ("int8", "int4", FILED)] == ["int8", "int4", "int4"]
 
 
-def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_quantization_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = EngineConfig(quantization="int8")
     assert chosen(wanted, GPU) == "int8"
     with pytest.raises(BadInput, match="with float16"):

@@ -1,4 +1,4 @@
-"""Limits of the context, and rotary embeddings that would change with the batch."""
+"""Context limits, and rotary embeddings that would change with the batch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ LONGROPE = {
 
 
 def config_of(kind: str = "llama", **options: Any) -> Any:
-    """A small configuration."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(kind, **SMALL | options)
 
 
 def model_of(config: Any) -> Any:
-    """Random weights for it."""
+    """Return a model with random weights for the configuration."""
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -47,7 +46,7 @@ def model_of(config: Any) -> Any:
 
 
 @pytest.mark.parametrize(("asked", "length"), [(None, 64), (64, 64), (1, 1)])
-def test_within_the_limit(asked: int | None, length: int) -> None:
+def test_context_within_the_limit_is_accepted(asked: int | None, length: int) -> None:
     assert resolve_max_model_len(config_of(), asked, "x") == length
 
 
@@ -59,18 +58,18 @@ def test_within_the_limit(asked: int | None, length: int) -> None:
         ({"rope_parameters": LONGROPE}, 17, "16 with its rotary embedding of type 'longrope'"),
     ],
 )
-def test_beyond_the_limit(options: dict[str, Any], asked: int, limit: str) -> None:
+def test_context_beyond_the_limit_is_refused(options: dict[str, Any], asked: int, limit: str) -> None:
     with pytest.raises(BadInput, match=f"max_model_len={asked} is not accepted: model 'x' can do {limit}"):
         resolve_max_model_len(config_of(**options), asked, "x")
 
 
-def test_longrope_stays_below_where_it_changes() -> None:
+def test_longrope_context_stays_below_its_switch() -> None:
     assert resolve_max_model_len(config_of(rope_parameters=LONGROPE), None, "x") == 16
     phi = config_of("phi3", rope_parameters=LONGROPE, original_max_position_embeddings=16)
     assert resolve_max_model_len(phi, None, "x") == 16
 
 
-def test_a_model_that_names_no_limit() -> None:
+def test_model_without_a_limit_needs_max_model_len() -> None:
     config = SimpleNamespace(max_position_embeddings=None, rope_parameters=None)
     assert resolve_max_model_len(config, 10, "x") == 10
     with pytest.raises(BadInput, match="give max_model_len"):
@@ -78,7 +77,7 @@ def test_a_model_that_names_no_limit() -> None:
 
 
 @pytest.mark.parametrize("parameters", [DYNAMIC, LONGROPE])
-def test_frozen_gives_the_same_below_the_limit(parameters: dict[str, Any]) -> None:
+def test_frozen_rope_is_the_same_below_the_limit(parameters: dict[str, Any]) -> None:
     config = config_of(rope_parameters=parameters)
     length = resolve_max_model_len(config, None, "x")
     ids = torch.arange(length)[None] % 64
@@ -90,7 +89,7 @@ def test_frozen_gives_the_same_below_the_limit(parameters: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("parameters", [DYNAMIC, LONGROPE])
-def test_frozen_does_not_look_at_the_batch(parameters: dict[str, Any]) -> None:
+def test_frozen_rope_does_not_depend_on_the_batch(parameters: dict[str, Any]) -> None:
     model = model_of(config_of(rope_parameters=parameters))
     freeze_rope(model)
     rotary = model.model.rotary_emb
@@ -99,7 +98,7 @@ def test_frozen_does_not_look_at_the_batch(parameters: dict[str, Any]) -> None:
     assert torch.equal(rotary.inv_freq, before)
 
 
-def test_each_kind_of_layer_is_frozen() -> None:
+def test_rope_of_each_layer_type_is_frozen() -> None:
     parameters = {
         "full_attention": DYNAMIC,
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -111,7 +110,7 @@ def test_each_kind_of_layer_is_frozen() -> None:
     assert set(model.model.rotary_emb.rope_type.values()) == {"default"}
 
 
-def test_others_are_left_alone() -> None:
+def test_other_rope_types_are_not_frozen() -> None:
     model = model_of(config_of(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}))
     freeze_rope(model)
     assert model.model.rotary_emb.rope_type == "linear"

@@ -1,4 +1,4 @@
-"""What is served passes; what is not is refused by its name before a weight is read."""
+"""Supported architectures pass; others are refused by name before any weight is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ SMALL = {
 
 
 def config_of(model_type: str, **options: Any) -> Any:
-    """A small configuration."""
     from transformers import AutoConfig
 
     return AutoConfig.for_model(model_type, **options)
@@ -29,7 +28,7 @@ def config_of(model_type: str, **options: Any) -> Any:
 @pytest.mark.parametrize(
     "kind", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gpt_oss", "phi3", "olmo2", "smollm3"]
 )
-def test_served(kind: str) -> None:
+def test_supported_architecture_is_accepted(kind: str) -> None:
     experts = {"num_local_experts": 4} if kind == "gpt_oss" else {}
     config = config_of(kind, **SMALL, **experts, head_dim=16, pad_token_id=0)
     plan = blueprint(config, "x")
@@ -56,7 +55,7 @@ def test_tied_weights_count_once() -> None:
         ("llama", SMALL | {"pad_token_id": 5000}, "llama"),
     ],
 )
-def test_refused_by_name(kind: str, options: dict[str, Any], reason: str) -> None:
+def test_unsupported_architecture_is_refused_by_name(kind: str, options: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadInput, match=reason) as refused:
         blueprint(config_of(kind, **options), "the-model")
     assert "'the-model'" in str(refused.value)

@@ -1,4 +1,4 @@
-"""Models that also see or hear, as transformers writes them: their text part gives the tokens of the whole."""
+"""Multimodal models: their text part gives the tokens of the whole model."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def config_of(kind: str, **changes: Any) -> Any:
 
 
 def whole_model(kind: str) -> Any:
-    """With all its parts, as transformers makes it; Gemma 3n's eyes want a library that is not here."""
+    """Return a complete transformers model; Gemma 3n's vision part needs a library that is not installed."""
     config = config_of(kind)
     torch.manual_seed(0)
     with _no_other_parts(text_config(config)) if kind == "gemma3n" else nullcontext():
@@ -170,8 +170,8 @@ def test_other_parts_are_neither_built_nor_read(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(module.parameters(), again.parameters(), strict=True))
 
 
-def test_layers_that_read_images_alone_are_left_out(tmp_path: Path) -> None:
-    """Llama 3.2 Vision passes them over where there is no image."""
+def test_cross_attention_layers_for_images_are_left_out(tmp_path: Path) -> None:
+    """Llama 3.2 Vision skips them if there is no image."""
     whole = whole_model("mllama")
     whole.save_pretrained(tmp_path)
     loaded = load(tmp_path)
@@ -187,7 +187,7 @@ def test_layers_that_read_images_alone_are_left_out(tmp_path: Path) -> None:
     ("kind", "older"),
     [("gemma3", "language_model.model."), ("llava_next", "language_model.model."), ("qwen2_5_vl", "model.")],
 )
-def test_names_of_older_files_are_known(kind: str, older: str, tmp_path: Path) -> None:
+def test_tensor_names_of_older_files_are_read(kind: str, older: str, tmp_path: Path) -> None:
     whole_model(kind).save_pretrained(tmp_path)
     expected = load(tmp_path).module.state_dict()
     path = tmp_path / "model.safetensors"
@@ -199,8 +199,8 @@ def test_names_of_older_files_are_known(kind: str, older: str, tmp_path: Path) -
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_one_that_also_speaks(tmp_path: Path, planned: Any) -> None:
-    """What it reads with is a model of several parts inside of it."""
+def test_model_that_also_speaks_serves_its_reading_part(tmp_path: Path, planned: Any) -> None:
+    """Its reading part is itself a model with several parts."""
     from transformers import AutoConfig
 
     hears = {"encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "d_model": 16, "output_dim": 64}
@@ -222,7 +222,7 @@ def test_one_that_also_speaks(tmp_path: Path, planned: Any) -> None:
     assert run.run(max_chunk=7) == [[int(logits[0, -1].argmax())]]
 
 
-def test_random_weights_of_the_text_part(tmp_path: Path) -> None:
+def test_text_part_can_have_random_weights(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config_of("qwen2_5_vl").to_json_file(path)
     loaded = load_model(EngineConfig(model=f"dummy:{path}", device="cpu", dtype="float32"), lambda _: None)
@@ -237,7 +237,7 @@ def test_random_weights_of_the_text_part(tmp_path: Path) -> None:
         ("paligemma", "paligemma attends to its whole prompt in both directions"),
     ],
 )
-def test_refused_by_name(kind: str, reason: str) -> None:
+def test_multimodal_model_without_a_causal_text_part_is_refused_by_name(kind: str, reason: str) -> None:
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(kind)
@@ -245,7 +245,7 @@ def test_refused_by_name(kind: str, reason: str) -> None:
         blueprint(config, "x")
 
 
-def test_planned(tmp_path: Path) -> None:
+def test_text_part_can_be_planned(tmp_path: Path) -> None:
     from kvscope_engine.planning.inference_plan import InferenceQuestion, plan_inference
 
     path = tmp_path / "config.json"

@@ -1,4 +1,4 @@
-"""Cores are counted as the machine has them and as the process may use them."""
+"""CPU cores as the machine has them and as the process may use them."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ def test_two_hyperthreads_are_one_core(tmp_path: Path) -> None:
     assert physical_cores({4, 5, 6}, tmp_path) == 3
 
 
-def test_cpus_that_nothing_is_known_of_count_each(tmp_path: Path) -> None:
+def test_cpus_without_topology_count_each(tmp_path: Path) -> None:
     assert physical_cores({0, 3, 9}, tmp_path) == 3
 
 
 @pytest.mark.parametrize(("limit", "cores"), [("150000 100000", 1.5), ("max 100000", math.inf), ("nonsense", math.inf)])
-def test_the_limit_of_a_group_v2(tmp_path: Path, limit: str, cores: float) -> None:
+def test_cgroup_v2_quota_limits_the_cores(tmp_path: Path, limit: str, cores: float) -> None:
     put(tmp_path / "user.slice" / "mine", cpu__max=limit)
     assert cpu_quota(V2, tmp_path) == cores
 
 
-def test_the_tightest_group_above_counts(tmp_path: Path) -> None:
+def test_tightest_parent_group_counts(tmp_path: Path) -> None:
     put(tmp_path / "user.slice" / "mine", cpu__max="800000 100000")
     put(tmp_path / "user.slice", cpu__max="200000 100000")
     put(tmp_path, cpu__max="400000 100000")
     assert cpu_quota(V2, tmp_path) == 2.0
 
 
-def test_the_limit_of_a_group_v1(tmp_path: Path) -> None:
+def test_cgroup_v1_quota_limits_the_cores(tmp_path: Path) -> None:
     put(tmp_path / "cpu,cpuacct" / "box" / "inner", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
     assert cpu_quota(V1, tmp_path) == math.inf
     put(tmp_path / "cpu,cpuacct" / "box", cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000")
     assert cpu_quota(V1, tmp_path) == 0.5
 
 
-def test_a_container_that_sees_only_its_own_group(tmp_path: Path) -> None:
-    """The path is the host's, the files are at the mount."""
+def test_container_reads_the_quota_of_its_mount(tmp_path: Path) -> None:
+    """The path is the host's, but the files are at the mount."""
     put(tmp_path / "cpu,cpuacct", cpu__cfs_quota_us="300000", cpu__cfs_period_us="100000")
     assert cpu_quota(V1, tmp_path) == 3.0
     assert cpu_quota("", tmp_path) == math.inf
 
 
-def test_there_is_always_one() -> None:
+def test_at_least_one_core_is_usable() -> None:
     assert usable_cores() >= 1

@@ -1,4 +1,6 @@
-"""Threads give way to busy neighbours and come back; the kernel's account is played, once it is the real one."""
+"""CPU threads are reduced for busy neighbours and restored; scheduler statistics are simulated, and read for real
+once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from kvscope_engine.model.platforms import cpu_threads
 from kvscope_engine.model.platforms.cpu_threads import CpuThreads, TaskTimes, default_num_threads, task_times
 
 
-class Machine:
+class SimulatedMachine:
     """A clock, and threads of which some wait for a core."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int, free: int | None = None) -> None:
@@ -28,7 +30,7 @@ class Machine:
         self.history.append(count)
 
     def work(self, threads: CpuThreads, seconds: float, step_s: float = 0.05) -> None:
-        """Step after step; each thread gets its share of the free cores and waits the rest of the time."""
+        """Run steps; each thread gets its share of the free cores and waits for the rest of the time."""
         for _ in range(round(seconds / step_s)):
             share = min(1.0, self.free / self.count)
             for task in range(self.count):
@@ -38,23 +40,23 @@ class Machine:
             threads.look()
 
 
-def test_without_neighbours_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, cores=4)
+def test_threads_stay_without_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimulatedMachine(monkeypatch, cores=4)
     machine.work(machine.threads(), 60)
     assert machine.history == [4]
 
 
 @pytest.mark.parametrize(("cores", "free", "left"), [(2, 1, 1), (8, 7, 7), (8, 4, 4), (2, 0, 1)])
-def test_one_thread_fewer_for_each_that_waits(
+def test_threads_are_reduced_by_the_number_that_wait(
     monkeypatch: pytest.MonkeyPatch, cores: int, free: int, left: int
 ) -> None:
-    machine = Machine(monkeypatch, cores, free)
+    machine = SimulatedMachine(monkeypatch, cores, free)
     machine.work(machine.threads(), 0.9)
     assert machine.history == [cores, left]
 
 
-def test_all_come_back_when_the_neighbour_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, cores=2, free=0)
+def test_threads_return_when_the_neighbour_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimulatedMachine(monkeypatch, cores=2, free=0)
     threads = machine.threads()
     machine.work(threads, 10)
     assert machine.history == [2, 1]
@@ -63,9 +65,9 @@ def test_all_come_back_when_the_neighbour_has_gone(monkeypatch: pytest.MonkeyPat
     assert (machine.history, threads.count) == ([2, 1, 2], 2)
 
 
-def test_a_neighbour_that_stays_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One core is free: one thread is calm, two are not. Trying costs a quarter of a second."""
-    machine = Machine(monkeypatch, cores=2, free=1)
+def test_retries_become_rarer_while_a_neighbour_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One core is free: one thread runs undisturbed, two do not. A retry costs a quarter of a second."""
+    machine = SimulatedMachine(monkeypatch, cores=2, free=1)
     threads = machine.threads()
     machine.work(threads, 130)
     assert 8 <= machine.history.count(2) <= 14
@@ -74,14 +76,14 @@ def test_a_neighbour_that_stays_is_tried_ever_less_often(monkeypatch: pytest.Mon
     assert threads.count == 2
 
 
-def test_a_number_that_was_asked_for_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, cores=4, free=0)
+def test_requested_number_of_threads_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimulatedMachine(monkeypatch, cores=4, free=0)
     machine.work(machine.threads(3), 10)
     assert machine.history == [3]
 
 
-def test_an_idle_engine_concludes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, cores=2, free=0)
+def test_idle_engine_keeps_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimulatedMachine(monkeypatch, cores=2, free=0)
     threads = machine.threads()
     for _ in range(100):
         machine.now += 1.0
@@ -89,15 +91,15 @@ def test_an_idle_engine_concludes_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.history == [2]
 
 
-def test_without_an_account_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, cores=2, free=0)
+def test_threads_stay_without_scheduler_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimulatedMachine(monkeypatch, cores=2, free=0)
     threads = CpuThreads(None, read=dict, apply=machine.apply, clock=lambda: machine.now)
     machine.work(threads, 5)
     assert machine.history == [2]
 
 
-def test_at_the_end_torch_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(monkeypatch, cores=2, free=0)
+def test_close_restores_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimulatedMachine(monkeypatch, cores=2, free=0)
     threads = machine.threads()
     machine.work(threads, 1)
     threads.close()
@@ -105,7 +107,7 @@ def test_at_the_end_torch_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.history == [2, 1, 2]
 
 
-def test_who_told_a_library_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_environment_variable_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_threads.torch, "get_num_threads", lambda: 64)
     monkeypatch.setattr(cpu_threads, "usable_cores", lambda: 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
@@ -115,7 +117,7 @@ def test_who_told_a_library_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_num_threads() == 4
 
 
-def test_the_kernels_account_of_this_process(tmp_path: Path) -> None:
+def test_scheduler_statistics_of_this_process_are_read(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "schedstat").write_text("1200 340 5\n")
     (tmp_path / "8").mkdir()

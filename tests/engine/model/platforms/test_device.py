@@ -1,4 +1,4 @@
-"""Which device and which numbers, on machines of all kinds."""
+"""Choice of device and dtype on machines of all kinds."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from kvscope_telemetry.messages.devices import Gpu
 CPU = torch.device("cpu")
 
 
-class Names:
-    """`Gpus` of a machine with these."""
+class FakeGpus:
+    """Stand-in for `Gpus` with the given GPUs."""
 
     def __init__(self, *names: str) -> None:
         self._gpus = tuple(Gpu(index=index, name=name) for index, name in enumerate(names))
@@ -54,12 +54,12 @@ def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("has_cuda")
 @pytest.mark.parametrize(("name", "kind"), [("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")])
-def test_with_a_gpu(name: str, kind: str) -> None:
+def test_device_on_a_machine_with_a_gpu(name: str, kind: str) -> None:
     assert choose_device(name).type == kind
 
 
 @pytest.mark.parametrize("name", ["auto", "cuda"])
-def test_a_gpu_that_is_too_old_is_refused_in_one_line(has_cuda: Callable[..., None], name: str) -> None:
+def test_gpu_with_a_low_compute_capability_is_refused_in_one_line(has_cuda: Callable[..., None], name: str) -> None:
     has_cuda(7, 5)
     with pytest.raises(BadInput) as refused:
         choose_device(name)
@@ -72,11 +72,11 @@ def test_a_gpu_that_is_too_old_is_refused_in_one_line(has_cuda: Callable[..., No
     assert choose_device(name).type == "cuda"
 
 
-def test_gpus_are_known_by_their_uuids_and_instances_by_their_own(
+def test_gpus_and_mig_instances_are_identified_by_uuid(
     has_cuda: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert gpu_uuids(2) == ("aaaa", "bbbb"), "as CUDA tells them"
+    assert gpu_uuids(2) == ("aaaa", "bbbb"), "UUIDs must be those of CUDA"
     instance = "c7384736-a75d-5afc-978f-d2f1294409fd"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"MIG-{instance}")
     assert gpu_uuids(1) == (instance,)
@@ -86,29 +86,29 @@ def test_gpus_are_known_by_their_uuids_and_instances_by_their_own(
 
 
 @pytest.mark.usefixtures("no_cuda")
-def test_a_driver_that_is_too_old_never_silently_means_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_old_driver_is_reported_and_not_silently_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def init() -> None:
         raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020). Please update it\nby")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", init)
-    (note,) = device_notes("auto", CPU, Names("NVIDIA GeForce RTX 4090"))
+    (note,) = device_notes("auto", CPU, FakeGpus("NVIDIA GeForce RTX 4090"))
     assert note == (
         "running on the CPU: NVIDIA GeForce RTX 4090 cannot be used: The NVIDIA driver on your system is too old"
         " (found version 12020); CUDA 13.0 of this torch needs an NVIDIA driver 580 or newer"
         " (--device cpu if this is intended)"
     )
-    assert device_notes("cpu", CPU, Names("NVIDIA GeForce RTX 4090")) == [], "it was asked for"
-    assert device_notes("auto", CPU, Names()) == [], "there is none"
+    assert device_notes("cpu", CPU, FakeGpus("NVIDIA GeForce RTX 4090")) == [], "it was asked for"
+    assert device_notes("auto", CPU, FakeGpus()) == [], "there is none"
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert "built without CUDA" in device_notes("auto", CPU, Names("NVIDIA L4"))[0]
+    assert "built without CUDA" in device_notes("auto", CPU, FakeGpus("NVIDIA L4"))[0]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert device_notes("auto", CPU, Names("NVIDIA L4")) == [], "it is hidden"
+    assert device_notes("auto", CPU, FakeGpus("NVIDIA L4")) == [], "a hidden GPU must not be reported"
 
 
 @pytest.mark.usefixtures("no_cuda")
-def test_without_a_gpu() -> None:
+def test_device_on_a_machine_without_a_gpu() -> None:
     assert choose_device("auto") == choose_device("cpu") == CPU
     with pytest.raises(BadInput, match="device='cuda'"):
         choose_device("cuda")
@@ -123,7 +123,7 @@ def test_without_a_gpu() -> None:
         ("fpu not_avx512_bf16", torch.float32),
     ],
 )
-def test_a_cpu_takes_what_it_multiplies(monkeypatch: pytest.MonkeyPatch, flags: str, dtype: torch.dtype) -> None:
+def test_cpu_uses_bfloat16_if_it_multiplies_it(monkeypatch: pytest.MonkeyPatch, flags: str, dtype: torch.dtype) -> None:
     monkeypatch.setattr(device_module, "lines_of", lambda path: ["model name: x", f"flags\t\t: {flags}"])
     assert choose_dtype("auto", CPU) is dtype
     assert choose_dtype("float32", CPU) is torch.float32
@@ -131,7 +131,7 @@ def test_a_cpu_takes_what_it_multiplies(monkeypatch: pytest.MonkeyPatch, flags: 
 
 
 @pytest.mark.parametrize(("has_bf16", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
-def test_a_gpu_takes_bfloat16_if_it_has_it(monkeypatch: pytest.MonkeyPatch, has_bf16: bool, dtype: torch.dtype) -> None:
+def test_gpu_uses_bfloat16_if_supported(monkeypatch: pytest.MonkeyPatch, has_bf16: bool, dtype: torch.dtype) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
     assert choose_dtype("auto", torch.device("cuda")) is dtype
 
@@ -143,5 +143,5 @@ def test_free_memory_is_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> 
     assert free_bytes(CPU) > 1 << 50
 
 
-def test_names() -> None:
+def test_dtype_name_of_bfloat16() -> None:
     assert dtype_name(torch.bfloat16) == "bfloat16"

@@ -1,4 +1,4 @@
-"""Host memory: freed buffers are kept, compiled products are bounded."""
+"""Host memory: freed buffers are kept for reuse, and compiled products are bounded."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ print(resident_mib() - before)
 """
 
 
-def test_freed_memory_is_kept_where_the_c_library_can() -> None:
+def test_freed_memory_is_kept_with_glibc() -> None:
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux to tell its memory")
-def test_steps_of_all_sizes_leave_a_bounded_amount_behind() -> None:
+def test_steps_of_many_sizes_keep_bounded_memory() -> None:
     if not can_pack(torch.bfloat16, torch.device("cpu")):
         pytest.skip("this CPU has no packed layers")
     environment = {name: value for name, value in os.environ.items() if "CACHE_CAPACITY" not in name}

@@ -1,4 +1,4 @@
-"""GPTQ and AWQ checkpoints, packed here as their writers do it: the same tokens as their widened weights give."""
+"""GPTQ and AWQ checkpoints, packed here like their libraries do: the tokens equal those of the dequantized weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def packed(numbers: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """(rows, n) to (rows, n * bits / 32) int32, the lowest bits first."""
+    """Pack (rows, n) numbers into (rows, n * bits / 32) int32, lowest bits first."""
     each = 32 // bits
     words = torch.zeros((len(numbers), numbers.shape[1] // each), dtype=torch.int64)
     for place in range(each):
@@ -43,7 +43,7 @@ def packed(numbers: torch.Tensor, bits: int, order: tuple[int, ...] | None = Non
 
 
 def quantized(weight: torch.Tensor, recipe: dict[str, Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """A layer's tensors as its method has them, and what they widen to; written for clearness."""
+    """Return a layer's tensors in its method's format, and their dequantized weight; written for clarity."""
     outputs, inputs = weight.shape
     most, group = 2 ** recipe["bits"] - 1, recipe["group_size"] if recipe["group_size"] > 0 else inputs
     order = torch.arange(inputs)
@@ -72,7 +72,7 @@ def quantized(weight: torch.Tensor, recipe: dict[str, Any]) -> tuple[dict[str, t
 
 
 def write(model: Any, recipe: dict[str, Any], folder: Path) -> None:
-    """`model`, which gets the widened weights, as a checkpoint."""
+    """Write `model` as a quantized checkpoint and give it the dequantized weights."""
     tensors = dict(model.state_dict())
     for name, layer in model.named_modules():
         if name.endswith("_proj"):
@@ -95,7 +95,7 @@ def logits_of(module: Any, paged: bool = True) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tokens_are_those_of_the_widened_weights(case: str, vivid_model: Model, tmp_path: Path) -> None:
+def test_tokens_equal_those_of_the_dequantized_weights(case: str, vivid_model: Model, tmp_path: Path) -> None:
     from kvscope_engine.engine import Engine
     from kvscope_telemetry.messages.commands import Submit
     from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -119,7 +119,7 @@ def test_tokens_are_those_of_the_widened_weights(case: str, vivid_model: Model, 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_layers_run_on_what_the_file_holds(case: str, vivid_model: Model, tmp_path: Path) -> None:
+def test_layers_run_on_the_weights_of_the_file(case: str, vivid_model: Model, tmp_path: Path) -> None:
     recipe = CASES[case]
     write(vivid_model("llama"), recipe, tmp_path / "model")
     options: dict[str, Any] = {"model": str(tmp_path / "model"), "device": "cpu", "dtype": "float32"}
@@ -132,7 +132,7 @@ def test_layers_run_on_what_the_file_holds(case: str, vivid_model: Model, tmp_pa
     fused = make_ready_to_run(loaded.module, loaded.quantization)
     assert (fused.int8 if wanted == "int8" else fused.int4) >= 8
     found = logits_of(loaded.module)
-    allowed = 0.5 if recipe.get("desc_act") else 0.1  # those are rounded a second time
+    allowed = 0.5 if recipe.get("desc_act") else 0.1  # those weights are rounded a second time
     assert float((found - expected).norm()) <= allowed * float(expected.norm())
     if not recipe.get("desc_act"):
         layers = [part for part in loaded.module.modules() if isinstance(part, GroupedLinear)]
@@ -149,7 +149,9 @@ def test_layers_run_on_what_the_file_holds(case: str, vivid_model: Model, tmp_pa
         ({"quant_method": "hqq"}, "quantized with hqq; GPTQ, AWQ, FP8"),
     ],
 )
-def test_other_versions_are_refused(recipe: dict[str, Any], words: str, tiny_checkpoint: Callable[..., Path]) -> None:
+def test_unsupported_variant_is_refused(
+    recipe: dict[str, Any], words: str, tiny_checkpoint: Callable[..., Path]
+) -> None:
     folder = tiny_checkpoint("llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": recipe}))
@@ -160,7 +162,7 @@ def test_other_versions_are_refused(recipe: dict[str, Any], words: str, tiny_che
 @pytest.mark.parametrize(
     ("part", "words"), [("qzeros", "lacks .*qzeros"), ("scales", "scales is"), ("g_idx", "g_idx does not name")]
 )
-def test_what_does_not_fit_is_named(part: str, words: str, vivid_model: Model, tmp_path: Path) -> None:
+def test_inconsistent_tensor_is_named(part: str, words: str, vivid_model: Model, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     write(vivid_model("llama"), GPTQ, tmp_path / "model")

@@ -1,7 +1,8 @@
-"""Checkpoints with scales beside small weights, written here by their formats' definitions: the weights they mean.
+"""Checkpoints with scales next to small weights, written here by their formats' definitions, dequantize to the right
+weights.
 
-What compressed-tensors 0.20.0 and bitsandbytes 0.50.2 write and widen was compared with this reader once; where
-transformers itself widens a form, it is the reference here.
+This reader was compared once with what compressed-tensors 0.20.0 and bitsandbytes 0.50.2 write and dequantize. Where
+transformers itself dequantizes a format, it is the reference here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kvscope_telemetry.errors import BadInput
 
 Tensors = dict[str, torch.Tensor]
 Written = tuple[Tensors, torch.Tensor]
-"""A layer's tensors, named behind its name, and the weight that they mean."""
+"""A layer's tensors by name suffix, and the weight that they represent."""
 FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 NF4 = torch.linspace(-1, 1, 16)
 
@@ -41,7 +42,7 @@ def spread(scale: torch.Tensor, weight: torch.Tensor, rows: int, columns: int) -
 
 
 def fp8_tiles(weight: torch.Tensor) -> Written:
-    """Tiles of 40 x 48, which divide no weight here: the last ones are smaller."""
+    """Quantize in tiles of 40 x 48, which divide no weight here, so that the last tiles are smaller."""
     scale = torch.rand(-(-len(weight) // 40), -(-weight.shape[1] // 48)) + 0.5
     wide = spread(scale, weight, 40, 48)
     codes = float8(weight, wide)
@@ -62,7 +63,7 @@ def fp8_rows(weight: torch.Tensor) -> Written:
 
 
 def fp8_powers(weight: torch.Tensor) -> Written:
-    """MXFP8."""
+    """Quantize as MXFP8."""
     exponents = torch.randint(120, 130, (len(weight), weight.shape[1] // 32), dtype=torch.uint8)
     wide = spread(torch.exp2(exponents.float() - 127), weight, 1, 32)
     codes = float8(weight, wide)
@@ -75,7 +76,7 @@ def nibbles(codes: torch.Tensor, high_first: bool = False) -> torch.Tensor:
 
 
 def fp4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The nearest code of each number, and what it means."""
+    """Return the nearest code of each number and its value."""
     code = (weight.abs()[..., None] - FP4).abs().argmin(-1)
     return code + 8 * (weight < 0), FP4[code] * torch.where(weight < 0, -1.0, 1.0)
 
@@ -199,7 +200,7 @@ KEPT = {"int4": 4, "int4 of rows with zeros": 4, "int8 in words": 8, "int8": 8, 
 
 
 def quantize(folder: Path, case: str, text_only: str = "") -> Tensors:
-    """The checkpoint in `folder` with small weights; what its layers then mean, by their names."""
+    """Quantize the checkpoint in `folder`. Returns the dequantized weights by layer name."""
     recipe, write = CASES[case]
     torch.manual_seed(1)
     path, meant = folder / "model.safetensors", {}
@@ -220,7 +221,7 @@ def load(folder: Path, quantization: str = "none") -> Any:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_are_what_the_form_means(case: str, tiny_checkpoint: Callable[..., Path]) -> None:
+def test_weights_dequantize_as_the_format_defines(case: str, tiny_checkpoint: Callable[..., Path]) -> None:
     folder = tiny_checkpoint("llama")
     meant = quantize(folder, case)
     loaded = load(folder)
@@ -233,8 +234,8 @@ def test_weights_are_what_the_form_means(case: str, tiny_checkpoint: Callable[..
 
 
 @pytest.mark.parametrize("case", ["fp8 of a number", "fbgemm", "fp8 of rows", "mxfp8"])
-def test_fp8_is_kept_as_it_lies(case: str, tiny_checkpoint: Callable[..., Path]) -> None:
-    """Joined layers, too. Served on a GPU alone; the reference multiplies here."""
+def test_fp8_weights_are_kept_quantized(case: str, tiny_checkpoint: Callable[..., Path]) -> None:
+    """Includes fused layers. Only GPUs serve FP8; the reference is used here."""
     folder = tiny_checkpoint("llama")
     meant = quantize(folder, case)
     loaded = load(folder, "int4")
@@ -249,12 +250,12 @@ def test_fp8_is_kept_as_it_lies(case: str, tiny_checkpoint: Callable[..., Path])
 
 
 def keepers(module: Any) -> list[Any]:
-    """Linear layers with a weight of the file at hand."""
+    """Return the linear layers that keep a quantized weight of the file."""
     return [part for part in module.modules() if type(part) is torch.nn.Linear and filed_weight(part) is not None]
 
 
 @pytest.mark.parametrize("case", KEPT)
-def test_whole_numbers_are_kept_as_they_lie(case: str, tiny_checkpoint: Callable[..., Path]) -> None:
+def test_integer_weights_are_kept_quantized(case: str, tiny_checkpoint: Callable[..., Path]) -> None:
     folder = tiny_checkpoint("llama")
     quantize(folder, case)
     loaded = load(folder, "int4" if KEPT[case] == 4 else "int8")
@@ -264,7 +265,7 @@ def test_whole_numbers_are_kept_as_they_lie(case: str, tiny_checkpoint: Callable
     assert {part.bits for part in layers} == {KEPT[case]}
 
 
-def test_tiles_as_transformers_widens_them(tiny_checkpoint: Callable[..., Path]) -> None:
+def test_fp8_tiles_dequantize_like_transformers(tiny_checkpoint: Callable[..., Path]) -> None:
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     folder = tiny_checkpoint("llama", hidden_size=96, intermediate_size=160)
@@ -277,11 +278,11 @@ def test_tiles_as_transformers_widens_them(tiny_checkpoint: Callable[..., Path])
         tensors[name], tensors[f"{name}_scale_inv"] = codes, scale
         expected[name] = Fp8Dequantize(None)._dequantize_one(codes, scale, torch.float32)
     save_file(tensors, path, {"format": "pt"})
-    found = load(folder).module.state_dict()  # its configuration does not even say so
+    found = load(folder).module.state_dict()  # the configuration does not even mention the format
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_experts_of_gpt_oss(tiny_checkpoint: Callable[..., Path]) -> None:
+def test_gpt_oss_experts_dequantize_like_transformers(tiny_checkpoint: Callable[..., Path]) -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     folder = tiny_checkpoint("gpt_oss", intermediate_size=64)
@@ -304,7 +305,7 @@ def test_experts_of_gpt_oss(tiny_checkpoint: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("case", ["fp8 of tiles", "int4"])
-def test_experts_one_by_one(case: str, tiny_checkpoint: Callable[..., Path]) -> None:
+def test_experts_in_separate_tensors_are_dequantized(case: str, tiny_checkpoint: Callable[..., Path]) -> None:
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     folder = tiny_checkpoint("qwen3_moe", **sizes)
     meant = quantize(folder, case)
@@ -313,8 +314,8 @@ def test_experts_one_by_one(case: str, tiny_checkpoint: Callable[..., Path]) -> 
     torch.testing.assert_close(found["model.layers.1.mlp.experts.gate_up_proj"][:, 32:], torch.stack(up).float())
 
 
-def test_text_part_alone(tmp_path: Path) -> None:
-    """Its layers are kept as they lie, under other names than in the file."""
+def test_quantized_text_part_of_a_multimodal_model(tmp_path: Path) -> None:
+    """Its layers stay quantized, under other names than in the file."""
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -344,7 +345,7 @@ def test_text_part_alone(tmp_path: Path) -> None:
         ("int8", {"weight": torch.zeros(2, 64, 64).to(torch.int8)}, "weight is .2, 64, 64.: whole numbers"),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_inconsistent_tensor_is_named(
     case: str, change: dict[str, Any], words: str, tiny_checkpoint: Callable[..., Path]
 ) -> None:
     folder = tiny_checkpoint("llama")
@@ -371,7 +372,9 @@ def test_what_does_not_fit_is_named(
         ({"quant_method": "aqlm"}, "its weights are quantized with aqlm; GPTQ, AWQ, FP8, MXFP4"),
     ],
 )
-def test_refused_by_name(recipe: dict[str, Any], words: str, tiny_checkpoint: Callable[..., Path]) -> None:
+def test_unsupported_format_is_refused_by_name(
+    recipe: dict[str, Any], words: str, tiny_checkpoint: Callable[..., Path]
+) -> None:
     folder = tiny_checkpoint("llama")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": recipe}))

@@ -1,4 +1,4 @@
-"""Steps on paged blocks give what transformers' eager attention gives, whatever the plan."""
+"""Steps on paged blocks give the tokens of transformers' eager attention, whatever the schedule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _prompts(vocab_size: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_tokens_equal_eager_alone_together_in_chunks_and_preempted(
+def test_tokens_equal_eager_attention_for_any_schedule(
     model_type: str, tiny_loaded: Load, planned: Any, eager_tokens: Eager
 ) -> None:
     prompts = _prompts(320)
@@ -57,10 +57,10 @@ def test_tokens_equal_eager_alone_together_in_chunks_and_preempted(
 
 
 @pytest.mark.parametrize(("model_type", "kv_cache_dtype"), [("gemma2", "int8"), ("gpt_oss", "fp8")])
-def test_quantized_tokens_do_not_depend_on_the_batch_or_the_chunks(
+def test_quantized_cache_tokens_do_not_depend_on_batch_or_chunks(
     model_type: str, kv_cache_dtype: str, tiny_loaded: Load, planned: Any
 ) -> None:
-    """A prompt's own tokens are read back from the cache, too, so that cutting it elsewhere changes nothing."""
+    """A prompt's own tokens are read back from the cache too, so that other chunk borders change nothing."""
     prompts, loaded = _prompts(320), tiny_loaded(model_type)
     alone = []
     for prompt in prompts:
@@ -76,7 +76,7 @@ def test_quantized_tokens_do_not_depend_on_the_batch_or_the_chunks(
     assert pieces.run(max_chunk=5) == alone
 
 
-def test_what_is_fused(tiny_loaded: Load, planned: Any) -> None:
+def test_fused_parts_of_each_architecture(tiny_loaded: Load, planned: Any) -> None:
     found = {name: planned(tiny_loaded(name)).runner.fused for name in MODELS}
     packed = found["llama"].packed
     assert (
@@ -89,7 +89,7 @@ def test_what_is_fused(tiny_loaded: Load, planned: Any) -> None:
     assert found["gpt_oss"] == Fused(attentions=2, mlps=0, norms=5, layers=0, packed=packed, float32_residual=False)
 
 
-def test_logprobs_are_those_of_the_model(tiny_loaded: Load, planned: Any) -> None:
+def test_logprobs_equal_those_of_the_model(tiny_loaded: Load, planned: Any) -> None:
     run = planned(tiny_loaded("llama"))
     prompt = _prompts(320)[-1]
     request = run.add(prompt, 4, logprobs=3)
@@ -106,7 +106,7 @@ def test_logprobs_are_those_of_the_model(tiny_loaded: Load, planned: Any) -> Non
         assert [token for token, _ in details.top] == row.topk(3).indices.tolist()
 
 
-def test_a_step_that_samples_nothing_gives_nothing(tiny_loaded: Load, planned: Any) -> None:
+def test_step_without_a_sample_returns_nothing(tiny_loaded: Load, planned: Any) -> None:
     run = planned(tiny_loaded("qwen3"))
     request = run.add(_prompts(320)[-1], 1)
     run.step(max_chunk=6)
@@ -115,8 +115,8 @@ def test_a_step_that_samples_nothing_gives_nothing(tiny_loaded: Load, planned: A
     assert len(request.output_token_ids) == 1
 
 
-def test_copied_blocks_hold_what_their_sources_held(tiny_loaded: Load, planned: Any, eager_tokens: Eager) -> None:
-    """Copy on write: a fork goes on in copies, its parent's blocks are overwritten with NaN."""
+def test_copied_blocks_have_the_contents_of_their_sources(tiny_loaded: Load, planned: Any, eager_tokens: Eager) -> None:
+    """Copy on write: a fork continues in copies while its parent's blocks are overwritten with NaN."""
     prompt = _prompts(320)[-1]
     expected = eager_tokens(tiny_loaded("llama"), prompt, 6)
     run = planned(tiny_loaded("llama"))
@@ -145,10 +145,10 @@ def test_seeded_tokens_do_not_depend_on_the_batch(tiny_loaded: Load, planned: An
     crowd.step(max_chunk=2)
     crowd.preempt(crowd.requests[3])
     assert crowd.run(max_chunk=4)[3] == alone.run()[0]
-    assert len(set(crowd.requests[3].output_token_ids)) > 3, "it must not be greedy"
+    assert len(set(crowd.requests[3].output_token_ids)) > 3, "the tokens must not be greedy"
 
 
-def test_packed_weights_are_counted_once_and_tied_ones_twice(tiny_loaded: Load, planned: Any) -> None:
+def test_packed_weights_are_counted_once(tiny_loaded: Load, planned: Any) -> None:
     untied = tiny_loaded("llama")
     before = sum(parameter.nbytes for parameter in untied.module.parameters())
     assert planned(untied).runner.weights_bytes == pytest.approx(before, rel=0.01)

@@ -1,4 +1,4 @@
-"""The table of operations names what a runner runs: C functions are counted as they are called, linear layers seen."""
+"""The table of operations names what a runner uses: calls of C functions are counted, linear layers inspected."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ needs_library = pytest.mark.skipif(library() is None, reason="needs a C compiler
 
 @pytest.fixture
 def c_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Counts calls of the functions in C by their names."""
+    """Counts the calls of C functions by name."""
     calls: Counter[str] = Counter()
     found: Any = library()
 
@@ -61,7 +61,7 @@ def c_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def load_tiny(tiny_loaded: Load, tmp_path: Path) -> Load:
-    """Loads a tiny Llama with options of the engine."""
+    """Function that loads a tiny Llama with engine options."""
 
     def load(head_dim: int = 16, **options: Any) -> LoadedModel:
         tiny_loaded("llama", head_dim=head_dim)
@@ -73,7 +73,7 @@ def load_tiny(tiny_loaded: Load, tmp_path: Path) -> Load:
 
 
 def run_prompt_and_decodes(planned: Any, loaded: LoadedModel, calls: Counter[str], **options: Any) -> Any:
-    """Return a run of one request; `calls` are those of its steps alone, not of the checks at load."""
+    """Run one request and return the run; `calls` counts its steps only, not the checks at load."""
     run = planned(loaded, **options)
     calls.clear()
     run.add([5, 6, 7, 8, 9], 4, logprobs=None)
@@ -167,8 +167,8 @@ def test_table_says_why_c_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("capability", "linear"), [(90, "Triton"), (89, "timed at load")])
-def test_table_of_a_gpu(capability: int, linear: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing runs: only what is asked is known here."""
+def test_operation_table_of_a_gpu(capability: int, linear: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is run: the choices are only queried."""
     monkeypatch.setattr(product_choice, "compute_capability", lambda _: capability)
     monkeypatch.setattr("kvscope_kernels.quantized_linear.fp8.compute_capability", lambda _: capability)
     gpu = torch.device("cuda")

@@ -1,4 +1,4 @@
-"""How many blocks fit, and what is said when none does."""
+"""How many KV blocks fit, and the error if none does."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 BLOCK_BYTES = 2 * 2 * 16 * (2 * 16) * 4
-"""Two layers, keys and values, 16 slots, two heads of 16, float32."""
+"""Bytes of a block: keys and values of two layers, 16 slots, two heads of 16 dimensions, float32."""
 Load = Callable[..., LoadedModel]
 
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets how many bytes the device says are free."""
+    """Function that sets the free bytes of the device."""
     return lambda count: monkeypatch.setattr(pool_size_module, "free_bytes", lambda device: count)
 
 
@@ -37,7 +37,7 @@ def config(**options: Any) -> EngineConfig:
     return EngineConfig(model="any", device="cpu", **options)
 
 
-def test_default_is_a_quarter_of_what_is_free_up_to_512_mib(tiny_loaded: Load, free: Any) -> None:
+def test_default_pool_is_a_quarter_of_free_memory_up_to_512_mib(tiny_loaded: Load, free: Any) -> None:
     loaded = tiny_loaded("llama")
     free(400 * BLOCK_BYTES)
     assert pool_size(config(), loaded).num_blocks == 100
@@ -45,7 +45,7 @@ def test_default_is_a_quarter_of_what_is_free_up_to_512_mib(tiny_loaded: Load, f
     assert pool_size(config(), loaded).num_blocks == (512 << 20) // BLOCK_BYTES
 
 
-def test_what_was_asked_for_is_what_is_taken(tiny_loaded: Load, free: Any) -> None:
+def test_requested_pool_size_is_used(tiny_loaded: Load, free: Any) -> None:
     loaded = tiny_loaded("llama")
     free(1000 * BLOCK_BYTES)
     assert pool_size(config(num_gpu_blocks_override=700), loaded).num_blocks == 700
@@ -54,14 +54,14 @@ def test_what_was_asked_for_is_what_is_taken(tiny_loaded: Load, free: Any) -> No
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
-def test_a_quantized_cache_holds_more_blocks(kv_cache_dtype: str, tiny_loaded: Load, free: Any) -> None:
-    """16 numbers of a byte and a scale of 4 where there were 64 bytes."""
+def test_quantized_cache_holds_more_blocks(kv_cache_dtype: str, tiny_loaded: Load, free: Any) -> None:
+    """16 one-byte numbers and a 4-byte scale replace 64 bytes."""
     free(1000 * BLOCK_BYTES)
     options = {"kv_memory_bytes": 5 * BLOCK_BYTES, "kv_cache_dtype": kv_cache_dtype}
     assert pool_size(config(**options), tiny_loaded("llama")).num_blocks == 5 * 64 // 20
 
 
-def test_more_than_there_is_is_refused_with_the_numbers(tiny_loaded: Load, free: Any) -> None:
+def test_pool_larger_than_free_memory_is_refused_with_sizes(tiny_loaded: Load, free: Any) -> None:
     loaded = tiny_loaded("llama")
     free(1000 * BLOCK_BYTES)
     with pytest.raises(BadInput, match=r"--num-gpu-blocks-override asks for 1001 blocks .* MiB are free on cpu"):
@@ -72,15 +72,15 @@ def test_more_than_there_is_is_refused_with_the_numbers(tiny_loaded: Load, free:
         pool_size(config(kv_memory_bytes=5), loaded)
 
 
-def test_no_free_memory_at_start(tiny_loaded: Load, free: Any) -> None:
+def test_insufficient_memory_at_the_start_is_reported(tiny_loaded: Load, free: Any) -> None:
     loaded = tiny_loaded("llama")
     free(2 * BLOCK_BYTES)
     with pytest.raises(KvscopeError, match=r"no memory for the KV cache: 0 MiB are left .* one block takes 0\.01 MiB"):
         pool_size(config(), loaded)
 
 
-class Card:
-    """A GPU of 1 GiB, of which nothing is taken."""
+class FakeCudaMemory:
+    """Memory of an unused GPU with 1 GiB."""
 
     total_bytes = 1 << 30
     num_multiprocessors = 132
@@ -111,20 +111,20 @@ class Card:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
-def test_states_of_recurrent_layers_and_blocks_share_what_is_left(family: str, tmp_path: Path) -> None:
+def test_recurrent_states_and_blocks_share_the_remaining_memory(family: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(recurrent_config(family).to_dict() | {"architectures": None}, default=str))
     asked = config(dtype="float32", max_num_batched_tokens=64, max_num_seqs=8, max_model_len=256, enforce_eager=True)
     loaded = load_model(replace(asked, model=f"dummy:{path}"), lambda _: None)
     check_hook(loaded.module)
     one_state = state_bytes(recurrent_layers(loaded.module).states)
-    size = pool_size(asked, loaded, Card())
+    size = pool_size(asked, loaded, FakeCudaMemory())
     assert size.plan is not None
     assert size.num_states == 2 * 8 + 1, "one a request, as many for prefixes, and one to copy from"
     one_block = 2 * 2 * 16 * (2 * 8) * 4 if family == "qwen3_next" else 0
     left = size.plan.kv - size.num_states * one_state
     assert size.num_blocks == (left // one_block if one_block else 17 * 256 // 16)
-    few = pool_size(replace(asked, kv_memory_bytes=10 * one_state + one_block), loaded, Card())
+    few = pool_size(replace(asked, kv_memory_bytes=10 * one_state + one_block), loaded, FakeCudaMemory())
     assert few.num_states == (5 if one_block else 10)
     with pytest.raises(KvscopeError, match=r"one request's state of its recurrent layers takes"):
-        pool_size(replace(asked, kv_memory_bytes=one_state), loaded, Card())
+        pool_size(replace(asked, kv_memory_bytes=one_state), loaded, FakeCudaMemory())

@@ -1,4 +1,4 @@
-"""What is set aside for steps is what they take: partial results, logits of graphs, the step's buffer."""
+"""Memory reserved for steps equals what they use: partial results, logits of graphs, and the step's buffer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kvscope_kernels.decode import plan
 from kvscope_telemetry.engine_config import EngineConfig
 
 PROCESSORS = Processors(num_multiprocessors=132, capability=90)
-"""What the launchers take a CPU for."""
+"""Number of processors that the launchers assume for a CPU."""
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64, element_bytes=2)
 
 
@@ -57,8 +57,9 @@ def partials_of_a_launch(
     windows: tuple[int, ...] = (0,),
     heads: HeadShape = HEADS,
 ) -> int:
-    """Bytes that a launcher makes for partial results, decode's or that of short runs; its kernels are stood in for.
-    Or for the sums of blocks, of a decode that is measured. Of a step's layers, one of each window."""
+    """Return the bytes of partial results that a launcher allocates, for decode or short runs, or of block sums for a
+    measured decode. The kernels are stubs. Counts one layer per window.
+    """
     module = paged_decode_attention if num_queries == 1 else paged_prefill_attention
     plans = plan.DecodePlans()
 
@@ -95,10 +96,10 @@ def partials_of_a_launch(
 
 
 @pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), [(1, 100), (8, 4096), (70, 1 << 17)])
-def test_partials_are_those_of_the_largest_launch(
+def test_partial_results_are_reserved_for_the_largest_launch(
     monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, max_request_tokens: int
 ) -> None:
-    """Of decodes, and of short runs beside them."""
+    """For decodes, and for short runs next to them."""
     most = split_partials_bytes(limits(max_num_seqs, max_request_tokens), HEADS, PROCESSORS)
     sizes, lengths = {*captured_sizes(max_num_seqs), 65, 66} - {*range(max_num_seqs + 1, 99)}, (64, 2048, 1 << 20)
     launches = [
@@ -116,7 +117,7 @@ def test_partials_are_those_of_the_largest_launch(
 
 @pytest.mark.parametrize("windows", [(0, 1024), (1024, 4096), (0, 100, 5000)], ids=str)
 @pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), [(8, 4096), (32, 1 << 17)])
-def test_layers_of_each_window_have_partials_of_their_own(
+def test_layers_of_each_window_have_their_own_partial_results(
     monkeypatch: pytest.MonkeyPatch, max_num_seqs: int, max_request_tokens: int, windows: tuple[int, ...]
 ) -> None:
     heads = replace(HEADS, windows=windows)
@@ -140,7 +141,7 @@ SIZES = [(1, 100), (8, 4096), (70, 1 << 17), (256, 1 << 17)]
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("head_dim", [64, 256], ids=lambda dim: f"tiles for {dim}")
 @pytest.mark.parametrize(("max_num_seqs", "max_request_tokens"), SIZES)
-def test_sums_of_blocks_are_counted_where_attention_is_measured(
+def test_block_sums_are_reserved_if_attention_is_measured(
     monkeypatch: pytest.MonkeyPatch,
     max_num_seqs: int,
     max_request_tokens: int,
@@ -148,7 +149,9 @@ def test_sums_of_blocks_are_counted_where_attention_is_measured(
     block_size: int,
     windows: tuple[int, ...],
 ) -> None:
-    """With rows for every layer to add to, in graphs and without, and those on their way down: never less."""
+    """Includes the rows that every layer adds to, with and without graphs, and those being read back; never less than
+    needed.
+    """
     most = limits(max_num_seqs, max_request_tokens, block_size=block_size)
     heads = replace(HEADS, windows=windows, head_dim=head_dim)
     config = EngineConfig(model="any", page_heat=1, enforce_eager=True)
@@ -163,17 +166,17 @@ def test_sums_of_blocks_are_counted_where_attention_is_measured(
     with_graphs = shares_bytes(replace(config, enforce_eager=False), most, heads, PROCESSORS)
     assert with_graphs - counted == counted - 4 * table, "a graph's layers have theirs in its own memory"
     of_groups = shares_bytes(config, replace(most, num_groups=3), heads, PROCESSORS)
-    assert of_groups - counted == (5 * 3 - 4) * table, "put together before they come down"
+    assert of_groups - counted == (5 * 3 - 4) * table, "shares are merged before they are read back"
     assert shares_bytes(EngineConfig(model="any"), most, heads, PROCESSORS) == 0
 
 
-def test_tensors_of_graphs_are_those_of_the_largest_batch() -> None:
+def test_graph_tensors_have_the_size_of_the_largest_batch() -> None:
     assert graph_tensor_bytes(limits(20, 4096), 1000) == 4 * 20 * (1000 + 4096 // 16)
     assert graph_tensor_bytes(limits(1000, 4096), 1000) == 4 * 256 * (1000 + 4096 // 16)
 
 
-def test_graphs_around_attention_are_counted_unless_there_are_none(tiny_loaded: Callable[..., Any]) -> None:
-    """With what crosses between them and attention: (512, heads, dim) thrice, in float32."""
+def test_piecewise_graphs_are_reserved_unless_disabled(tiny_loaded: Callable[..., Any]) -> None:
+    """Includes the tensors between graphs and attention: three of (512, heads, dim) in float32."""
     loaded = tiny_loaded("llama")
 
     def graphs(**options: Any) -> int:
@@ -189,8 +192,8 @@ def test_graphs_around_attention_are_counted_unless_there_are_none(tiny_loaded: 
 
 
 @pytest.mark.parametrize("max_request_tokens", [100, 1 << 16])
-def test_the_largest_step_fits_the_buffer(max_request_tokens: int) -> None:
-    """Its inputs, and beside them what is set aside for sampling."""
+def test_largest_step_fits_the_buffer(max_request_tokens: int) -> None:
+    """Includes its inputs and the memory reserved for sampling."""
     most, num_seqs = limits(8, max_request_tokens), 8
     taken = 0
 

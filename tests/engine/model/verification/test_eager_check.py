@@ -1,4 +1,4 @@
-"""The check at load notices what would make paged attention wrong, in 32 and in 16 bits."""
+"""The check at load detects whatever would make paged attention wrong, in 32 and in 16 bits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
 
 
 def make(dtype: torch.dtype = torch.float32, model_type: str = "mistral", **changes: Any) -> nn.Module:
-    """A tiny random model whose attention is neither flat nor a single token's."""
+    """Return a tiny random model whose attention is neither uniform nor on a single token."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -45,7 +45,7 @@ def make(dtype: torch.dtype = torch.float32, model_type: str = "mistral", **chan
 
 
 def with_attention(change: Callable[[AttentionArgs], AttentionArgs]) -> Ops:
-    """The operations of a CPU, attention being called with changed arguments."""
+    """Return the operations of a CPU with changed attention arguments."""
 
     def changed(attend: Any) -> Any:
         def call(args: AttentionArgs, *others: Any) -> torch.Tensor:
@@ -72,7 +72,9 @@ def widen_the_window(args: AttentionArgs) -> AttentionArgs:
 
 
 def llama4(dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
-    """Chunks, and a temperature in its last layer, both far longer than the check's sequences."""
+    """Return a model with chunked attention, and a temperature in its last layer, both with lengths far beyond the
+    check's sequences.
+    """
     sizes = {"intermediate_size_mlp": 96, "num_local_experts": 2, "sliding_window": None, "no_rope_layers": [1, 0]}
     return make(dtype, "llama4_text", **(sizes | {"attention_chunk_size": 1024, "floor_scale": 1024} | changes))
 
@@ -99,7 +101,7 @@ def shift_a_slot() -> Ops:
 
 
 def lose_a_split() -> Ops:
-    """Of a decode, the tokens before the last block."""
+    """Return operations that drop the tokens before the last block of a decode."""
     ops = ops_for("cpu")
     size = check_block_size(torch.device("cpu"))
 
@@ -111,7 +113,7 @@ def lose_a_split() -> Ops:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_sound_model_is_served(dtype: torch.dtype) -> None:
+def test_correct_model_is_accepted(dtype: torch.dtype) -> None:
     assert len(check_hook(make(dtype))) == 2
     assert len(check_hook(make(dtype, "gemma2", query_pre_attn_scalar=16))) == 2
 
@@ -122,7 +124,7 @@ def test_a_sound_model_is_served(dtype: torch.dtype) -> None:
     [with_attention(swap_two_blocks), with_attention(scale_by_more), with_attention(widen_the_window), shift_a_slot()],
     ids=["swapped blocks", "scale", "window", "slot"],
 )
-def test_a_fault_of_attention_is_noticed(ops: Ops, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_attention_arguments_are_detected(ops: Ops, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager_check, "ops_for", lambda _: ops)
     with pytest.raises(BadInput, match="does not give what eager attention gives"):
         check_hook(make(dtype))
@@ -130,7 +132,7 @@ def test_a_fault_of_attention_is_noticed(ops: Ops, dtype: torch.dtype, monkeypat
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("change", [read_chunks_as_windows, read_the_chunk_before])
-def test_a_fault_of_chunks_is_noticed(change: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_chunks_are_detected(change: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     module = llama4(dtype)
     monkeypatch.setattr(eager_check, "ops_for", lambda _: with_attention(change))
     with pytest.raises(BadInput, match="does not give what eager attention gives"):
@@ -138,16 +140,16 @@ def test_a_fault_of_chunks_is_noticed(change: Any, dtype: torch.dtype, monkeypat
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_chunks_and_a_temperature_are_served(dtype: torch.dtype) -> None:
+def test_chunked_attention_with_a_temperature_is_accepted(dtype: torch.dtype) -> None:
     module: Any = llama4(dtype)
     options = [call.options for call in check_hook(module)]
     assert [(each.sliding_window, each.is_chunked) for each in options] == [(1024, True), (None, False)]
     lengths = (module.config.attention_chunk_size, module.model.layers[1].self_attn.floor_scale)
-    assert lengths == (1024, 1024), "short in the check alone"
+    assert lengths == (1024, 1024), "lengths must be shortened during the check only"
 
 
-def test_a_temperature_of_wrong_positions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places in the batch, as transformers itself would count them there."""
+def test_temperature_of_wrong_positions_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulates positions counted within the batch, as transformers would."""
     monkeypatch.setattr(GivenPositions, "get_seq_length", count_from_the_batch)
     with pytest.raises(BadInput, match="does not give what eager attention gives"):
         check_hook(llama4(attn_scale=0.5))
@@ -159,21 +161,21 @@ def count_from_the_batch(given: GivenPositions, _: int = 0) -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_lost_split_of_a_decode_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_split_of_a_decode_is_detected(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager_check, "ops_for", lambda _: lose_a_split())
     with pytest.raises(BadInput, match="does not give what eager attention gives"):
         check_hook(make(dtype, sliding_window=None))
 
 
-def test_windows_are_short_in_the_check_alone() -> None:
+def test_windows_are_shortened_during_the_check_only() -> None:
     module = make()
     calls = check_hook(module)
     assert {call.options.sliding_window for call in calls} == {1024}
     assert module.config.sliding_window == 1024  # type: ignore[union-attr]
 
 
-def test_a_position_far_out_that_is_taken_wrongly_is_noticed() -> None:
-    """Positions beyond 4,000 come out as 4,000: nothing a short sequence from 0 on would show."""
+def test_wrong_large_position_is_detected() -> None:
+    """Positions beyond 4,000 are clamped to 4,000, which short sequences from 0 would not show."""
     module: Any = make()
     rotary = module.model.rotary_emb
     forward = rotary.forward
@@ -188,7 +190,7 @@ def test_a_position_far_out_that_is_taken_wrongly_is_noticed() -> None:
         check_hook(module)
 
 
-def test_the_script_covers_what_the_check_claims() -> None:
+def test_check_sequences_cover_prefill_decode_and_scaling() -> None:
     config: Any = make(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, **ORIGINAL}).config
     sequences = check_sequences(config, torch.device("cpu"))
     steps = list(check_steps(sequences))
@@ -205,20 +207,20 @@ ORIGINAL = {"original_max_position_embeddings": 1024}
 
 
 def trace_of(attended: torch.Tensor) -> Trace:
-    """Of one layer, the rest of it always the same."""
+    """Return the trace of a layer whose other outputs are constant."""
     rest = torch.ones(len(attended), 8)
     heads = rest[:, None].bfloat16()
     return Trace(inputs={0: rest}, attended={0: attended}, heads={0: heads}, logits=rest)
 
 
 def elsewhere(attended: torch.Tensor, *tokens: int) -> torch.Tensor:
-    """These tokens went to another expert."""
+    """Emulate tokens that were routed to another expert."""
     moved = attended.clone()
     moved[list(tokens)] = moved[list(tokens)].flip(-1)
     return moved
 
 
-def test_a_few_tokens_that_a_last_bit_sends_elsewhere_are_no_fault() -> None:
+def test_few_tokens_rerouted_by_rounding_are_accepted() -> None:
     plain = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
     actual = trace_of(elsewhere(plain, 3))
     calm, restless = trace_of(elsewhere(plain, 3) * 1.001), trace_of(elsewhere(plain, 3, 20))
@@ -232,7 +234,7 @@ def test_a_few_tokens_that_a_last_bit_sends_elsewhere_are_no_fault() -> None:
     assert eager_check.first_fault(lost, trace_of(plain), moved=[lost]) != ""
 
 
-def test_a_nudge_is_the_next_number() -> None:
+def test_nudge_changes_each_number_by_one_unit() -> None:
     values = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     moved = nudged(trace_of(values), torch.bfloat16, seed=1).inputs[0]
     assert bool((moved.bfloat16() != trace_of(values).inputs[0]).all())

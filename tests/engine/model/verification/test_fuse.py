@@ -1,4 +1,4 @@
-"""Fused and packed parts equal what they replace; what only looks alike is left as it came."""
+"""Fused and packed parts equal what they replace; parts that only look alike are left alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Load = Callable[..., LoadedModel]
 
 
 def logits_of(module: Any, num_tokens: int = 6) -> torch.Tensor:
-    """With attention that is a fixed function of its layer, for more tokens than the trial knew."""
+    """Return logits with attention that is a fixed function of its layer, for more tokens than the trial used."""
     positions = torch.arange(num_tokens)[None] * 3
     with torch.inference_mode():
         logits: torch.Tensor = module(
@@ -40,7 +40,7 @@ def logits_of(module: Any, num_tokens: int = 6) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_logits_are_those_of_the_plain_model(model_type: str, tiny_loaded: Load) -> None:
+def test_fused_logits_equal_the_plain_model(model_type: str, tiny_loaded: Load) -> None:
     module = tiny_loaded(model_type).module
     expected = logits_of(module)
     fused = fuse_model(module)
@@ -48,7 +48,7 @@ def test_logits_are_those_of_the_plain_model(model_type: str, tiny_loaded: Load)
     torch.testing.assert_close(logits_of(module), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_bfloat16_differs_by_rounding_alone(tiny_loaded: Load) -> None:
+def test_fused_bfloat16_differs_only_by_rounding(tiny_loaded: Load) -> None:
     module = tiny_loaded("llama").module
     exact = logits_of(module)
     plain = logits_of(module.to(torch.bfloat16)).float()
@@ -60,11 +60,11 @@ def test_bfloat16_differs_by_rounding_alone(tiny_loaded: Load) -> None:
 
 
 @pytest.mark.parametrize("where", ["norm", "embed_tokens"])
-def test_a_residual_in_float32_that_is_not_taken_stays_as_it_was(where: str, tiny_loaded: Load) -> None:
+def test_float32_residual_is_not_used_if_a_part_does_not_accept_it(where: str, tiny_loaded: Load) -> None:
     module: Any = tiny_loaded("llama").module.to(torch.bfloat16)
-    if where == "norm":  # what follows the layers takes no other type
+    if where == "norm":  # the norm after the layers accepts no other dtype
         module.model.norm = nn.LayerNorm(64, dtype=torch.bfloat16)
-    else:  # what goes before is none of our business
+    else:  # the embedding before the layers may have any dtype
         module.model.embed_tokens.register_forward_hook(lambda part, args, output: output * 2)
     expected = logits_of(module).float()
     fused = fuse_model(module)
@@ -73,24 +73,24 @@ def test_a_residual_in_float32_that_is_not_taken_stays_as_it_was(where: str, tin
     assert float(difference) <= 0.02 * float(expected.square().mean().sqrt())
 
 
-def test_a_model_fused_without_packing_is_the_same(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fusing_without_packing_gives_the_same_logits(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvscope_engine.model.verification.fuse.can_pack", lambda dtype, device: False)
     module = tiny_loaded("qwen3").module
     expected, before = logits_of(module), weights_bytes(module)
     assert not fuse_model(module).packed
     assert not any(isinstance(part, PackedLinear) for part in module.modules())
     torch.testing.assert_close(logits_of(module), expected, rtol=1e-4, atol=1e-4)
-    assert weights_bytes(module) == pytest.approx(before, rel=0.01)  # but for the norms that were joined
+    assert weights_bytes(module) == pytest.approx(before, rel=0.01)  # except for the fused norms
 
 
-def test_plain_weights_are_given_up(tiny_loaded: Load) -> None:
+def test_plain_weights_are_freed_after_packing(tiny_loaded: Load) -> None:
     module = tiny_loaded("llama").module
     before = weights_bytes(module)
     if not fuse_model(module).packed:
         pytest.skip("this CPU has no packed layers")
     left = sum(parameter.numel() for parameter in module.parameters())
     assert left == 320 * 64 + 5 * 64, "the embedding and the norms"
-    assert weights_bytes(module) == pytest.approx(before, rel=0.01)  # but for the norms that were joined
+    assert weights_bytes(module) == pytest.approx(before, rel=0.01)  # except for the fused norms
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_plain_weights_are_given_up(tiny_loaded: Load) -> None:
         ("input_layernorm", lambda module, x: nn.functional.layer_norm(x, x.shape[-1:], module.weight)),
     ],
 )
-def test_what_only_looks_alike_is_left(where: str, change: Any, tiny_loaded: Load) -> None:
+def test_part_that_only_looks_alike_is_not_fused(where: str, change: Any, tiny_loaded: Load) -> None:
     module: Any = tiny_loaded("llama").module
     odd = getattr(module.model.layers[0], where)
     odd.forward = lambda x: change(odd, x)
@@ -111,7 +111,7 @@ def test_what_only_looks_alike_is_left(where: str, change: Any, tiny_loaded: Loa
     torch.testing.assert_close(logits_of(module), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_an_attention_that_scales_its_keys_is_left(tiny_loaded: Load) -> None:
+def test_attention_with_a_hook_is_not_fused(tiny_loaded: Load) -> None:
     module: Any = tiny_loaded("llama").module
     odd = module.model.layers[1].self_attn
     odd.k_proj.register_forward_hook(lambda part, args, output: output * 1.5)
@@ -120,7 +120,7 @@ def test_an_attention_that_scales_its_keys_is_left(tiny_loaded: Load) -> None:
     torch.testing.assert_close(logits_of(module), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_modules_called_twice_are_not_kept(tiny_loaded: Load) -> None:
+def test_module_that_is_called_twice_is_not_fused(tiny_loaded: Load) -> None:
     module: Any = tiny_loaded("llama").module
     layers = module.model.layers
     layers[1].mlp = layers[0].mlp
@@ -131,7 +131,7 @@ def test_modules_called_twice_are_not_kept(tiny_loaded: Load) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("biases", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("packed", [True, False])
-def test_joined_layers_equal_their_parts(dtype: torch.dtype, biases: tuple[bool, ...], packed: bool) -> None:
+def test_fused_linear_equals_its_parts(dtype: torch.dtype, biases: tuple[bool, ...], packed: bool) -> None:
     if packed and not can_pack(dtype, CPU):
         pytest.skip("this CPU has no packed layers")
     torch.manual_seed(0)
@@ -148,7 +148,7 @@ def test_joined_layers_equal_their_parts(dtype: torch.dtype, biases: tuple[bool,
 
 
 @pytest.mark.parametrize("family", ["rwkv", "granitemoehybrid"])
-def test_linears_that_run_in_another_order_than_they_stand_are_packed(family: str) -> None:
+def test_linears_that_run_in_another_order_are_packed(family: str) -> None:
     module = recurrent_model(family)
     if not fuse_model(module).packed:
         pytest.skip("this CPU has no packed layers")
@@ -187,7 +187,7 @@ def test_norm_equals_its_formula(dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5 if dtype == torch.float32 else 8e-3, atol=1e-5)
 
 
-def test_close_sees_what_differs() -> None:
+def test_comparison_detects_differences() -> None:
     one = torch.randn(3, 5)
     assert close((one, None), (one + 1e-6, None))
     assert not close((one, None), (one * 1.01, None))

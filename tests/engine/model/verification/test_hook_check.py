@@ -1,4 +1,4 @@
-"""Models that our attention cannot serve are refused by name, those that it can are measured."""
+"""Models that our attention cannot serve are refused by name; others are measured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES: dict[str, Any] = {
 
 
 def make(model_type: str, **changes: Any) -> nn.Module:
-    """A tiny model made without our loader, which would refuse some of these before."""
+    """Return a tiny model made without our loader, which would refuse some of these."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -39,7 +39,7 @@ def make(model_type: str, **changes: Any) -> nn.Module:
 
 
 def why_not_ours(module: nn.Module) -> str:
-    """Why our attention does not run in it: it is refused, or run by transformers' own code."""
+    """Return why our attention does not run: the model is refused, or run by transformers' own code."""
     try:
         check_hook(module)
     except BadInput as error:
@@ -48,7 +48,7 @@ def why_not_ours(module: nn.Module) -> str:
     return own.why if own is not None else ""
 
 
-def test_how_each_layer_calls_is_found(tiny_loaded: Callable[..., LoadedModel]) -> None:
+def test_attention_options_of_each_layer_are_found(tiny_loaded: Callable[..., LoadedModel]) -> None:
     module = tiny_loaded("gemma2").module
     calls = check_hook(module)
     assert [call.layer for call in calls] == [0, 1]
@@ -57,7 +57,7 @@ def test_how_each_layer_calls_is_found(tiny_loaded: Callable[..., LoadedModel]) 
         AttentionOptions(scale=0.25, sliding_window=8, softcap=50.0),
         AttentionOptions(scale=0.25, sliding_window=None, softcap=50.0),
     ]
-    assert check_hook(module) is calls, "asked again, it is not run again"
+    assert check_hook(module) is calls, "the result must be cached"
     sinks = check_hook(tiny_loaded("gpt_oss").module)[0].options.sinks
     assert sinks is not None
     assert sinks.shape == (4,)
@@ -70,12 +70,12 @@ def test_how_each_layer_calls_is_found(tiny_loaded: Callable[..., LoadedModel]) 
         ("openai-gpt", {"n_layer": 2, "n_head": 4}, r"OpenAIGPTLMHeadModel is not supported"),
     ],
 )
-def test_what_cannot_be_served_is_refused_by_name(model_type: str, changes: dict[str, Any], reason: str) -> None:
+def test_unsupported_model_is_refused_by_name(model_type: str, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         check_hook(make(model_type, **changes))
 
 
-def test_an_encoder_decoder_is_refused() -> None:
+def test_encoder_decoder_is_refused() -> None:
     module = make("llama")
     module.config.is_encoder_decoder = True  # type: ignore[union-attr]
     with pytest.raises(BadInput, match=r"LlamaForCausalLM is not supported: it is an encoder-decoder"):
@@ -86,13 +86,13 @@ def attention_of(module: Any, layer: int) -> Any:
     return module.model.layers[layer].self_attn
 
 
-def test_a_layer_that_does_not_reach_the_hook_is_seen() -> None:
+def test_layer_that_does_not_call_attention_is_detected() -> None:
     module = make("llama")
     attention_of(module, 1).forward = lambda hidden_states, **_: (hidden_states, None)
     assert re.search(r"1 of its 2 layers", why_not_ours(module))
 
 
-def test_a_layer_that_attends_twice_is_seen() -> None:
+def test_layer_that_attends_twice_is_detected() -> None:
     module = make("llama")
     attention = attention_of(module, 0)
     forward = attention.forward
@@ -108,7 +108,7 @@ def test_a_layer_that_attends_twice_is_seen() -> None:
         ({"paged": None}, "does not pass keywords on"),
     ],
 )
-def test_keywords_that_change_attention_are_refused(added: dict[str, Any], reason: str) -> None:
+def test_unsupported_attention_argument_is_refused(added: dict[str, Any], reason: str) -> None:
     module = make("llama")
     attention = attention_of(module, 1)
     forward = attention.forward
@@ -116,7 +116,7 @@ def test_keywords_that_change_attention_are_refused(added: dict[str, Any], reaso
     assert re.search(reason, why_not_ours(module))
 
 
-def test_a_mask_of_its_own_is_refused() -> None:
+def test_custom_mask_is_refused() -> None:
     module = make("llama")
     attention = attention_of(module, 0)
     forward = attention.forward
@@ -124,7 +124,7 @@ def test_a_mask_of_its_own_is_refused() -> None:
     assert re.search("a mask of its own", why_not_ours(module))
 
 
-def test_a_window_that_lives_in_the_mask_alone_is_refused() -> None:
+def test_window_that_is_only_in_the_mask_is_refused() -> None:
     module = make("mistral", sliding_window=3)
     for layer in range(2):
         attention = attention_of(module, layer)
@@ -136,7 +136,7 @@ def test_a_window_that_lives_in_the_mask_alone_is_refused() -> None:
 
 
 def _without_window(attention: Any, forward: Any) -> Any:
-    """Mistral's attention reads the window from its config: show it one without."""
+    """Mistral's attention reads the window from its configuration: give it one without."""
 
     def without(**kwargs: Any) -> Any:
         from copy import copy
@@ -152,8 +152,8 @@ def _without_window(attention: Any, forward: Any) -> Any:
     return without
 
 
-def test_a_model_that_ignores_positions_differs_from_eager() -> None:
-    """It counts its tokens from 0 in every call, as one does whose positions come from a cache it does not get."""
+def test_model_that_ignores_positions_is_refused() -> None:
+    """It counts tokens from 0 in every call, like a model that takes positions from a missing cache."""
     module: Any = make("llama")
     rotary = module.model.rotary_emb
     forward = rotary.forward
@@ -163,7 +163,7 @@ def test_a_model_that_ignores_positions_differs_from_eager() -> None:
 
 
 @pytest.mark.parametrize(("value", "what"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
-def test_a_weight_that_is_no_number_is_named(value: float, what: str) -> None:
+def test_weight_with_nan_or_infinity_is_named(value: float, what: str) -> None:
     module = make("llama")
     attention_of(module, 1).k_proj.weight.data[3, 4] = value
     with pytest.raises(BadInput, match=rf"its weight model\.layers\.1\.self_attn\.k_proj\.weight holds {what}"):
@@ -178,14 +178,14 @@ def test_a_weight_that_is_no_number_is_named(value: float, what: str) -> None:
         ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": -1}),
     ],
 )
-def test_numbers_that_cannot_be_are_one_line(model_type: str, changes: dict[str, Any]) -> None:
+def test_failing_trial_run_is_refused_in_one_line(model_type: str, changes: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match="a trial run failed") as refused:
         check_hook(make(model_type, **changes))
     assert "\n" not in str(refused.value)
 
 
-def test_a_window_that_never_ends_is_none() -> None:
-    """PhiMoE has one as long as its context, and passes it to nobody."""
+def test_window_as_long_as_the_context_is_ignored() -> None:
+    """PhiMoE has such a window and does not pass it to attention."""
     options = {"num_local_experts": 2, "num_experts_per_tok": 2, "max_position_embeddings": 64}
     assert len(check_hook(make("phimoe", sliding_window=64, **options))) == 2
     module = make("phimoe", sliding_window=63, **options)

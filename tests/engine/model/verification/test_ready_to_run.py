@@ -1,4 +1,4 @@
-"""What a loaded model is made into: proven, its head in float32, its parts joined; once."""
+"""Preparing a loaded model: verified, float32 logits, fused parts; done once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_logits_of_sixteen_bits_are_float32(tiny_loaded: Callable[..., LoadedModel], dtype: torch.dtype) -> None:
-    """In 16 bits the likeliest tokens tie, and the lower number wins, whatever it says."""
+def test_sixteen_bit_models_get_float32_logits(tiny_loaded: Callable[..., LoadedModel], dtype: torch.dtype) -> None:
+    """In 16 bits the most likely tokens tie, and the lower token id would win."""
     module: Any = tiny_loaded("llama").module.to(dtype)
     found = make_ready_to_run(module)
     assert found.layers == 2
@@ -23,7 +23,7 @@ def test_logits_of_sixteen_bits_are_float32(tiny_loaded: Callable[..., LoadedMod
     assert make_ready_to_run(module) is found
 
 
-def test_a_float32_model_keeps_its_head(tiny_loaded: Callable[..., LoadedModel]) -> None:
+def test_float32_model_keeps_its_head(tiny_loaded: Callable[..., LoadedModel]) -> None:
     module: Any = tiny_loaded("llama").module
     make_ready_to_run(module)
     assert not isinstance(module.get_output_embeddings(), Float32Head)

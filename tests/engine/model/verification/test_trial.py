@@ -1,4 +1,4 @@
-"""A replacement is tried where a few tokens at small positions would show nothing."""
+"""Replacements are tried with large values and positions, where a few tokens at small positions would show nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from kvscope_engine.model.verification.check_script import far_positions
 from kvscope_engine.model.verification.trial import POSITIONS, ModuleCall, Trial, TrialContext, run_trial
 
 
-def test_it_goes_to_the_last_position_and_past_where_scaling_starts(tiny_loaded: Callable[..., LoadedModel]) -> None:
+def test_trial_includes_the_last_position_and_those_beyond_rope_scaling(
+    tiny_loaded: Callable[..., LoadedModel],
+) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
     module: Any = tiny_loaded("llama", rope_parameters=rope).module
     assert far_positions(module.config) == (64, 129, 255)
@@ -23,22 +25,22 @@ def test_it_goes_to_the_last_position_and_past_where_scaling_starts(tiny_loaded:
     assert positions.tolist() == [[*POSITIONS, 64, 129, 255]]
 
 
-class Saturating(nn.Module):
-    """Linear but for numbers far from zero, by an operation of no list."""
+class SaturatingModule(nn.Module):
+    """Linear except for large numbers, by an unlisted operation."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x / 1000) * 1000
 
 
-class Clamping(nn.Module):
-    """A bound that a thousand times the trial's numbers do not reach."""
+class ClampingModule(nn.Module):
+    """Has a bound that even a thousand times the trial's numbers do not reach."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.clamp(-1e9, 1e9)
 
 
-@pytest.mark.parametrize("original", [Saturating(), Clamping()], ids=["at large numbers", "by name"])
-def test_what_its_numbers_do_not_show_is_noticed(original: nn.Module) -> None:
+@pytest.mark.parametrize("original", [SaturatingModule(), ClampingModule()], ids=["at large numbers", "by name"])
+def test_difference_beyond_the_trial_values_is_detected(original: nn.Module) -> None:
     x = torch.linspace(-2, 2, 64)
     trial = Trial(TrialContext(), {original: ModuleCall((x,), {}, original(x))})
     assert trial.proves(original, original.forward)

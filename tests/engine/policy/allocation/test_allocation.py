@@ -1,4 +1,4 @@
-"""Paged allocation: any block for anybody."""
+"""Paged allocation: any free block for any request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvscope_engine.policy.request import Request
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
-def test_paged_takes_from_the_pool_and_gives_back() -> None:
+def test_paged_allocation_takes_blocks_and_returns_them() -> None:
     pool = BlockPool(4, 2)
     policy: AllocationPolicy = PagedAllocation(pool)
     request = Request(9, "r9", [1], ResolvedSampling(), 1, 0)

@@ -1,4 +1,4 @@
-"""Policies by name, and what is refused."""
+"""Allocation policies by name, and refused configurations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_each_name_makes_its_policy(name: str) -> None:
     assert allocation.max_request_tokens == 32
 
 
-def test_only_paged_shares_and_needs_no_run() -> None:
+def test_paged_policy_has_no_contiguity_limit() -> None:
     assert make_allocation("paged", make_pool("paged", 9, 4), max_model_len=1 << 20).max_request_tokens == 36
 
 
 @pytest.mark.parametrize("name", ["", "Paged", "Virtual", "slab"])
-def test_an_unknown_name_is_refused(name: str) -> None:
+def test_unknown_policy_is_refused(name: str) -> None:
     with pytest.raises(
         BadInput, match=f"allocator='{name}' is not accepted: one of paged, contiguous, buddy, virtual, oracle"
     ):
@@ -35,24 +35,24 @@ def test_an_unknown_name_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RESERVING)
-def test_reserving_policies_refuse_prefix_caching(name: str) -> None:
+def test_reserving_policy_refuses_prefix_caching(name: str) -> None:
     with pytest.raises(BadInput, match=f"allocator='{name}' is not accepted with prefix caching"):
         make_pool(name, 8, 4, space=SPACE)
 
 
-def test_contiguous_refuses_a_model_length_that_no_run_holds() -> None:
-    """12 blocks are a run of 8 and one of 4."""
+def test_contiguous_refuses_a_model_length_beyond_the_longest_run() -> None:
+    """12 blocks are one run of 8 and one of 4."""
     with pytest.raises(BadInput, match=r"max_model_len=33 .* 9 blocks in a row.* pool of 12; at most 32 tokens are"):
         make_allocation("contiguous", _pool("contiguous", 12), max_model_len=33)
     make_allocation("contiguous", _pool("contiguous", 12), max_model_len=32)
 
 
 @pytest.mark.parametrize("name", ["buddy", "oracle"])
-def test_others_bound_a_request_by_the_longest_run(name: str) -> None:
+def test_longest_run_limits_the_length_of_a_request(name: str) -> None:
     assert make_allocation(name, _pool(name, 12), max_model_len=1000).max_request_tokens == 32
 
 
-def test_a_pool_in_use_is_an_error() -> None:
+def test_pool_in_use_is_refused() -> None:
     for name in ("buddy", "paged"):
         pool = _pool(name)
         pool.allocate(1, 1)

@@ -1,4 +1,4 @@
-"""The buddy allocator: runs are aligned and apart, split only as needed, and whole again in the end."""
+"""The buddy allocator: runs are aligned and disjoint, split only as needed, and merged again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def span(start: int, length: int) -> np.ndarray:
     return np.arange(start, start + length)
 
 
-def test_a_pool_begins_as_a_run_for_each_binary_digit() -> None:
+def test_pool_starts_as_one_run_per_binary_digit() -> None:
     free = BuddyList(981)
     assert runs(free) == [(0, 512), (512, 256), (768, 128), (896, 64), (960, 16), (976, 4), (980, 1)]
     assert (len(free), free.longest) == (981, 512)
@@ -28,13 +28,13 @@ def test_a_pool_begins_as_a_run_for_each_binary_digit() -> None:
     assert sorted(free.ids.tolist()) == list(range(981))
 
 
-def test_a_pool_of_15_7_k_slots_holds_seven_requests_of_2048() -> None:
+def test_pool_of_15700_slots_holds_seven_requests_of_2048() -> None:
     free = BuddyList(15_700 // 16)
     assert sorted(free.allocate_run(128) for _ in range(7)) == [0, 128, 256, 384, 512, 640, 768]
     assert free.longest == 64
 
 
-def test_a_run_is_split_in_halves_and_merged_again() -> None:
+def test_run_is_split_in_halves_and_merged_again() -> None:
     free = BuddyList(16)
     assert free.allocate_run(2) == 0
     assert runs(free) == [(2, 2), (4, 4), (8, 8)]
@@ -46,13 +46,13 @@ def test_a_run_is_split_in_halves_and_merged_again() -> None:
     assert runs(free) == [(0, 16)]
 
 
-def test_the_shortest_run_that_is_long_enough_is_split() -> None:
+def test_shortest_sufficient_run_is_split() -> None:
     free = BuddyList(12)
     assert free.allocate_run(2) == 8
     assert runs(free) == [(0, 8), (10, 2)]
 
 
-def test_blocks_come_back_in_any_order_and_from_several_runs() -> None:
+def test_blocks_may_be_returned_in_any_order() -> None:
     free = BuddyList(8)
     free.allocate_run(8)
     free.append_n(np.array([6, 1, 3, 2]))
@@ -61,14 +61,14 @@ def test_blocks_come_back_in_any_order_and_from_several_runs() -> None:
     assert runs(free) == [(0, 8)]
 
 
-def test_single_blocks_can_be_taken_as_from_a_free_list() -> None:
+def test_single_blocks_can_be_taken() -> None:
     free = BuddyList(5)
     assert free.popleft() == 4
     assert sorted(free.popleft_n(3)) == [0, 1, 2]
     assert (len(free), free.ids.tolist()) == (1, [3])
 
 
-def test_the_other_half_can_be_taken_alone() -> None:
+def test_buddy_of_a_run_can_be_taken() -> None:
     free = BuddyList(8)
     start = free.allocate_run(2)
     assert free.has_buddy(start, 2)
@@ -81,17 +81,17 @@ def test_the_other_half_can_be_taken_alone() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 16])
-def test_no_run_that_is_no_power_of_two_or_too_long(length: int) -> None:
+def test_invalid_run_length_is_refused(length: int) -> None:
     with pytest.raises(AssertionError, match=f"no run of {length} blocks is free"):
         BuddyList(8).allocate_run(length)
 
 
-def test_more_than_the_pool_cannot_be_given_back() -> None:
+def test_returning_more_than_the_pool_is_refused() -> None:
     with pytest.raises(AssertionError, match="full buddy list"):
         BuddyList(4).append_n(span(0, 1))
 
 
-def test_the_check_sees_halves_that_were_not_merged() -> None:
+def test_integrity_check_detects_unmerged_halves() -> None:
     free = BuddyList(4)
     free._starts = [{}, {0: None, 2: None}, {}]
     with pytest.raises(AssertionError, match="are apart"):
@@ -99,7 +99,7 @@ def test_the_check_sees_halves_that_were_not_merged() -> None:
 
 
 class BuddyMachine(RuleBasedStateMachine):
-    """The runs taken are the model: with the free ones they cover the pool, none twice."""
+    """State machine: the taken runs and the free runs cover the pool without overlap."""
 
     @initialize(num_blocks=st.integers(1, 100))
     def begin(self, num_blocks: int) -> None:
@@ -129,7 +129,7 @@ class BuddyMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.taken))
     @rule()
     def give_all(self) -> None:
-        """Whatever was taken and however it was split: the free runs are those of a fresh pool again."""
+        """After returning everything, the free runs are those of a new pool."""
         self.free.append_n(np.concatenate([span(*run) for run in self.taken])[::-1])
         self.taken = []
         assert runs(self.free) == self.fresh

@@ -1,4 +1,4 @@
-"""Rows with and without memory, and who may take them."""
+"""Rows with and without mapped memory, and which of them can be taken."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def ids(*rows: int) -> Ids:
     return np.array(rows, np.int64)
 
 
-def test_from_unmapped_to_free_to_used_and_back() -> None:
+def test_rows_change_between_unmapped_free_and_used() -> None:
     rows = MappedRows(4)
     assert (len(rows), rows.num_unmapped, rows.unmapped.tolist()) == (0, 4, [0, 1, 2, 3])
     rows.add(ids(1, 2))
@@ -38,8 +38,8 @@ def test_from_unmapped_to_free_to_used_and_back() -> None:
         lambda rows: rows.popleft_n(1),
     ],
 )
-def test_what_cannot_be_is_an_error(wrong: Callable[[MappedRows], None]) -> None:
-    """Row 0 has no memory, row 1 is used, row 2 is free."""
+def test_invalid_row_transition_is_an_error(wrong: Callable[[MappedRows], None]) -> None:
+    """Row 0 is unmapped, row 1 used and row 2 free."""
     rows = MappedRows(3)
     rows.add(ids(1, 2))
     rows.allocate(ids(1))

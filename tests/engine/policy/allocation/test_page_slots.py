@@ -1,4 +1,4 @@
-"""Which slot a request gets, and whose pages are taken away."""
+"""Which slot a request gets, and which pages are unmapped first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope_engine.policy.allocation.page_slots import PageSlots
 
 
 def slots_with(*mapped: int, num_groups: int = 20) -> PageSlots:
-    """Free slots, so many groups mapped in each."""
+    """Return free slots with the given numbers of mapped groups."""
     slots = PageSlots(AddressSpace(len(mapped), 8, num_groups))
     for slot, count in enumerate(mapped):
         slots.set_mapped(slot, count)
@@ -17,13 +17,13 @@ def slots_with(*mapped: int, num_groups: int = 20) -> PageSlots:
     return slots
 
 
-def test_the_fewest_that_are_enough_are_taken_then_the_most() -> None:
+def test_slot_with_the_fewest_sufficient_groups_is_chosen() -> None:
     slots = slots_with(2, 5, 3, 0, 4)
     assert [slots.allocate_slot(3) for _ in range(5)] == [2, 4, 1, 0, 3]
     assert slots.num_used == 5
 
 
-def test_a_slot_that_is_free_again_is_taken_again() -> None:
+def test_freed_slot_is_reused() -> None:
     slots = slots_with(1, 1)
     first, second = slots.allocate_slot(1), slots.allocate_slot(1)
     slots.set_needed(first, 1)
@@ -33,7 +33,7 @@ def test_a_slot_that_is_free_again_is_taken_again() -> None:
     assert slots.allocate_slot(7) == second
 
 
-def test_pages_of_free_slots_go_first_from_the_last_on_then_what_others_do_not_need() -> None:
+def test_surplus_pages_come_from_free_slots_then_from_unneeded_ones() -> None:
     slots = slots_with(4, 3, 2, 2)
     assert [slots.allocate_slot(3), slots.allocate_slot(4)] == [1, 0]
     slots.set_needed(0, 1)
@@ -45,7 +45,7 @@ def test_pages_of_free_slots_go_first_from_the_last_on_then_what_others_do_not_n
         list(slots.surplus(8))
 
 
-def test_what_does_not_agree_is_said() -> None:
+def test_integrity_check_detects_inconsistent_counts() -> None:
     slots = slots_with(2, 0)
     slots.set_needed(slots.allocate_slot(2), 3)
     with pytest.raises(AssertionError, match="slot 0 has fewer groups mapped than needed"):

@@ -16,38 +16,38 @@ def request_of(prompt: int, output: int = 0, expected: int | None = None, max_to
     return request
 
 
-def test_the_maximum_is_that_of_the_model() -> None:
+def test_maximum_policy_reserves_the_model_length() -> None:
     assert ReserveMaximum(2048).num_tokens(request_of(10, expected=12)) == 2048
     ReserveMaximum(2048).check(request_of(10))
 
 
 @pytest.mark.parametrize(("output", "reserved"), [(1, 1), (2, 2), (3, 4), (25, 32), (32, 32), (33, 64)])
-def test_a_known_output_is_rounded_up_to_a_power_of_two(output: int, reserved: int) -> None:
+def test_known_output_is_rounded_up_to_a_power_of_two(output: int, reserved: int) -> None:
     assert ReservePowerOfTwo().num_tokens(request_of(100, expected=100 + output)) == 100 + reserved
 
 
 @pytest.mark.parametrize(("output", "reserved"), [(0, 1), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16)])
-def test_an_unknown_output_is_doubled_as_it_comes(output: int, reserved: int) -> None:
+def test_unknown_output_reservation_doubles(output: int, reserved: int) -> None:
     assert ReservePowerOfTwo().num_tokens(request_of(7, output)) == 7 + reserved
 
 
-def test_an_output_longer_than_expected_is_doubled_too() -> None:
+def test_output_beyond_its_expected_length_doubles_too() -> None:
     assert ReservePowerOfTwo().num_tokens(request_of(7, output=9, expected=7 + 3)) == 7 + 16
 
 
-def test_the_oracle_asks_for_what_it_takes() -> None:
+def test_oracle_reserves_the_exact_length() -> None:
     assert ReserveExactly().num_tokens(request_of(7, output=2, expected=20)) == 20
     assert ReserveExactly().num_tokens(request_of(7, output=14, expected=20)) == 21
 
 
-def test_the_oracle_has_to_know() -> None:
+def test_oracle_refuses_an_unknown_length() -> None:
     with pytest.raises(BadInput, match="expected_tokens=None is not accepted with allocator='oracle'"):
         ReserveExactly().check(request_of(7))
 
 
 @pytest.mark.parametrize("rule", [ReserveExactly(), ReservePowerOfTwo()])
 @pytest.mark.parametrize("expected", [-1, 0, 6, 108])
-def test_a_length_that_cannot_be_is_refused(rule: ReserveExactly, expected: int) -> None:
+def test_impossible_expected_length_is_refused(rule: ReserveExactly, expected: int) -> None:
     with pytest.raises(BadInput, match=rf"expected_tokens={expected} is not accepted: from 7 .* to 107"):
         rule.check(request_of(7, expected=expected))
     rule.check(request_of(7, expected=7))

@@ -1,4 +1,4 @@
-"""Reserving policies under the scheduler: what is held when, how a request outgrows its run, what it shows."""
+"""Reserving policies in the scheduler: reservations over time, growing beyond a run, and their visible state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 @pytest.fixture
 def reserve(drive: Make) -> Make:
-    """Makes a `Drive` with blocks of 4 and without a prefix cache, under the policy named first."""
+    """Function that makes a `Drive` with blocks of 4, without a prefix cache, and with the given policy."""
 
     def make(allocator: str, **sizes: Any) -> Any:
         given = {"prefix_caching": False, "max_model_len": 64, "knows_lengths": allocator == "oracle"} | sizes
@@ -26,12 +26,12 @@ def reserve(drive: Make) -> Make:
 
 
 def held(one: Any, number: int) -> list[int]:
-    """The blocks that the ledger says the request holds."""
+    """Return the blocks that the ledger assigns to the request."""
     ledger = one.pool.ledger
     return ((ledger.owner == number) & (ledger.state == BlockState.ACTIVE)).nonzero()[0].tolist()
 
 
-def test_contiguous_holds_the_maximum_from_the_start(reserve: Make) -> None:
+def test_contiguous_reserves_the_maximum_from_the_start(reserve: Make) -> None:
     one = reserve("contiguous", num_blocks=40)
     first, second = one.submit([1] * 5, 10), one.submit([2] * 9, 3)
     one.step()
@@ -46,8 +46,8 @@ def test_contiguous_holds_the_maximum_from_the_start(reserve: Make) -> None:
     assert ["a run of 16 blocks reserved for it, " in cause for cause in causes] == [True] * 2
 
 
-def test_contiguous_admits_what_has_a_run_and_no_more(reserve: Make) -> None:
-    """40 blocks are two runs of 16; the 8 left over serve nobody, and no watermark is kept."""
+def test_contiguous_admits_only_what_has_a_run(reserve: Make) -> None:
+    """40 blocks are two runs of 16; the remaining 8 are useless, and there is no watermark."""
     one = reserve("contiguous", num_blocks=40)
     requests = [one.submit([n], 2) for n in range(3)]
     one.step()
@@ -57,7 +57,7 @@ def test_contiguous_admits_what_has_a_run_and_no_more(reserve: Make) -> None:
     assert one.pool.longest_run == 32
 
 
-def test_oracle_holds_what_it_takes(reserve: Make) -> None:
+def test_oracle_reserves_exactly(reserve: Make) -> None:
     """14 tokens are 4 blocks; 17 are 5, in a run of 8."""
     one = reserve("oracle", num_blocks=16)
     one.submit([1] * 4, 10)
@@ -67,7 +67,7 @@ def test_oracle_holds_what_it_takes(reserve: Make) -> None:
     assert [request.num_reserved_tokens for request in one.scheduler.requests.values()] == [14, 17]
 
 
-def test_oracle_refuses_who_does_not_say(reserve: Make) -> None:
+def test_oracle_refuses_a_request_without_expected_tokens(reserve: Make) -> None:
     one = reserve("oracle", num_blocks=16, knows_lengths=False)
     with pytest.raises(BadInput, match="expected_tokens=None"):
         one.submit([1] * 4, 10)
@@ -78,7 +78,7 @@ def test_oracle_refuses_who_does_not_say(reserve: Make) -> None:
 
 
 @pytest.mark.parametrize("allocator", ["buddy", "oracle"])
-def test_a_request_longer_than_the_longest_run_is_refused(reserve: Make, allocator: str) -> None:
+def test_request_longer_than_the_longest_run_is_refused(reserve: Make, allocator: str) -> None:
     one = reserve(allocator, num_blocks=12)
     with pytest.raises(BadInput, match=r"make 33 tokens: at most 32 .* longest run of 8 blocks .* pool of 12"):
         one.submit([1] * 13, 20)
@@ -86,8 +86,8 @@ def test_a_request_longer_than_the_longest_run_is_refused(reserve: Make, allocat
     one.run()
 
 
-def test_buddy_takes_the_rounded_output_when_it_is_known(reserve: Make) -> None:
-    """Prompt 3 and an output of 25: 3 + 32 tokens in 9 blocks, in a run of 16."""
+def test_buddy_reserves_the_rounded_known_output(reserve: Make) -> None:
+    """A prompt of 3 and an output of 25: 3 + 32 tokens in 9 blocks, in a run of 16."""
     one = reserve("buddy", num_blocks=32, knows_lengths=True)
     request = one.submit([1] * 3, 25)
     one.step()
@@ -95,7 +95,7 @@ def test_buddy_takes_the_rounded_output_when_it_is_known(reserve: Make) -> None:
     one.run()
 
 
-def test_buddy_grows_in_place_while_the_blocks_beside_it_are_free(reserve: Make) -> None:
+def test_buddy_grows_in_place_while_its_buddy_is_free(reserve: Make) -> None:
     one = reserve("buddy", num_blocks=8)
     request = one.submit([1] * 3, 25)
     seen, copies = set(), []
@@ -107,8 +107,8 @@ def test_buddy_grows_in_place_while_the_blocks_beside_it_are_free(reserve: Make)
     assert copies == []
 
 
-def test_buddy_moves_when_they_are_not(reserve: Make, expected_completion: Make) -> None:
-    """Request 1 has block 0, request 2 block 1: 1 moves to a run elsewhere, its old block free after the step."""
+def test_buddy_moves_if_its_buddy_is_taken(reserve: Make, expected_completion: Make) -> None:
+    """Request 1 has block 0 and request 2 block 1: request 1 moves, and its old block is freed after the step."""
     one = reserve("buddy", num_blocks=8)
     first, second = one.submit([1] * 3, 6), one.submit([2] * 3, 1 + 8)
     one.step()
@@ -131,8 +131,8 @@ def test_buddy_moves_when_they_are_not(reserve: Make, expected_completion: Make)
     assert one.scheduler.totals.preemptions == 0
 
 
-def test_buddy_grows_downwards_when_only_that_half_is_free(reserve: Make, expected_completion: Make) -> None:
-    """The older request ends; the other, in the upper half of a full pool, copies itself down beside its old place."""
+def test_buddy_grows_downwards_if_only_the_lower_half_is_free(reserve: Make, expected_completion: Make) -> None:
+    """When the older request ends, the other one in the upper half of a full pool copies itself down."""
     one = reserve("buddy", num_blocks=4)
     first, second = one.submit([1] * 5, 2), one.submit([2] * 5, 10)
     while second.num_computed_tokens < 8:
@@ -148,7 +148,7 @@ def test_buddy_grows_downwards_when_only_that_half_is_free(reserve: Make, expect
     assert second.output_token_ids == expected_completion([2] * 5, 10)
 
 
-def test_buddy_preempts_when_there_is_no_run_and_says_so(reserve: Make, expected_completion: Make) -> None:
+def test_buddy_preempts_and_reports_it_if_no_run_is_free(reserve: Make, expected_completion: Make) -> None:
     one = reserve("buddy", num_blocks=4)
     first, second = one.submit([1] * 5, 8), one.submit([2] * 5, 8)
     one.run()
@@ -162,7 +162,7 @@ def test_buddy_preempts_when_there_is_no_run_and_says_so(reserve: Make, expected
 
 
 @pytest.mark.parametrize("allocator", ["contiguous", "buddy", "oracle"])
-def test_the_child_of_a_fork_waits_and_shares_nothing(reserve: Make, expected_completion: Make, allocator: str) -> None:
+def test_forked_child_waits_and_shares_nothing(reserve: Make, expected_completion: Make, allocator: str) -> None:
     one = reserve(allocator, num_blocks=64)
     parent = one.submit([1] * 6, 10)
     one.step()
@@ -177,7 +177,7 @@ def test_the_child_of_a_fork_waits_and_shares_nothing(reserve: Make, expected_co
 
 
 @pytest.mark.parametrize("allocator", ["contiguous", "buddy", "oracle"])
-def test_an_abort_lets_go_of_the_whole_run_and_counts_it(reserve: Make, allocator: str) -> None:
+def test_abort_frees_the_whole_run_and_counts_it(reserve: Make, allocator: str) -> None:
     one = reserve(allocator, num_blocks=64)
     request = one.submit([1] * 6, 10)
     one.step()
@@ -190,7 +190,7 @@ def test_an_abort_lets_go_of_the_whole_run_and_counts_it(reserve: Make, allocato
     one.scheduler.check_integrity()
 
 
-def test_an_abort_between_schedule_and_commit_frees_both_runs(reserve: Make) -> None:
+def test_abort_between_schedule_and_commit_frees_both_runs(reserve: Make) -> None:
     one = reserve("buddy", num_blocks=8)
     first, second = one.submit([1] * 3, 6), one.submit([2] * 3, 9)
     one.step()
@@ -206,7 +206,7 @@ def test_an_abort_between_schedule_and_commit_frees_both_runs(reserve: Make) -> 
     assert one.pool.longest_run == 8
 
 
-def test_the_integrity_check_knows_reservations(reserve: Make) -> None:
+def test_integrity_check_covers_reservations(reserve: Make) -> None:
     one = reserve("oracle", num_blocks=16)
     request = one.submit([1] * 4, 10)
     one.step()

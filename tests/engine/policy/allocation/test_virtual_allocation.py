@@ -1,4 +1,4 @@
-"""The policy `virtual` under the scheduler: where blocks lie, when pages come and go, who is preempted.
+"""The policy `virtual` in the scheduler: where blocks lie, when pages are mapped and unmapped, who is preempted.
 
 A page holds 4 blocks of 4 tokens; a slot, for 64 tokens, has 16 blocks.
 """
@@ -19,7 +19,7 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 @pytest.fixture
 def virtual(drive: Make) -> Make:
-    """Makes a `Drive` with as many pages as said, in each of two layers."""
+    """Function that makes a `Drive` with the given number of pages in each of two layers."""
 
     def make(num_pages: int, **sizes: Any) -> Any:
         given = {"prefix_caching": False, "max_model_len": 64, "block_bytes": (8, 8), "page_bytes": 32}
@@ -32,14 +32,14 @@ def rows(one: Any, state: BlockState) -> list[int]:
     return (one.pool.ledger.state == state).nonzero()[0].tolist()
 
 
-def test_nothing_has_memory_at_first_and_every_row_says_so(virtual: Make) -> None:
+def test_all_rows_are_unmapped_at_first(virtual: Make) -> None:
     one = virtual(5, max_num_seqs=3)
     assert one.pool.num_blocks == 48
     assert rows(one, BlockState.UNMAPPED) == one.pool.changed_rows.drain().tolist() == list(range(48))
     assert (one.pool.num_free, one.pool.num_active, one.pool.num_unmapped) == (0, 0, 48)
 
 
-def test_a_request_lies_in_a_row_and_pages_come_with_its_tokens(virtual: Make) -> None:
+def test_request_is_contiguous_and_pages_are_mapped_as_it_grows(virtual: Make) -> None:
     one = virtual(5)
     request = one.submit([1] * 15, 20)
     one.step()
@@ -54,8 +54,8 @@ def test_a_request_lies_in_a_row_and_pages_come_with_its_tokens(virtual: Make) -
     assert request.num_reserved_tokens == 0
 
 
-def test_pages_outlive_their_request_and_serve_the_one_they_suit(virtual: Make) -> None:
-    """Slots with 2, 1 and 3 pages; who needs one gets the second, who needs three the third."""
+def test_pages_outlive_their_request_and_are_reused_by_fitting_ones(virtual: Make) -> None:
+    """Slots have 2, 1 and 3 pages: a request that needs one gets the second, one that needs three the third."""
     one = virtual(8, max_num_batched_tokens=200)
     for length in (30, 10, 40):
         one.submit([length] * length, 1)
@@ -69,7 +69,7 @@ def test_pages_outlive_their_request_and_serve_the_one_they_suit(virtual: Make) 
     assert one.pages.num_unmapped == 0
 
 
-def test_pages_are_taken_away_only_when_none_is_free_and_from_the_last_slot(virtual: Make) -> None:
+def test_pages_are_unmapped_only_if_none_is_free_and_from_the_last_slot(virtual: Make) -> None:
     one = virtual(4, max_num_batched_tokens=200, max_num_seqs=4)
     for length in (16, 10):
         one.submit([length] * length, 1)
@@ -87,8 +87,10 @@ def test_pages_are_taken_away_only_when_none_is_free_and_from_the_last_slot(virt
     one.run()
 
 
-def test_what_can_be_had_is_counted_whole(virtual: Make) -> None:
-    """5 pages: the first needs 2 for 5 blocks, the second 1 for 1; of 2 more each could have 8 blocks."""
+def test_available_blocks_count_unmapped_pages(virtual: Make) -> None:
+    """Of 5 pages, the first request needs 2 for 5 blocks and the second 1 for one; with the 2 others, each could get 8
+    more blocks.
+    """
     one = virtual(5)
     first, second = one.submit([1] * 17, 9), one.submit([2] * 3, 9)
     one.step()
@@ -104,7 +106,7 @@ def test_what_can_be_had_is_counted_whole(virtual: Make) -> None:
     assert tables.num_available(third) == 16
 
 
-def test_a_newcomer_waits_for_a_slot(virtual: Make) -> None:
+def test_new_request_waits_for_a_slot(virtual: Make) -> None:
     one = virtual(2)
     first = one.submit([1] * 3, 5)
     second, third = one.submit([2] * 3, 5), one.submit([3] * 3, 5)
@@ -116,8 +118,8 @@ def test_a_newcomer_waits_for_a_slot(virtual: Make) -> None:
     assert one.scheduler.totals.preemptions == 0
 
 
-def test_the_newest_gives_up_its_pages_and_computes_again(virtual: Make, expected_completion: Make) -> None:
-    """Of 4 pages each has one; the second takes the last at its 17th token, the first finds none at its own."""
+def test_newest_request_is_preempted_for_pages_and_recomputed(virtual: Make, expected_completion: Make) -> None:
+    """Of 4 pages each request has one; the second takes the last at its 17th token, and the first finds none."""
     one = virtual(4, max_num_batched_tokens=100)
     requests = [one.submit([1] * 10, 12), one.submit([2] * 15, 8), one.submit([3] * 3, 12)]
     one.run()
@@ -131,18 +133,18 @@ def test_the_newest_gives_up_its_pages_and_computes_again(virtual: Make, expecte
         assert request.output_token_ids == expected_completion(request.prompt_token_ids, request.max_tokens)
 
 
-def test_a_request_alone_may_have_all_memory_and_no_more(virtual: Make) -> None:
+def test_single_request_may_use_all_memory(virtual: Make) -> None:
     one = virtual(3)
     assert one.scheduler.max_request_tokens == 48
     with pytest.raises(BadInput, match=r"make 49 tokens: at most 48 are accepted, .* pages for 12 blocks of 4"):
         one.submit([1] * 40, 9)
     one.submit([1] * 40, 8)
     one.run()
-    assert virtual(9).scheduler.max_request_tokens == 64, "a slot"
+    assert virtual(9).scheduler.max_request_tokens == 64, "the limit is the size of a slot"
 
 
-def test_nothing_is_taken_away_between_schedule_and_commit(virtual: Make) -> None:
-    """An abort in between leaves the pages where the step may still write."""
+def test_nothing_is_unmapped_between_schedule_and_commit(virtual: Make) -> None:
+    """An abort in between keeps the pages that the step may still write to."""
     one = virtual(2)
     request = one.submit([1] * 30, 2)
     plan = one.scheduler.schedule(1, 0)
@@ -155,7 +157,7 @@ def test_nothing_is_taken_away_between_schedule_and_commit(virtual: Make) -> Non
     assert rows(one, BlockState.ACTIVE) == []
 
 
-def test_the_child_of_a_fork_waits_and_shares_nothing(virtual: Make, expected_completion: Make) -> None:
+def test_forked_child_waits_and_shares_nothing(virtual: Make, expected_completion: Make) -> None:
     one = virtual(8)
     parent = one.submit([1] * 6, 10)
     one.step()
@@ -165,7 +167,7 @@ def test_the_child_of_a_fork_waits_and_shares_nothing(virtual: Make, expected_co
     assert parent.output_token_ids == child.output_token_ids == expected_completion([1] * 6, 10)
 
 
-def test_the_integrity_check_knows_pages(virtual: Make) -> None:
+def test_integrity_check_covers_pages(virtual: Make) -> None:
     one = virtual(4)
     request = one.submit([1] * 9, 10)
     one.step()

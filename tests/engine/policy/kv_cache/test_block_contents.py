@@ -1,4 +1,4 @@
-"""What tokens a block holds."""
+"""Which tokens a block holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
-def test_blocks_of_a_running_request(drive: Make, prefix_caching: bool) -> None:
+def test_contents_of_blocks_of_a_running_request(drive: Make, prefix_caching: bool) -> None:
     one = drive(block_size=4, prefix_caching=prefix_caching)
     request = one.submit(range(10, 19), 5)
     one.step()
@@ -25,14 +25,14 @@ def test_blocks_of_a_running_request(drive: Make, prefix_caching: bool) -> None:
     assert {content.number for content in contents} == {request.number}
 
 
-def test_a_cached_prefix_is_told_after_its_request_ended(drive: Make) -> None:
+def test_contents_of_a_cached_prefix_after_its_request_ended(drive: Make) -> None:
     one = drive(block_size=4)
     one.submit(range(9), 1)
     one.run()
     assert block_content(1, one.pool, one.scheduler.requests, one.scheduler.prefix_of).token_ids == (4, 5, 6, 7)
 
 
-def test_a_tail_shared_with_a_request_that_ended(drive: Make) -> None:
+def test_contents_of_a_tail_shared_with_an_ended_request(drive: Make) -> None:
     one = drive(block_size=4)
     parent = one.submit(range(6), 5)
     one.step()
@@ -43,6 +43,6 @@ def test_a_tail_shared_with_a_request_that_ended(drive: Make) -> None:
 
 
 @pytest.mark.parametrize("block", [-1, 5, 32, 1 << 40])
-def test_free_and_unknown_blocks_hold_nothing(drive: Make, block: int) -> None:
+def test_free_and_unknown_blocks_have_no_contents(drive: Make, block: int) -> None:
     one = drive()
     assert block_content(block, one.pool, one.scheduler.requests, one.scheduler.prefix_of).token_ids == ()

@@ -1,4 +1,4 @@
-"""The block pool: states, references, eviction order, the ledger's rows, and the integrity check."""
+"""The block pool: states, references, eviction order, ledger rows, and the integrity check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_pool(num_blocks: int = 8) -> BlockPool:
 
 
 def write_full(pool: BlockPool, blocks: list[int], owner: int, text: int, step: int = 1) -> None:
-    """Fill and seal `blocks` as the first of the text whose tokens are all `text`."""
+    """Fill and seal `blocks` as the start of a text whose tokens are all `text`."""
     assert pool.index is not None
     digests: list[bytes] = []
     pool.index.extend(digests, [text] * SIZE * len(blocks))
@@ -38,14 +38,14 @@ def find(pool: BlockPool, text: int, num_blocks: int) -> list[int]:
 
 
 def row(pool: BlockPool, block: int) -> tuple[int, ...]:
-    """state, ref_count, filled, owner, last_used_step, prefix_hits of a block."""
+    """Return state, ref_count, filled, owner, last_used_step and prefix_hits of a block."""
     ledger = pool.ledger
     names = ("state", "ref_count", "filled", "owner", "last_used_step", "prefix_hits")
     return tuple(int(getattr(ledger, name)[block]) for name in names)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_an_allocated_block_is_active_and_empty(count: int) -> None:
+def test_allocated_block_is_active_and_empty(count: int) -> None:
     pool = make_pool()
     blocks = pool.allocate(count, owner=5)
     assert blocks == list(range(count))
@@ -55,7 +55,7 @@ def test_an_allocated_block_is_active_and_empty(count: int) -> None:
     pool.check_integrity([blocks])
 
 
-def test_a_released_block_without_a_hash_is_free_again() -> None:
+def test_released_block_without_a_hash_is_free() -> None:
     pool = make_pool()
     blocks = pool.allocate(3, owner=5)
     pool.record_write(blocks, [4, 4, 2], [5, 5, 5], step=1)
@@ -66,7 +66,7 @@ def test_a_released_block_without_a_hash_is_free_again() -> None:
     pool.check_integrity([])
 
 
-def test_a_write_sets_fill_owner_and_step() -> None:
+def test_write_sets_fill_owner_and_step() -> None:
     pool = make_pool()
     blocks = pool.allocate(2, owner=5)
     pool.record_write(blocks, [4, 1], [5, 6], step=3)
@@ -74,7 +74,7 @@ def test_a_write_sets_fill_owner_and_step() -> None:
     assert row(pool, 1) == (BlockState.ACTIVE, 1, 1, 6, 3, 0)
 
 
-def test_a_full_hashed_block_stays_cached_and_is_hit() -> None:
+def test_full_hashed_block_stays_cached_and_can_be_hit() -> None:
     pool = make_pool()
     blocks = pool.allocate(2, owner=5)
     write_full(pool, blocks, owner=5, text=1)
@@ -91,7 +91,7 @@ def test_a_full_hashed_block_stays_cached_and_is_hit() -> None:
     pool.check_integrity([hits, hits])
 
 
-def test_the_published_hash_is_that_of_the_digest() -> None:
+def test_published_hash_is_derived_from_the_digest() -> None:
     pool = make_pool()
     blocks = pool.allocate(1, owner=5)
     write_full(pool, blocks, owner=5, text=1)
@@ -102,7 +102,7 @@ def test_the_published_hash_is_that_of_the_digest() -> None:
     assert pool.prefix(1) is None
 
 
-def test_heat_saturates() -> None:
+def test_prefix_hits_saturate() -> None:
     pool = make_pool()
     blocks = pool.allocate(1, owner=5)
     write_full(pool, blocks, owner=5, text=1)
@@ -112,7 +112,7 @@ def test_heat_saturates() -> None:
     assert pool.ledger.prefix_hits[0] == MAX_PREFIX_HITS
 
 
-def test_free_blocks_go_first_then_the_cached_one_unused_for_longest_from_its_tail() -> None:
+def test_free_blocks_are_used_before_the_least_recently_used_cached_tail() -> None:
     pool = make_pool()
     old, young = pool.allocate(3, owner=1), pool.allocate(2, owner=2)
     write_full(pool, old, owner=1, text=1)
@@ -128,7 +128,7 @@ def test_free_blocks_go_first_then_the_cached_one_unused_for_longest_from_its_ta
     pool.check_integrity([[5, 6, 7, old[2], old[1]]])
 
 
-def test_a_hit_makes_a_block_young_again() -> None:
+def test_hit_makes_a_block_recently_used() -> None:
     pool = make_pool(2)
     first, second = pool.allocate(1, owner=1), pool.allocate(1, owner=2)
     write_full(pool, first, owner=1, text=1)
@@ -140,7 +140,7 @@ def test_a_hit_makes_a_block_young_again() -> None:
     assert pool.allocate(1, owner=3) == second
 
 
-def test_an_evicted_block_starts_anew() -> None:
+def test_evicted_block_is_reset() -> None:
     pool = make_pool(1)
     blocks = pool.allocate(1, owner=1)
     write_full(pool, blocks, owner=1, text=1)
@@ -153,7 +153,7 @@ def test_an_evicted_block_starts_anew() -> None:
     assert find(pool, 1, 1) == []
 
 
-def test_a_second_block_of_the_same_text_is_not_cached() -> None:
+def test_duplicate_block_is_not_cached() -> None:
     pool = make_pool()
     first, second = pool.allocate(1, owner=1), pool.allocate(1, owner=2)
     write_full(pool, first, owner=1, text=1)
@@ -164,7 +164,7 @@ def test_a_second_block_of_the_same_text_is_not_cached() -> None:
     pool.check_integrity([first])
 
 
-def test_shared_blocks_are_let_go_by_the_last() -> None:
+def test_shared_block_is_freed_by_its_last_holder() -> None:
     pool = make_pool()
     blocks = pool.allocate(2, owner=1)
     pool.share(blocks)
@@ -175,7 +175,7 @@ def test_shared_blocks_are_let_go_by_the_last() -> None:
     assert pool.num_free == 8
 
 
-def test_a_block_released_too_often_is_noticed() -> None:
+def test_releasing_too_often_is_detected() -> None:
     pool = make_pool()
     blocks = pool.allocate(1, owner=1)
     pool.release(blocks, step=1)
@@ -183,13 +183,13 @@ def test_a_block_released_too_often_is_noticed() -> None:
         pool.release(blocks, step=1)
 
 
-def test_more_than_available_cannot_be_allocated() -> None:
+def test_allocating_more_than_available_is_an_error() -> None:
     pool = make_pool(2)
     with pytest.raises(AssertionError, match="1 blocks to evict, 0 cached"):
         pool.allocate(3, owner=1)
 
 
-def test_resetting_frees_the_idle_and_unhashes_the_active() -> None:
+def test_reset_frees_idle_blocks_and_unhashes_active_ones() -> None:
     pool = make_pool()
     idle, active = pool.allocate(2, owner=1), pool.allocate(1, owner=2)
     write_full(pool, idle, owner=1, text=1)
@@ -203,7 +203,7 @@ def test_resetting_frees_the_idle_and_unhashes_the_active() -> None:
     assert pool.num_free == 8
 
 
-def test_without_a_prefix_cache_nothing_is_kept() -> None:
+def test_disabled_prefix_cache_keeps_nothing() -> None:
     pool = BlockPool(2, SIZE, prefix_caching=False)
     blocks = pool.allocate(2, owner=1)
     pool.record_write(blocks, [4, 4], [1, 1], step=1)
@@ -245,7 +245,7 @@ def _random_change(pool: BlockPool, tables: list[list[int]], rng: np.random.Gene
     return [*tables, blocks]
 
 
-def test_sealing_alone_changes_a_row() -> None:
+def test_sealing_changes_the_row() -> None:
     pool = make_pool()
     blocks = pool.allocate(2, owner=1)
     pool.record_write(blocks, [SIZE, SIZE], [1, 1], step=1)
@@ -299,7 +299,7 @@ def corrupt_partial(pool: BlockPool) -> None:
         (corrupt_partial, "block 0 is hashed and not full"),
     ],
 )
-def test_the_integrity_check_says_what_is_wrong_and_where(corrupt: Callable[[BlockPool], None], message: str) -> None:
+def test_integrity_check_names_the_error_and_the_block(corrupt: Callable[[BlockPool], None], message: str) -> None:
     pool = make_pool()
     blocks = pool.allocate(2, owner=1)
     write_full(pool, blocks[:1], owner=1, text=1)
@@ -318,7 +318,7 @@ def test_the_integrity_check_says_what_is_wrong_and_where(corrupt: Callable[[Blo
         ([[0, 1, 99]], "block 99 in a block table does not exist"),
     ],
 )
-def test_the_integrity_check_compares_with_the_block_tables(tables: list[list[int]], message: str) -> None:
+def test_integrity_check_compares_references_with_block_tables(tables: list[list[int]], message: str) -> None:
     pool = make_pool()
     pool.allocate(2, owner=1)
     with pytest.raises(AssertionError, match=message):
@@ -326,12 +326,12 @@ def test_the_integrity_check_compares_with_the_block_tables(tables: list[list[in
 
 
 def published_order(pool: BlockPool) -> list[int]:
-    """Blocks in the order in which the ledger says that they are evicted."""
+    """Return the blocks in eviction order according to the ledger."""
     order = pool.ledger.eviction_order
     return sorted(np.flatnonzero(order).tolist(), key=lambda block: int(order[block]))
 
 
-def test_the_ledger_has_the_order_in_which_blocks_are_evicted() -> None:
+def test_ledger_has_the_eviction_order() -> None:
     pool = make_pool()
     first, second = pool.allocate(3, owner=1), pool.allocate(3, owner=2)
     write_full(pool, first, 1, text=7)
@@ -352,7 +352,7 @@ def test_the_ledger_has_the_order_in_which_blocks_are_evicted() -> None:
     assert not pool.ledger.eviction_order.any()
 
 
-def test_pinned_blocks_are_not_in_the_published_order_until_they_are_unpinned() -> None:
+def test_pinned_blocks_are_not_in_the_eviction_order() -> None:
     pool = make_pool()
     blocks = pool.allocate(4, owner=1)
     write_full(pool, blocks, 1, text=7)
@@ -373,7 +373,7 @@ def test_pinned_blocks_are_not_in_the_published_order_until_they_are_unpinned() 
     assert not pool.ledger.eviction_order.any()
 
 
-def test_the_published_order_is_numbered_again_when_its_numbers_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eviction_order_is_renumbered_when_its_numbers_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvscope_engine.policy.kv_cache.eviction_order.MAX_EVICTION_ORDER", 7)
     pool = make_pool()
     expected: list[int] = []

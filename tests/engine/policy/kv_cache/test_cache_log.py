@@ -1,4 +1,4 @@
-"""What entered and left the prefix cache, as events, gives the cache again."""
+"""Prefix cache events, applied in order, give the contents of the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvscope_telemetry.ledger import Tier
 
 
 def text(tokens: list[int], size: int = 2) -> list[Prefix]:
-    """The prefixes of the full blocks of a text."""
+    """Return the prefixes of the full blocks of a text."""
     digests: list[bytes] = []
     PrefixIndex(size, b"test").extend(digests, tokens)
     parents = [b"", *digests]
@@ -28,7 +28,7 @@ def text(tokens: list[int], size: int = 2) -> list[Prefix]:
     ]
 
 
-def test_blocks_of_one_text_in_a_row_are_one_event() -> None:
+def test_consecutive_blocks_of_a_text_are_one_event() -> None:
     log, first, second = CacheLog(2), text([1, 2, 3, 4, 5, 6]), text([7, 8, 9, 10])
     for prefix in (*first[:2], *second, first[2]):
         log.stored(prefix)
@@ -41,7 +41,7 @@ def test_blocks_of_one_text_in_a_row_are_one_event() -> None:
     assert log.drain() == []
 
 
-def test_a_salt_is_told_of_the_first_block_of_a_text_alone() -> None:
+def test_salt_is_reported_for_the_first_block_only() -> None:
     log, (first, *rest) = CacheLog(2), text([1, 2, 3, 4, 5, 6])
     for prefix in (Prefix(first.digest, 0, first.tokens, salt="mine"), *rest):
         log.stored(prefix)
@@ -55,7 +55,7 @@ def test_a_salt_is_told_of_the_first_block_of_a_text_alone() -> None:
     assert later.extra_keys is None
 
 
-def test_an_adapter_is_told_of_every_block() -> None:
+def test_adapter_is_reported_for_every_block() -> None:
     log, (first, second, _) = CacheLog(2), text([1, 2, 3, 4, 5, 6])
     log.stored(Prefix(first.digest, 0, first.tokens, salt="mine", adapter="sql", adapter_key=b"k" * 32))
     log.stored(Prefix(second.digest, 2, second.tokens, first.digest, adapter="sql"))
@@ -65,7 +65,7 @@ def test_an_adapter_is_told_of_every_block() -> None:
     assert read_extra_keys(stored.extra_keys or b"") == (("sql", "mine"), ("sql",))
 
 
-def test_what_happens_in_between_stays_in_between() -> None:
+def test_events_keep_their_order() -> None:
     log, (first, second) = CacheLog(2), text([1, 2, 3, 4])
     log.stored(first)
     log.removed([first])
@@ -80,7 +80,7 @@ def test_what_happens_in_between_stays_in_between() -> None:
     st.lists(st.tuples(st.sampled_from(["submit", "step", "step", "step", "reset"]), st.integers(0, 5)), max_size=60),
     st.sampled_from([(0, 0), (6, 0), (6, 8)]),
 )
-def test_the_events_of_an_engine_give_its_cache(
+def test_events_reproduce_the_cache(
     drive: Callable[..., Any], actions: list[tuple[str, int]], lower: tuple[int, int]
 ) -> None:
     driven = drive(num_blocks=10, num_host=lower[0], num_disk=lower[1], preemption="auto")
@@ -113,14 +113,14 @@ def _apply(events: list[KvEvent], cached: set[tuple[str, int]]) -> None:
 
 
 def _held(pool: BlockPool) -> set[tuple[str, int]]:
-    """What the ledger says."""
+    """Return the cached hashes and tiers according to the ledger."""
     ledger = pool.ledger
     rows = zip(ledger.tier.tolist(), ledger.hash.tolist(), strict=True)
     return {(MEDIA[Tier(tier)], block_hash) for tier, block_hash in rows if block_hash}
 
 
 @pytest.mark.parametrize("tier", [Tier.HBM, Tier.HOST, Tier.DISK])
-def test_each_tier_has_a_medium(tier: Tier) -> None:
+def test_each_tier_has_a_medium_name(tier: Tier) -> None:
     log, (prefix,) = CacheLog(2), text([1, 2])
     log.stored(prefix, tier)
     (event,) = log.drain()

@@ -7,7 +7,7 @@ import numpy as np
 from kvscope_engine.policy.kv_cache.eviction_order import ChangedRows
 
 
-def test_rows_come_out_sorted_and_once() -> None:
+def test_changed_rows_are_sorted_and_unique() -> None:
     changed = ChangedRows(10)
     changed.add_one(7)
     changed.add(np.array([9, 2, 7]))
@@ -17,7 +17,7 @@ def test_rows_come_out_sorted_and_once() -> None:
     assert rows.tolist() == [2, 7, 9]
 
 
-def test_taking_forgets() -> None:
+def test_drain_clears_the_changed_rows() -> None:
     changed = ChangedRows(10)
     changed.add(np.array([3, 1]))
     assert changed
@@ -28,7 +28,7 @@ def test_taking_forgets() -> None:
     assert changed.drain().tolist() == [3]
 
 
-def test_it_never_holds_more_than_the_rows_there_are() -> None:
+def test_changed_rows_are_bounded_by_the_number_of_rows() -> None:
     changed = ChangedRows(4)
     for _ in range(1000):
         changed.add(np.arange(4))

@@ -1,4 +1,4 @@
-"""The free list: its order, and that it refuses what would corrupt it."""
+"""The free list: its order, and calls that would corrupt it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from kvscope_engine.policy.kv_cache.free_list import FreeList
 
 
-def test_a_fresh_list_hands_out_the_lowest_ids_first() -> None:
+def test_new_list_returns_the_lowest_ids_first() -> None:
     free = FreeList(6)
     assert free.popleft_n(3) == [0, 1, 2]
     assert free.popleft() == 3
@@ -16,20 +16,20 @@ def test_a_fresh_list_hands_out_the_lowest_ids_first() -> None:
     assert sorted(free.ids.tolist()) == [4, 5]
 
 
-def test_what_was_given_back_last_goes_out_first() -> None:
+def test_last_returned_block_is_taken_first() -> None:
     free = FreeList(6)
     free.popleft_n(6)
     free.append_n(np.array([4, 2]))
     assert free.popleft_n(2) == [2, 4]
 
 
-def test_taking_nothing_changes_nothing() -> None:
+def test_taking_no_blocks_changes_nothing() -> None:
     free = FreeList(2)
     assert free.popleft_n(0) == []
     assert len(free) == 2
 
 
-def test_more_than_there_is_cannot_be_taken() -> None:
+def test_taking_more_than_available_is_an_error() -> None:
     free = FreeList(2)
     with pytest.raises(AssertionError, match="3 blocks were taken from a free list of 2"):
         free.popleft_n(3)
@@ -38,6 +38,6 @@ def test_more_than_there_is_cannot_be_taken() -> None:
         free.popleft()
 
 
-def test_more_than_the_pool_cannot_be_given_back() -> None:
+def test_returning_more_than_the_pool_is_an_error() -> None:
     with pytest.raises(AssertionError, match="too many"):
         FreeList(2).append_n(np.array([0]))

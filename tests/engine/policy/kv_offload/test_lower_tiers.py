@@ -1,4 +1,4 @@
-"""Swap, offloading, demotion, loading and loss: what each does to blocks, places, requests and events."""
+"""Swap, offload, eviction to disk, loading and loss: effects on blocks, slots, requests and events."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ def until_preempted(one: Any, request: Any) -> None:
 @pytest.mark.storm({"num_disk": 0, "prefix_caching": False})
 @pytest.mark.parametrize("prefix_caching", [True, False])
 @pytest.mark.parametrize("num_disk", [0, 200])
-def test_a_storm_over_all_tiers(drive: Make, expected_completion: Make, prefix_caching: bool, num_disk: int) -> None:
-    """Half of what is wanted fits nowhere but below; every token still sees its own past."""
+def test_random_load_over_all_tiers_gives_the_right_tokens(
+    drive: Make, expected_completion: Make, prefix_caching: bool, num_disk: int
+) -> None:
+    """Half of what is needed fits only into lower tiers; every token still sees its own past."""
     rng = random.Random(5)
     one = drive(
         num_blocks=24,
@@ -65,8 +67,10 @@ def test_a_storm_over_all_tiers(drive: Make, expected_completion: Make, prefix_c
 
 @pytest.mark.storm(*({"seed": seed} for seed in range(1, 5)))
 @pytest.mark.parametrize("seed", range(6))
-def test_a_storm_with_a_bad_disk(drive: Make, expected_completion: Make, seed: int) -> None:
-    """A third of the places on disk cannot be read back: what they held is computed again, and counted."""
+def test_random_load_with_a_failing_disk_gives_the_right_tokens(
+    drive: Make, expected_completion: Make, seed: int
+) -> None:
+    """A third of the disk slots cannot be read: their contents are recomputed and counted as lost."""
     rng = random.Random(seed)
     one = drive(num_blocks=20, block_size=4, max_num_seqs=10, num_host=6, num_disk=120)
     requests = []
@@ -84,7 +88,7 @@ def test_a_storm_with_a_bad_disk(drive: Make, expected_completion: Make, seed: i
     assert notes == (["the disk tier is off from now on: no space left on the drive"] if seed == 5 else [])
 
 
-def test_a_swapped_request_says_where_its_blocks_are(drive: Make) -> None:
+def test_swapped_request_reports_where_its_blocks_are(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False, num_host=10)
     old, new = one.submit([1] * 7, 12), one.submit([2] * 7, 12)
     until_preempted(one, new)
@@ -108,7 +112,7 @@ def test_a_swapped_request_says_where_its_blocks_are(drive: Make) -> None:
     assert old.is_finished
 
 
-def test_nothing_is_computed_twice_after_a_swap(drive: Make) -> None:
+def test_swap_avoids_recomputation(drive: Make) -> None:
     one = drive(num_blocks=12, block_size=4, prefix_caching=False, num_host=40)
     requests = [one.submit([number] * 13, 16) for number in range(4)]
     one.run()
@@ -116,7 +120,7 @@ def test_nothing_is_computed_twice_after_a_swap(drive: Make) -> None:
     assert one.scheduler.totals.prompt_tokens == sum(request.num_prompt_tokens for request in requests)
 
 
-def test_what_is_cheaper_is_chosen(drive: Make) -> None:
+def test_cheaper_of_swap_and_recomputation_is_chosen(drive: Make) -> None:
     for seconds_per_block, is_swapped in ((1e-6, True), (1.0, False)):
         one = drive(num_blocks=6, block_size=4, prefix_caching=False, num_host=10, preemption="auto")
         one.mover.seconds_per_block = seconds_per_block
@@ -132,7 +136,7 @@ def test_what_is_cheaper_is_chosen(drive: Make) -> None:
         one.run()
 
 
-def test_swap_without_room_falls_back_to_computing(drive: Make, expected_completion: Make) -> None:
+def test_swap_without_space_falls_back_to_recomputation(drive: Make, expected_completion: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False, num_host=2)
     one.submit([1] * 7, 12)
     new = one.submit([2] * 7, 12)
@@ -142,7 +146,7 @@ def test_swap_without_room_falls_back_to_computing(drive: Make, expected_complet
     assert new.output_token_ids == expected_completion([2] * 7, 12)
 
 
-def test_an_aborted_swapped_request_leaves_nothing(drive: Make) -> None:
+def test_aborted_swapped_request_leaves_nothing(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False, num_host=10)
     one.submit([1] * 7, 12)
     new = one.submit([2] * 7, 12)
@@ -152,8 +156,8 @@ def test_an_aborted_swapped_request_leaves_nothing(drive: Make) -> None:
     assert (one.pool.ledger.state[6:] == BlockState.FREE).all()
 
 
-def test_evicted_prefixes_sink_and_come_back(drive: Make) -> None:
-    """Through host memory to disk, and from there on a hit; the event says so."""
+def test_evicted_prefixes_are_offloaded_and_loaded_on_a_hit(drive: Make) -> None:
+    """They move through host memory to disk, and the event reports it."""
     one = drive(num_blocks=8, block_size=4, num_host=4, num_disk=20)
     for family in range(5):
         one.submit([family] * 20 + [9], 1)
@@ -168,8 +172,8 @@ def test_evicted_prefixes_sink_and_come_back(drive: Make) -> None:
     assert "20 of 21 tokens were there already, 0 blocks in the pool; 5 blocks loaded from lower tiers" in event.cause
 
 
-def test_a_drive_that_is_behind_is_not_waited_for(drive: Make, expected_completion: Make) -> None:
-    """Prefixes are dropped rather; what a swapped request needs is written all the same."""
+def test_slow_drive_is_not_waited_for(drive: Make, expected_completion: Make) -> None:
+    """Prefixes are dropped instead, but what a swapped request needs is still written."""
     one = drive(num_blocks=14, block_size=4, num_host=6, num_disk=20)
     one.mover.num_offloadable = 0
     for family in range(5):
@@ -184,7 +188,7 @@ def test_a_drive_that_is_behind_is_not_waited_for(drive: Make, expected_completi
         assert request.output_token_ids == expected_completion(request.prompt_token_ids, 12)
 
 
-def test_loading_that_costs_more_than_computing_is_left(drive: Make) -> None:
+def test_loading_that_costs_more_than_computing_is_skipped(drive: Make) -> None:
     one = drive(num_blocks=8, block_size=4, num_host=40)
     one.mover.seconds_per_block = 1.0
     for family in range(3):
@@ -196,10 +200,10 @@ def test_loading_that_costs_more_than_computing_is_left(drive: Make) -> None:
     assert again.num_cached_tokens == 0
 
 
-def test_a_request_preempted_while_its_tail_is_to_be_copied(
+def test_request_preempted_before_its_tail_is_copied_saves_the_source(
     drive: Make, expected_completion: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last block is not there yet: what it saves is the block that would have been copied."""
+    """The copy has not been made: the block to be saved is the one that would have been copied."""
     found = []
     original = PlanBuilder.content_of
 
@@ -214,17 +218,17 @@ def test_a_request_preempted_while_its_tail_is_to_be_copied(
             parent = one.submit([7] * length, 12)
             one.step()
             one.step()
-            other = one.submit([8] * 22, 1)  # its prefill goes on, after decodes, while the forks copy
+            other = one.submit([8] * 22, 1)  # its prefill continues after decodes, while the forks copy
             one.step()
             children = [one.fork(parent) for _ in range(3)]
             one.run()
             assert other.is_finished
             for request in (parent, *children):
                 assert request.output_token_ids == expected_completion([7] * length, 12)
-    assert any(found), "no request was ever preempted in the step of its copy"
+    assert any(found), "no request was preempted in the step of its copy"
 
 
-def test_nobody_is_preempted_twice_before_another_once(drive: Make) -> None:
+def test_preemptions_are_spread_over_all_requests(drive: Make) -> None:
     one = drive(num_blocks=16, block_size=2, prefix_caching=False, max_num_seqs=6)
     requests = [one.submit([number] * 4, 24) for number in range(6)]
     while one.scheduler.requests:
@@ -236,7 +240,7 @@ def test_nobody_is_preempted_twice_before_another_once(drive: Make) -> None:
     assert one.scheduler.totals.preemptions > 5
 
 
-def test_moves_are_empty_when_nothing_moved(drive: Make) -> None:
+def test_moves_are_empty_if_nothing_moved(drive: Make) -> None:
     one = drive()
     one.submit([1], 2)
     one.run()
@@ -253,7 +257,7 @@ def test_moves_are_empty_when_nothing_moved(drive: Make) -> None:
         ([[1] * 12, [2] * 30], [1] * 13, "the block from token 4 was evicted at step 2"),
     ],
 )
-def test_a_miss_says_why(drive: Make, before: list[list[int]], prompt: list[int], reason: str) -> None:
+def test_prefix_miss_gives_its_reason(drive: Make, before: list[list[int]], prompt: list[int], reason: str) -> None:
     one = drive(num_blocks=9, block_size=4)
     for earlier in before:
         one.submit(earlier, 1)
@@ -280,7 +284,7 @@ def test_completions_of_one_prompt_compute_it_once(drive: Make, expected_complet
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
-def test_completions_go_on_when_the_first_is_aborted(drive: Make, expected_completion: Make, steps: int) -> None:
+def test_completions_continue_if_the_first_is_aborted(drive: Make, expected_completion: Make, steps: int) -> None:
     one = drive(max_num_batched_tokens=5)
     requests = one.siblings([3] * 11, 6, 2)
     for _ in range(steps):
@@ -292,7 +296,7 @@ def test_completions_go_on_when_the_first_is_aborted(drive: Make, expected_compl
         assert request.output_token_ids == expected_completion([3] * 11, 6)
 
 
-def test_a_held_back_completion_can_be_aborted(drive: Make) -> None:
+def test_waiting_completion_can_be_aborted(drive: Make) -> None:
     one = drive(max_num_batched_tokens=5)
     requests = one.siblings([3] * 11, 6, 2)
     one.step()
@@ -303,16 +307,14 @@ def test_a_held_back_completion_can_be_aborted(drive: Make) -> None:
 
 
 @pytest.mark.parametrize("num_blocks", [8, 13])
-def test_what_is_loaded_does_not_overwrite_what_is_to_be_copied(
-    drive: Make, expected_completion: Make, num_blocks: int
-) -> None:
-    """Copies come after loads: a block that a last sibling copies from, and that is evicted in the same step."""
+def test_load_does_not_overwrite_the_source_of_a_copy(drive: Make, expected_completion: Make, num_blocks: int) -> None:
+    """Copies run after loads: a block that the last sibling copies from is evicted in the same step."""
     one = drive(num_blocks=num_blocks, block_size=4, max_num_batched_tokens=200, num_host=60)
     for prompt in ([9] * (4 * num_blocks - 7), [8] * (4 * num_blocks - 3)):
-        one.submit(prompt, 1)  # the second one evicts what the first left
+        one.submit(prompt, 1)  # the second request evicts the first one's blocks
         one.run()
     siblings = [request for family in (5, 6, 7) for request in one.siblings([family] * 4, 1, 1)]
-    one.step()  # the first of each two ends; the others are to copy the block that they shared
+    one.step()  # the first of each pair ends; the others copy the block that they shared
     loading = one.submit([9] * (4 * num_blocks - 16), 1)
     one.step()
     assert one.scheduler.totals.loaded_blocks > 0
@@ -321,8 +323,8 @@ def test_what_is_loaded_does_not_overwrite_what_is_to_be_copied(
         assert request.output_token_ids == expected_completion(request.prompt_token_ids, 1)
 
 
-def test_a_part_of_a_block_comes_from_where_it_was_saved(drive: Make, expected_completion: Make) -> None:
-    """The pool holds the same text whole, but a shared block had to be copied, for which there is no room."""
+def test_part_of_a_block_is_loaded_from_where_it_was_saved(drive: Make, expected_completion: Make) -> None:
+    """The pool holds the same text completely, but a shared block would have to be copied, without space for it."""
     one = drive(num_blocks=3, block_size=4, max_num_batched_tokens=6, num_host=30)
     parent = one.submit([1] * 10, 1)
     one.step()
@@ -335,7 +337,7 @@ def test_a_part_of_a_block_comes_from_where_it_was_saved(drive: Make, expected_c
     assert child.output_token_ids == expected_completion([1] * 10, 1)
 
 
-def test_a_prefix_that_left_the_last_tier_is_known_to_be_evicted(drive: Make) -> None:
+def test_prefix_evicted_from_the_last_tier_is_reported_as_evicted(drive: Make) -> None:
     one = drive(num_blocks=8, block_size=4, num_host=4)
     for family in range(4):
         one.submit([family] * 20 + [9], 1)

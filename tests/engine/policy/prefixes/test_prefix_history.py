@@ -1,4 +1,4 @@
-"""What is remembered of evicted blocks: the newest, and never more than the bound."""
+"""The history of evicted blocks: the newest, within a bound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def is_remembered(history: PrefixHistory, number: int) -> bool:
     return history.explain(prefix(number)).kind == "evicted"
 
 
-def test_the_oldest_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_are_forgotten_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_history, "MAX_GHOSTS", 16)
     monkeypatch.setattr(prefix_history, "EVICTED_BATCH", 4)
     history = PrefixHistory()
@@ -34,14 +34,14 @@ def test_the_oldest_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(is_remembered(history, number) for number in range(200)) <= 16
 
 
-def test_a_block_that_is_cached_again_is_no_longer_evicted() -> None:
+def test_block_cached_again_is_no_longer_evicted() -> None:
     history = PrefixHistory()
     history.record_lost([prefix(1)], step=5)
     history.record_cached(prefix(1))
     assert not is_remembered(history, 1)
 
 
-def test_the_memory_of_evicted_blocks_is_bounded_in_bytes() -> None:
+def test_history_is_bounded_in_bytes() -> None:
     history = PrefixHistory()
     tracemalloc.start()
     try:
@@ -58,7 +58,7 @@ def first(digest: bytes, token: int, salt: str = "", adapter_key: bytes = b"") -
     return Prefix(digest * 32, 0, bytes([token, 0, 0, 0]), salt=salt, adapter_key=adapter_key)
 
 
-def test_the_same_text_under_another_salt_or_adapter_is_told() -> None:
+def test_same_text_with_another_salt_or_adapter_is_explained() -> None:
     history = PrefixHistory()
     cached = first(b"a", 1, "mine")
     history.record_cached(cached)

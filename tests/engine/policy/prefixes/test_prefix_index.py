@@ -1,4 +1,4 @@
-"""Digests of prefixes, and which block holds which."""
+"""Digests of prefixes, and the block that holds each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def digests_of(index: PrefixIndex, tokens: list[int]) -> list[bytes]:
     return digests
 
 
-def test_a_digest_is_sha256_over_parent_and_tokens() -> None:
+def test_digest_is_sha256_of_parent_and_tokens() -> None:
     index = PrefixIndex(2, salt=b"s")
     first = hashlib.sha256(hashlib.sha256(b"s").digest() + struct.pack("<2i", 1, 2)).digest()
     second = hashlib.sha256(first + struct.pack("<2i", 3, 4)).digest()
@@ -30,26 +30,26 @@ def test_only_full_blocks_have_digests() -> None:
     assert len(digests_of(index, [1] * 11)) == 2
 
 
-def test_digests_extend_where_they_stopped() -> None:
+def test_digests_are_extended_where_they_ended() -> None:
     index = PrefixIndex(2, salt=b"s")
     digests = digests_of(index, [1, 2, 3, 4])
     index.extend(digests, [5, 6, 7])
     assert digests == digests_of(index, [1, 2, 3, 4, 5, 6])
 
 
-def test_the_same_tokens_after_another_text_have_another_digest() -> None:
+def test_same_tokens_after_another_text_have_another_digest() -> None:
     index = PrefixIndex(2, salt=b"s")
     assert digests_of(index, [1, 2, 8, 9])[1] != digests_of(index, [3, 4, 8, 9])[1]
 
 
-def test_engines_and_extras_have_digests_of_their_own() -> None:
+def test_other_engines_and_extra_keys_have_other_digests() -> None:
     tokens = pack_tokens([1, 2])
     index = PrefixIndex(2)
     assert index.block_digest(None, tokens) != PrefixIndex(2).block_digest(None, tokens)
     assert index.block_digest(None, tokens) != index.block_digest(None, tokens, b"adapter")
 
 
-def test_a_salt_keeps_texts_apart_from_the_first_block_on() -> None:
+def test_salt_changes_all_digests_of_a_text() -> None:
     index = PrefixIndex(2, salt=b"s")
     tokens = [1, 2, 3, 4, 5, 6]
     found = []
@@ -63,10 +63,10 @@ def test_a_salt_keeps_texts_apart_from_the_first_block_on() -> None:
     assert mine == again
     assert len({*plain, *mine, *yours}) == 9
     assert mine[0] == index.block_digest(None, pack_tokens([1, 2]), b"mine")
-    assert mine[1] == index.block_digest(mine[0], pack_tokens([3, 4])), "what follows differs by its parent alone"
+    assert mine[1] == index.block_digest(mine[0], pack_tokens([3, 4])), "later digests differ only by their parent"
 
 
-def test_the_published_hash_is_never_zero() -> None:
+def test_published_hash_is_never_zero() -> None:
     assert published_hash(b"\x00" * 32) == 1
     assert published_hash(b"\xff" * 24 + b"\x00" * 6 + b"\x01\x02") == 0x0102
 
@@ -76,7 +76,7 @@ def find(index: PrefixIndex, digests: list[bytes]) -> list[int]:
     return found.tables[0] if found.tables else []
 
 
-def test_find_stops_at_the_first_hole() -> None:
+def test_find_stops_at_the_first_missing_block() -> None:
     index = PrefixIndex(2, salt=b"s")
     tokens = [1, 2, 3, 4, 5, 6]
     digests = digests_of(index, tokens)
@@ -89,7 +89,7 @@ def test_find_stops_at_the_first_hole() -> None:
     assert find(index, digests) == []
 
 
-def test_the_second_block_of_the_same_text_is_not_entered() -> None:
+def test_second_block_of_the_same_text_is_not_inserted() -> None:
     index = PrefixIndex(2, salt=b"s")
     prefix = Prefix(digests_of(index, [1, 2])[0], 0, pack_tokens([1, 2]))
     assert index.insert(5, prefix)
@@ -99,7 +99,7 @@ def test_the_second_block_of_the_same_text_is_not_entered() -> None:
     assert prefix.token_ids == (1, 2)
 
 
-def test_clear_gives_back_what_was_there() -> None:
+def test_clear_returns_the_blocks() -> None:
     index = PrefixIndex(1, salt=b"s")
     digests = digests_of(index, [1, 2])
     index.insert(3, Prefix(digests[0], 0, pack_tokens([1])))
@@ -109,6 +109,6 @@ def test_clear_gives_back_what_was_there() -> None:
     assert find(index, digests) == []
 
 
-def test_a_token_that_is_no_int32_is_an_error() -> None:
+def test_token_beyond_int32_is_an_error() -> None:
     with pytest.raises(struct.error):
         pack_tokens([1 << 31])

@@ -1,4 +1,4 @@
-"""Scheduling a step while another runs: what is known by then, and what makes it wait."""
+"""Async scheduling: planning a step while another runs, and what prevents it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
 def ran(plan: Any) -> dict[int, int]:
-    """Request number -> tokens of a plan."""
+    """Return request number -> tokens of a plan."""
     return {item.request.number: item.num_tokens for item in plan.scheduled}
 
 
-def test_a_token_that_nobody_knows_yet_is_followed_by_another(drive: Make) -> None:
+def test_step_follows_an_unknown_token(drive: Make) -> None:
     one = drive()
     request = one.submit([1] * 5, 4)
     one.step(ahead=True)
@@ -26,7 +26,7 @@ def test_a_token_that_nobody_knows_yet_is_followed_by_another(drive: Make) -> No
     assert one.scheduler.schedule_ahead(one.flight[0], 0).scheduled[0].start == 6
 
 
-def test_prompts_go_on_piece_by_piece(drive: Make) -> None:
+def test_prompt_chunks_continue_ahead(drive: Make) -> None:
     one = drive(max_num_batched_tokens=4)
     one.submit([1] * 11, 2)
     starts = []
@@ -37,7 +37,7 @@ def test_prompts_go_on_piece_by_piece(drive: Make) -> None:
     assert one.num_ahead == 3
 
 
-def test_nothing_follows_an_end_by_length(drive: Make) -> None:
+def test_no_step_follows_the_last_token(drive: Make) -> None:
     one = drive()
     one.submit([1] * 5, 1)
     one.step(ahead=True)
@@ -45,7 +45,7 @@ def test_nothing_follows_an_end_by_length(drive: Make) -> None:
     assert not one.scheduler.requests
 
 
-def test_who_comes_is_let_in_beside_who_runs(drive: Make) -> None:
+def test_new_request_is_admitted_ahead(drive: Make) -> None:
     one = drive()
     first = one.submit([1] * 5, 9)
     one.step(ahead=True)
@@ -55,7 +55,7 @@ def test_who_comes_is_let_in_beside_who_runs(drive: Make) -> None:
 
 
 @pytest.mark.parametrize("allocator", ["contiguous", "buddy", "virtual"])
-def test_reserved_blocks_wait(drive: Make, allocator: str) -> None:
+def test_reserving_policy_prevents_scheduling_ahead(drive: Make, allocator: str) -> None:
     one = drive(allocator=allocator, prefix_caching=False, max_model_len=64)
     one.submit([1] * 5, 4)
     plan, _ = one.step(ahead=True)
@@ -63,7 +63,7 @@ def test_reserved_blocks_wait(drive: Make, allocator: str) -> None:
     assert one.num_ahead == 0
 
 
-def test_completions_of_one_prompt_wait_until_each_has_its_own_end(drive: Make) -> None:
+def test_forked_completions_are_scheduled_ahead_once_they_share_no_block(drive: Make) -> None:
     one = drive()
     one.siblings([1] * 6, 9, 2)
     reasons = []
@@ -76,8 +76,8 @@ def test_completions_of_one_prompt_wait_until_each_has_its_own_end(drive: Make) 
 
 
 @pytest.mark.parametrize("option", ["matcher", "presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_who_follows_its_own_tokens_is_scheduled_without_them(drive: Make, option: str) -> None:
-    """Its tokens are sampled once the step before is committed, which is the runner's affair."""
+def test_request_with_output_dependent_sampling_is_scheduled_ahead(drive: Make, option: str) -> None:
+    """The runner samples its tokens after the previous step is committed."""
     one = drive()
     request = one.request([1] * 5, 9)
     if option == "matcher":
@@ -92,8 +92,8 @@ def test_who_follows_its_own_tokens_is_scheduled_without_them(drive: Make, optio
         assert [item.request for item in one.flight[0].scheduled] == [request, other]
 
 
-def test_a_prompt_that_another_may_share_is_computed_first(drive: Make) -> None:
-    """So that as much is found in the prefix cache as by steps that take turns."""
+def test_prompt_that_another_request_may_share_is_computed_first(drive: Make) -> None:
+    """This finds as many prefix hits as synchronous scheduling."""
     one = drive(max_num_seqs=2, max_num_batched_tokens=12)
     one.submit([1] * 12, 3)
     later = one.submit([1] * 12, 3)
@@ -105,7 +105,7 @@ def test_a_prompt_that_another_may_share_is_computed_first(drive: Make) -> None:
     assert one.num_ahead > 0
 
 
-def test_a_prompt_holds_nothing_up_where_nobody_can_be_let_in(drive: Make) -> None:
+def test_prompt_does_not_delay_if_no_request_can_be_admitted(drive: Make) -> None:
     one = drive(max_num_seqs=1, max_num_batched_tokens=5)
     one.submit([1] * 12, 3)
     later = one.submit([1] * 12, 3)
@@ -117,7 +117,7 @@ def test_a_prompt_holds_nothing_up_where_nobody_can_be_let_in(drive: Make) -> No
     assert later.num_cached_tokens == 8
 
 
-def test_a_prompt_in_pieces_waits_for_forks_at_its_end_alone(drive: Make) -> None:
+def test_chunked_prompt_waits_for_its_forks_only_at_its_end(drive: Make) -> None:
     one = drive(max_num_batched_tokens=5)
     one.siblings([1] * 12, 9, 2)
     reasons = []
@@ -127,7 +127,7 @@ def test_a_prompt_in_pieces_waits_for_forks_at_its_end_alone(drive: Make) -> Non
     assert reasons == ["", "", "completions that share their prompt"]
 
 
-def test_nobody_is_preempted_for_a_step_ahead(drive: Make) -> None:
+def test_scheduling_ahead_never_preempts(drive: Make) -> None:
     one = drive(num_blocks=6, prefix_caching=False)
     one.submit([1] * 8, 9)
     one.submit([2] * 8, 9)
@@ -140,7 +140,7 @@ def test_nobody_is_preempted_for_a_step_ahead(drive: Make) -> None:
     assert one.scheduler.totals.preemptions > 0
 
 
-def test_who_awaits_its_form_computes_its_prompt_and_samples_later(drive: Make) -> None:
+def test_request_waiting_for_its_grammar_computes_its_prompt_and_samples_later(drive: Make) -> None:
     one = drive(max_num_batched_tokens=10)
     request = one.request(range(6), 2)
     form = request.matcher = SimpleNamespace(is_ready=False)
@@ -152,7 +152,7 @@ def test_who_awaits_its_form_computes_its_prompt_and_samples_later(drive: Make) 
     assert ran(one.step()[0]) == {1: 1, 2: 1}
     assert beside.is_finished
     form.is_ready = False
-    assert ran(one.step()[0]) == {}, "there is nothing to do, and it has not ended"
+    assert ran(one.step()[0]) == {}, "the request must wait without ending"
     form.is_ready = True
     one.run()
     assert request.finish_reason == "length"

@@ -1,4 +1,4 @@
-"""The plan in the making."""
+"""Building the plan of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_single_tokens_come_first() -> None:
     assert (plan.num_single_token, plan.num_tokens, draft.budget) == (1, 6, 14)
 
 
-def test_one_that_is_dropped_leaves_nothing_behind() -> None:
+def test_dropped_request_leaves_nothing_in_the_plan() -> None:
     draft = PlanBuilder(20, 0)
     stays, goes = make_request(1), make_request(2)
     for request, count in ((stays, 1), (goes, 4)):
@@ -34,7 +34,7 @@ def test_one_that_is_dropped_leaves_nothing_behind() -> None:
     assert draft.budget == 19
 
 
-def test_a_copy_can_be_undone_by_its_source() -> None:
+def test_copy_can_be_undone_by_its_source() -> None:
     draft = PlanBuilder(20, 0)
     one, other = make_request(1), make_request(2)
     draft.copy(one, 5, 15)

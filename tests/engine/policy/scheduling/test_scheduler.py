@@ -1,4 +1,4 @@
-"""The scheduler's rules, one by one: chunks, order, admission, preemption, ends, forks, the prefix cache."""
+"""The scheduler's rules one by one: chunks, order, admission, preemption, ends, forks, the prefix cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
 def ran(plan: Any) -> dict[int, int]:
-    """Request number -> tokens of a plan."""
+    """Return request number -> tokens of a plan."""
     return {item.request.number: item.num_tokens for item in plan.scheduled}
 
 
@@ -24,7 +24,7 @@ def events(drive: Any, kind: str) -> list[Event]:
     return [event for event in drive.scheduler.changes.drain_events() if event.kind == kind]
 
 
-def test_a_request_runs_to_its_end(drive: Make, expected_completion: Make) -> None:
+def test_request_runs_to_its_end(drive: Make, expected_completion: Make) -> None:
     one = drive()
     request = one.submit([3, 1, 4, 1, 5], 9)
     assert one.run() == 9
@@ -36,7 +36,7 @@ def test_a_request_runs_to_its_end(drive: Make, expected_completion: Make) -> No
     assert one.pool.num_active == 0
 
 
-def test_tables_grow_block_by_block_as_tokens_come(drive: Make) -> None:
+def test_block_tables_grow_as_tokens_come(drive: Make) -> None:
     one = drive(block_size=4)
     request = one.submit([1, 2, 3], 8)
     lengths = []
@@ -50,7 +50,7 @@ def test_tables_grow_block_by_block_as_tokens_come(drive: Make) -> None:
     assert lengths == [1, 1, 2, 2, 2, 2, 3, 3]
 
 
-def test_steps_are_capped_whatever_the_limits_say_until_they_are_not(drive: Make) -> None:
+def test_token_cap_limits_steps_until_it_is_removed(drive: Make) -> None:
     one = drive(max_num_batched_tokens=10)
     request = one.submit(range(35), 1)
     assert ran(one.step()[0]) == {1: 10}
@@ -59,7 +59,7 @@ def test_steps_are_capped_whatever_the_limits_say_until_they_are_not(drive: Make
     one.scheduler.limits.set(8, 6)
     assert ran(one.step()[0]) == {1: 4}
     one.scheduler.limits.set(8, 3)
-    assert ran(one.step()[0]) == {1: 3}, "a person may want less"
+    assert ran(one.step()[0]) == {1: 3}, "a lower limit of the user must win"
     one.scheduler.limits.set(8, 10)
     one.scheduler.limits.cap_tokens(None)
     assert ran(one.step()[0]) == {1: 10}
@@ -67,7 +67,7 @@ def test_steps_are_capped_whatever_the_limits_say_until_they_are_not(drive: Make
     assert request.is_finished
 
 
-def test_a_long_prompt_runs_in_chunks(drive: Make) -> None:
+def test_long_prompt_runs_in_chunks(drive: Make) -> None:
     one = drive(max_num_batched_tokens=10)
     request = one.submit(range(25), 1)
     plans = [one.step()[0] for _ in range(3)]
@@ -95,7 +95,7 @@ def test_requests_that_arrive_together_run_together(drive: Make) -> None:
     assert ran(one.step()[0]) == {1: 1, 2: 1, 3: 1}
 
 
-def test_no_more_run_than_max_num_seqs(drive: Make) -> None:
+def test_max_num_seqs_limits_the_running_requests(drive: Make) -> None:
     one = drive(max_num_seqs=2)
     for start in range(0, 50, 10):
         one.submit(range(start, start + 3), 4)
@@ -104,7 +104,7 @@ def test_no_more_run_than_max_num_seqs(drive: Make) -> None:
     one.run()
 
 
-def test_who_is_next_is_told_what_it_waits_for(drive: Make) -> None:
+def test_next_waiting_request_knows_what_it_waits_for(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, max_num_seqs=3, max_num_batched_tokens=8, prefix_caching=False)
     late = [one.submit([number] * 8, 3) for number in range(4)]
     assert {request.waits_for for request in late} == {WaitsFor.UNTOLD}, "no step was planned since they came"
@@ -113,7 +113,7 @@ def test_who_is_next_is_told_what_it_waits_for(drive: Make) -> None:
     one.step()
     one.step()
     assert late[2].waits_for is WaitsFor.BLOCKS
-    assert late[1].waits_for is WaitsFor.UNTOLD, "it runs"
+    assert late[1].waits_for is WaitsFor.UNTOLD, "a running request waits for nothing"
     one.run()
     narrow = drive(max_num_seqs=1)
     narrow.submit([1], 2)
@@ -122,7 +122,7 @@ def test_who_is_next_is_told_what_it_waits_for(drive: Make) -> None:
     assert second.waits_for is WaitsFor.PLACE
 
 
-def test_a_form_and_the_prompt_of_another_completion_are_waited_for(drive: Make) -> None:
+def test_request_may_wait_for_its_grammar_or_for_the_prompt_of_its_parent(drive: Make) -> None:
     one = drive(max_num_batched_tokens=8)
     _, child = one.siblings(range(12), 3, 1)
     one.step()
@@ -137,7 +137,7 @@ def test_a_form_and_the_prompt_of_another_completion_are_waited_for(drive: Make)
     one.run()
 
 
-def test_first_come_first_served(drive: Make) -> None:
+def test_requests_are_served_in_arrival_order(drive: Make) -> None:
     one = drive(max_num_seqs=1)
     requests = [one.submit([start, start], 3) for start in range(5)]
     ends = []
@@ -147,7 +147,7 @@ def test_first_come_first_served(drive: Make) -> None:
     assert ends == [1, 2, 3, 4, 5]
 
 
-def test_a_higher_priority_is_admitted_first_but_takes_nobodys_place(drive: Make) -> None:
+def test_higher_priority_is_admitted_first_but_does_not_preempt(drive: Make) -> None:
     one = drive(max_num_seqs=1)
     running = one.submit([1, 1], 5)
     one.step()
@@ -161,7 +161,7 @@ def test_a_higher_priority_is_admitted_first_but_takes_nobodys_place(drive: Make
     one.run()
 
 
-def test_a_head_that_does_not_fit_is_not_overtaken(drive: Make) -> None:
+def test_first_waiting_request_is_not_overtaken(drive: Make) -> None:
     one = drive(num_blocks=10, max_num_batched_tokens=64, prefix_caching=False)
     one.submit(range(20), 8)
     one.step()
@@ -175,36 +175,36 @@ def test_a_head_that_does_not_fit_is_not_overtaken(drive: Make) -> None:
 
 
 @pytest.mark.parametrize(("length", "state"), [(8, RequestState.RUNNING), (9, RequestState.WAITING)])
-def test_admission_leaves_a_watermark(drive: Make, length: int, state: RequestState) -> None:
+def test_admission_keeps_a_watermark(drive: Make, length: int, state: RequestState) -> None:
     one = drive(num_blocks=5, block_size=4, prefix_caching=False)
-    one.submit([1] * 5, 4)  # 2 blocks: of the 3 left, 1 is the watermark
+    one.submit([1] * 5, 4)  # takes 2 blocks; of the 3 others, 1 is the watermark
     one.step()
     second = one.submit([2] * length, 1)
     one.scheduler.schedule(2, one.now_ns)
     assert second.state is state
 
 
-def test_the_watermark_does_not_keep_a_request_from_running_alone(drive: Make) -> None:
+def test_watermark_does_not_prevent_a_request_from_running_alone(drive: Make) -> None:
     one = drive(num_blocks=5, block_size=4)
     one.submit([1] * 19, 1)
     assert one.run() == 1
 
 
-def test_idle_hits_count_as_taken(drive: Make) -> None:
-    """Cached blocks cannot both be hit and be evicted to make room for the rest of the prompt."""
+def test_cached_blocks_of_a_hit_are_not_evicted_for_the_same_prompt(drive: Make) -> None:
+    """They cannot both be reused and be evicted for the rest of the prompt."""
     one = drive(num_blocks=8, block_size=4)
     one.submit(range(12), 1)
     one.run()
     assert one.pool.num_cached == 3
     one.submit([40] * 11, 9)
     one.step()
-    again = one.submit([*range(12), *range(8)], 1)  # 3 cached, 2 more needed, 2 free, 1 kept back
+    again = one.submit([*range(12), *range(8)], 1)  # 3 blocks cached, 2 more needed, 2 free, 1 watermark
     one.step()
     assert again.state is RequestState.WAITING
     one.run()
 
 
-def test_no_admission_in_a_step_that_preempts(drive: Make) -> None:
+def test_no_request_is_admitted_in_a_step_that_preempts(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, max_num_seqs=2, prefix_caching=False)
     one.submit([1] * 7, 12)
     new = one.submit([2] * 7, 12)
@@ -229,7 +229,7 @@ def test_no_admission_in_a_step_that_preempts(drive: Make) -> None:
         (500, 525, r"500 prompt tokens and 525 new ones make 1025 tokens: at most 1024"),
     ],
 )
-def test_what_can_never_run_is_refused_with_the_numbers(
+def test_request_that_can_never_run_is_refused_with_the_numbers(
     drive: Make, prompt: int, max_tokens: int, message: str
 ) -> None:
     one = drive()
@@ -244,7 +244,7 @@ def test_what_can_never_run_is_refused_with_the_numbers(
     assert refusal.number == 2
 
 
-def test_the_longest_request_there_may_be_runs(drive: Make) -> None:
+def test_longest_possible_request_runs(drive: Make) -> None:
     one = drive(num_blocks=8, block_size=4)
     assert one.scheduler.max_request_tokens == 32
     request = one.submit(range(28), 4)
@@ -254,7 +254,7 @@ def test_the_longest_request_there_may_be_runs(drive: Make) -> None:
         one.submit(range(28), 5)
 
 
-def test_those_behind_a_refused_request_go_on(drive: Make) -> None:
+def test_requests_after_a_refused_one_continue(drive: Make) -> None:
     one = drive()
     good = []
     for number in range(10):
@@ -266,7 +266,7 @@ def test_those_behind_a_refused_request_go_on(drive: Make) -> None:
     assert one.scheduler.totals.refused == 10
 
 
-def test_the_newest_is_preempted_and_loses_nothing(drive: Make, expected_completion: Make) -> None:
+def test_newest_request_is_preempted_and_keeps_its_tokens(drive: Make, expected_completion: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False)
     old, new = one.submit([1] * 7, 12), one.submit([2] * 7, 12)
     while not new.num_preemptions:
@@ -283,7 +283,7 @@ def test_the_newest_is_preempted_and_loses_nothing(drive: Make, expected_complet
     assert old.output_token_ids == expected_completion([1] * 7, 12)
 
 
-def test_a_preemption_says_why(drive: Make) -> None:
+def test_preemption_event_gives_the_reason(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False)
     old, new = one.submit([1] * 7, 12), one.submit([2] * 7, 12)
     while not new.num_preemptions:
@@ -302,7 +302,7 @@ def test_a_preemption_says_why(drive: Make) -> None:
     assert " after its preemption; 4 blocks needed; all 13 tokens to compute" in event.cause
 
 
-def test_the_newest_gives_way_when_it_needs_the_block_itself(drive: Make) -> None:
+def test_newest_request_preempts_itself_if_it_needs_the_block(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False)
     old, new = one.submit([1] * 6, 12), one.submit([2] * 8, 12)
     while not new.num_preemptions:
@@ -314,7 +314,7 @@ def test_the_newest_gives_way_when_it_needs_the_block_itself(drive: Make) -> Non
     one.run()
 
 
-def test_the_lowest_priority_is_preempted_first(drive: Make) -> None:
+def test_lowest_priority_is_preempted_first(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False)
     low, high = one.submit([1] * 7, 12, priority=-1), one.submit([2] * 7, 12)
     while not low.num_preemptions:
@@ -325,8 +325,8 @@ def test_the_lowest_priority_is_preempted_first(drive: Make) -> None:
     one.run()
 
 
-def test_one_scheduled_already_is_taken_out_of_the_plan(drive: Make, expected_completion: Make) -> None:
-    """A prefill of higher priority runs short after a decode of lower priority got its place in the step."""
+def test_preempted_request_is_removed_from_the_plan(drive: Make, expected_completion: Make) -> None:
+    """A prefill of higher priority runs out of blocks after a decode of lower priority was scheduled."""
     one = drive(num_blocks=24, block_size=1, max_num_batched_tokens=5, prefix_caching=False)
     low = one.submit([1, 2, 3], 20)
     one.step()
@@ -339,7 +339,7 @@ def test_one_scheduled_already_is_taken_out_of_the_plan(drive: Make, expected_co
     assert low.output_token_ids == expected_completion([1, 2, 3], 20)
 
 
-def test_a_preempted_request_comes_back_before_those_never_admitted(drive: Make) -> None:
+def test_preempted_request_is_resumed_before_new_ones_are_admitted(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False)
     one.submit([1] * 7, 12)
     new = one.submit([2] * 7, 12)
@@ -354,7 +354,7 @@ def test_a_preempted_request_comes_back_before_those_never_admitted(drive: Make)
     one.run()
 
 
-def test_a_preempted_request_finds_its_own_blocks_again(drive: Make) -> None:
+def test_preempted_request_finds_its_own_cached_blocks(drive: Make) -> None:
     one = drive(num_blocks=10, block_size=4)
     old, new = one.submit([1] * 15, 10), one.submit([2] * 15, 10)
     one.run()
@@ -365,11 +365,11 @@ def test_a_preempted_request_finds_its_own_blocks_again(drive: Make) -> None:
     assert one.scheduler.totals.restored_tokens == 16
     assert one.scheduler.totals.prompt_tokens == 15 + 15
     lost = one.scheduler.totals.restored_tokens + one.scheduler.totals.recomputed_tokens
-    assert lost == 20, "it had so many when it was preempted"
+    assert lost == 20, "the request had this many tokens when it was preempted"
 
 
 @pytest.mark.parametrize("steps", range(6))
-def test_an_abort_in_any_state_frees_everything(drive: Make, steps: int) -> None:
+def test_abort_in_any_state_frees_everything(drive: Make, steps: int) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False, max_num_batched_tokens=6)
     requests = [one.submit([number] * 7, 12) for number in range(3)]
     for _ in range(steps):
@@ -385,7 +385,7 @@ def test_an_abort_in_any_state_frees_everything(drive: Make, steps: int) -> None
     assert not one.step()[0].scheduled
 
 
-def test_an_abort_between_schedule_and_commit_writes_nothing(drive: Make) -> None:
+def test_abort_between_schedule_and_commit_writes_nothing(drive: Make) -> None:
     one = drive()
     request = one.submit(range(10), 5)
     plan = one.scheduler.schedule(1, 1)
@@ -396,7 +396,7 @@ def test_an_abort_between_schedule_and_commit_writes_nothing(drive: Make) -> Non
     assert request.num_computed_tokens == 0
 
 
-def test_an_aborted_request_does_not_finish_as_well(drive: Make) -> None:
+def test_aborted_request_does_not_finish_as_well(drive: Make) -> None:
     one = drive()
     request = one.submit([1], 5)
     one.scheduler.abort(request, 1)
@@ -405,7 +405,7 @@ def test_an_aborted_request_does_not_finish_as_well(drive: Make) -> None:
     assert (one.scheduler.totals.aborted, one.scheduler.totals.finished) == (1, 0)
 
 
-def test_a_prompt_seen_before_is_not_computed_again(drive: Make) -> None:
+def test_cached_prompt_is_not_computed_again(drive: Make) -> None:
     one = drive(block_size=4)
     one.submit(range(10), 1)
     one.run()
@@ -416,7 +416,7 @@ def test_a_prompt_seen_before_is_not_computed_again(drive: Make) -> None:
     assert one.scheduler.totals.cached_tokens == 8
 
 
-def test_at_least_one_token_is_computed_even_when_all_are_cached(drive: Make) -> None:
+def test_at_least_one_token_is_computed_for_a_fully_cached_prompt(drive: Make) -> None:
     one = drive(block_size=4)
     one.submit(range(8), 1)
     one.run()
@@ -436,7 +436,7 @@ def test_running_requests_share_a_prefix(drive: Make) -> None:
     one.run()
 
 
-def test_generated_tokens_are_found_by_the_next_turn(drive: Make) -> None:
+def test_generated_tokens_are_cached_for_the_next_turn(drive: Make) -> None:
     one = drive(block_size=4)
     first = one.submit(range(6), 10)
     one.run()
@@ -447,7 +447,7 @@ def test_generated_tokens_are_found_by_the_next_turn(drive: Make) -> None:
     one.run()
 
 
-def test_reset_prefix_cache_forgets_and_running_requests_go_on(drive: Make) -> None:
+def test_reset_prefix_cache_keeps_running_requests(drive: Make) -> None:
     one = drive(block_size=4)
     one.submit(range(12), 1)
     one.run()
@@ -463,7 +463,7 @@ def test_reset_prefix_cache_forgets_and_running_requests_go_on(drive: Make) -> N
     assert one.pool.num_free == one.pool.num_blocks
 
 
-def test_eviction_is_told_once_a_step(drive: Make) -> None:
+def test_eviction_is_one_event_per_step(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4)
     one.submit(range(15), 1)
     one.run()
@@ -476,7 +476,7 @@ def test_eviction_is_told_once_a_step(drive: Make) -> None:
 
 
 @pytest.mark.parametrize("length", [5, 8, 9])
-def test_forks_share_until_one_writes(drive: Make, expected_completion: Make, length: int) -> None:
+def test_forks_share_blocks_until_one_writes(drive: Make, expected_completion: Make, length: int) -> None:
     one = drive(block_size=4)
     parent = one.submit(range(length), 7)
     one.step()
@@ -486,7 +486,7 @@ def test_forks_share_until_one_writes(drive: Make, expected_completion: Make, le
     assert children[0].block_table == parent.block_table
     assert children[0].block_table is not parent.block_table
     plan, _ = one.step()
-    written_at = (length + 1) % 4  # slot of the first token that parent and children each write
+    written_at = (length + 1) % 4  # slot of the first token that the parent and each child write
     assert len(plan.copies) == (2 if written_at else 0)
     one.run()
     for request in (parent, *children):
@@ -494,7 +494,7 @@ def test_forks_share_until_one_writes(drive: Make, expected_completion: Make, le
     assert one.pool.num_active == 0
 
 
-def test_a_fork_without_a_place_waits_like_any_other(drive: Make, expected_completion: Make) -> None:
+def test_fork_beyond_max_num_seqs_waits(drive: Make, expected_completion: Make) -> None:
     one = drive(max_num_seqs=1)
     parent = one.submit(range(6), 4)
     one.step()
@@ -505,7 +505,7 @@ def test_a_fork_without_a_place_waits_like_any_other(drive: Make, expected_compl
     assert child.output_token_ids == expected_completion(range(6), 4)
 
 
-def test_a_fork_that_cannot_copy_preempts_the_newest(drive: Make, expected_completion: Make) -> None:
+def test_fork_that_cannot_copy_preempts_the_newest(drive: Make, expected_completion: Make) -> None:
     one = drive(num_blocks=3, block_size=4, prefix_caching=False)
     parent = one.submit(range(9), 3)
     one.step()
@@ -517,7 +517,7 @@ def test_a_fork_that_cannot_copy_preempts_the_newest(drive: Make, expected_compl
         assert request.output_token_ids == expected_completion(range(9), 3)
 
 
-def test_an_event_tells_what_an_admission_found(drive: Make) -> None:
+def test_admission_event_gives_the_cached_tokens(drive: Make) -> None:
     one = drive(block_size=4)
     one.submit(range(10), 1)
     one.run()
@@ -529,7 +529,7 @@ def test_an_event_tells_what_an_admission_found(drive: Make) -> None:
     assert event.cause.endswith("3 blocks needed; 8 of 10 tokens were there already, 2 blocks in the pool")
 
 
-def test_totals_count_what_happened(drive: Make) -> None:
+def test_totals_count_admissions_preemptions_and_ends(drive: Make) -> None:
     one = drive(num_blocks=6, block_size=4, prefix_caching=False)
     requests = [one.submit([number] * 7, 12) for number in range(2)]
     one.run()
@@ -542,11 +542,11 @@ def test_totals_count_what_happened(drive: Make) -> None:
     assert totals.aborted == totals.refused == 0
 
 
-def test_a_freed_source_of_a_copy_is_no_target_of_another(drive: Make, expected_completion: Make) -> None:
-    """Copies of a step run in any order: a block that is copied from may not be copied to.
+def test_freed_source_of_a_copy_is_not_the_target_of_another(drive: Make, expected_completion: Make) -> None:
+    """The copies of a step run in any order, so that the source of a copy must not be a target.
 
-    1 and 4 share a partial block, 2 and 3 another. 1 copies its own into the last free block; for the copy of 2
-    request 4 is preempted, so that the block 1 copies from is the one that is free.
+    Requests 1 and 4 share a partial block, and so do 2 and 3. Request 1 copies its block into the last free one. For
+    the copy of 2, request 4 is preempted, which frees the block that 1 copies from.
     """
     one = drive(num_blocks=5, block_size=4, prefix_caching=False)
     first, second = one.submit([1] * 5, 8), one.submit([2] * 5, 8)
@@ -562,7 +562,7 @@ def test_a_freed_source_of_a_copy_is_no_target_of_another(drive: Make, expected_
         assert request.output_token_ids == expected_completion(request.prompt_token_ids, 8)
 
 
-def test_a_client_that_runs_nothing_gets_a_place_from_one_that_runs_several(drive: Make) -> None:
+def test_client_without_running_requests_preempts_one_of_a_client_with_several(drive: Make) -> None:
     one = drive(max_num_seqs=3)
     many = [one.submit([n, n], 40, client="many") for n in range(8)]
     one.step()
@@ -575,12 +575,12 @@ def test_a_client_that_runs_nothing_gets_a_place_from_one_that_runs_several(driv
     assert f"to let request #{few.number} start (its client had no running request)" in event.cause
     second = one.submit([21, 21], 5, client="few")
     one.step()
-    assert second.state is RequestState.WAITING, "one that runs something waits for its turn"
+    assert second.state is RequestState.WAITING, "a client with a running request must wait for its turn"
     one.run()
     assert {request.finish_reason for request in [*many, few, second]} == {"length"}
 
 
-def test_a_batch_that_runs_nothing_gets_a_place_from_one_of_the_same_client(drive: Make) -> None:
+def test_batch_without_running_requests_preempts_one_of_the_same_client(drive: Make) -> None:
     one = drive(max_num_seqs=3)
     for n in range(6):
         one.submit([n, n], 40, batch="long")
@@ -596,7 +596,7 @@ def test_a_batch_that_runs_nothing_gets_a_place_from_one_of_the_same_client(driv
     one.run()
 
 
-def test_as_many_make_way_as_it_takes_and_nobody_where_that_is_not_enough(drive: Make) -> None:
+def test_fairness_preempts_as_many_as_needed_or_none(drive: Make) -> None:
     one = drive(num_blocks=20, block_size=4, max_num_batched_tokens=64, prefix_caching=False)
     many = [one.submit(range(10 * n, 10 * n + 7), 20, client="many") for n in range(8)]
     one.step()
@@ -608,7 +608,7 @@ def test_as_many_make_way_as_it_takes_and_nobody_where_that_is_not_enough(drive:
     one.run()
 
 
-def test_nobody_makes_way_for_a_lower_priority(drive: Make) -> None:
+def test_fairness_never_preempts_higher_priority(drive: Make) -> None:
     one = drive(max_num_seqs=2)
     for n in range(2):
         one.submit([n, n], 10, client="many", priority=1)
@@ -619,7 +619,7 @@ def test_nobody_makes_way_for_a_lower_priority(drive: Make) -> None:
     one.run()
 
 
-def test_the_client_that_holds_the_most_gives_up_blocks_first(drive: Make) -> None:
+def test_client_holding_the_most_tokens_is_preempted_first(drive: Make) -> None:
     one = drive(num_blocks=12, block_size=4, max_num_batched_tokens=64, prefix_caching=False)
     for n in range(3):
         one.submit(range(10 * n, 10 * n + 9), 12, client="many")
@@ -629,7 +629,7 @@ def test_the_client_that_holds_the_most_gives_up_blocks_first(drive: Make) -> No
     assert one.scheduler.totals.preemptions > 0
 
 
-def test_clients_take_turns_while_steps_overlap(drive: Make, expected_completion: Make) -> None:
+def test_clients_are_served_fairly_with_async_scheduling(drive: Make, expected_completion: Make) -> None:
     one = drive(max_num_seqs=3)
     many = [one.submit([n, n], 30, client="many") for n in range(5)]
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""What followed the same tokens before."""
+"""N-gram drafts: what followed the same tokens before."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def plainly(tokens: list[int], count: int, shortest: int, longest: int) -> list[
 @pytest.mark.parametrize(
     ("tokens", "found"),
     [
-        ([1, 2, 3, 4, 1, 2], [3, 4, 1]),  # what is behind the match, up to the end
+        ([1, 2, 3, 4, 1, 2], [3, 4, 1]),  # tokens after the match, up to the end
         ([1, 2, 3, 9, 1, 2, 4, 1, 2], [3, 9, 1]),  # the first of those alike
         ([1, 2, 5, 7, 1, 2, 6, 7, 1, 2], [6, 7, 1]),  # the longest, though later
         ([5, 5, 5], [5]),
         ([1, 2, 3], []),
-        ([2, 1, 2], []),  # one token alike is too few
+        ([2, 1, 2], []),  # one equal token is too few
         ([], []),
     ],
 )
-def test_examples(tokens: list[int], found: list[int]) -> None:
+def test_draft_is_what_followed_the_longest_match(tokens: list[int], found: list[int]) -> None:
     assert find_draft(np.array(tokens, np.int32), 3, 2, 3) == found
 
 
-def test_any_text_gives_what_a_plain_search_gives() -> None:
+def test_random_texts_match_a_plain_search() -> None:
     generator = random.Random(1)
     for _ in range(500):
         tokens = generator.choices(range(generator.randint(1, 6)), k=generator.randint(0, 30))

@@ -1,9 +1,8 @@
-"""A GPU that is not there: tensors without data on `cuda:0`, kernels that are only written down.
+"""An emulated GPU: tensors without data on `cuda:0`, and kernels that are only recorded.
 
-torch's fake tensors refuse operands of different devices and raise where data are read on the host. Launches of
-Triton kernels are stood in for by a list of what they were given, with the key under which Triton would have looked
-for a compiled kernel; a CUDA graph is a name in a pool, which is there as long as a graph is; whatever crosses between
-host and device is counted.
+torch's fake tensors refuse operands on different devices and raise if data is read on the host. Launches of Triton
+kernels are recorded with their arguments and the key under which Triton would look up the compiled kernel. A CUDA
+graph is an entry in a pool, which exists as long as a graph does. Transfers between host and device are counted.
 """
 
 from __future__ import annotations
@@ -52,42 +51,42 @@ CAPABILITY: Final = 90
 NUM_MULTIPROCESSORS: Final = 132
 VOCABULARY: Final = 4000
 NO_KERNEL: Final = frozenset({"empty", "empty_like", "new_empty", "empty_strided", "_unsafe_view", "detach", "alias"})
-"""Operations that return other memory, or the same, and compute nothing."""
+"""Operations that only allocate or return views."""
 
 
 @dataclass
-class Seen:
-    """What a stretch of work did."""
+class RecordedWork:
+    """What was launched, transferred and waited for."""
 
     launches: Counter[str] = field(default_factory=Counter)
-    """Triton's, by kernel."""
+    """Triton launches by kernel."""
     replays: int = 0
     read_backs: int = 0
     uploads: int = 0
     waits: int = 0
-    """Times that the host waited for the device to come by an event; those that it was past already cost nothing."""
+    """How often the host waited for an event that the device had not passed yet."""
     now: int = 0
-    """Of the device's work: how much was handed to it."""
+    """Amount of work given to the device."""
     reached: int = 0
-    """How much of that the host knows to be over."""
+    """Amount of that work that the host knows to be complete."""
     compiled: set[str] = field(default_factory=set)
-    """Keys of kernels that had to be compiled."""
+    """Keys of the kernels that had to be compiled."""
 
     def clear(self) -> None:
-        """Forget all but what is compiled."""
+        """Clear everything except the compiled kernels."""
         self.launches.clear()
         self.replays = self.read_backs = self.uploads = self.waits = 0
 
     def wait(self, moment: int) -> None:
-        """Until the device is there."""
+        """Wait until the device has passed `moment`."""
         self.waits += moment > self.reached
         self.reached = max(self.reached, moment)
 
 
-class Crossings(TorchDispatchMode):
+class TransferCounter(TorchDispatchMode):
     """Counts copies between host and device."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: RecordedWork) -> None:
         super().__init__()
         self._seen = seen
 
@@ -100,8 +99,8 @@ class Crossings(TorchDispatchMode):
         return result
 
 
-class Operations(TorchDispatchMode):
-    """Names torch's own operations on the device that start a kernel, each once a run."""
+class OperationNames(TorchDispatchMode):
+    """Collects the names of torch's own operations that start a kernel on the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,8 +116,8 @@ class Operations(TorchDispatchMode):
         return result
 
 
-class Keys:
-    """The keys of Triton's own specialisation, for the tensors of a device that is not there."""
+class KernelKeys:
+    """Computes Triton's specialization keys for fake tensors."""
 
     def __init__(self) -> None:
         from triton.backends.compiler import GPUTarget
@@ -128,7 +127,7 @@ class Keys:
         self._binders: dict[str, Any] = {}
 
     def key(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """As `JITFunction.run` makes it."""
+        """Return the key as `JITFunction.run` makes it."""
         from triton.runtime.jit import create_function_from_signature
 
         name = kernel.fn.__name__
@@ -140,21 +139,21 @@ class Keys:
 
 
 class Pointer:
-    """A tensor as Triton looks at it. The allocator gives multiples of 512."""
+    """A tensor as seen by Triton; addresses are multiples of 512."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
         self._address = (1 << 20) + tensor.storage_offset() * tensor.element_size()
 
     def data_ptr(self) -> int:
-        """Where its first element is."""
+        """Address of the first element."""
         return self._address
 
 
 class FakeEvent:
-    """A moment of the device, which gets there when somebody waits for it, or asks."""
+    """Event that the device passes when the host waits for it or queries it."""
 
-    def __init__(self, seen: Seen, **_: Any) -> None:
+    def __init__(self, seen: RecordedWork, **_: Any) -> None:
         self._seen = seen
         self._moment = 0
 
@@ -175,29 +174,29 @@ class FakeEvent:
 
 
 @dataclass
-class FakeGPU:
-    """Everything that a test of this folder needs."""
+class EmulatedGpu:
+    """Everything that the tests of this folder need."""
 
-    seen: Seen
+    seen: RecordedWork
     mode: FakeTensorMode
     make_runner: Callable[..., ModelRunner]
     capture_error: list[Exception | None] = field(default_factory=list)
-    """Raised by the next captures, the last one first; None: that one does not fail."""
+    """Errors of the next captures, last one first; None for a capture that succeeds."""
     pools: dict[Any, WeakSet[Any]] = field(default_factory=dict)
-    """Graphs in each."""
+    """Graphs of each memory pool."""
     held: list[int] = field(default_factory=list)
-    """How many graphs somebody had when a capture began, of each."""
+    """Number of live graphs at the start of each capture."""
     held_when_emptied: list[int] = field(default_factory=list)
-    """The same where memory went back to the driver."""
+    """Number of live graphs whenever memory was returned to the driver."""
     handles: Iterator[tuple[int, int]] = field(default_factory=lambda: ((0, number) for number in count()))
 
     @property
     def num_held(self) -> int:
-        """Graphs that somebody has."""
+        """Number of live graphs."""
         return sum(map(len, self.pools.values()))
 
     def begin(self, graph: Any, pool: Any) -> None:
-        """Its capture."""
+        """Record the start of a capture."""
         assert self.pools.get(pool) != WeakSet(), "torch has forgotten the pool, and fails an assertion"
         self.held.append(self.num_held)
         self.pools.setdefault(pool, WeakSet()).add(graph)
@@ -206,25 +205,25 @@ class FakeGPU:
 
 
 @pytest.fixture
-def operations() -> type[Operations]:
-    """To be entered around what is counted."""
-    return Operations
+def operations() -> type[OperationNames]:
+    """The class that collects operation names."""
+    return OperationNames
 
 
 @pytest.fixture
-def fake_gpu(monkeypatch: pytest.MonkeyPatch, indexing: type[TorchFunctionMode]) -> Iterator[FakeGPU]:
-    """Inside, every tensor is fake. Skips where Triton is not installed or interprets."""
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, indexing: type[TorchFunctionMode]) -> Iterator[EmulatedGpu]:
+    """Emulated GPU: every tensor is fake. Skips if Triton is not installed or is interpreting."""
     jit = pytest.importorskip("triton.runtime.jit")
-    seen, mode = Seen(), FakeTensorMode()
-    gpu = FakeGPU(seen, mode, lambda **options: make_runner(monkeypatch, **options))
+    seen, mode = RecordedWork(), FakeTensorMode()
+    gpu = EmulatedGpu(seen, mode, lambda **options: make_runner(monkeypatch, **options))
     _stand_in_for_cuda(monkeypatch, gpu)
     _stand_in_for_triton(monkeypatch, jit, seen)
-    with mode, Crossings(seen), indexing():
+    with mode, TransferCounter(seen), indexing():
         yield gpu
 
 
-def _stand_in_for_triton(monkeypatch: pytest.MonkeyPatch, jit: Any, seen: Seen) -> None:
-    keys = Keys()
+def _stand_in_for_triton(monkeypatch: pytest.MonkeyPatch, jit: Any, seen: RecordedWork) -> None:
+    keys = KernelKeys()
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         assert all(arg.device == GPU for arg in args if isinstance(arg, torch.Tensor)), "a launch mixes devices"
@@ -235,7 +234,7 @@ def _stand_in_for_triton(monkeypatch: pytest.MonkeyPatch, jit: Any, seen: Seen) 
     monkeypatch.setattr(jit.JITFunction, "run", run)
 
 
-def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: FakeGPU) -> None:
+def _stand_in_for_cuda(monkeypatch: pytest.MonkeyPatch, gpu: EmulatedGpu) -> None:
     seen = gpu.seen
 
     class FakeGraph:
@@ -310,8 +309,9 @@ def make_runner(
     joined: Callable[[torch.nn.Module], object] = lambda module: None,
     **config_changes: Any,
 ) -> ModelRunner:
-    """A small model's, its parts joined, which `joined` is given then. What reads data at load, to prove that parts are
-    equal, is left out."""
+    """Return a runner of a small model with fused parts, which are passed to `joined`. Verification at load, which
+    reads data, is left out.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {
@@ -373,7 +373,7 @@ def make_runner(
 
 
 def _states(module: torch.nn.Module, num_slots: int) -> StateStorage | None:
-    """Those of layers that are a gated delta net, as a run finds them on a device that is there."""
+    """Return the states of gated delta net layers, as measured on a real device."""
     recurrent = recurrent_layers(module)
     if not recurrent.layers:
         return None
@@ -392,7 +392,7 @@ def _states(module: torch.nn.Module, num_slots: int) -> StateStorage | None:
 
 
 def join_unproven(module: torch.nn.Module, quantization: str) -> None:
-    """As at load, in the same order, each part by the first form that has the parts of a Llama or a Qwen3."""
+    """Fuse in the same order as at load, each part by the first form that fits a Llama or a Qwen3."""
     use_float32_logits(module)
     for part in list(module.modules()):
         if hasattr(part, "q_proj") and held_latents(part) is None and not _is_gated(part):
@@ -413,12 +413,12 @@ def join_unproven(module: torch.nn.Module, quantization: str) -> None:
 
 
 def _is_gated(attention: Any) -> bool:
-    """Whether its queries come with as many gates: no part of a Llama."""
+    """Return whether queries come with as many gates, which Llama's attention does not have."""
     return bool(attention.q_proj.out_features > attention.config.num_attention_heads * attention.head_dim)
 
 
 def _move(module: torch.nn.Module) -> None:
-    """To the device, part by part: `Module.to` asks CUDA."""
+    """Move to the device part by part, because `Module.to` asks CUDA."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             moved = torch.empty(parameter.shape, dtype=parameter.dtype, device=GPU)

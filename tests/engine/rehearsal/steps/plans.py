@@ -1,4 +1,4 @@
-"""Plans of steps whose requests are there for the step alone."""
+"""Plans of steps with requests that exist only for the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 
 def scheduled(number: int, num_cached: int, num_tokens: int, *, state_slot: int = -1) -> Scheduled:
-    """The last `num_tokens` of a prompt, of which `num_cached` are computed; a token is sampled after them."""
+    """Schedule the last `num_tokens` of a prompt of which `num_cached` are computed; a token is sampled after them."""
     request = Request(
         number=number,
         request_id=f"r{number}",
@@ -24,5 +24,5 @@ def scheduled(number: int, num_cached: int, num_tokens: int, *, state_slot: int 
 
 
 def decodes(count: int) -> StepPlan:
-    """So many requests of a token each, behind some thirty."""
+    """Return a plan of `count` requests with one token each, after about thirty others."""
     return StepPlan(tuple(scheduled(number, 30 + number, 1) for number in range(count)), count)

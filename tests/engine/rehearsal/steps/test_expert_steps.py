@@ -1,5 +1,6 @@
-"""Steps of a mixture of experts on a GPU that is not there: in graphs, with nothing read on the host, and nothing
-compiled in service."""
+"""Steps of mixture-of-experts models on an emulated GPU: graphs, nothing read on the host, nothing compiled in
+service.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ EXPERTS = ("align_experts", "expert_product", "sum_experts")
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS.keys())
-def test_decodes_are_in_graphs(fake_gpu: Any, model: dict[str, Any]) -> None:
+def test_moe_decodes_are_graph_replays(fake_gpu: Any, model: dict[str, Any]) -> None:
     runner = fake_gpu.make_runner(**model)
     runner.warm_up(lambda _: None)
     assert runner.notes == []
@@ -43,12 +44,12 @@ def test_decodes_are_in_graphs(fake_gpu: Any, model: dict[str, Any]) -> None:
         fake_gpu.seen.clear()
         runner.run(decodes(count))
         assert fake_gpu.seen.replays == 1
-        assert fake_gpu.seen.read_backs == 1, "the tokens"
+        assert fake_gpu.seen.read_backs == 1, "only the tokens are read back"
         assert not any(fake_gpu.seen.launches[kernel] for kernel in EXPERTS)
 
 
-def test_what_is_launched(fake_gpu: Any) -> None:
-    """A layer's two products and their sum; a single token's experts are not put in order."""
+def test_moe_kernels_of_a_step(fake_gpu: Any) -> None:
+    """A layer has two products and their sum; the experts of a single token are not sorted."""
     runner = fake_gpu.make_runner(enforce_eager=True, **QWEN3)
     runner.warm_up(lambda _: None)
     for plan, num_aligned in ((decodes(1), 0), (decodes(2), 2), (StepPlan((scheduled(1, 0, 300),), 0), 2)):
@@ -58,8 +59,8 @@ def test_what_is_launched(fake_gpu: Any) -> None:
         assert (fake_gpu.seen.read_backs, fake_gpu.seen.waits) == (1, 1)
 
 
-def test_service_compiles_nothing(fake_gpu: Any) -> None:
-    """Tiles grow with the tokens of a step: the warm-up has gone through them all."""
+def test_moe_steps_compile_nothing_in_service(fake_gpu: Any) -> None:
+    """Tiles grow with the tokens of a step; the warm-up covers all sizes."""
     runner = fake_gpu.make_runner(enforce_eager=True, max_num_seqs=64, **QWEN3)
     runner.warm_up(lambda _: None)
     known = set(fake_gpu.seen.compiled)
@@ -72,10 +73,10 @@ def test_service_compiles_nothing(fake_gpu: Any) -> None:
 
 
 @pytest.mark.parametrize(("capability", "has_graphs"), [((8, 9), False), ((9, 0), True)], ids=str)
-def test_without_them_graphs_are_left_out_where_torch_looks_at_the_experts(
+def test_graphs_are_left_out_if_torch_reads_the_experts_on_the_host(
     fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], has_graphs: bool
 ) -> None:
-    """In words, at the start, and without a capture that fails."""
+    """This is reported at the start, without a failing capture."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     runner = fake_gpu.make_runner(fuses_experts=False, **QWEN3)
     runner.warm_up(lambda _: None)

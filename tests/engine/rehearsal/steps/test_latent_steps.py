@@ -1,4 +1,4 @@
-"""Steps of a model of latents on a GPU that is not there: which kernels are launched; service compiles none."""
+"""Steps of models with MLA latents on an emulated GPU: launched kernels, and nothing compiled in service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEEPSEEK: dict[str, Any] = {
     "v_head_dim": 128,
     "head_dim": 64,
 }
-"""One layer's sizes, but for the number of heads."""
+"""Sizes of one layer except for the number of heads."""
 
 
 STEPS = {
@@ -38,7 +38,7 @@ LAUNCHES = {
 
 
 @pytest.mark.parametrize(("piecewise_graphs", "kv_dtype"), [(True, torch.bfloat16), (False, torch.int8)], ids=str)
-def test_what_is_launched(fake_gpu: Any, *, piecewise_graphs: bool, kv_dtype: torch.dtype) -> None:
+def test_mla_kernels_of_a_step(fake_gpu: Any, *, piecewise_graphs: bool, kv_dtype: torch.dtype) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=piecewise_graphs, kv_dtype=kv_dtype, **DEEPSEEK)
     runner.warm_up(lambda _: None)
     known = set(fake_gpu.seen.compiled)
@@ -47,12 +47,12 @@ def test_what_is_launched(fake_gpu: Any, *, piecewise_graphs: bool, kv_dtype: to
         runner.run(plan)
         launched = {kernel for kernel in fake_gpu.seen.launches if kernel.startswith("paged")}
         assert launched == LAUNCHES[name], name
-        assert fake_gpu.seen.read_backs == 1, "the tokens"
+        assert fake_gpu.seen.read_backs == 1, "only the tokens are read back"
         assert bool(fake_gpu.seen.replays) == (piecewise_graphs or name == "decodes"), name
     assert fake_gpu.seen.compiled == known
 
 
-def test_drafts_are_in_a_graph(fake_gpu: Any) -> None:
+def test_mla_drafts_are_verified_in_a_graph(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(max_drafts=3, **DEEPSEEK)
     runner.warm_up(lambda _: None)
     assert runner.notes == []
@@ -65,7 +65,7 @@ def test_drafts_are_in_a_graph(fake_gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_decodes_without_graphs(fake_gpu: Any, kv_dtype: torch.dtype) -> None:
+def test_mla_decodes_run_without_graphs(fake_gpu: Any, kv_dtype: torch.dtype) -> None:
     runner = fake_gpu.make_runner(enforce_eager=True, page_heat=1, kv_dtype=kv_dtype, **DEEPSEEK)
     runner.warm_up(lambda _: None)
     fake_gpu.seen.clear()

@@ -1,4 +1,4 @@
-"""Prompts by FlashInfer, on a GPU that is not there: where its plan's tensors lie, and that nobody waits for it."""
+"""Prefill by FlashInfer on an emulated GPU: where its plan's tensors are, and that the host never waits for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_kernels.third_party_attention.flashinfer import FlashInfer
 from kvscope_kernels.third_party_attention.preferred import preferring
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
-PAGES = 3 + 2  # of 16 tokens: 41 in one chunk, 30 with what was computed before
+PAGES = 3 + 2  # blocks of 16 tokens: 41 tokens in one chunk, 30 including those computed before
 
 
 def make_request(number: int, num_prompt: int, num_output: int = 0) -> Request:
@@ -32,8 +32,8 @@ def make_request(number: int, num_prompt: int, num_output: int = 0) -> Request:
     )
 
 
-class Wrapper:
-    """FlashInfer's, which writes down what it is given."""
+class RecordingWrapper:
+    """FlashInfer's wrapper, recording its arguments."""
 
     planned: ClassVar[list[list[tuple[str, tuple[int, ...]]]]] = []
     runs = 0
@@ -46,32 +46,32 @@ class Wrapper:
         assert arguments[4:] == (4, 2, 64, 16)
 
     def run(self, query: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor) -> None:
-        Wrapper.runs += 1
+        RecordingWrapper.runs += 1
         assert query.shape == out.shape
         assert all(cache.shape[1:] == (2, 16, 64) for cache in caches)
 
 
 @pytest.mark.parametrize("options", [{}, {"piecewise_graphs": True}])
-def test_is_planned_once_a_step_on_the_host(
+def test_flashinfer_prefill_is_planned_once_per_step_on_the_host(
     fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    library = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+    library = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=RecordingWrapper)
     monkeypatch.setitem(sys.modules, "flashinfer", library)
-    monkeypatch.setattr(Wrapper, "planned", [])
-    monkeypatch.setattr(Wrapper, "runs", 0)
+    monkeypatch.setattr(RecordingWrapper, "planned", [])
+    monkeypatch.setattr(RecordingWrapper, "runs", 0)
     runner = fake_gpu.make_runner(ops=preferring(ops_for("cuda"), FlashInfer()), num_layers=2, **options)
     runner.warm_up(lambda _: None)
-    assert Wrapper.runs == 0, "what attends to nothing is ours"
+    assert RecordingWrapper.runs == 0, "what attends to nothing is ours"
     known = set(fake_gpu.seen.compiled)
     prompts = [Scheduled(make_request(2, 41), 0, 41, True), Scheduled(make_request(3, 30), 10, 20, True)]
     plan = StepPlan((Scheduled(make_request(1, 50, 1), 50, 1, True), *prompts), 1)
     for step in range(1, 4):
         fake_gpu.seen.clear()
         runner.run(plan)
-        assert (len(Wrapper.planned), Wrapper.runs) == (step, 2 * step)
-        assert Wrapper.planned[-1] == [("cpu", (3,)), ("cpu", (3,)), ("cuda", (PAGES,)), ("cpu", (2,))]
+        assert (len(RecordingWrapper.planned), RecordingWrapper.runs) == (step, 2 * step)
+        assert RecordingWrapper.planned[-1] == [("cpu", (3,)), ("cpu", (3,)), ("cuda", (PAGES,)), ("cpu", (2,))]
         assert fake_gpu.seen.launches["paged_prefill_attention"] == 0
         assert fake_gpu.seen.launches["paged_decode_attention"] == 2
-        assert fake_gpu.seen.read_backs == 1, "the sampled tokens"
+        assert fake_gpu.seen.read_backs == 1, "only the sampled tokens are read back"
     assert fake_gpu.seen.compiled == known
     assert runner.notes == []

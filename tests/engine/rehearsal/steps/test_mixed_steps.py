@@ -1,4 +1,4 @@
-"""Steps with prefills in graphs between attention, on a GPU that is not there: what is launched, and when."""
+"""Steps with prefills in piecewise graphs on an emulated GPU: what is launched, and when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.telemetry import Progress
 
 NUM_LAYERS = 2
 MAX_NUM_SEQS = 8
-"""Of the runners that are made here, where nothing else is asked for."""
+"""Default number of layers of the runners."""
 
 
 def make_request(number: int, num_prompt: int, num_output: int = 0) -> Request:
@@ -35,7 +35,7 @@ def make_request(number: int, num_prompt: int, num_output: int = 0) -> Request:
 
 
 def mixed(num_decodes: int, *chunks: int, samples: bool = True) -> StepPlan:
-    """Decodes beside chunks of prompts."""
+    """Return a step of decodes and prompt chunks."""
     decodes = [Scheduled(make_request(number, 50 + number, 1), 50 + number, 1, True) for number in range(num_decodes)]
     prompts = [make_request(20 + place, count + 5 * (not samples)) for place, count in enumerate(chunks)]
     prefills = [Scheduled(prompt, 0, count, samples) for prompt, count in zip(prompts, chunks, strict=True)]
@@ -43,7 +43,9 @@ def mixed(num_decodes: int, *chunks: int, samples: bool = True) -> StepPlan:
 
 
 def captures(*errors: Exception | None) -> list[Exception | None]:
-    """Of a start, as the rehearsal wants them: those of decodes, then these, each of one graph more than layers."""
+    """Return the capture errors of a start: first the decode graphs, then the piecewise ones with one graph more than
+    layers.
+    """
     pieces = [[error] if error is not None else [None] * (NUM_LAYERS + 1) for error in errors]
     return [*[None] * len(captured_sizes(MAX_NUM_SEQS)), *chain.from_iterable(pieces)][::-1]
 
@@ -68,10 +70,8 @@ STEPS = {
         for name, plan in STEPS.items()
     ],
 )
-def test_a_replay_launches_attention_and_nothing_else_of_a_layer(
-    fake_gpu: Any, operations: Any, plan: StepPlan
-) -> None:
-    """A graph more than there are layers; one copy up, one down, and nothing is compiled."""
+def test_replay_launches_only_attention_per_layer(fake_gpu: Any, operations: Any, plan: StepPlan) -> None:
+    """It has one graph more than layers, one upload, one read-back, and compiles nothing."""
     runner = fake_gpu.make_runner(piecewise_graphs=True, num_layers=NUM_LAYERS)
     runner.warm_up(lambda _: None)
     known, found = set(fake_gpu.seen.compiled), []
@@ -105,7 +105,7 @@ def test_a_replay_launches_attention_and_nothing_else_of_a_layer(
     assert runner.notes == []
 
 
-def test_each_layer_more_is_a_graph_and_its_attention(fake_gpu: Any, operations: Any) -> None:
+def test_each_additional_layer_adds_one_graph_and_its_attention(fake_gpu: Any, operations: Any) -> None:
     counts = []
     for num_layers in (2, 4):
         runner = fake_gpu.make_runner(piecewise_graphs=True, num_layers=num_layers)
@@ -114,10 +114,10 @@ def test_each_layer_more_is_a_graph_and_its_attention(fake_gpu: Any, operations:
         with operations() as counted:
             runner.run(STEPS["beside chunks"])
         counts.append(fake_gpu.seen.replays + len(counted.names) + sum(fake_gpu.seen.launches.values()))
-    assert counts[1] - counts[0] == 2 * 3, "decodes, prefills, and what lies between two attentions"
+    assert counts[1] - counts[0] == 2 * 3, "decode and prefill attention, and the graph between two layers"
 
 
-def test_every_size_is_captured_at_the_start_and_none_in_a_step(fake_gpu: Any) -> None:
+def test_all_sizes_are_captured_at_the_start_and_none_in_a_step(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=True)
     told: list[Progress] = []
     runner.warm_up(told.append)
@@ -134,7 +134,7 @@ def test_every_size_is_captured_at_the_start_and_none_in_a_step(fake_gpu: Any) -
     assert sizes == [16, 128, 16, 16, 128, 512, 512]
 
 
-def test_steps_of_more_tokens_run_eagerly(fake_gpu: Any) -> None:
+def test_steps_beyond_the_largest_size_run_eagerly(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=True)
     runner.warm_up(lambda _: None)
     for _ in range(3):
@@ -144,7 +144,7 @@ def test_steps_of_more_tokens_run_eagerly(fake_gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"enforce_eager": True, "piecewise_graphs": True}])
-def test_only_where_they_are_asked_for(fake_gpu: Any, options: dict[str, bool]) -> None:
+def test_piecewise_graphs_are_captured_only_if_enabled(fake_gpu: Any, options: dict[str, bool]) -> None:
     runner = fake_gpu.make_runner(**options)
     runner.warm_up(lambda _: None)
     fake_gpu.seen.clear()
@@ -153,7 +153,7 @@ def test_only_where_they_are_asked_for(fake_gpu: Any, options: dict[str, bool]) 
     assert fake_gpu.seen.replays == 0
 
 
-def test_a_measured_step_is_replayed_as_others_are(fake_gpu: Any) -> None:
+def test_measured_step_is_replayed_like_others(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=True, page_heat=2)
     runner.warm_up(lambda _: None)
     replays = []
@@ -165,8 +165,8 @@ def test_a_measured_step_is_replayed_as_others_are(fake_gpu: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), AttributeError("no such part")])
-def test_a_capture_that_fails_costs_no_request_and_no_graph_of_decodes(fake_gpu: Any, error: Exception) -> None:
-    """It goes with the next larger size; the largest has none, and runs eagerly."""
+def test_failed_capture_costs_no_request_and_no_decode_graph(fake_gpu: Any, error: Exception) -> None:
+    """The step uses the next larger size; the largest size has none and runs eagerly."""
     for size in SIZES:
         runner = fake_gpu.make_runner(piecewise_graphs=True)
         fake_gpu.capture_error[:] = captures(*(error if each == size else None for each in SIZES[::-1]))
@@ -186,18 +186,18 @@ def test_a_capture_that_fails_costs_no_request_and_no_graph_of_decodes(fake_gpu:
         assert runner.notes == [note]
 
 
-def test_a_model_that_cannot_be_cut_is_told_of_once(fake_gpu: Any) -> None:
+def test_model_that_cannot_be_split_is_reported_once(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(piecewise_graphs=True)
     fake_gpu.capture_error[:] = captures(*(AttributeError("no such part") for _ in SIZES))
     runner.warm_up(lambda _: None)
     assert runner.notes == ["no CUDA graph for steps with prefills, which run slower: AttributeError: no such part"]
     assert runner.run(mixed(0, 9)).graph_tokens == 0
-    fake_gpu.capture_error.append(AssertionError("it is never tried again"))
+    fake_gpu.capture_error.append(AssertionError("the capture must not be tried again"))
     runner.while_idle()
 
 
-def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A size at a time, after a pause, and said once each way."""
+def test_capture_without_memory_is_tried_again_when_idle(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One size at a time, after a pause, with one notice for each change."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
     runner = fake_gpu.make_runner(piecewise_graphs=True)
@@ -223,10 +223,8 @@ def test_what_had_no_memory_is_tried_again_where_nobody_waits(fake_gpu: Any, mon
     assert runner.notes == notes + again
 
 
-def test_without_memory_for_any_size_all_are_captured_once_there_is_some(
-    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In another pool: torch has forgotten one that nobody used."""
+def test_all_sizes_are_captured_once_there_is_memory(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new pool, because torch has freed the unused one."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
     runner = fake_gpu.make_runner(piecewise_graphs=True)
@@ -237,12 +235,13 @@ def test_without_memory_for_any_size_all_are_captured_once_there_is_some(
     for _ in SIZES:
         runner.while_idle()
     assert [runner.run(mixed(0, size)).graph_tokens for size in SIZES] == list(SIZES)
-    assert len(fake_gpu.pools) == 2 + len(SIZES), "all share one"
+    assert len(fake_gpu.pools) == 2 + len(SIZES), "all sizes share one pool"
 
 
-def test_graphs_of_a_size_that_failed_are_gone_before_the_next_begins(fake_gpu: Any) -> None:
-    """With their activations, and before memory goes back to the driver. Their pool stays while others are in it, but
-    for one in which CUDA refused a capture: torch never gives that back."""
+def test_failed_graphs_are_freed_before_the_next_capture(fake_gpu: Any) -> None:
+    """Their activations are freed as well, before memory is returned to the driver. Their pool stays while other
+    graphs use it, except after a refused capture, whose pool torch never frees.
+    """
     runner = fake_gpu.make_runner(piecewise_graphs=True)
     no_memory = torch.OutOfMemoryError("CUDA out of memory")
     refused = RuntimeError("CUDA error: operation not permitted when stream is capturing")
@@ -257,8 +256,8 @@ def test_graphs_of_a_size_that_failed_are_gone_before_the_next_begins(fake_gpu: 
     assert [len(graphs) for graphs in fake_gpu.pools.values()] == [4, 0, 0, 3, 6]
 
 
-def test_what_was_given_back_comes_back_the_largest_first(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others find their memory in its."""
+def test_released_graphs_return_largest_first(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smaller sizes use the memory of the largest."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
     runner = fake_gpu.make_runner(piecewise_graphs=True)
@@ -272,18 +271,18 @@ def test_what_was_given_back_comes_back_the_largest_first(fake_gpu: Any, monkeyp
     assert order == list(SIZES[::-1])
 
 
-def test_a_model_that_cuda_refuses_is_tried_once(fake_gpu: Any) -> None:
-    """Each try would leave a pool behind that is never given back."""
+def test_model_refused_by_cuda_is_tried_once(fake_gpu: Any) -> None:
+    """Each try would leak a pool that is never freed."""
     runner = fake_gpu.make_runner(piecewise_graphs=True)
     fake_gpu.capture_error[:] = captures(RuntimeError("CUDA error: operation not permitted when stream is capturing"))
     runner.warm_up(lambda _: None)
     (note,) = runner.notes
     assert note.endswith("slower: RuntimeError: CUDA error: operation not permitted when stream is capturing")
-    assert not runner.while_idle(), "nothing is to be tried again"
+    assert not runner.while_idle(), "there must be nothing to retry"
     assert [runner.run(mixed(0, size)).graph_tokens for size in SIZES] == [0] * len(SIZES)
 
 
-def test_an_idle_engine_without_such_graphs_does_nothing(fake_gpu: Any) -> None:
+def test_idle_engine_without_piecewise_graphs_does_nothing(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner()
     runner.warm_up(lambda _: None)
     fake_gpu.seen.clear()
@@ -291,8 +290,8 @@ def test_an_idle_engine_without_such_graphs_does_nothing(fake_gpu: Any) -> None:
     assert (fake_gpu.seen.uploads, fake_gpu.seen.launches.total()) == (0, 0)
 
 
-def test_tokens_in_flight_are_inputs_of_graphs(fake_gpu: Any) -> None:
-    """Decodes beside a chunk, each a step ahead of its result."""
+def test_tokens_in_flight_are_graph_inputs(fake_gpu: Any) -> None:
+    """Decodes next to a chunk, each scheduled ahead of its result."""
     runner = fake_gpu.make_runner(piecewise_graphs=True)
     runner.warm_up(lambda _: None)
     first = runner.launch(mixed(2, 9))

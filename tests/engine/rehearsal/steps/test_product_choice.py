@@ -1,4 +1,4 @@
-"""Products of few rows on a GPU that they were never measured on: timed at the start, the faster taken from then on."""
+"""Products of few rows on a GPU without measurements: timed at the start, then the faster one is used."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from kvscope_kernels.linear.skinny_linear import linear
 
 
 def clock(calls: Sequence[Any]) -> Callable[[], float]:
-    """The kernels are faster for one row alone."""
+    """Return a clock by which the kernels are faster for a single row only."""
     rows = len(calls[0].args[0])
     return lambda: (0.5 if rows == 1 else 2.0) if calls[0].func is linear else 1.0
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89, 100, 120])
-def test_the_faster_multiplies(capability: int, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faster_product_is_used_per_number_of_rows(
+    capability: int, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: divmod(capability, 10))
-    monkeypatch.setattr(choice, "_is_close", lambda *_: True)  # no numbers are there to be compared
+    monkeypatch.setattr(choice, "_is_close", lambda *_: True)  # there are no numbers to compare
     heard: list[str] = []
     said: list[str] = []
     runner = fake_gpu.make_runner(
@@ -42,11 +44,11 @@ def test_the_faster_multiplies(capability: int, fake_gpu: Any, monkeypatch: pyte
         fake_gpu.seen.clear()
         runner.run(decodes(count))
         launched.append(fake_gpu.seen.launches["skinny_linear"])
-    assert launched == [9, 0], "four products a layer and the head"
+    assert launched == [9, 0], "four products per layer and the head"
     assert fake_gpu.seen.compiled == known
 
 
-def test_nothing_is_asked_where_it_was_measured(fake_gpu: Any) -> None:
+def test_nothing_is_timed_on_a_measured_gpu(fake_gpu: Any) -> None:
     said: list[str] = []
     fake_gpu.make_runner(joined=lambda module: said.append(choose_products(module, said.append, clock)))
     assert said == [""]

@@ -1,4 +1,4 @@
-"""Steps of a model with recurrent layers on a GPU that is not there: decodes alone are graphs."""
+"""Steps of models with recurrent layers on an emulated GPU: only decode-only steps use graphs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECODES = (scheduled(1, 50, 1, state_slot=1), scheduled(2, 400, 1, state_slot=2)
 def convolution(
     values: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, *_: Any, **__: Any
 ) -> Any:
-    """Its shape: torch's own asks the device for memory even of tensors without data."""
+    """Return a tensor of the right shape: torch's own convolution allocates device memory even for fake tensors."""
     pad = padding[0] if isinstance(padding, tuple) else padding
     return values.new_empty(*values.shape[:-2], weight.shape[0], values.shape[-1] + 2 * pad - weight.shape[-1] + 1)
 
@@ -40,7 +40,7 @@ def runner(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def test_decodes_are_a_graph_whatever_is_copied_and_kept(fake_gpu: Any, runner: Any) -> None:
+def test_decodes_are_one_graph_replay_with_any_state_copies(fake_gpu: Any, runner: Any) -> None:
     keeps = StateSave(DECODES[2].request, 16, 9)
     plans = {
         "decodes": StepPlan(DECODES, 3),
@@ -54,7 +54,7 @@ def test_decodes_are_a_graph_whatever_is_copied_and_kept(fake_gpu: Any, runner: 
         assert fake_gpu.seen.launches["copy_rows"] == (name != "decodes"), name
 
 
-def test_whoever_has_no_state_yet_runs_without_a_graph(fake_gpu: Any, runner: Any) -> None:
+def test_request_without_a_state_runs_without_a_graph(fake_gpu: Any, runner: Any) -> None:
     for _ in range(2):
         fake_gpu.seen.clear()
         runner.run(StepPlan((*DECODES[:2], scheduled(4, 0, 1, state_slot=4)), 3))

@@ -1,4 +1,4 @@
-"""Steps of every kind on a GPU that is not there: what goes up and down, and that nothing is compiled in service."""
+"""Steps of every kind on an emulated GPU: transfers per step, and nothing compiled in service."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def make_request(number: int, num_prompt: int, num_output: int = 0, **options: A
     )
 
 
-class AnyToken:
-    """A matcher of no form that counts how often it was asked."""
+class AnyTokenMatcher:
+    """Matcher that allows every token and counts its calls."""
 
     has_ended = False
     is_ready = True
@@ -74,13 +74,13 @@ def chunk(number: int, start: int, count: int, samples: bool, **options: Any) ->
     return Scheduled(make_request(number, num_prompt, **options), start, count, samples)
 
 
-def alike(count: int) -> StepPlan:
-    """Decodes of one length."""
+def equal_decodes(count: int) -> StepPlan:
+    """Return decodes of one length."""
     return StepPlan(tuple(decode(number, 20, temperature=0.0) for number in range(count)), count)
 
 
 def service_plans() -> dict[str, StepPlan]:
-    """Whatever service can bring, of sizes that are no multiples of anything."""
+    """Return steps of every kind that can occur in service, with sizes that are multiples of nothing."""
     greedy: dict[str, Any] = {"temperature": 0.0}
     plans = {
         f"{count} decodes to {length}": StepPlan(
@@ -108,7 +108,7 @@ def service_plans() -> dict[str, StepPlan]:
 
 
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_a_step_goes_up_once_and_comes_down_once(fake_gpu: Any, enforce_eager: bool) -> None:
+def test_step_has_one_upload_and_one_read_back(fake_gpu: Any, enforce_eager: bool) -> None:
     runner = fake_gpu.make_runner(enforce_eager=enforce_eager)
     runner.warm_up(lambda _: None)
     assert runner.notes == []
@@ -123,9 +123,10 @@ def test_a_step_goes_up_once_and_comes_down_once(fake_gpu: Any, enforce_eager: b
         assert fake_gpu.seen.replays == int(is_decode and not enforce_eager), name
 
 
-def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) -> None:
-    """In its graph where it has one, with kernels that the warm-up compiled; nobody waits for it longer than for its
-    tokens."""
+def test_only_a_measured_step_has_a_second_read_back(fake_gpu: Any) -> None:
+    """It uses its graph if it has one, and kernels that the warm-up compiled; the host waits no longer than for the
+    tokens.
+    """
     runner = fake_gpu.make_runner(page_heat=2)
     runner.warm_up(lambda _: None)
     known = set(fake_gpu.seen.compiled)
@@ -144,10 +145,10 @@ def test_a_measured_step_reads_once_more_and_the_others_do_not(fake_gpu: Any) ->
         assert set(fake_gpu.seen.compiled) <= known, name
 
 
-def test_a_graph_that_measures_holds_the_launches_of_one_that_does_not(
+def test_measuring_graph_has_the_launches_of_a_plain_one(
     fake_gpu: Any, operations: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one more, which clears the sums; rows are copied where they lie behind each replay that is read."""
+    """It has one more, which clears the sums; rows are copied after each replay that is read back."""
     monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)
     launches, names = [], []
     for page_heat in (0, 1):
@@ -156,7 +157,7 @@ def test_a_graph_that_measures_holds_the_launches_of_one_that_does_not(
         runner.release_graphs()
         fake_gpu.seen.clear()
         with operations() as counted:
-            assert runner.run(alike(3)).graph_size == 4, "captured, after a run without the graph, and replayed"
+            assert runner.run(equal_decodes(3)).graph_size == 4, "captured, after a run without the graph, and replayed"
         launches.append(dict(fake_gpu.seen.launches))
         names.append(sorted(counted.names))
         assert (fake_gpu.seen.read_backs, fake_gpu.seen.waits) == (1 + page_heat, 2), "a capture waits"
@@ -166,11 +167,8 @@ def test_a_graph_that_measures_holds_the_launches_of_one_that_does_not(
 
 
 @pytest.mark.parametrize("enforce_eager", [False, pytest.param(True, marks=pytest.mark.storm)])
-def test_decodes_that_choose_their_blocks_read_nothing_back_and_compile_nothing(
-    fake_gpu: Any, enforce_eager: bool
-) -> None:
-    """In graphs too; the step that counts what was passed over reads
-    once more, without its graph."""
+def test_sparse_decodes_read_nothing_back_and_compile_nothing(fake_gpu: Any, enforce_eager: bool) -> None:
+    """Also in graphs. The step that counts skipped blocks has one more read-back and runs without its graph."""
     runner = fake_gpu.make_runner(sparse_decode=0.25, num_layers=3, enforce_eager=enforce_eager)
     runner.warm_up(lambda _: None)
     assert runner.notes == []
@@ -192,7 +190,7 @@ def test_decodes_that_choose_their_blocks_read_nothing_back_and_compile_nothing(
 
 
 @pytest.mark.parametrize("options", EVERYTHING.values(), ids=EVERYTHING)
-def test_no_option_reads_anything_but_the_result(fake_gpu: Any, options: dict[str, Any]) -> None:
+def test_no_sampling_option_adds_a_transfer(fake_gpu: Any, options: dict[str, Any]) -> None:
     runner = fake_gpu.make_runner(enforce_eager=True)
     plan = StepPlan((decode(1, 20, **options), decode(2, 30, temperature=0.0), decode(3, 25, **options)), 3)
     fake_gpu.seen.clear()
@@ -202,8 +200,10 @@ def test_no_option_reads_anything_but_the_result(fake_gpu: Any, options: dict[st
 
 
 @pytest.mark.parametrize("enforce_eager", [False, pytest.param(True, marks=pytest.mark.storm)])
-def test_steps_one_ahead_of_another_wait_for_its_result_alone(fake_gpu: Any, enforce_eager: bool) -> None:
-    """Every option, five steps: what each samples is an input of the next, whose launch waits for nothing."""
+def test_overlapped_steps_wait_only_for_the_previous_result(fake_gpu: Any, enforce_eager: bool) -> None:
+    """With every sampling option over five steps: each sample is an input of the next step, whose launch waits for
+    nothing.
+    """
     runner = fake_gpu.make_runner(enforce_eager=enforce_eager, max_num_seqs=16)
     runner.warm_up(lambda _: None)
     requests = [make_request(number, 20 + number, 1, **options) for number, options in enumerate(EVERYTHING.values())]
@@ -223,12 +223,13 @@ def test_steps_one_ahead_of_another_wait_for_its_result_alone(fake_gpu: Any, enf
 
 
 @pytest.mark.parametrize("option", ["form", "penalties"])
-def test_who_follows_its_tokens_runs_ahead_up_to_its_logits(fake_gpu: Any, option: str) -> None:
-    """One among eight: the step is launched whole but for its samples, which go up and are handed over once the step
-    before is committed. A form without a mask by then takes its own request out of the step."""
+def test_request_with_output_dependent_sampling_runs_ahead_up_to_its_logits(fake_gpu: Any, option: str) -> None:
+    """One request among eight: the step is launched except for its samples, which are added after the previous step is
+    committed. A grammar without a mask by then removes its request from the step.
+    """
     runner = fake_gpu.make_runner()
     runner.warm_up(lambda _: None)
-    known, matcher = set(fake_gpu.seen.compiled), AnyToken()
+    known, matcher = set(fake_gpu.seen.compiled), AnyTokenMatcher()
     requests = [make_request(number, 20, 1, seed=1) for number in range(8)]
     if option == "form":
         requests[3].matcher = matcher
@@ -263,7 +264,7 @@ def test_who_follows_its_tokens_runs_ahead_up_to_its_logits(fake_gpu: Any, optio
     [(torch.bfloat16, False), pytest.param(torch.bfloat16, True, marks=pytest.mark.storm), (torch.int8, True)],
 )
 def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dtype, enforce_eager: bool) -> None:
-    """By the keys that Triton itself looks its kernels up with."""
+    """Uses the keys with which Triton looks up its kernels."""
     runner = fake_gpu.make_runner(kv_dtype=kv_dtype, enforce_eager=enforce_eager)
     runner.warm_up(lambda _: None)
     known = set(fake_gpu.seen.compiled)
@@ -284,16 +285,16 @@ def test_nothing_is_compiled_after_the_warm_up(fake_gpu: Any, kv_dtype: torch.dt
         runner.run(plan)
         assert fake_gpu.seen.compiled == known, f"{name} would be compiled while requests wait"
         for item in plan.scheduled:
-            item.request.matcher = AnyToken()
+            item.request.matcher = AnyTokenMatcher()
         runner.run(plan)
         assert fake_gpu.seen.compiled == known, f"{name} with forms would be compiled while requests wait"
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, pytest.param(torch.int8, marks=pytest.mark.storm)])
-def test_short_turns_behind_long_contexts_share_a_plan_and_compile_nothing(
+def test_short_chunks_after_long_contexts_share_a_plan_and_compile_nothing(
     fake_gpu: Any, kv_dtype: torch.dtype
 ) -> None:
-    """Split among programs and merged in each layer; a chunk of a prompt is not."""
+    """They are split among programs and merged in each layer; a prompt chunk is not."""
     runner = fake_gpu.make_runner(kv_dtype=kv_dtype, num_blocks=256)
     runner.warm_up(lambda _: None)
     known = set(fake_gpu.seen.compiled)
@@ -322,10 +323,10 @@ def drafted(number: int, length: int, *drafts: int, **options: Any) -> Scheduled
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, pytest.param(torch.int8, marks=pytest.mark.storm)])
-def test_a_step_with_drafts_is_one_launch_and_nothing_is_captured_in_service(
+def test_step_with_drafts_is_one_replay_and_nothing_is_captured_in_service(
     fake_gpu: Any, kv_dtype: torch.dtype
 ) -> None:
-    """Whatever the lengths, with decodes beside them, drawn or greedy."""
+    """For any lengths, together with decodes, sampled or greedy."""
     runner = fake_gpu.make_runner(kv_dtype=kv_dtype, num_blocks=256, max_drafts=5)
     runner.warm_up(lambda _: None)
     assert runner.notes == []
@@ -347,8 +348,8 @@ def test_a_step_with_drafts_is_one_launch_and_nothing_is_captured_in_service(
         assert [1 <= len(said) <= item.num_tokens for item, said in zip(plan.scheduled, result.token_ids, strict=True)]
 
 
-def test_few_requests_with_drafts_are_split_behind_long_contexts_in_graphs_too(fake_gpu: Any) -> None:
-    """A step takes the smallest graph that has room for its tokens and its requests."""
+def test_graph_for_drafts_is_the_smallest_with_enough_tokens_and_requests(fake_gpu: Any) -> None:
+    """Few requests with drafts after long contexts are split in graphs as well."""
     runner = fake_gpu.make_runner(max_num_seqs=128, num_blocks=256, max_drafts=4)
     fake_gpu.seen.clear()
     runner.warm_up(lambda _: None)
@@ -359,7 +360,7 @@ def test_few_requests_with_drafts_are_split_behind_long_contexts_in_graphs_too(f
     assert rooms == [8, 32, 32, 128, 32]
 
 
-def test_a_measured_step_with_drafts_goes_without_its_graph(fake_gpu: Any) -> None:
+def test_measured_step_with_drafts_runs_without_its_graph(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(page_heat=2, max_drafts=3)
     runner.warm_up(lambda _: None)
     found = []
@@ -370,10 +371,8 @@ def test_a_measured_step_with_drafts_goes_without_its_graph(fake_gpu: Any) -> No
     assert found == [(True, 0), (False, 1)] * 2
 
 
-def test_a_capture_of_steps_with_drafts_that_fails_costs_its_own_size_alone(
-    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A size without memory takes the next larger one, and is there again from the next quiet time."""
+def test_failed_capture_for_drafts_affects_only_its_size(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size without memory uses the next larger one, and gets its graph when the engine is next idle."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
     runner = fake_gpu.make_runner(max_drafts=3, max_num_seqs=16)
@@ -389,11 +388,11 @@ def test_a_capture_of_steps_with_drafts_that_fails_costs_its_own_size_alone(
     assert runner.notes == [note, "steps with drafts of 8 tokens and 8 requests have a CUDA graph again"]
 
 
-def test_where_cuda_refuses_the_largest_with_drafts_the_others_are_not_tried(fake_gpu: Any) -> None:
-    """Neither then nor later: each try would leave a pool behind. Decodes keep their graphs."""
+def test_refused_capture_for_drafts_is_not_retried_for_other_sizes(fake_gpu: Any) -> None:
+    """Neither immediately nor later, since each try would leak a pool. Decodes keep their graphs."""
     runner = fake_gpu.make_runner(max_drafts=3)
     refused = RuntimeError("CUDA error: operation not permitted when stream is capturing")
-    fake_gpu.capture_error[:] = [refused, None, None, None, None]  # behind decodes of 8, 4, 2 and 1
+    fake_gpu.capture_error[:] = [refused, None, None, None, None]  # after decodes of 8, 4, 2 and 1
     runner.warm_up(lambda _: None)
     (note,) = runner.notes
     assert (
@@ -401,12 +400,12 @@ def test_where_cuda_refuses_the_largest_with_drafts_the_others_are_not_tried(fak
         == f"no CUDA graph for steps with drafts of 8 tokens and 8 requests, which run slower: RuntimeError: {refused}"
     )
     assert len(fake_gpu.held) == 5
-    assert not runner.while_idle(), "nothing is to be tried again"
+    assert not runner.while_idle(), "there must be nothing to retry"
     assert runner.run(StepPlan((drafted(1, 30, 5),), 0)).graph_size == 0
-    assert runner.run(alike(4)).graph_size == 4
+    assert runner.run(equal_decodes(4)).graph_size == 4
 
 
-def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
+def test_warm_up_reports_progress(fake_gpu: Any) -> None:
     heard: list[Progress] = []
     fake_gpu.make_runner().warm_up(heard.append)
     assert {message.stage for message in heard} == {"warm up"}
@@ -414,7 +413,7 @@ def test_the_warm_up_says_how_far_it_is(fake_gpu: Any) -> None:
     assert heard[-1].detail == "CUDA graphs of decodes"
 
 
-def test_without_graphs_it_goes_on_and_says_why(fake_gpu: Any) -> None:
+def test_engine_runs_without_graphs_and_reports_why(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner()
     fake_gpu.capture_error += [torch.OutOfMemoryError("CUDA out of memory")] * 4
     runner.warm_up(lambda _: None)
@@ -433,14 +432,14 @@ def test_without_graphs_it_goes_on_and_says_why(fake_gpu: Any) -> None:
     }
 
 
-def test_the_first_step_is_in_its_graph(fake_gpu: Any) -> None:
-    """Whatever its lengths: nothing is captured in a step."""
+def test_first_step_of_any_length_is_a_graph_replay(fake_gpu: Any) -> None:
+    """Nothing is captured in a step."""
     runner = fake_gpu.make_runner()
     runner.warm_up(lambda _: None)
     known, found = set(fake_gpu.seen.compiled), []
     for _ in range(3):
         fake_gpu.seen.clear()
-        result = runner.run(alike(3))
+        result = runner.run(equal_decodes(3))
         found.append((result.graph_size, fake_gpu.seen.replays, fake_gpu.seen.uploads, fake_gpu.seen.read_backs))
     assert found == [(4, 1, 1, 1)] * 3
     assert fake_gpu.seen.launches == {}, "all of it is in the graph"
@@ -450,9 +449,10 @@ def test_the_first_step_is_in_its_graph(fake_gpu: Any) -> None:
     assert runner.notes == []
 
 
-def test_a_capture_that_fails_in_service_costs_no_request(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while a step is in flight whose token this one awaits. Of a size that was given back, by an engine that is
-    never idle."""
+def test_failed_capture_in_service_costs_no_request(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size had been released by an engine that is never idle. Also tested while a step is in flight whose token
+    this one needs.
+    """
     runner = fake_gpu.make_runner()
     runner.warm_up(lambda _: None)
     monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)
@@ -478,35 +478,33 @@ ERRORS = (
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_capture_that_fails_costs_its_own_size_alone(
+def test_failed_capture_affects_only_its_size(
     fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
-    """4 and 16 stay in their graphs; 8 goes with the 16, and has a graph of its own again where nobody waits."""
+    """4 and 16 keep their graphs; 8 uses that of 16, and gets its own when the engine is idle."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
     runner = fake_gpu.make_runner(max_num_seqs=16)
     fake_gpu.capture_error[:] = [error, None]  # the largest is captured first
     runner.warm_up(lambda _: None)
-    sizes = [runner.run(alike(count)).graph_size for count in (8, 8, 4, 16, 7, 1)]
+    sizes = [runner.run(equal_decodes(count)).graph_size for count in (8, 8, 4, 16, 7, 1)]
     assert sizes == [16, 16, 4, 16, 16, 1]
     (note,) = runner.notes
     assert note.startswith("no CUDA graph for batches of 8, which run slower: ")
     assert note.endswith("; it will be retried later")
     runner.while_idle()
-    assert runner.run(alike(8)).graph_size == 16, "too early"
+    assert runner.run(equal_decodes(8)).graph_size == 16, "too early"
     now_s += capture_failures.FIRST_PAUSE_S
     runner.while_idle()
     uploads = fake_gpu.seen.uploads
-    assert runner.run(alike(8)).graph_size == 8
-    assert fake_gpu.seen.uploads == uploads + 1, "it was captured before"
+    assert runner.run(equal_decodes(8)).graph_size == 8
+    assert fake_gpu.seen.uploads == uploads + 1, "the graph must have been captured before the step"
     assert runner.notes == [note, "batches of 8 have a CUDA graph again"]
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_pauses_grow_and_stay_below_a_minute(
-    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
-) -> None:
-    """For ten minutes there is no memory; a minute later the size has its graph. What CUDA refuses is given up."""
+def test_retry_pauses_grow_up_to_a_minute(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> None:
+    """Memory is missing for ten minutes; a minute later the size has its graph. What CUDA refuses is given up."""
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
     runner = fake_gpu.make_runner(max_num_seqs=16)
@@ -523,11 +521,11 @@ def test_pauses_grow_and_stay_below_a_minute(
     for _ in range(60):
         now_s += 1.0
         runner.while_idle()
-    assert runner.run(alike(8)).graph_size == (8 if is_memory else 16)
+    assert runner.run(equal_decodes(8)).graph_size == (8 if is_memory else 16)
 
 
 @pytest.mark.parametrize("options", [{}, {"piecewise_graphs": True}])
-def test_graphs_that_gave_their_memory_back_are_captured_again(
+def test_released_graphs_are_captured_again(
     fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     now_s = 1000.0
@@ -536,28 +534,28 @@ def test_graphs_that_gave_their_memory_back_are_captured_again(
     runner.warm_up(lambda _: None)
     assert runner.release_graphs()
     assert not runner.release_graphs(), "there are none now"
-    assert [runner.run(alike(count)).graph_size for count in (4, 16)] == [0, 0]
+    assert [runner.run(equal_decodes(count)).graph_size for count in (4, 16)] == [0, 0]
     now_s += 60
     for _ in range(10):
         runner.while_idle()
     uploads = fake_gpu.seen.uploads
-    assert [runner.run(alike(count)).graph_size for count in (4, 16)] == [4, 16]
+    assert [runner.run(equal_decodes(count)).graph_size for count in (4, 16)] == [4, 16]
     assert fake_gpu.seen.uploads == uploads + 2
     assert bool(runner.run(StepPlan((chunk(1, 0, 30, True),), 0)).graph_tokens) == bool(options)
 
 
-def test_a_start_without_memory_for_the_largest_graph_has_the_next(fake_gpu: Any) -> None:
+def test_start_without_memory_for_the_largest_graph_has_the_next(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(max_num_seqs=16)
     fake_gpu.capture_error.append(torch.OutOfMemoryError("CUDA out of memory"))
     runner.warm_up(lambda _: None)
     (note,) = runner.notes
     assert note.startswith("no CUDA graph for batches of 16, which run slower")
-    assert [runner.run(alike(count)).graph_size for count in (16, 8)] == [0, 8]
+    assert [runner.run(equal_decodes(count)).graph_size for count in (16, 8)] == [0, 8]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_a_layer_is_ten_launches(fake_gpu: Any, operations: Any, architecture: str) -> None:
-    """Products, kernels and the merge of what splits found; counted as what two layers more add to a step."""
+def test_each_layer_has_ten_launches(fake_gpu: Any, operations: Any, architecture: str) -> None:
+    """Products, kernels and the merge of splits, counted as what two more layers add to a step."""
     counts = []
     for num_layers in (2, 4):
         runner = fake_gpu.make_runner(architecture=architecture, num_layers=num_layers, enforce_eager=True)
@@ -570,8 +568,8 @@ def test_a_layer_is_ten_launches(fake_gpu: Any, operations: Any, architecture: s
     assert counts[1] - counts[0] == 2 * 10
 
 
-def test_a_step_tells_what_it_was_launched_in(fake_gpu: Any) -> None:
-    """Counted at the first step of its kind; a graph is one launch."""
+def test_step_reports_its_number_of_launches(fake_gpu: Any) -> None:
+    """Counted at the first step of its kind; a graph is a single launch."""
     received = []
     for num_layers in (2, 4):
         runner = fake_gpu.make_runner(num_layers=num_layers, enforce_eager=True)
@@ -581,20 +579,20 @@ def test_a_step_tells_what_it_was_launched_in(fake_gpu: Any) -> None:
     assert received[1][0] - received[0][0] == 2 * 10
     captured = fake_gpu.make_runner()
     captured.warm_up(lambda _: None)
-    captured.run(plan)  # a graph of this size is captured when it is wanted again
+    captured.run(plan)  # a graph of this size is captured when it is needed again
     assert captured.run(plan).launches == 1
     mixed = StepPlan((decode(1, 20, temperature=0.0), chunk(2, 0, 30, True, temperature=0.0)), 1)
     assert captured.run(mixed).launches > 1
 
 
-def test_a_form_is_one_launch_more_and_nothing_up_or_down(fake_gpu: Any) -> None:
+def test_grammar_adds_one_launch_and_no_transfer(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(enforce_eager=True)
     items = [decode(number, 20 + number, temperature=0.0) for number in range(4)]
     plan = StepPlan(tuple(items), len(items))
     fake_gpu.seen.clear()
     runner.run(plan)
     assert "allow_tokens" not in fake_gpu.seen.launches, "who asks for no form pays nothing"
-    matchers = [AnyToken(), AnyToken()]
+    matchers = [AnyTokenMatcher(), AnyTokenMatcher()]
     items[1].request.matcher, items[3].request.matcher = matchers
     launched = dict(fake_gpu.seen.launches)
     fake_gpu.seen.clear()
@@ -604,7 +602,7 @@ def test_a_form_is_one_launch_more_and_nothing_up_or_down(fake_gpu: Any) -> None
     assert [matcher.num_asked for matcher in matchers] == [1, 1]
 
 
-def test_biases_are_one_operation_more(fake_gpu: Any, operations: Any) -> None:
+def test_logit_biases_add_one_operation(fake_gpu: Any, operations: Any) -> None:
     counts = []
     for options in ({}, {"logit_bias": {3: 1.0, 5: -2.0}}):
         runner = fake_gpu.make_runner(enforce_eager=True)
@@ -614,7 +612,7 @@ def test_biases_are_one_operation_more(fake_gpu: Any, operations: Any) -> None:
     assert sorted(counts[1]) == sorted([*counts[0], "index_add_"])
 
 
-def test_more_counts_than_the_buffer_holds_go_up_on_their_own(fake_gpu: Any) -> None:
+def test_token_counts_beyond_the_buffer_are_uploaded_separately(fake_gpu: Any) -> None:
     runner = fake_gpu.make_runner(num_blocks=8, max_num_seqs=2, enforce_eager=True, max_model_len=128)
     request = make_request(1, 100, 1, temperature=0.0, repetition_penalty=1.1)
     request.prompt_token_ids[:] = range(100)
@@ -625,8 +623,8 @@ def test_more_counts_than_the_buffer_holds_go_up_on_their_own(fake_gpu: Any) -> 
     assert fake_gpu.seen.read_backs == 1
 
 
-def test_the_rehearsal_notices_what_it_is_for(fake_gpu: Any) -> None:
-    """A read on the host, operands of two devices, and a launch on the wrong device."""
+def test_emulation_detects_host_reads_and_device_mismatches(fake_gpu: Any) -> None:
+    """Also detects a launch on the wrong device."""
     there = torch.zeros(4, device="cuda:0")
     with pytest.raises(Exception, match=r"data-dependent|DataDependent|_local_scalar_dense"):
         there.max().item()
@@ -638,9 +636,7 @@ def test_the_rehearsal_notices_what_it_is_for(fake_gpu: Any) -> None:
     assert (fake_gpu.seen.uploads, fake_gpu.seen.read_backs) == (1, 1)
 
 
-def test_graphs_that_others_have_the_memory_of_are_not_captured_until_it_is_free(
-    fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_without_memory_are_dropped_until_it_is_free(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
     monkeypatch.setattr(capture_failures.time, "monotonic", lambda: now_s)
     runner = fake_gpu.make_runner(max_num_seqs=16, piecewise_graphs=True)
@@ -660,13 +656,13 @@ def test_graphs_that_others_have_the_memory_of_are_not_captured_until_it_is_free
         return found
 
     prompt = StepPlan((Scheduled(make_request(1, 20, 0), 0, 20, True),), 0)
-    decodes, prefills = graphs_of(alike(4), prompt)
+    decodes, prefills = graphs_of(equal_decodes(4), prompt)
     assert (decodes, prefills > 1) == (1, True)
     runner.keep_graphs(of_decodes=True, of_prefills=False)
-    assert graphs_of(alike(4), prompt) == [1, 0]
+    assert graphs_of(equal_decodes(4), prompt) == [1, 0]
     runner.keep_graphs(of_decodes=False, of_prefills=False)
-    assert graphs_of(alike(4), prompt, alike(4)) == [0, 0, 0]
-    assert not runner.while_idle(), "there is nothing to come back for"
+    assert graphs_of(equal_decodes(4), prompt, equal_decodes(4)) == [0, 0, 0]
+    assert not runner.while_idle(), "there must be nothing to restore"
     runner.keep_graphs(of_decodes=True, of_prefills=True)
-    assert graphs_of(alike(4), prompt) == [decodes, prefills]
+    assert graphs_of(equal_decodes(4), prompt) == [decodes, prefills]
     assert runner.notes == notes

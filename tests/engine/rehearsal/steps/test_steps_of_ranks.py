@@ -1,6 +1,7 @@
-"""Two ranks on GPUs that are not there, in one process: the same graphs on both, told by size, with the sums in them.
+"""Two ranks on emulated GPUs in one process: both replay the same graphs, chosen by size, with the all-reduces in
+them.
 
-A group is pretended: sums are counted, rank 0's messages are read by the other rank at once.
+The group is emulated: sums are counted, and rank 0's messages are read by the other rank immediately.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 SIZES = (1, 2, 4, 8)
 SUMS_A_PASS = 4
-"""Two for each of two layers."""
+"""Two sums per layer, with two layers."""
 
 
-class Follower:
-    """The other rank, which runs what it is told."""
+class FollowerRank:
+    """The other rank, which runs the steps that it receives."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
@@ -65,8 +66,8 @@ class Follower:
         self.runner.follow(*inputs_of(step), sampled, step.graph_size)
 
 
-class Agreement:
-    """What the other rank said to each size, in order; yes where nothing is noted."""
+class ScriptedAgreement:
+    """The other rank's answers for each size, in order; yes if none is given."""
 
     def __init__(self, *theirs: bool) -> None:
         self._theirs = list(theirs)
@@ -99,7 +100,7 @@ def decodes(count: int, *, length: int = 20) -> StepPlan:
 
 
 def after(plan: StepPlan) -> StepPlan:
-    """The next step of the same requests, whose tokens are not known yet."""
+    """Return the next step of the same requests, whose tokens are unknown."""
     return StepPlan(
         tuple(Scheduled(item.request, item.start + 1, 1, True) for item in plan.scheduled), plan.num_single_token
     )
@@ -107,17 +108,17 @@ def after(plan: StepPlan) -> StepPlan:
 
 @pytest.fixture
 def sums() -> list[int]:
-    """Rows of each sum that the host came to, whether a graph records it or the device computes it."""
+    """Number of rows of each sum reached by the host, whether a graph records it or the device computes it."""
     return []
 
 
 @pytest.fixture
-def ranks(fake_gpu: Any, sums: list[int]) -> tuple[ModelRunner, Follower]:
+def ranks(fake_gpu: Any, sums: list[int]) -> tuple[ModelRunner, FollowerRank]:
     def all_reduce(part: torch.Tensor) -> torch.Tensor:
         sums.append(part.shape[0])
         return part
 
-    follower = Follower(fake_gpu.make_runner(together=True, all_reduce=all_reduce))
+    follower = FollowerRank(fake_gpu.make_runner(together=True, all_reduce=all_reduce))
     runner = fake_gpu.make_runner(together=True, others=follower, all_reduce=all_reduce)
     for each in (runner, follower.runner):
         each.warm_up(lambda _: None)
@@ -125,12 +126,12 @@ def ranks(fake_gpu: Any, sums: list[int]) -> tuple[ModelRunner, Follower]:
     return runner, follower
 
 
-def test_all_sizes_are_captured_at_the_start_and_replayed_by_both(
-    fake_gpu: Any, ranks: tuple[ModelRunner, Follower], sums: list[int]
+def test_all_sizes_are_captured_at_the_start_and_replayed_by_both_ranks(
+    fake_gpu: Any, ranks: tuple[ModelRunner, FollowerRank], sums: list[int]
 ) -> None:
     runner, follower = ranks
     for each in (runner, follower.runner):
-        meeting = Agreement()
+        meeting = ScriptedAgreement()
         sums.clear()
         each.capture_together(meeting)
         assert meeting.ours == [True] * len(SIZES)
@@ -142,25 +143,25 @@ def test_all_sizes_are_captured_at_the_start_and_replayed_by_both(
         fake_gpu.seen.clear()
         assert runner.run(decodes(count)).graph_size == size
         assert follower.steps[-1].graph_size == size
-        assert fake_gpu.seen.replays == 2, "a graph a rank"
-        assert fake_gpu.seen.read_backs == 1, "of rank 0's tokens alone"
-    assert sums == [], "all of them are in the graphs"
+        assert fake_gpu.seen.replays == 2, "one graph per rank"
+        assert fake_gpu.seen.read_backs == 1, "only rank 0's tokens are read back"
+    assert sums == [], "all sums must be in the graphs"
 
 
 @pytest.mark.parametrize(("is_ours", "compiles"), [(True, True), (False, True), (True, False)])
-def test_a_capture_that_fails_on_one_rank_costs_its_size_on_both(
-    is_ours: bool, compiles: bool, fake_gpu: Any, ranks: tuple[ModelRunner, Follower]
+def test_failed_capture_on_one_rank_drops_its_size_on_both(
+    is_ours: bool, compiles: bool, fake_gpu: Any, ranks: tuple[ModelRunner, FollowerRank]
 ) -> None:
-    """The next larger serves; nothing is captured later, not even while nobody waits."""
+    """The next larger size is used; nothing is captured later, not even when idle."""
     runner, follower = ranks
     too_large = import_module("triton.runtime.errors").OutOfResources(2 << 17, 1 << 16, "shared memory")
     error = RuntimeError("CUDA error: this card is full") if compiles else too_large
     failing, other = (runner, follower.runner) if is_ours else (follower.runner, runner)
-    before = Agreement()
-    fake_gpu.capture_error[:] = [None, None, error, None]  # of 1, 2, 4 and 8: the last one is raised first
+    before = ScriptedAgreement()
+    fake_gpu.capture_error[:] = [None, None, error, None]  # for sizes 1, 2, 4 and 8; the last error is raised first
     failing.capture_together(before)
     assert before.ours == [True, False, True, True]
-    other.capture_together(Agreement(*before.ours))
+    other.capture_together(ScriptedAgreement(*before.ours))
     assert len(failing.notes) == len(other.notes) == 1
     assert "batches of 4" in failing.notes[0]
     assert str(error) in failing.notes[0]
@@ -173,25 +174,27 @@ def test_a_capture_that_fails_on_one_rank_costs_its_size_on_both(
     assert follower.steps[-1].graph_size == 2
 
 
-def test_without_any_graph_both_run_eagerly_and_say_why(
-    fake_gpu: Any, ranks: tuple[ModelRunner, Follower], sums: list[int]
+def test_without_any_graph_both_ranks_run_eagerly_and_report_why(
+    fake_gpu: Any, ranks: tuple[ModelRunner, FollowerRank], sums: list[int]
 ) -> None:
     runner, follower = ranks
     for each in (runner, follower.runner):
-        each.capture_together(Agreement(*(False,) * len(SIZES)))
+        each.capture_together(ScriptedAgreement(*(False,) * len(SIZES)))
     assert runner.notes == [f"CUDA graphs could not be captured, steps run without them (slower): {ELSEWHERE}"]
     sums.clear()
     assert runner.run(decodes(2)).graph_size == 0
     assert follower.steps[-1].graph_size == 0
     assert fake_gpu.seen.replays == 0
-    assert sums == [2] * (2 * SUMS_A_PASS), "of two rows, on each rank"
+    assert sums == [2] * (2 * SUMS_A_PASS), "sums of two rows, on each rank"
 
 
 @pytest.mark.parametrize("is_ours", [True, False], ids=["rank 0", "another rank"])
-def test_graphs_that_a_rank_cannot_hold_are_given_up_on_all(
+def test_graphs_impossible_on_one_rank_are_dropped_on_all(
     is_ours: bool, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 asks for none then; another, which finds it alone, says no to each size, so that nobody waits for it."""
+    """Rank 0 then requests none. Another rank that alone finds it impossible says no to each size, so that no rank
+    waits for it.
+    """
 
     def made(reads: bool, **options: Any) -> ModelRunner:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9) if reads else (9, 0))
@@ -199,28 +202,28 @@ def test_graphs_that_a_rank_cannot_hold_are_given_up_on_all(
         runner.warm_up(lambda _: None)
         return runner
 
-    follower = Follower(made(not is_ours))
+    follower = FollowerRank(made(not is_ours))
     runner = made(is_ours, others=follower)
     assert runner.captures_together is not is_ours
     assert runner.captures_together or runner.notes[0].startswith("CUDA graphs could not be captured")
     if runner.captures_together:
-        theirs = Agreement()
+        theirs = ScriptedAgreement()
         follower.runner.capture_together(theirs)
         assert theirs.ours == [False] * len(SIZES)
-        runner.capture_together(Agreement(*theirs.ours))
+        runner.capture_together(ScriptedAgreement(*theirs.ours))
     assert runner.run(decodes(2)).graph_size == 0
     assert follower.steps[-1].graph_size == 0
     assert fake_gpu.seen.replays == 0
     assert not runner.while_idle()
 
 
-def test_a_step_that_runs_ahead_is_told_before_its_tokens_are_known(
-    fake_gpu: Any, ranks: tuple[ModelRunner, Follower]
+def test_overlapped_step_is_sent_before_its_tokens_are_known(
+    fake_gpu: Any, ranks: tuple[ModelRunner, FollowerRank]
 ) -> None:
-    """They go from device to device: nothing is read back in between, and nobody waits."""
+    """Tokens go from device to device: nothing is read back in between, and the host does not wait."""
     runner, follower = ranks
     for each in (runner, follower.runner):
-        each.capture_together(Agreement())
+        each.capture_together(ScriptedAgreement())
     plan = decodes(3)
     first = runner.launch(plan)
     fake_gpu.seen.clear()

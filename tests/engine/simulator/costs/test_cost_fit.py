@@ -1,4 +1,4 @@
-"""The fit finds the rates that made the times, noise or not, and says so in a file that is checked when read."""
+"""Cost rates are fitted to measured times, saved to a file and checked when it is read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def samples(cost: CostModel, noise: float = 0.0) -> list[Sample]:
 
 
 def rates(cost: CostModel) -> list[float]:
-    """Seconds: of the weights, a token of context, a token, a pair, a step."""
+    """Return the seconds per weights read, token of context, token, pair and step."""
     return [
         cost.weight_bytes / cost.memory_bandwidth,
         cost.kv_bytes_per_token / cost.memory_bandwidth,
@@ -75,16 +75,16 @@ def test_exact_times_give_the_exact_rates() -> None:
     assert list(fit.predicted_s) == pytest.approx([sample.seconds for sample in samples(TRUE)])
 
 
-def test_noise_moves_the_rates_little() -> None:
+def test_noisy_times_change_the_rates_little() -> None:
     fit = fit_costs(samples(TRUE, noise=0.03), SIZES)
     assert rates(fit.cost)[:4] == pytest.approx(rates(TRUE)[:4], rel=0.15)
-    assert fit.cost.step_overhead_s == pytest.approx(0.003, abs=0.0015)  # told from the weights only by prefills
+    assert fit.cost.step_overhead_s == pytest.approx(0.003, abs=0.0015)  # only prefills distinguish it from the weights
     errors = [predicted / sample.seconds - 1 for predicted, sample in zip(fit.predicted_s, samples(TRUE), strict=True)]
     assert max(map(abs, errors)) < 0.08
 
 
 def rounded(made: list[Sample], seed: int) -> list[Sample]:
-    """The same times, each up to a last bit longer or shorter."""
+    """Return the same times, each changed by at most its last bit."""
     ulps = np.random.default_rng(seed).integers(-1, 2, len(made))
     return [
         replace(one, seconds=one.seconds + int(ulp) * np.spacing(one.seconds))
@@ -93,23 +93,27 @@ def rounded(made: list[Sample], seed: int) -> list[Sample]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_device_that_only_computes_has_memory_for_free(seed: int) -> None:
-    """Memory that is as slow as computing explains the times as well: neither rounding nor a processor may choose."""
+def test_compute_bound_device_is_fitted_without_memory_cost(seed: int) -> None:
+    """Slow memory explains the times as well as slow computing: neither rounding nor the CPU may decide
+    between them.
+    """
     fit = fit_costs(rounded(samples(SLOW), seed), SIZES)
     assert rates(fit.cost)[2:4] == pytest.approx([0.016, 524_288e-12], rel=1e-6)
     assert sum(rates(fit.cost)[:2]) < 1e-3
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_last_bit_of_a_time_moves_no_rate(seed: int) -> None:
+def test_last_bit_of_a_time_does_not_change_the_rates(seed: int) -> None:
     fit = fit_costs(rounded(samples(TRUE), seed), SIZES)
     assert rates(fit.cost) == pytest.approx(rates(TRUE), rel=1e-6)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="names of x86 processors")
 @pytest.mark.parametrize("processor", ["Prescott", "Haswell", "Zen", "SkylakeX"])
-def test_the_kernels_of_other_processors_give_the_same(processor: str) -> None:
-    """numpy's OpenBLAS can be told to use those of an older one; it reads that once, so each in its own process."""
+def test_kernels_for_other_cpus_give_the_same_rates(processor: str) -> None:
+    """numpy's OpenBLAS can use the kernels of an older CPU; it reads the setting once, so each CPU has its own
+    process.
+    """
     flags = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").exists() else ""
     needed = {"Prescott": "sse2", "SkylakeX": "avx512f"}.get(processor, "avx2")
     if needed not in flags:
@@ -126,7 +130,7 @@ def rates_of_slow() -> list[float]:
     return rates(fit_costs(samples(SLOW), SIZES).cost)
 
 
-def test_no_rate_is_negative() -> None:
+def test_fitted_rates_are_never_negative() -> None:
     matrix = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
     assert nonnegative_least_squares(matrix, np.array([3.0, 2.0, 1.0])) == pytest.approx([2.0, 0.0])
     assert nonnegative_least_squares(matrix, np.array([1.0, 2.0, 3.0])) == pytest.approx([0.0, 1.0])
@@ -134,7 +138,7 @@ def test_no_rate_is_negative() -> None:
 
 
 @pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (1e-12, 1.0, 1e9), (3e7, 1 / 3, 1e-3), (1.0, 1e-15, 1e15)])
-def test_units_do_not_choose_between_equal_explanations(scales: tuple[float, float, float]) -> None:
+def test_units_do_not_decide_between_equal_explanations(scales: tuple[float, float, float]) -> None:
     """The third column is the sum of the others, so it alone explains what they explain together."""
     first, second = np.array([1.0, 2.0, 3.0, 5.0]), np.array([7.0, 1.0, 0.1, 4.0])
     matrix = np.stack([first, second, first + second], axis=1) * scales
@@ -142,18 +146,18 @@ def test_units_do_not_choose_between_equal_explanations(scales: tuple[float, flo
     assert found == pytest.approx([0.0, 0.0, 1.0 / scales[2]], rel=1e-9)
 
 
-def test_a_column_of_zeros_costs_nothing() -> None:
+def test_column_of_zeros_gets_no_cost() -> None:
     matrix = np.array([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
     assert nonnegative_least_squares(matrix, np.array([2.0, 4.0, 6.0])).tolist() == pytest.approx([0.0, 2.0])
     assert nonnegative_least_squares(matrix[:, :1], np.array([2.0, 4.0, 6.0])).tolist() == [0.0]
 
 
-def test_too_few_steps() -> None:
+def test_too_few_steps_are_refused() -> None:
     with pytest.raises(KvscopeError, match="4 steps were timed: at least 5"):
         fit_costs(samples(TRUE)[:4], SIZES)
 
 
-def test_a_file_comes_back(tmp_path: Path) -> None:
+def test_saved_cost_file_is_read_back_equal(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     costs = CostFile(model="m", device="d", num_slots=1000, max_model_len=100, num_layers=2, cost_model=COST)
     save_costs(path, costs)
@@ -177,7 +181,7 @@ def test_a_file_comes_back(tmp_path: Path) -> None:
         ({"cost_model": {"flops_per_second": "fast"}}, "Expected `float`"),
     ],
 )
-def test_a_file_that_is_wrong_is_one_line(tmp_path: Path, change: dict[str, object], named: str) -> None:
+def test_invalid_cost_file_is_refused_in_one_line(tmp_path: Path, change: dict[str, object], named: str) -> None:
     path = tmp_path / "costs.json"
     save_costs(
         path,
@@ -196,7 +200,7 @@ def test_a_file_that_is_wrong_is_one_line(tmp_path: Path, change: dict[str, obje
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b" " * (2 << 20), b"[]"])
-def test_what_is_no_json_object_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_file_that_is_no_json_object_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "odd.json"
     path.write_bytes(data)
     with pytest.raises(BadInput, match=r"odd\.json' are not accepted"):

@@ -1,4 +1,4 @@
-"""A memory of 32 slots in 8 blocks of 4, in which everything can be worked out by hand."""
+"""Fixtures of comparison tests: a memory of 32 slots in 8 blocks of 4, which can be calculated by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ MIB = 1 << 20
 
 @pytest.fixture
 def make_memory() -> Callable[..., Memory]:
-    """8 blocks of 4 slots and 2 MiB over two layers (so a page holds 8 tokens of a layer); at most 16 tokens each."""
+    """Function that makes a memory of 8 blocks of 4 slots, with pages of 8 tokens of a layer:
+    `make_memory(**changes)`.
+    """
 
     def make(**changes: int | str) -> Memory:
         whole = {"num_blocks": 8, "block_size": 4, "block_bytes": 2 * MIB, "num_layers": 2, "max_model_len": 16}
@@ -26,19 +28,19 @@ def make_memory() -> Callable[..., Memory]:
 
 @pytest.fixture
 def make_comparison(make_memory: Callable[..., Memory]) -> Callable[..., PolicyComparison]:
-    """Policies over such a memory."""
+    """Function that makes a comparison of policies over such a memory: `make_comparison(**changes)`."""
     return lambda **changes: PolicyComparison(make_memory(**changes))
 
 
 @pytest.fixture
 def running() -> Callable[..., list[Running]]:
-    """Requests as (number, tokens, limit[, prompt])."""
+    """Function that makes requests of (number, tokens, limit[, prompt]): `running(*rows)`."""
     return lambda *rows: [Running(*row) for row in rows]
 
 
 @pytest.fixture
 def policy_use() -> Callable[[WhatIfAnswer, str], PolicyUse]:
-    """What an answer says of `contiguous`, `buddy`, `virtual` or `paged 16`."""
+    """Function that finds the use of a policy in an answer: `policy_use(answer, "paged 16")`."""
 
     def find(answer: WhatIfAnswer, name: str) -> PolicyUse:
         allocator, _, size = name.partition(" ")
@@ -52,5 +54,5 @@ def policy_use() -> Callable[[WhatIfAnswer, str], PolicyUse]:
 
 @pytest.fixture
 def paged_sizes() -> tuple[int, ...]:
-    """Those that are always compared."""
+    """The block sizes that are always compared."""
     return PAGED_BLOCK_SIZES

@@ -1,4 +1,4 @@
-"""`virtual` is compared with the pages that the engine itself would map."""
+"""`virtual` is compared with the pages that the engine would map."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAYERS = 30
 
 @pytest.mark.parametrize("page_bytes", [HOST_PAGE_BYTES, PAGE_BYTES])
 @pytest.mark.parametrize("layer_bytes", [12 << 10, 6528, 1 << 20, 3 << 20])
-def test_groups_are_those_of_the_engine(page_bytes, layer_bytes):
+def test_candidate_has_the_page_groups_of_the_engine(page_bytes, layer_bytes):
     memory = Memory(
         num_blocks=5000, block_size=16, block_bytes=LAYERS * layer_bytes, num_layers=LAYERS, page_bytes=page_bytes
     )
@@ -30,6 +30,6 @@ def test_groups_are_those_of_the_engine(page_bytes, layer_bytes):
     assert virtual.num_blocks == space.num_groups
 
 
-def test_without_the_size_of_a_page_there_is_none():
+def test_unknown_page_size_leaves_out_virtual():
     memory = Memory(num_blocks=5000, block_size=16, block_bytes=3000, num_layers=30, page_bytes=0)
     assert VIRTUAL not in {candidate.allocator for candidate in candidates(memory)}

@@ -1,4 +1,4 @@
-"""What each policy makes of the same requests: by hand, through churn, and against the scheduler itself."""
+"""The policies are compared for the same requests: by hand, under random load and against the scheduler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parts(use: PolicyUse) -> list[int]:
         ("paged 32", [5, 0, 27, 0, 0, 0]),
     ],
 )
-def test_one_request_by_hand(
+def test_parts_for_one_request_are_those_calculated_by_hand(
     make_comparison, running, policy_use, name, used_reserved_internal_rounding_external_outside
 ):  # type: ignore[no-untyped-def]
     use = policy_use(make_comparison().follow(running((1, 5, 7, 3))), name)
@@ -44,7 +44,7 @@ def test_one_request_by_hand(
     assert (use.num_placed, use.num_waiting) == (1, 0)
 
 
-def test_a_map_of_few_slots_shows_each(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_map_of_few_slots_shows_each_slot(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     answer = make_comparison().follow(running((1, 5, 7, 3)))
     assert {use.slots_per_cell for use in answer.policies} == {1}
     assert policy_use(answer, "contiguous").cells == bytes([1] * 5 + [2] * 2 + [3] * 9 + [0] * 16)
@@ -52,7 +52,7 @@ def test_a_map_of_few_slots_shows_each(make_comparison, running, policy_use):  #
     assert policy_use(answer, "paged 16").cells == bytes([1] * 5 + [3] * 11 + [0] * 16)
 
 
-def test_what_is_compared(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
+def test_all_allocators_and_block_sizes_are_compared(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
     answer = make_comparison().follow(running())
     names = [(use.allocator, use.block_size, use.is_current) for use in answer.policies]
     reserving = [("contiguous", 4, False), ("buddy", 4, False), ("virtual", 8, False)]
@@ -60,19 +60,19 @@ def test_what_is_compared(make_comparison, running, paged_sizes):  # type: ignor
     assert [use.block_size for use in answer.policies if use.refused] == [64, 128]
 
 
-def test_the_engines_own_policy_is_marked(make_comparison, running):  # type: ignore[no-untyped-def]
+def test_policy_of_the_engine_is_marked_as_current(make_comparison, running):  # type: ignore[no-untyped-def]
     answer = make_comparison(allocator="buddy").follow(running())
     assert [use.allocator for use in answer.policies if use.is_current] == ["buddy"]
     answer = make_comparison(allocator="virtual").follow(running())
     assert [use.allocator for use in answer.policies if use.is_current] == ["virtual"]
 
 
-def test_what_is_not_known_is_not_compared(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
+def test_policies_that_need_unknown_values_are_left_out(make_comparison, running, paged_sizes):  # type: ignore[no-untyped-def]
     answer = make_comparison(max_model_len=0, num_layers=0, block_size=8).follow(running((1, 5, 0)))
     assert [use.block_size for use in answer.policies] == list(paged_sizes)
 
 
-def test_requests_that_do_not_fit_wait_and_come_in_later(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_requests_that_do_not_fit_wait_and_are_placed_later(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     now = running((1, 1, 2), (2, 1, 2), (3, 1, 2), (4, 1, 2))
     contiguous = policy_use(comparison.follow(now), "contiguous")  # 2 runs of 16 slots
@@ -82,7 +82,7 @@ def test_requests_that_do_not_fit_wait_and_come_in_later(make_comparison, runnin
     assert policy_use(answer, "paged 4").num_waiting == 0
 
 
-def test_one_that_grows_takes_from_the_newest(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_growing_request_preempts_the_newest(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison(num_blocks=4)
     comparison.follow(running((1, 8, 16), (2, 4, 16), (3, 4, 16)))
     grown = policy_use(comparison.follow(running((1, 9, 16), (2, 4, 16), (3, 4, 16))), "paged 4")
@@ -91,16 +91,16 @@ def test_one_that_grows_takes_from_the_newest(make_comparison, running, policy_u
     assert (alone.num_used, alone.num_waiting) == (4, 0)
 
 
-def test_coming_and_going_leaves_holes(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_finished_requests_leave_gaps_that_are_external_fragmentation(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     four = [(number, 7, 8, 7) for number in (1, 2, 3, 4)]
     comparison.follow(running(*four))
     buddy = policy_use(comparison.follow(running(four[1], four[3])), "buddy")
-    assert buddy.external_fragmentation == pytest.approx(0.5), "two holes of the same size"
+    assert buddy.external_fragmentation == pytest.approx(0.5), "there are not two gaps of the same size"
     assert buddy.cells == bytes([*[0] * 8, *[1] * 7, 2, *[0] * 8, *[1] * 7, 2])
 
 
-def test_a_run_moves_when_it_cannot_grow_where_it_is(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_run_moves_if_it_cannot_grow_in_place(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     comparison.follow(running((1, 4, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3)))
     buddy = policy_use(comparison.follow(running((1, 9, 16, 3), (2, 4, 16, 3), (3, 4, 16, 3))), "buddy")
@@ -109,19 +109,19 @@ def test_a_run_moves_when_it_cannot_grow_where_it_is(make_comparison, running, p
         shadow.check_integrity()
 
 
-def test_tokens_that_get_fewer_are_placed_anew(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_request_with_fewer_tokens_is_placed_again(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     comparison = make_comparison()
     comparison.follow(running((1, 12, 16)))
     assert policy_use(comparison.follow(running((1, 3, 16))), "paged 4").num_used == 3
 
 
-def test_a_longest_request_beyond_the_memory_is_refused(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_longest_request_larger_than_the_memory_is_refused(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     use = policy_use(make_comparison(max_model_len=64).follow(running((1, 5, 7))), "contiguous")
     assert "max_model_len=64" in use.refused
     assert use.cells == b""
 
 
-def test_the_end_of_the_memory_where_no_block_fits(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
+def test_rest_of_the_memory_smaller_than_a_block_is_counted_as_outside(make_comparison, running, policy_use):  # type: ignore[no-untyped-def]
     use = policy_use(make_comparison(num_blocks=9).follow(running((1, 5, 7))), "paged 16")
     assert parts(use) == [5, 0, 11, 0, 16, 4]
     assert use.cells[-4:] == bytes([MapKind.ROUNDING] * 4)
@@ -129,13 +129,13 @@ def test_the_end_of_the_memory_where_no_block_fits(make_comparison, running, pol
     assert parts(virtual) == [5, 0, 3, 0, 24, 4]
 
 
-def test_a_memory_that_is_too_large_is_refused(make_memory):  # type: ignore[no-untyped-def]
+def test_too_large_memory_is_refused(make_memory):  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput, match="33554436 slots is too large"):
         PolicyComparison(make_memory(num_blocks=(1 << 23) + 1))
 
 
 def churn(seed: int, num_lines: int, num_slots: int) -> Iterable[list[Running]]:
-    """Requests that come, grow and go at random."""
+    """Yield requests that arrive, grow and end at random."""
     rng = random.Random(seed)
     alive: dict[int, list[int]] = {}
     number = 0
@@ -153,7 +153,7 @@ def churn(seed: int, num_lines: int, num_slots: int) -> Iterable[list[Running]]:
 
 
 @pytest.mark.parametrize(("seed", "num_blocks"), [(1, 64), (2, 64), (3, 4100)])
-def test_through_churn_all_stays_whole(make_comparison, seed, num_blocks):  # type: ignore[no-untyped-def]
+def test_random_load_keeps_the_policies_consistent(make_comparison, seed, num_blocks):  # type: ignore[no-untyped-def]
     comparison = make_comparison(
         num_blocks=num_blocks, block_size=16, block_bytes=1 << 18, max_model_len=num_blocks * 2
     )
@@ -169,7 +169,7 @@ def test_through_churn_all_stays_whole(make_comparison, seed, num_blocks):  # ty
 
 
 def check(use: PolicyUse, slots_per_cell: int, now: list[Running]) -> None:
-    """The parts are the whole, and the map shows them."""
+    """Check that the parts sum up to the whole and that the map shows them."""
     if use.refused:
         return
     assert sum(parts(use)) + use.num_unread == use.num_slots
@@ -189,7 +189,7 @@ def of_scheduler(request: Request) -> Running:
 
 
 @pytest.mark.parametrize("allocator", ["paged", "contiguous"])
-def test_the_engines_own_policy_is_as_the_scheduler_has_it(make_simulation, make_comparison, policy_use, allocator):  # type: ignore[no-untyped-def]
+def test_comparison_of_the_current_policy_equals_the_scheduler(make_simulation, make_comparison, policy_use, allocator):  # type: ignore[no-untyped-def]
     requests = [(number * 0.5, 3 + number % 7, 2 + number % 11) for number in range(40)]
     simulation = make_simulation(requests, allocator, num_blocks=1024, enable_prefix_caching=False)
     comparison: Callable = make_comparison(num_blocks=1024, max_model_len=32)  # type: ignore[type-arg]

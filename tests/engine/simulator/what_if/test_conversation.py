@@ -1,4 +1,4 @@
-"""Lines in, lines out: bad ones are told by their number and change nothing."""
+"""Comparison requests are read line by line; invalid lines are reported by number and change nothing."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from kvscope_telemetry.messages.what_if import MAX_LINE_BYTES, MAX_REQUESTS, Wha
 SETUP = b'{"setup": {"num_blocks": 8, "block_size": 4, "max_model_len": 16}}'
 
 
-def said(*lines: bytes) -> list[dict]:  # type: ignore[type-arg]
+def converse_lines(*lines: bytes) -> list[dict]:  # type: ignore[type-arg]
     output = io.BytesIO()
     converse(io.BytesIO(b"\n".join(lines)), output)
     return [msgspec.json.decode(line) for line in output.getvalue().splitlines()]
 
 
-def test_each_now_is_answered_and_a_setup_is_not() -> None:
-    answers = said(SETUP, b'{"now": [[2, 5, 9], [1, 3, 9, 2]]}', b"", b'{"now": []}')
+def test_each_now_line_is_answered_and_a_setup_line_is_not() -> None:
+    answers = converse_lines(SETUP, b'{"now": [[2, 5, 9], [1, 3, 9, 2]]}', b"", b'{"now": []}')
     assert len(answers) == 2
     first, second = (msgspec.convert(answer, WhatIfAnswer) for answer in answers)
-    assert {use.num_used for use in first.policies if not use.refused} == {8, 3}, "a block of 32 slots serves one"
+    assert {use.num_used for use in first.policies if not use.refused} == {8, 3}, (
+        "a block of 32 slots serves one request"
+    )
     assert {use.num_used for use in second.policies} == {0}
 
 
-def test_a_new_setup_begins_anew() -> None:
+def test_new_setup_line_starts_again() -> None:
     larger = SETUP.replace(b"8,", b"16,")
-    (answer,) = said(SETUP, larger, b'{"now": [[1, 64, 64]]}')
+    (answer,) = converse_lines(SETUP, larger, b'{"now": [[1, 64, 64]]}')
     assert {use["num_slots"] for use in answer["policies"]} == {64}
 
 
@@ -52,12 +54,12 @@ def test_a_new_setup_begins_anew() -> None:
         (b'{"now": [' + b"[1,1,1]," * MAX_REQUESTS + b"[1,1,1]]}", str(MAX_REQUESTS)),
     ],
 )
-def test_a_bad_line_is_told_and_changes_nothing(line: bytes, named: str) -> None:
-    complaint, answer = said(SETUP, line, b'{"now": [[1, 5, 9]]}')
+def test_invalid_line_is_reported_and_changes_nothing(line: bytes, named: str) -> None:
+    complaint, answer = converse_lines(SETUP, line, b'{"now": [[1, 5, 9]]}')
     assert complaint["error"].startswith("line 2: ")
     assert named in complaint["error"]
     assert {use["num_used"] for use in answer["policies"] if not use["refused"]} == {5}
 
 
-def test_a_question_before_the_setup() -> None:
-    assert said(b'{"now": []}') == [{"error": "line 1: `now` came before `setup`"}]
+def test_now_line_before_the_setup_is_reported() -> None:
+    assert converse_lines(b'{"now": []}') == [{"error": "line 1: `now` came before `setup`"}]

@@ -1,4 +1,4 @@
-"""Memories with several KV groups: what windows let go of, what if they did not, and latents as keys and values."""
+"""Memories with several KV groups: what windows free, what if they did not, and latents as keys and values."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LATENT = KVGroup(kind="latent", num_layers=2, block_bytes=64, expanded_bytes=640
 
 
 def memory(*groups: KVGroup, **changes: Any) -> Memory:
-    """40 blocks of 4 tokens and 64 bytes, of which a page of 16 holds two tokens of a layer."""
+    """Return 40 blocks of 4 tokens and 64 bytes; a page of 16 bytes holds two tokens of a layer."""
     whole = {"num_blocks": 40, "block_size": 4, "block_bytes": 64, "max_model_len": 64, "page_bytes": 16}
     return Memory(groups=groups, **(whole | changes))
 
 
-def asked(answer: WhatIfAnswer, question: str = "", block_size: int = 4, allocator: str = "paged") -> PolicyUse:
+def policy_use(answer: WhatIfAnswer, question: str = "", block_size: int = 4, allocator: str = "paged") -> PolicyUse:
     (found,) = (
         use
         for use in answer.policies
@@ -36,11 +36,12 @@ def asked(answer: WhatIfAnswer, question: str = "", block_size: int = 4, allocat
     return found
 
 
-def test_a_window_lets_go_of_what_is_behind_it() -> None:
+def test_window_frees_the_blocks_behind_it() -> None:
     """Of 33 tokens the full group holds 9 blocks. The 34th token reads from position 26 on, which is in block 6: both
-    windows hold 3 blocks, with 9 tokens of which 7 are read."""
+    windows hold 3 blocks, with 9 tokens of which 7 are read.
+    """
     answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
-    use = asked(answer)
+    use = policy_use(answer)
     assert use.is_current
     assert (use.num_used, use.num_unread, use.num_internal) == (33 + 7 + 7, 2 + 2, 3 * 3)
     assert use.num_external == 160 - (9 + 3 + 3) * 4
@@ -49,9 +50,9 @@ def test_a_window_lets_go_of_what_is_behind_it() -> None:
 
 
 def test_without_freeing_all_layers_hold_all_tokens() -> None:
-    """A token takes 48 bytes, 53 of which fit; of two thirds of them 26 tokens are not read by the next."""
+    """A token takes 48 bytes and 53 tokens fit; in two thirds of the layers the next token does not read 26 of them."""
     answer = PolicyComparison(memory(FULL, WINDOW, WINDOW)).follow([Running(1, 33, 50, 20)])
-    use = asked(answer, NOT_FREED)
+    use = policy_use(answer, NOT_FREED)
     assert not use.is_current
     assert (use.num_slots, use.slot_bytes) == (40 * 64 // 48, 48)
     assert use.num_unread == 26 * 2 // 3
@@ -62,53 +63,53 @@ def test_without_freeing_all_layers_hold_all_tokens() -> None:
     assert use.cells == bytes([MapKind.UNREAD] * 17 + [1] * 16 + [3] * 3 + [0] * 16 + [4])
 
 
-def test_fewer_requests_run_at_once_without_freeing() -> None:
+def test_without_freeing_fewer_requests_run_at_once() -> None:
     comparison = PolicyComparison(memory(FULL, WINDOW, WINDOW))
     answer = comparison.follow([Running(number, 24, 50, 20) for number in (1, 2, 3)])
-    assert (asked(answer).num_placed, asked(answer).num_waiting) == (3, 0)
-    kept = asked(answer, NOT_FREED)
+    assert (policy_use(answer).num_placed, policy_use(answer).num_waiting) == (3, 0)
+    kept = policy_use(answer, NOT_FREED)
     assert (kept.num_placed, kept.num_waiting, kept.num_preempted) == (2, 1, 0)
     answer = comparison.follow([Running(number, 28, 50, 20) for number in (1, 2, 3)])
-    kept = asked(answer, NOT_FREED)
+    kept = policy_use(answer, NOT_FREED)
     assert (kept.num_placed, kept.num_waiting, kept.num_preempted) == (1, 2, 1)
-    assert asked(answer).num_placed == 3
+    assert policy_use(answer).num_placed == 3
 
 
-def test_allocators_that_reserve_hold_all_tokens_of_all_layers() -> None:
+def test_reserving_allocators_hold_all_tokens_of_all_layers() -> None:
     answer = PolicyComparison(memory(FULL, WINDOW, num_blocks=64)).follow([Running(1, 20, 24, 12)])
-    contiguous = asked(answer, allocator="contiguous")
+    contiguous = policy_use(answer, allocator="contiguous")
     assert contiguous.slot_bytes == 32
     assert (contiguous.num_used, contiguous.num_unread) == (20 - 6, 6), "half of 13 tokens"
-    virtual = asked(answer, allocator="virtual")
+    virtual = policy_use(answer, allocator="virtual")
     assert (virtual.block_size, virtual.num_unread) == (4, 6)
 
 
-def test_chunks_end_together() -> None:
-    """At 8 tokens a new chunk begins: nothing of the old one is read."""
+def test_chunk_is_freed_when_a_new_chunk_begins() -> None:
+    """After 8 tokens a new chunk begins and nothing of the old one is read."""
     answer = PolicyComparison(memory(FULL, CHUNKS)).follow([Running(1, 8, 50, 8)])
-    use = asked(answer)
+    use = policy_use(answer)
     assert (use.num_used, use.num_unread, use.num_internal) == (8, 0, 0)
-    assert asked(answer, NOT_FREED).num_unread == 4
+    assert policy_use(answer, NOT_FREED).num_unread == 4
     answer = PolicyComparison(memory(FULL, CHUNKS)).follow([Running(1, 7, 50, 7)])
-    assert (asked(answer).num_used, asked(answer, NOT_FREED).num_unread) == (14, 0)
+    assert (policy_use(answer).num_used, policy_use(answer, NOT_FREED).num_unread) == (14, 0)
 
 
-def test_one_group_of_windows() -> None:
+def test_single_window_group_frees_unread_tokens() -> None:
     answer = PolicyComparison(memory(WINDOW)).follow([Running(1, 33, 50, 20)])
-    assert (asked(answer).num_used, asked(answer, NOT_FREED).num_unread) == (7, 26)
-    assert asked(answer, NOT_FREED).num_slots == 160
+    assert (policy_use(answer).num_used, policy_use(answer, NOT_FREED).num_unread) == (7, 26)
+    assert policy_use(answer, NOT_FREED).num_slots == 160
 
 
-def test_latents_as_keys_and_values_take_as_much_more() -> None:
+def test_latents_as_keys_and_values_take_proportionally_more_memory() -> None:
     answer = PolicyComparison(memory(LATENT)).follow([Running(number, 6, 20, 5) for number in (1, 2, 3)])
-    now, wide = asked(answer), asked(answer, EXPANDED)
+    now, wide = policy_use(answer), policy_use(answer, EXPANDED)
     assert (now.num_placed, now.num_fitting) == (3, 20)
     assert (wide.num_slots, wide.slot_bytes) == (16, 160)
     assert (wide.num_placed, wide.num_waiting, wide.num_fitting) == (2, 1, 2)
     assert wide.wasted_bytes == 2 * 2 * 160
 
 
-def test_what_is_not_told_is_not_asked() -> None:
+def test_questions_that_need_unknown_values_are_not_asked() -> None:
     answer = PolicyComparison(memory(KVGroup(kind="latent", block_bytes=64))).follow([])
     assert [(one.question, "how large" in one.why) for one in answer.not_asked] == [(EXPANDED, True)]
     answer = PolicyComparison(memory(KVGroup(kind="full"), KVGroup(kind="window", window=8))).follow(
@@ -116,23 +117,23 @@ def test_what_is_not_told_is_not_asked() -> None:
     )
     assert [(one.question, "how many bytes" in one.why) for one in answer.not_asked] == [(NOT_FREED, True)]
     assert {use.allocator for use in answer.policies} == {"paged"}
-    assert asked(answer).num_used == 33 + 7
+    assert policy_use(answer).num_used == 33 + 7
     state = KVGroup(kind="state", block_size=4096, block_bytes=64)
     answer = PolicyComparison(memory(FULL, WINDOW, state)).follow([])
     assert [(one.question, "States" in one.why) for one in answer.not_asked] == [(NOT_FREED, True)]
     assert {use.question for use in PolicyComparison(memory(FULL)).follow([]).policies} == {""}
 
 
-def test_a_state_is_a_block_however_long_the_request() -> None:
+def test_state_takes_one_block_for_every_length_of_request() -> None:
     state = KVGroup(kind="state", block_size=4096, block_bytes=64)
     comparison = PolicyComparison(memory(FULL, state))
-    assert asked(comparison.follow([Running(1, 3, 50, 3)])).num_used == 3 + 4
-    assert asked(comparison.follow([Running(1, 33, 50, 3)])).num_used == 33 + 4
-    assert asked(comparison.follow([])).num_used == 0
+    assert policy_use(comparison.follow([Running(1, 3, 50, 3)])).num_used == 3 + 4
+    assert policy_use(comparison.follow([Running(1, 33, 50, 3)])).num_used == 33 + 4
+    assert policy_use(comparison.follow([])).num_used == 0
 
 
-def test_groups_with_pools_of_their_own() -> None:
-    """As SGLang's: 10 pages for full attention, 4 for windows, 3 states."""
+def test_groups_with_separate_pools_are_compared() -> None:
+    """As in SGLang, there are 10 pages for full attention, 4 for windows and 3 states."""
     own = (
         KVGroup(kind="full", num_layers=2, block_size=4, block_bytes=64, num_blocks=10),
         KVGroup(kind="window", num_layers=4, block_size=4, block_bytes=128, window=5, num_blocks=4),
@@ -140,30 +141,32 @@ def test_groups_with_pools_of_their_own() -> None:
     )
     comparison = PolicyComparison(memory(*own, num_blocks=17, block_bytes=80))
     answer = comparison.follow([Running(number, 8, 50, 8) for number in (1, 2, 3, 4)])
-    use = asked(answer)
+    use = policy_use(answer)
     assert (use.num_placed, use.num_waiting) == (3, 1), "of windows 4 tokens are read, in one page; states are 3"
     assert use.num_slots == 40 + 4 * 4 * 2 + 3 * 100 // 16
     assert use.num_used == 3 * 8 + 3 * 4 * 2 + 300 // 16
-    whole = asked(answer, NOT_FREED)
+    whole = policy_use(answer, NOT_FREED)
     assert (whole.slot_bytes, whole.num_placed) == (48, 3), "24 tokens in 1,152 bytes"
     for shadow in comparison.shadows:
         shadow.check_integrity()
 
 
-def test_blocks_of_several_sizes_in_one_pool() -> None:
-    """A block of the first takes four rows, one of the other a row: each for the tokens that they are for."""
+def test_blocks_of_several_sizes_in_one_pool_are_compared() -> None:
+    """A block of the first group takes four rows and one of the other a single row, each with its own number of
+    tokens.
+    """
     groups = (
         KVGroup(kind="full", num_layers=8, block_size=16, block_bytes=256),
         KVGroup(kind="window", num_layers=2, block_size=4, block_bytes=64, window=8),
     )
-    use = asked(PolicyComparison(memory(*groups)).follow([Running(1, 16, 50, 16)]))
+    use = policy_use(PolicyComparison(memory(*groups)).follow([Running(1, 16, 50, 16)]))
     assert use.num_used == 16 + 7
-    use = asked(PolicyComparison(memory(*groups, block_size=16)).follow([Running(1, 16, 50, 16)]), block_size=16)
-    assert use.num_used == 4 * 16 + 7 * 4, "slots of a row, which is for 4 tokens of either"
+    use = policy_use(PolicyComparison(memory(*groups, block_size=16)).follow([Running(1, 16, 50, 16)]), block_size=16)
+    assert use.num_used == 4 * 16 + 7 * 4, "slots of a row, which holds 4 tokens of either group"
 
 
 @pytest.mark.parametrize("groups", [(FULL, WINDOW, CHUNKS), (WINDOW,), (LATENT, WINDOW)])
-def test_through_churn_all_stays_whole(groups: tuple[KVGroup, ...]) -> None:
+def test_random_load_keeps_the_groups_consistent(groups: tuple[KVGroup, ...]) -> None:
     rng, alive, number, waited = random.Random(5), dict[int, list[int]](), 0, 0
     comparison = PolicyComparison(memory(*groups, num_blocks=80, max_model_len=128))
     for _ in range(60):
@@ -187,7 +190,7 @@ def test_through_churn_all_stays_whole(groups: tuple[KVGroup, ...]) -> None:
     assert waited > 0
 
 
-def test_groups_that_cannot_be_are_refused() -> None:
+def test_invalid_groups_are_refused() -> None:
     with pytest.raises(BadInput, match="-1"):
         PolicyComparison(memory(KVGroup(kind="window", window=-1)))
     with pytest.raises(BadInput, match="65 KV groups"):
@@ -195,7 +198,7 @@ def test_groups_that_cannot_be_are_refused() -> None:
 
 
 @pytest.mark.parametrize("other", [WINDOW, CHUNKS])
-def test_the_engine_as_it_runs_is_as_the_scheduler_has_it(make_simulation, other: KVGroup) -> None:  # type: ignore[no-untyped-def]
+def test_comparison_of_the_current_policy_equals_the_scheduler_with_groups(make_simulation, other: KVGroup) -> None:  # type: ignore[no-untyped-def]
     told = (FULL, other, other)
     layout = recorded_layout(CacheInfo(num_blocks=1, block_size=4, groups=told))
     requests = [(number * 0.5, 3 + number % 7, 2 + number % 17) for number in range(40)]
@@ -207,7 +210,7 @@ def test_the_engine_as_it_runs_is_as_the_scheduler_has_it(make_simulation, other
             Running(one.number, one.num_computed_tokens, one.num_prompt_tokens + one.max_tokens, one.num_prompt_tokens)
             for one in sorted(placed, key=lambda one: one.number)
         ]
-        use, real = asked(comparison.follow(now)), kv_use(simulation.pool, placed)
+        use, real = policy_use(comparison.follow(now)), kv_use(simulation.pool, placed)
         assert (use.num_used + use.num_unread, use.num_internal) == (real.num_used, real.num_internal)
         assert use.num_external == real.num_external
         most = max(most, use.num_placed)

@@ -1,4 +1,4 @@
-"""Cells: each shows what is there, and together they show how much of it."""
+"""The cells of a slot map: each shows what it contains, and together they show the proportions."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ def spans(*pairs: tuple[int, int]) -> Spans:
     return Spans(both[:, 0], both[:, 1])
 
 
-def test_never_more_cells_than_there_may_be() -> None:
+def test_map_never_has_more_cells_than_the_limit() -> None:
     for num_slots in (1, MAX_CELLS, MAX_CELLS + 1, 3 * MAX_CELLS - 1, 12_345_678):
         assert len(map_cells(num_slots, {})) == -(-num_slots // slots_per_cell(num_slots)) <= MAX_CELLS
 
 
-def test_a_span_that_ends_within_a_cell() -> None:
+def test_span_that_ends_within_a_cell_is_rounded() -> None:
     cells = map_cells(4 * MAX_CELLS, {MapKind.USED: spans((0, 0), (2, 9), (40, 4))})
-    assert cells[:12] == bytes([1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), "9 slots are two cells and a bit"
+    assert cells[:12] == bytes([1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]), "9 slots are a little more than two cells"
 
 
-def test_a_little_waste_everywhere_is_seen_as_a_little() -> None:
-    """An eighth of each cell is wasted: no cell has most of it wasted, but an eighth of the map must show it."""
+def test_small_waste_in_every_cell_is_shown_as_a_small_part() -> None:
+    """An eighth of each cell is wasted: in no cell most of it, but an eighth of the map must show it."""
     starts = np.arange(MAX_CELLS, dtype=np.int64) * 8
     lengths = np.full(MAX_CELLS, 7, np.int64)
     wasted = Spans(starts + 7, np.ones(MAX_CELLS, np.int64))
@@ -33,7 +33,7 @@ def test_a_little_waste_everywhere_is_seen_as_a_little() -> None:
     assert cells.count(MapKind.USED) == MAX_CELLS * 7 // 8
 
 
-def test_as_slot_by_slot() -> None:
+def test_map_shows_the_same_as_single_slots() -> None:
     rng = np.random.default_rng(5)
     num_slots = 7 * MAX_CELLS + 3
     kinds = np.repeat(rng.integers(0, 3, num_slots), rng.integers(1, 30, num_slots))[:num_slots]

@@ -1,4 +1,4 @@
-"""Workloads from a seed: means, limits, arrivals, shared prefixes, determinism."""
+"""Workloads generated from a seed: means, limits, arrivals, shared prefixes and determinism."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def gaps_s(workload: Workload) -> list[float]:
 
 
 @pytest.mark.parametrize(("name", "prompt", "output"), [("sharegpt", 161.31, 337.99), ("alpaca", 19.31, 58.45)])
-def test_means_are_the_published_ones(name: str, prompt: float, output: float) -> None:
+def test_means_equal_the_published_ones(name: str, prompt: float, output: float) -> None:
     workload = generate(name, MANY, 1 << 20)
     assert workload.mean_prompt_tokens == pytest.approx(prompt, rel=0.05)
     assert workload.mean_output_tokens == pytest.approx(output, rel=0.05)
 
 
-def test_mixed_is_half_of_each() -> None:
+def test_mixed_workload_is_half_of_each() -> None:
     assert generate("mixed", MANY, 1 << 20).mean_output_tokens == pytest.approx((337.99 + 58.45) / 2, rel=0.05)
 
 
 @pytest.mark.parametrize("name", GENERATORS)
-def test_no_request_is_longer_than_may_be(name: str) -> None:
+def test_no_request_exceeds_the_maximum_length(name: str) -> None:
     workload = generate(name, replace(MANY, num_requests=3000, shared_prefix_tokens=40), 64)
     assert workload.longest == 64
     assert min(request.num_prompt_tokens for request in workload.requests) >= 41
     assert min(request.num_output_tokens for request in workload.requests) == 1
 
 
-def test_prefixes_are_used_the_less_often_the_later_they_are_numbered() -> None:
+def test_prefixes_with_higher_numbers_are_used_less_often() -> None:
     options = replace(MANY, num_requests=11_000, shared_prefix_tokens=40, num_prefixes=3)
     workload = generate("alpaca", options, 512)
     used = Counter(request.text_ids for request in workload.requests)
@@ -57,7 +57,7 @@ def test_prefixes_are_used_the_less_often_the_later_they_are_numbered() -> None:
         ({"num_prefixes": 2}, "num_prefixes=2 is not accepted without a length"),
     ],
 )
-def test_absurd_prefixes_are_refused(options: dict[str, int], said: str) -> None:
+def test_invalid_prefix_options_are_refused(options: dict[str, int], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         replace(MANY, **options)
 
@@ -70,12 +70,12 @@ def test_gaps_have_the_mean_and_spread_of_their_process(arrivals: str, spread: f
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "bursty"])
-def test_all_at_once(arrivals: str) -> None:
+def test_without_a_rate_all_requests_arrive_at_once(arrivals: str) -> None:
     workload = generate("alpaca", GeneratorOptions(num_requests=10, arrivals=arrivals), 2048)
     assert {request.arrival_ns for request in workload.requests} == {0}
 
 
-def test_the_seed_decides_and_the_rate_leaves_lengths_alone() -> None:
+def test_seed_determines_the_workload_and_the_rate_does_not_change_lengths() -> None:
     options = GeneratorOptions(num_requests=50, rate=2, seed=3)
     one, other = generate("sharegpt", options, 2048), generate("sharegpt", replace(options, seed=4), 2048)
     assert one == generate("sharegpt", options, 2048) != other
@@ -85,7 +85,7 @@ def test_the_seed_decides_and_the_rate_leaves_lengths_alone() -> None:
     ]
 
 
-def test_tokens_of_a_shared_prefix() -> None:
+def test_shared_prefix_has_equal_tokens() -> None:
     workload = generate("alpaca", GeneratorOptions(num_requests=2, shared_prefix_tokens=5), 2048)
     first, second = (workload.prompt_token_ids(request, -number) for number, request in enumerate(workload.requests, 1))
     assert first[:5] == second[:5] == [0] * 5
@@ -106,12 +106,12 @@ def test_tokens_of_a_shared_prefix() -> None:
         {"shared_prefix_tokens": -1},
     ],
 )
-def test_absurd_options_are_refused(options: dict[str, object]) -> None:
+def test_invalid_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(BadInput, match="is not accepted"):
         GeneratorOptions(**options)  # type: ignore[arg-type]
 
 
-def test_a_shared_prefix_leaves_room() -> None:
+def test_shared_prefix_leaves_room_for_a_prompt_and_output() -> None:
     assert generate("alpaca", GeneratorOptions(shared_prefix_tokens=62), 64).longest == 64
     with pytest.raises(BadInput, match="a shared prefix of 63 tokens is not accepted: at most 62"):
         generate("alpaca", GeneratorOptions(shared_prefix_tokens=63), 64)

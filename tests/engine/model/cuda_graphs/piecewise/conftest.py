@@ -1,7 +1,7 @@
-"""CUDA graphs on a CPU: operations are written down between the beginning and the end of a capture, and done again.
+"""CUDA graphs emulated on a CPU: operations are recorded during a capture and repeated in replays.
 
-As strict as a GPU: a capture computes nothing (results are poisoned when it ends), refuses to read data on the host,
-and memory that was given back while it was captured is poisoned in each replay at that place.
+The emulation is as strict as a GPU: a capture computes nothing (its results are poisoned at its end) and refuses to
+read data on the host, and memory freed during a capture is poisoned at that point in each replay.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ READS_DATA: Final = frozenset(
 BUFFER_BYTES: Final = 1 << 20
 
 
-class Memory:
-    """Which tensors of a capture are still used by somebody, by their storage."""
+class CaptureMemory:
+    """Which tensors of a capture are still in use, by their storage."""
 
     def __init__(self) -> None:
         self._users: Counter[int] = Counter()
@@ -44,7 +44,7 @@ class Memory:
         return storage_of(tensor) in self._known
 
     def watch(self, tensor: torch.Tensor, is_new: bool) -> None:
-        """Poison it in the replay where it is given back."""
+        """Poison the tensor in the replay at the point where it is freed."""
         key = storage_of(tensor)
         if is_new:
             self._known.add(key)
@@ -58,10 +58,10 @@ class Memory:
             self.steps.append(lambda: poison(kept))
 
 
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What is done while it is entered."""
+class OperationTape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operations done while it is active."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: CaptureMemory) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.memory = memory
         self.steps: list[Callable[[], None]] = []
@@ -73,7 +73,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Once now, and in each replay."""
+        """Run an operation now and in each replay."""
         given = set(map(storage_of, tensors((args, kwargs))))
         held_args, held_kwargs = tree_map(alias, (args, kwargs))
         result = func(*args, **kwargs)
@@ -94,23 +94,23 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Equal for views of the same memory."""
+    """Return a key that is equal for views of the same memory."""
     return tensor.untyped_storage()._cdata
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """Those that have a storage; a weight in oneDNN's own layout has none."""
+    """Return the tensors that have a storage; a weight in oneDNN's own layout has none."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided]
 
 
 def alias(leaf: Any) -> Any:
-    """The same memory, whoever drops the tensor."""
+    """Return a tensor on the same memory, independent of the original's lifetime."""
     is_held = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
     return torch.ops.aten.alias.default(leaf) if is_held else leaf
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Its whole storage."""
+    """Overwrite the whole storage."""
     if tensor.is_floating_point():
         whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
         whole.fill_(float("nan"))
@@ -122,18 +122,18 @@ def _picks_by_mask(func: Any, args: Any) -> bool:
 
 
 class CpuGraphs:
-    """Stands in for torch.cuda's; `replays` counts."""
+    """Stand-in for torch.cuda's graphs; `replays` counts."""
 
     def __init__(self) -> None:
         self.replays = 0
-        self.memory = Memory()
-        self.ring_recording: Tape | None = None
+        self.memory = CaptureMemory()
+        self.ring_recording: OperationTape | None = None
 
     def make(self) -> CpuGraph:
         return CpuGraph(self)
 
     def kernel(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel is one operation, whatever it reads meanwhile."""
+        """Treat a kernel as one operation, whatever it reads internally."""
 
         def launch(*args: Any, **kwargs: Any) -> Any:
             ring_recording = self.ring_recording
@@ -149,7 +149,7 @@ class CpuGraphs:
 
 
 class CpuGraph:
-    """One of them."""
+    """One emulated graph."""
 
     def __init__(self, owner: CpuGraphs) -> None:
         self._owner = owner
@@ -157,7 +157,7 @@ class CpuGraph:
 
     def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
         assert self._owner.ring_recording is None, "captures do not overlap"
-        self._owner.ring_recording = Tape(self._owner.memory)
+        self._owner.ring_recording = OperationTape(self._owner.memory)
         self._steps = self._owner.memory.steps = self._owner.ring_recording.steps
         self._owner.ring_recording.__enter__()
 
@@ -181,7 +181,7 @@ class CpuGraph:
 
 @contextmanager
 def capturing(graph: CpuGraph, pool: Any, capture_error_mode: str) -> Iterator[None]:
-    """As `torch.cuda.graph` does."""
+    """Capture like `torch.cuda.graph`."""
     graph.capture_begin(pool, capture_error_mode)
     try:
         yield
@@ -190,7 +190,7 @@ def capturing(graph: CpuGraph, pool: Any, capture_error_mode: str) -> Iterator[N
 
 
 class HeldBuffer(StepBuffer):
-    """On the CPU, at addresses that stay, as on a device."""
+    """Step buffer on the CPU with fixed addresses, as on a device."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"), 0)
@@ -206,7 +206,7 @@ class HeldBuffer(StepBuffer):
 
 @pytest.fixture
 def cpu_graphs(monkeypatch: pytest.MonkeyPatch) -> CpuGraphs:
-    """Runners that are made inside replay graphs of steps with prefills."""
+    """Emulated graphs: runners made during the test replay graphs of steps with prefills."""
     graphs = CpuGraphs()
     plain = dispatch.ops_for("cpu")
     ops = Ops(**{field.name: graphs.kernel(getattr(plain, field.name)) for field in fields(Ops)})

@@ -1,5 +1,6 @@
-"""An engine in which captures, allocations and libraries fail a hundred times at random: who was not held by a step
-that failed loses nothing, who was loses nothing that passes, and a minute later all is as before."""
+"""An engine in which captures, allocations and libraries fail a hundred times at random: requests in other steps lose
+nothing, requests in a failed step survive passing failures, and a minute later everything is as before.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ OF_LIBRARIES = (
 
 
 class Injector:
-    """Makes calls fail at random, so many times of each kind; of one step's tries no more than `most_in_a_row`."""
+    """Makes calls fail at random, a given number of times per kind; at most `most_in_a_row` tries of one step fail."""
 
     def __init__(self, seed: int, most_in_a_row: int) -> None:
         self.random = random.Random(seed)
@@ -43,7 +44,7 @@ class Injector:
         self._in_a_row = 0
 
     def wrap(self, kind: str, chance: float, errors: tuple[Exception, ...], function: Callable[..., Any]) -> Any:
-        """`function`, which fails before it does anything, or behind what it did."""
+        """Wrap `function` so that it may fail before or after it ran."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             may_fail = kind == "capture" or self._in_a_row < self._most_in_a_row
@@ -59,7 +60,7 @@ class Injector:
         return call
 
     def watch(self, launch: Callable[..., Any]) -> Any:
-        """A runner's `launch`: which of its tries fail."""
+        """Wrap a runner's `launch` to record which of its tries fail."""
 
         def call(plan: StepPlan, *args: Any) -> Any:
             try:
@@ -76,7 +77,7 @@ class Injector:
 
 @pytest.mark.parametrize("most_in_a_row", [2, 99], ids=["that pass", "however often"])
 @pytest.mark.parametrize("overlaps", [False, True], ids=["in turn", "a step ahead"])
-def test_a_hundred_failures_lose_no_request_that_can_be_run(
+def test_hundred_failures_lose_no_request_that_can_be_run(
     make_small: Callable[..., Engine],
     make_engine: Callable[..., Engine],
     cpu_graphs: Any,
@@ -84,9 +85,9 @@ def test_a_hundred_failures_lose_no_request_that_can_be_run(
     overlaps: bool,
     most_in_a_row: int,
 ) -> None:
-    """Tokens are those of a run without failures; by a clock that is set, a minute later every size has its graphs
-    and steps are as large as ever. A request ends only where its step failed each time, down to it alone: of failures
-    that pass none does.
+    """The tokens equal those of a run without failures. By an adjustable clock, a minute later every size has its
+    graphs and steps have their full size. A request ends only if its step failed each time, down to a batch of one: no
+    passing failure does that.
     """
     jobs = jobs_of(21)
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as calm:
@@ -120,7 +121,7 @@ def test_a_hundred_failures_lose_no_request_that_can_be_run(
                 assert said[0] == wanted[0][: len(said[0])]
             else:
                 assert said == wanted
-        runner.release_graphs()  # as a step does that fails a second time
+        runner.release_graphs()  # like a step that fails a second time
         for _ in range(8):
             now_s += 8.0
             engine.while_idle()

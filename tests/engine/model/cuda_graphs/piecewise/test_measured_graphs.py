@@ -1,4 +1,4 @@
-"""Where attention fell in decodes that were replayed: the same as measured layer by layer, and the same tokens."""
+"""Attention measured in replayed decode graphs equals that measured layer by layer, with the same tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTHS = (3, 30, 7)
 
 @pytest.fixture
 def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedModel, bool], tuple[Any, list[Any]]]:
-    """Tokens, and where attention fell in each step of decodes alone; in graphs or without."""
+    """Function that returns tokens and the attention measured in each decode-only step, with or without graphs."""
 
     def run(loaded: LoadedModel, in_graphs: bool) -> tuple[Any, list[Any]]:
         found, shares = planned(loaded, num_blocks=256), list[Any]()
@@ -56,10 +56,10 @@ def measured(planned: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[LoadedM
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "youtu"])
-def test_a_replayed_step_is_measured_as_one_without_a_graph(
+def test_replayed_step_measures_the_same_attention(
     model_type: str, tiny_loaded: Load, measured: Any, cpu_graphs: Any
 ) -> None:
-    """Joined layers; windows and soft caps."""
+    """With fused layers, windows and soft caps."""
     tokens, shares = measured(tiny_loaded(model_type), False)
     assert cpu_graphs.replays == 0
     replayed_tokens, replayed = measured(tiny_loaded(model_type), True)

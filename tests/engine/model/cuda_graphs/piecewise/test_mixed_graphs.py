@@ -1,4 +1,4 @@
-"""Steps with prefills say the same in graphs as without: replayed by a stand-in that does operations again."""
+"""Graphs of steps with prefills give the same tokens as eager steps, replayed by an emulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Load = Callable[..., LoadedModel]
 NUM_TOKENS = 9
 
 
-def test_sizes_reach_what_a_step_can_have_and_no_further() -> None:
+def test_mixed_graph_sizes_cover_all_steps() -> None:
     assert mixed_sizes(8192) == (16, 32, 64, 128, 256, 512)
     assert mixed_sizes(100) == (16, 32, 64, 100)
     assert mixed_sizes(16) == (16,)
@@ -30,15 +30,15 @@ def prompts(seed: int, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "mistral", "gemma2", "youtu"])
-def test_a_storm_of_mixed_steps_says_what_eager_attention_says(
+def test_random_mixed_steps_give_the_tokens_of_eager_attention(
     model_type: str, tiny_loaded: Load, planned: Any, eager_tokens: Any, cpu_graphs: Any
 ) -> None:
-    """Joined layers and plain ones, windows, soft caps; chunks of all lengths beside decodes, and preemptions."""
+    """With fused and plain layers, windows and soft caps; chunks of all lengths next to decodes, and preemptions."""
     asked = prompts(7, 12)
     reference = tiny_loaded(model_type)
     expected = [eager_tokens(reference, prompt, NUM_TOKENS) for prompt in asked]
     run, generator = planned(tiny_loaded(model_type), num_blocks=256), random.Random(1)
-    run.free.sort(reverse=True)  # the first block is used first: where padding would be seen that is written
+    run.free.sort(reverse=True)  # the first block is used first, where written padding would show
     for prompt in asked:
         run.add(prompt, NUM_TOKENS)
         for _ in range(3):
@@ -48,11 +48,11 @@ def test_a_storm_of_mixed_steps_says_what_eager_attention_says(
             run.preempt(generator.choice(running))
     assert run.run(max_chunk=11) == expected
     assert run.runner.notes == []
-    assert cpu_graphs.replays >= 3 * 10, "ten steps of two layers"
+    assert cpu_graphs.replays >= 3 * 10, "at least ten steps of two layers"
 
 
-def test_what_the_replay_would_read_of_the_capture_is_poison(tiny_loaded: Load, planned: Any, cpu_graphs: Any) -> None:
-    """The stand-in notices a tensor that is used after it was given back, and one that was computed only once."""
+def test_emulation_poisons_memory_freed_in_the_capture(tiny_loaded: Load, planned: Any, cpu_graphs: Any) -> None:
+    """The emulation detects a tensor that is used after it was freed, and one that was computed only once."""
     first, kept = cpu_graphs.make(), torch.ones(4)
     source = torch.ones(4)
     first.capture_begin(pool=(0, 1), capture_error_mode="")
@@ -70,10 +70,10 @@ def test_what_the_replay_would_read_of_the_capture_is_poison(tiny_loaded: Load, 
     assert held.isnan().all()
 
 
-def test_a_model_that_reads_on_the_host_runs_without(
+def test_model_that_reads_on_the_host_runs_without_graphs(
     tiny_loaded: Load, planned: Any, eager_tokens: Any, cpu_graphs: Any
 ) -> None:
-    """No capture, one note, the same tokens."""
+    """There is no capture and one notice, and the tokens are the same."""
     asked = prompts(8, 4)
     reference = tiny_loaded("llama")
     expected = [eager_tokens(reference, prompt, NUM_TOKENS) for prompt in asked]

@@ -1,4 +1,4 @@
-"""Engines whose steps with prefills run in graphs, under storms: nothing is lost and the tokens are the same."""
+"""Random load on engines whose steps with prefills run in graphs: nothing is lost and the tokens are the same."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.engine.test_speculation import knowing
-from tests.engine.test_step_loop import Storm, close_to, jobs_of, numbers, said_by
+from tests.engine.test_speculation import make_drafting_engine
+from tests.engine.test_step_loop import RandomLoad, close_to, jobs_of, numbers, said_by
 
 from kvscope_engine import Engine
 from kvscope_telemetry.messages.commands import Submit
@@ -23,7 +23,7 @@ def jobs() -> list[Submit]:
 
 @pytest.fixture(scope="module")
 def expected(make_small: Make, jobs: list[Submit]) -> Said:
-    """Without graphs, with room for all."""
+    """Results without graphs and with enough memory for all requests."""
     with make_small(num_gpu_blocks_override=2048, max_num_seqs=32) as engine:
         return said_by(engine, jobs)
 
@@ -37,10 +37,10 @@ def expected(make_small: Make, jobs: list[Submit]) -> Said:
     ],
     ids=["chunks, too few blocks", "swaps", "no prefix cache"],
 )
-def test_tokens_are_the_same(
+def test_graphs_give_the_same_tokens_with_async_scheduling(
     make_engine: Make, jobs: list[Submit], expected: Said, options: dict[str, Any], cpu_graphs: Any
 ) -> None:
-    """Greedy and drawn, a step ahead of the last one's tokens."""
+    """Greedy and sampled requests."""
     engine = make_engine(async_scheduling=True, **options)
     for _ in range(2):
         assert numbers(said_by(engine, jobs)) == close_to(expected)
@@ -48,21 +48,21 @@ def test_tokens_are_the_same(
     assert engine.notes == ()
 
 
-def test_guessed_tokens_are_verified_in_graphs(
+def test_speculative_tokens_are_verified_in_graphs(
     make_engine: Make, jobs: list[Submit], expected: Said, cpu_graphs: Any
 ) -> None:
-    """Every row of a step that verifies is sampled."""
-    engine = knowing(make_engine, jobs, expected)
+    """Every row of a verification step is sampled."""
+    engine = make_drafting_engine(make_engine, jobs, expected)
     assert numbers(said_by(engine, jobs)) == close_to(expected)
     assert engine.components.scheduler.totals.accepted_tokens > 0
     assert cpu_graphs.replays > 0
 
 
-def test_nothing_is_lost_whatever_happens_in_between(
+def test_random_aborts_and_preemptions_lose_nothing(
     make_engine: Make, jobs: list[Submit], expected: Said, cpu_graphs: Any, storm: Callable[[int, int], int]
 ) -> None:
-    """Aborts, preemptions and steps ahead of others at random."""
-    run = Storm(make_engine, jobs, 0)
+    """Steps are also scheduled ahead at random."""
+    run = RandomLoad(make_engine, jobs, 0)
     run.run(storm(80, 300))
     completions = iter(expected)
     wanted = [[next(completions) for _ in range(job.sampling.n)] for job in jobs]

@@ -1,4 +1,4 @@
-"""Storages full of random bytes, movers over them, and lanes of a device that run as late as they may."""
+"""Fixtures: storages with random bytes, movers over them, and device streams that run as late as allowed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kvscope_telemetry.engine_config import EngineConfig
 
 BLOCK_SIZE = 4
 LAYERS = (LayerShape(2, 8), LayerShape(1, 24))
-"""Of two sizes: 1,280 bytes a block in float32, which no sector divides."""
+"""Layers of two sizes: 1,280 bytes per block in float32, not a multiple of a sector."""
 
 
 def random_storage(num_blocks: int = 12, seed: int = 0) -> KVStorage:
-    """Blocks of random bytes, among them those of NaN."""
+    """Return a storage with random bytes, including NaNs."""
     storage = KVStorage(num_blocks, BLOCK_SIZE, LAYERS, torch.float32, torch.device("cpu"))
     draw = torch.Generator().manual_seed(seed)
     for tensor in storage.block_tensors:
@@ -36,14 +36,14 @@ def random_storage(num_blocks: int = 12, seed: int = 0) -> KVStorage:
 
 
 def content(storage: KVStorage, block: int) -> bytes:
-    """A block's bytes in the order of its tensors."""
+    """Return a block's bytes in the order of its tensors."""
     return b"".join(
         tensor[block].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for tensor in storage.block_tensors
     )
 
 
 def overwrite(storage: KVStorage, block: int, seed: int) -> bytes:
-    """New random bytes in a block; what they are."""
+    """Write new random bytes to a block and return them."""
     new = np.random.default_rng(seed).integers(0, 256, storage.block_bytes, dtype=np.uint8)
     low = 0
     for tensor in storage.block_tensors:
@@ -60,13 +60,13 @@ def storage() -> KVStorage:
 
 @pytest.fixture
 def contents(storage: KVStorage) -> Callable[..., list[bytes]]:
-    """contents(blocks): the bytes of each."""
+    """Function that returns the bytes of each block: `contents(blocks)`."""
     return lambda blocks: [content(storage, block) for block in blocks]
 
 
 @pytest.fixture
 def scramble(storage: KVStorage) -> Callable[[Sequence[int]], None]:
-    """scramble(blocks): other bytes in each, as a step that writes to them would leave."""
+    """Function that overwrites blocks with other bytes, as a step would: `scramble(blocks)`."""
 
     def write(blocks: Sequence[int]) -> None:
         for block in blocks:
@@ -77,7 +77,7 @@ def scramble(storage: KVStorage) -> Callable[[Sequence[int]], None]:
 
 @dataclass(frozen=True)
 class BlockTools:
-    """Looking at a block's bytes and changing them, beside the code that is tested."""
+    """Reads and changes a block's bytes independently of the tested code."""
 
     content: Callable[[KVStorage, int], bytes]
     overwrite: Callable[[KVStorage, int, int], bytes]
@@ -95,12 +95,12 @@ def random_blocks() -> Callable[..., KVStorage]:
 
 @pytest.fixture
 def prefix() -> Callable[[int], Prefix]:
-    """The prefix with a number."""
+    """Function that returns the prefix with a number."""
     return numbered_prefix
 
 
 def numbered_prefix(number: int) -> Prefix:
-    """A prefix that no other number has."""
+    """Return a prefix that is distinct for each number."""
     tokens = np.arange(number, number + BLOCK_SIZE, dtype="<i4").tobytes()
     parent = (number - 1).to_bytes(32, "big") if number else b""
     return Prefix(number.to_bytes(32, "big"), BLOCK_SIZE * number, tokens, parent)
@@ -111,7 +111,9 @@ MakeMover = Callable[..., BlockMover]
 
 @pytest.fixture
 def make_mover(storage: KVStorage, own_cache: Path) -> Iterator[MakeMover]:
-    """make_mover(num_host, num_disk, path, keep): a mover over `storage`, closed at the end."""
+    """Function that makes a mover over `storage`, closed after the test: `make_mover(num_host, num_disk, path,
+    keep)`.
+    """
     made: list[BlockMover] = []
 
     def make(num_host: int = 8, num_disk: int = 0, path: Path | None = None, **more: Any) -> BlockMover:
@@ -134,7 +136,7 @@ def make_mover(storage: KVStorage, own_cache: Path) -> Iterator[MakeMover]:
 
 @dataclass(eq=False)
 class LateMark:
-    """Passed when its lane comes to it."""
+    """Mark that is passed when its stream reaches it."""
 
     passed: bool = False
 
@@ -148,12 +150,14 @@ class LateMark:
 
 
 Step = Callable[[], bool]
-"""Does one piece of work of a lane; False when it has to wait."""
+"""Runs one piece of work of a stream. Returns False if it has to wait."""
 
 
 @dataclass
 class LateStreams:
-    """Lanes whose work runs when `advance` or `finish` says so, in each lane's order and behind its waits alone."""
+    """Streams whose work runs when `advance` or `finish` is called, in order within a stream and only after
+    its waits.
+    """
 
     random: random.Random
     lanes: dict[Lane, deque[Step]] = field(default_factory=lambda: {"compute": deque(), "copy": deque()})
@@ -175,13 +179,13 @@ class LateStreams:
         self.lanes[lane].append(mark.is_past)
 
     def finish(self, lane: Lane) -> None:
-        """As late as it may: the other lane goes on only as far as this one needs."""
+        """Finish as late as allowed: the other stream advances only as far as this one needs."""
         while self.lanes[lane]:
             if not self._step(lane):
                 assert self._step(_other(lane)), "both lanes wait for each other"
 
     def advance(self, num_steps: int) -> None:
-        """Some of what may run, in an order that nobody can rely on."""
+        """Run some of the work that may run, in random order."""
         for _ in range(num_steps):
             lane = self.random.choice(("compute", "copy"))
             if self.lanes[lane]:
@@ -206,5 +210,5 @@ def late_streams() -> type[LateStreams]:
 
 @pytest.fixture
 def open_fds() -> Callable[[], int]:
-    """How many files this process has open."""
+    """Function that returns the number of open files of this process."""
     return lambda: len(list(Path("/proc/self/fd").iterdir()))

@@ -1,4 +1,4 @@
-"""Plain copies where the host has no memory for a copy between; bytes: `test_journeys`."""
+"""Plain copies if the host has no memory for a staging copy. `test_block_mover_storms` checks the bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvscope_engine.model.kv_cache.kv_offload.block_copies import PlainCopies
 
 
 class ShortRows(np.ndarray[Any, Any]):
-    """Rows of which there is no memory for many at once."""
+    """Rows without memory for copying many at once."""
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, np.ndarray):
@@ -20,7 +20,7 @@ class ShortRows(np.ndarray[Any, Any]):
 
 
 class ShortTensor:
-    """As much of a tensor as the copies ask for."""
+    """The part of a tensor's interface that the copies use."""
 
     def __init__(self, rows: ShortRows) -> None:
         self.rows = rows
@@ -32,7 +32,7 @@ class ShortTensor:
         return self.rows
 
 
-def test_blocks_are_copied_one_by_one_where_there_is_no_memory_for_all() -> None:
+def test_blocks_are_copied_one_by_one_without_memory_for_all() -> None:
     pool = np.random.default_rng(0).integers(0, 1 << 40, (6, 5))
     before, host = pool.copy(), np.zeros((6, 5), np.int64)
     words: Any = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Blocks across tensors of any dtype and shape, as the widest words that fit."""
+"""A block's bytes across tensors of any dtype and shape, viewed as the widest words that fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Tensors:
     block_tensors: tuple[torch.Tensor, ...]
 
 
-def test_a_storage_is_its_tensors_one_behind_the_other(storage: KVStorage) -> None:
+def test_block_layout_concatenates_the_tensors(storage: KVStorage) -> None:
     words = BlockLayout(storage)
     assert (words.num_blocks, words.block_bytes, words.dtype) == (12, storage.block_bytes, torch.int64)
     assert [part.columns for part in words.parts] == [slice(0, 64), slice(64, 160)]
@@ -32,13 +32,13 @@ def test_a_storage_is_its_tensors_one_behind_the_other(storage: KVStorage) -> No
         (((1,), (8,)), torch.uint8),
     ],
 )
-def test_the_smallest_part_decides_the_words(shapes: tuple[tuple[int, ...], ...], word: torch.dtype) -> None:
+def test_smallest_tensor_determines_the_word_size(shapes: tuple[tuple[int, ...], ...], word: torch.dtype) -> None:
     words = BlockLayout(Tensors(tuple(torch.zeros(5, *shape, dtype=torch.int8) for shape in shapes)))
     assert words.dtype == word
     assert words.places(torch.zeros(2, words.block_bytes, dtype=torch.uint8)).shape == (2, words.parts[-1].columns.stop)
 
 
-def test_layouts_differ_by_dtype_and_shape() -> None:
+def test_layout_text_depends_on_dtype_and_shape() -> None:
     texts = {
         layout_text(Tensors((torch.zeros(5, *shape, dtype=dtype),)))
         for shape in ((4, 2), (2, 4))

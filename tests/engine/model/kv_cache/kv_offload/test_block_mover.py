@@ -1,4 +1,4 @@
-"""The mover as the engine builds it, on a CPU."""
+"""The block mover as the engine builds it, on a CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_blocks_come_back_from_disk(make_mover: MakeMover, contents: Contents, s
     assert contents([0, 2]) == [before[0], before[2]]
 
 
-def test_without_a_disk_nothing_sinks_or_rises(make_mover: MakeMover) -> None:
+def test_mover_without_a_disk_offloads_nothing_to_it(make_mover: MakeMover) -> None:
     mover = make_mover(2)
     assert (mover.has_disk, mover.failure, mover.num_disk_places) == (False, "", 0)
     assert mover.offload([0, 1], [0, 1], [None, None]) == [False, False]
@@ -50,17 +50,17 @@ def test_without_a_disk_nothing_sinks_or_rises(make_mover: MakeMover) -> None:
     assert (mover.recovered(), mover.salt) == ([], None)
 
 
-def test_copies_change_nothing_else(make_mover: MakeMover, contents: Contents) -> None:
+def test_copies_change_no_other_blocks(make_mover: MakeMover, contents: Contents) -> None:
     everything = contents(range(12))
     mover = make_mover(12)
-    assert contents(range(12)) == everything, "the practice at the start left traces"
+    assert contents(range(12)) == everything, "the warm-up copies at the start changed blocks"
     mover.save([5], [5])
     mover.load([5], [6])
     everything[6] = everything[5]
     assert contents(range(12)) == everything
 
 
-def test_a_swap_has_a_measured_cost_from_the_start(make_mover: MakeMover) -> None:
+def test_swap_cost_is_measured_from_the_start(make_mover: MakeMover) -> None:
     mover = make_mover(8)
     assert 0 < mover.swap_seconds(1) < 1
     assert mover.swap_seconds(10) == pytest.approx(10 * mover.swap_seconds(1))
@@ -70,9 +70,9 @@ def test_a_swap_has_a_measured_cost_from_the_start(make_mover: MakeMover) -> Non
     assert mover.swap_seconds(0) == 0
 
 
-def test_what_was_moved_is_counted(make_mover: MakeMover, storage: KVStorage) -> None:
+def test_moved_bytes_are_counted(make_mover: MakeMover, storage: KVStorage) -> None:
     mover = make_mover(4, 2)
-    assert (mover.stats.saved_bytes, mover.stats.loaded_bytes) == (0, 0), "the practice at the start counts"
+    assert (mover.stats.saved_bytes, mover.stats.loaded_bytes) == (0, 0), "the warm-up copies at the start were counted"
     mover.save([0, 1, 2], [0, 1, 2])
     mover.load([0], [5])
     mover.offload([0, 1], [0, 1], [None, None])
@@ -84,7 +84,7 @@ def test_what_was_moved_is_counted(make_mover: MakeMover, storage: KVStorage) ->
     assert (stats.num_lost, stats.host_is_pinned) == (0, False)
 
 
-def test_closing_ends_the_thread_and_leaves_no_file_open(
+def test_close_ends_the_thread_and_closes_all_files(
     make_mover: MakeMover, own_cache: Path, open_fds: Callable[[], int], prefix: Callable[[int], Prefix]
 ) -> None:
     before, threads = open_fds(), threading.active_count()
@@ -109,14 +109,14 @@ def test_closing_ends_the_thread_and_leaves_no_file_open(
         lambda mover: mover.flush(),
     ],
 )
-def test_nothing_is_asked_of_closed_tiers(make_mover: MakeMover, use: Callable[[Any], Any]) -> None:
+def test_closed_mover_refuses_every_call(make_mover: MakeMover, use: Callable[[Any], Any]) -> None:
     mover = make_mover(2, 2)
     mover.close()
     with pytest.raises(AssertionError, match="closed"):
         use(mover)
 
 
-def test_once_blocks_could_not_be_copied_nothing_is_moved_or_kept(
+def test_failed_copy_stops_all_moves_and_keeps_nothing(
     make_mover: MakeMover, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: Callable[[int], Prefix]
 ) -> None:
     def fails(*given: Any) -> None:

@@ -1,4 +1,4 @@
-"""A pace follows what was measured last, in proportion to how much it was."""
+"""Copy speed follows the latest measurements, weighted by their size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from kvscope_engine.model.kv_cache.kv_offload.copy_speed import HALF_LIFE_BLOCKS, CopySpeed
 
 
-def test_it_is_the_mean_of_what_was_copied_together() -> None:
+def test_speed_is_the_mean_of_the_copies() -> None:
     pace = CopySpeed()
     assert pace.seconds_per_block == 0
     pace.add(10, 1.0)
@@ -16,7 +16,7 @@ def test_it_is_the_mean_of_what_was_copied_together() -> None:
     assert pace.seconds_per_block == pytest.approx(0.1)
 
 
-def test_recent_copies_count_most_and_single_blocks_little() -> None:
+def test_recent_large_copies_count_most() -> None:
     pace = CopySpeed()
     pace.add(1000, 1.0)
     pace.add(1, 1.0)
@@ -25,7 +25,7 @@ def test_recent_copies_count_most_and_single_blocks_little() -> None:
     assert pace.seconds_per_block == pytest.approx(0.5, rel=0.01)
 
 
-def test_totals_can_be_forgotten_with_the_pace_known() -> None:
+def test_totals_can_be_reset_without_losing_the_speed() -> None:
     pace = CopySpeed()
     pace.add(4, 2.0)
     pace.forget_totals()

@@ -1,4 +1,4 @@
-"""Which files are taken, and whose are left alone."""
+"""Which disk files are used, and which are left alone."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from kvscope_telemetry.errors import BadInput
 SIZE = 3 * 4096
 
 
-def take(path: Path | None, *, keep: bool = True) -> OpenFile:
+def open_file(path: Path | None, *, keep: bool = True) -> OpenFile:
     return open_disk_file(path, SIZE, keep=keep)
 
 
-def test_a_kept_file_is_ours_alone_and_has_its_whole_size(tmp_path: Path) -> None:
+def test_kept_file_is_exclusive_and_preallocated(tmp_path: Path) -> None:
     path = tmp_path / "kv"
-    file = take(path)
+    file = open_file(path)
     status = path.stat()
     assert (status.st_size, status.st_mode & 0o777) == (SIZE, 0o600)
     assert status.st_blocks * 512 >= SIZE, "its blocks are not taken yet"
     with pytest.raises(BadInput, match=r"is in use by another engine|not kvscope's"):
-        take(path)
+        open_file(path)
     index_path(path).touch()
     with pytest.raises(BadInput, match=r"'.*kv' is in use by another engine"):
-        take(path)
+        open_file(path)
     os.close(file.fd)
-    again = take(path)
+    again = open_file(path)
     assert again.found_bytes == SIZE
     os.close(again.fd)
 
 
-def test_without_keeping_the_name_is_gone_at_once(tmp_path: Path, own_cache: Path) -> None:
+def test_file_not_to_be_kept_is_unlinked_immediately(tmp_path: Path, own_cache: Path) -> None:
     for path in (tmp_path / "kv", None):
-        file = take(path, keep=False)
+        file = open_file(path, keep=False)
         assert os.fstat(file.fd).st_nlink == 0
         assert file.is_in_place()
         os.close(file.fd)
@@ -47,29 +47,29 @@ def test_without_keeping_the_name_is_gone_at_once(tmp_path: Path, own_cache: Pat
     assert list(own_cache.iterdir()) == []
 
 
-def test_what_somebody_else_wrote_is_left_alone(tmp_path: Path, open_fds: Callable[[], int]) -> None:
+def test_foreign_file_is_left_alone(tmp_path: Path, open_fds: Callable[[], int]) -> None:
     path, before = tmp_path / "thesis.txt", open_fds()
     path.write_text("years of work")
     for keep in (True, False):
         with pytest.raises(BadInput, match=r"has 13 bytes that are not kvscope's .* remove it or name another"):
-            take(path, keep=keep)
+            open_file(path, keep=keep)
     assert path.read_text() == "years of work"
     assert open_fds() == before
 
 
-def test_only_regular_files_in_folders_that_are_there(tmp_path: Path) -> None:
+def test_only_regular_files_in_existing_folders_are_accepted(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(BadInput, match="is no regular file"):
-        take(tmp_path / "pipe")
+        open_file(tmp_path / "pipe")
     with pytest.raises(BadInput, match=r"cannot make the KV cache's file .*: Is a directory"):
-        take(tmp_path)
+        open_file(tmp_path)
     with pytest.raises(BadInput, match=r"cannot make the KV cache's file at '.*nowhere/kv': No such file"):
-        take(tmp_path / "nowhere" / "kv")
+        open_file(tmp_path / "nowhere" / "kv")
 
 
-def test_it_notices_that_its_name_was_taken(tmp_path: Path) -> None:
+def test_replaced_file_name_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "kv"
-    file = take(path)
+    file = open_file(path)
     assert file.is_in_place()
     path.unlink()
     assert not file.is_in_place()
@@ -78,14 +78,12 @@ def test_it_notices_that_its_name_was_taken(tmp_path: Path) -> None:
     os.close(file.fd)
 
 
-def test_a_file_system_without_direct_io_is_used_through_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_system_without_direct_io_uses_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(errno.EINVAL, "Invalid argument")
 
     monkeypatch.setattr(os, "preadv", refuse)
-    file = take(tmp_path / "kv")
+    file = open_file(tmp_path / "kv")
     monkeypatch.undo()
     assert not file.is_direct
     assert not fcntl.fcntl(file.fd, fcntl.F_GETFL) & os.O_DIRECT

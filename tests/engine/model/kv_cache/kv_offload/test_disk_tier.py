@@ -41,8 +41,8 @@ def offload(tier: DiskTier, rows: Bytes, places: list[int]) -> list[bool]:
     return tier.offload([rows[place] for place in places], places, [None] * len(places))
 
 
-def rise(tier: DiskTier, rows: Bytes, places: list[int]) -> list[bool]:
-    """Which came back; those are the right bytes, and the others' targets are as they were."""
+def load(tier: DiskTier, rows: Bytes, places: list[int]) -> list[bool]:
+    """Return which records were loaded; checks that those have the right bytes and the other targets are unchanged."""
     targets = np.full((len(places), BLOCK_BYTES), 7, np.uint8)
     came = tier.load_from_disk(places, list(targets))
     for target, place, whole in zip(targets, places, came, strict=True):
@@ -50,15 +50,15 @@ def rise(tier: DiskTier, rows: Bytes, places: list[int]) -> list[bool]:
     return came
 
 
-def test_all_places_hold_what_they_were_given(tier: DiskTier, rows: Bytes) -> None:
+def test_all_slots_hold_their_records(tier: DiskTier, rows: Bytes) -> None:
     assert all(offload(tier, rows, list(range(PLACES))))
     assert tier.drain()
-    assert all(rise(tier, rows, [5, 4, 3, 9, 0, 11, 1, 5]))
+    assert all(load(tier, rows, [5, 4, 3, 9, 0, 11, 1, 5]))
     assert tier.num_written == PLACES
     assert tier.failure == ""
 
 
-def test_the_later_record_of_a_place_wins(tier: DiskTier, rows: Bytes) -> None:
+def test_later_record_of_a_slot_wins(tier: DiskTier, rows: Bytes) -> None:
     for last in (1, 2, 3):
         assert all(tier.offload([rows[0], rows[last]], [6, 6], [None, None]))
         target = np.empty(BLOCK_BYTES, np.uint8)
@@ -69,7 +69,7 @@ def test_the_later_record_of_a_place_wins(tier: DiskTier, rows: Bytes) -> None:
     assert np.array_equal(target, rows[3])
 
 
-def test_a_flipped_bit_is_noticed_and_harms_nobody_else(tier: DiskTier, rows: Bytes, tmp_path: Path) -> None:
+def test_flipped_bit_loses_only_its_record(tier: DiskTier, rows: Bytes, tmp_path: Path) -> None:
     offload(tier, rows, [2, 3, 4])
     assert tier.drain()
     with open(tmp_path / "kv", "r+b") as raw:
@@ -77,34 +77,34 @@ def test_a_flipped_bit_is_noticed_and_harms_nobody_else(tier: DiskTier, rows: By
         last = raw.read(1)[0]
         raw.seek(-1, os.SEEK_CUR)
         raw.write(bytes([last ^ 1]))
-    assert rise(tier, rows, [2, 3, 4]) == [True, False, True]
+    assert load(tier, rows, [2, 3, 4]) == [True, False, True]
     assert (tier.num_lost, tier.failure) == (1, "")
-    assert rise(tier, rows, [3]) == [False], "what was lost stays lost"
+    assert load(tier, rows, [3]) == [False], "a lost record must stay lost"
     assert offload(tier, rows, [3]) == [True]
-    assert rise(tier, rows, [3]) == [True]
+    assert load(tier, rows, [3]) == [True]
 
 
-def test_records_that_changed_places_are_noticed(tier: DiskTier, rows: Bytes, tmp_path: Path) -> None:
+def test_swapped_records_are_detected(tier: DiskTier, rows: Bytes, tmp_path: Path) -> None:
     offload(tier, rows, [0, 1])
     assert tier.drain()
     whole = (tmp_path / "kv").read_bytes()
     with open(tmp_path / "kv", "r+b") as raw:
         raw.write(whole[RECORD : 2 * RECORD] + whole[:RECORD])
-    assert rise(tier, rows, [0, 1]) == [False, False]
+    assert load(tier, rows, [0, 1]) == [False, False]
 
 
-def test_a_truncated_file_loses_what_was_cut_off(tier: DiskTier, rows: Bytes, tmp_path: Path) -> None:
+def test_truncated_file_loses_only_the_records_cut_off(tier: DiskTier, rows: Bytes, tmp_path: Path) -> None:
     offload(tier, rows, list(range(PLACES)))
     assert tier.drain()
     os.truncate(tmp_path / "kv", 3 * RECORD + 100)
-    assert rise(tier, rows, [1, 2, 3, 4, 5]) == [True, True, False, False, False]
+    assert load(tier, rows, [1, 2, 3, 4, 5]) == [True, True, False, False, False]
     assert offload(tier, rows, [5]) == [True]
     assert tier.drain()
-    assert rise(tier, rows, [5]) == [True]
+    assert load(tier, rows, [5]) == [True]
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_was_removed_ends_writing_and_loses_nothing(
+def test_removed_file_stops_writing_and_keeps_written_records(
     tier: DiskTier, rows: Bytes, tmp_path: Path, replaced: bool
 ) -> None:
     offload(tier, rows, [0, 1])
@@ -116,30 +116,30 @@ def test_a_file_that_was_removed_ends_writing_and_loses_nothing(
     assert not tier.drain()
     assert tier.failure
     assert "kv was removed or replaced" in tier.failure
-    assert rise(tier, rows, [0, 1, 2]) == [True, True, False]
+    assert load(tier, rows, [0, 1, 2]) == [True, True, False]
     assert offload(tier, rows, [0]) == [False]
-    assert rise(tier, rows, [0]) == [False], "a failed sink leaves nothing to be believed"
+    assert load(tier, rows, [0]) == [False], "a failed write must invalidate the record"
     assert not replaced or (tmp_path / "kv").read_bytes() == b"another's"
 
 
-def test_a_full_drive_ends_writing(tier: DiskTier, file: OpenFile, rows: Bytes) -> None:
+def test_full_drive_stops_writing(tier: DiskTier, file: OpenFile, rows: Bytes) -> None:
     offload(tier, rows, [0, 1])
     assert tier.drain()
     ours, full = os.dup(file.fd), os.open("/dev/full", os.O_RDWR)
     os.dup2(full, file.fd)
     os.fstat(file.fd)
-    object.__setattr__(file, "path", None)  # it no longer is what its name leads to
+    object.__setattr__(file, "path", None)  # no longer the file that its name refers to
     offload(tier, rows, [2, 3])
     assert not tier.drain()
     os.dup2(ours, file.fd)
     os.close(ours)
     os.close(full)
     assert tier.failure == "No space left on device"
-    assert rise(tier, rows, [0, 1, 2, 3]) == [True, True, False, False]
+    assert load(tier, rows, [0, 1, 2, 3]) == [True, True, False, False]
 
 
-def test_the_limit_for_files_ends_writing(tier: DiskTier, rows: Bytes) -> None:
-    """A real short write, then none at all."""
+def test_file_size_limit_stops_writing(tier: DiskTier, rows: Bytes) -> None:
+    """The limit causes a real short write, then failing writes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5 * RECORD, hard))
     try:
@@ -150,22 +150,22 @@ def test_the_limit_for_files_ends_writing(tier: DiskTier, rows: Bytes) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert any(reason in tier.failure for reason in ("File too large", "bytes were taken"))
-    assert rise(tier, rows, [1, 2, 5, 6, 9]) == [True, True, False, False, False]
+    assert load(tier, rows, [1, 2, 5, 6, 9]) == [True, True, False, False, False]
 
 
-def test_a_file_that_cannot_be_read_is_no_exception(tier: DiskTier, file: OpenFile, rows: Bytes) -> None:
+def test_unreadable_file_raises_nothing(tier: DiskTier, file: OpenFile, rows: Bytes) -> None:
     offload(tier, rows, [0])
     assert tier.drain()
     ours, shut = os.dup(file.fd), os.open("/dev/null", os.O_WRONLY)
     os.dup2(shut, file.fd)
-    assert rise(tier, rows, [0]) == [False]
+    assert load(tier, rows, [0]) == [False]
     os.dup2(ours, file.fd)
     os.close(ours)
     os.close(shut)
 
 
-class Gate:
-    """Holds writes back until it is opened."""
+class WriteGate:
+    """Blocks writes until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.reached = threading.Event(), threading.Event()
@@ -182,56 +182,54 @@ class Gate:
         monkeypatch.setattr(DiskRecords, "write", held)
 
 
-def test_what_waits_is_bounded_and_is_read_from_the_queue(
-    file: OpenFile, rows: Bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = Gate(monkeypatch)
+def test_write_queue_is_bounded_and_readable(file: OpenFile, rows: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = WriteGate(monkeypatch)
     tier = DiskTier(file, PLACES, BLOCK_BYTES, max_queue_bytes=3 * RECORD + 1)
-    assert all(offload(tier, rows, [0, 1, 2])), "there was room for three"
+    assert all(offload(tier, rows, [0, 1, 2])), "three records must fit"
     assert gate.reached.wait(60)
-    assert all(rise(tier, rows, [0, 1, 2]))
+    assert all(load(tier, rows, [0, 1, 2]))
     done: list[bool] = []
     fourth = threading.Thread(target=lambda: done.extend(offload(tier, rows, [3])))
     fourth.start()
     fourth.join(0.05)
-    assert not done, "a fourth was taken where three fit"
+    assert not done, "a fourth record was accepted although only three fit"
     gate.open.set()
     fourth.join(60)
     assert done == [True]
     assert tier.drain()
-    assert all(rise(tier, rows, [0, 1, 2, 3]))
+    assert all(load(tier, rows, [0, 1, 2, 3]))
     tier.close()
 
 
-def test_neighbours_go_in_one_write_and_what_was_replaced_in_none(
+def test_adjacent_records_are_written_together_and_replaced_ones_not_at_all(
     tier: DiskTier, rows: Bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch)
+    gate = WriteGate(monkeypatch)
     offload(tier, rows, [0])
     assert gate.reached.wait(60)
     offload(tier, rows, [7, 5, 6, 2, 5])
     gate.open.set()
     assert tier.drain()
     assert gate.writes == [(0, 1), (2, 1), (5, 3)]
-    assert all(rise(tier, rows, [0, 2, 5, 6, 7]))
+    assert all(load(tier, rows, [0, 2, 5, 6, 7]))
 
 
-def test_a_write_that_fails_later_loses_what_had_counted_as_stored(
+def test_failed_queued_write_loses_its_record(
     tier: DiskTier, rows: Bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    gate = Gate(monkeypatch)
+    gate = WriteGate(monkeypatch)
     assert all(offload(tier, rows, [0, 1]))
     (tmp_path / "kv").unlink()
     gate.open.set()
     assert not tier.drain()
-    assert rise(tier, rows, [0, 1]) == [False, False]
+    assert load(tier, rows, [0, 1]) == [False, False]
 
 
-def test_an_older_record_is_never_taken_for_one_that_could_not_be_written(
+def test_older_record_is_never_returned_for_one_that_could_not_be_written(
     tier: DiskTier, rows: Bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The older one of the same place reaches the file while the newer one is on its way into the queue."""
-    gate = Gate(monkeypatch)
+    """The older record of the slot reaches the file while the newer one is being queued."""
+    gate = WriteGate(monkeypatch)
     old = rows[::-1].copy()
     assert all(offload(tier, old, [0]))
     assert gate.reached.wait(60)
@@ -240,22 +238,22 @@ def test_an_older_record_is_never_taken_for_one_that_could_not_be_written(
     def late(writer: DiskWriter, entries: Any) -> bool:
         gate.open.set()
         assert writer.drain(), "the older one is in the file"
-        (tmp_path / "kv").unlink()  # so that the newer one never will be
+        (tmp_path / "kv").unlink()  # so that the newer record never reaches the file
         return enqueue(writer, entries)
 
     monkeypatch.setattr(DiskWriter, "_enqueue", late)
     assert all(offload(tier, rows, [0]))
     assert not tier.drain()
-    assert rise(tier, rows, [0]) == [False]
+    assert load(tier, rows, [0]) == [False]
 
 
-def test_a_drive_that_hangs_is_given_up(file: OpenFile, rows: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch)
+def test_hanging_drive_is_given_up(file: OpenFile, rows: Bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = WriteGate(monkeypatch)
     monkeypatch.setattr("kvscope_engine.model.kv_cache.kv_offload.disk_writer.MAX_WAIT_S", 0.05)
     tier = DiskTier(file, PLACES, BLOCK_BYTES, max_queue_bytes=RECORD)
     assert offload(tier, rows, [0, 1]) == [True, False]
     assert "the drive took nothing for" in tier.failure
-    assert rise(tier, rows, [0, 1]) == [False, False]
+    assert load(tier, rows, [0, 1]) == [False, False]
     gate.open.set()
     monkeypatch.undo()
     tier.close()

@@ -1,4 +1,4 @@
-"""Blocks' bytes after any journey through the tiers, against a model that copies at once."""
+"""The bytes of blocks after random moves through the tiers, compared with a model that copies immediately."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ RELAXED = settings(max_examples=examples(120))
 
 
 def some(draw: random.Random, at_most: int) -> int:
-    """Mostly few, so that not every two calls touch the same, sometimes all."""
+    """Return mostly a small number, so that calls rarely touch the same blocks, and sometimes all."""
     return draw.choice((1, 1, 2, 3, at_most))
 
 
-class Journey:
-    """A mover beside what every place must hold; None: nobody may ask."""
+class RandomMoves:
+    """A mover together with the expected contents of every slot; None means that a slot must not be read."""
 
     def __init__(self, storage: KVStorage, mover: BlockMover, disk: DiskTier, slab: HostSlab, tools: Any) -> None:
         self.storage, self.mover, self.disk, self.slab = storage, mover, disk, slab
@@ -47,7 +47,7 @@ class Journey:
         self.cold: list[bytes | None] = [None] * NUM_DISK
 
     def write(self, draw: random.Random) -> None:
-        """A forward pass: writes behind a flush, on the lane that computes."""
+        """Write blocks like a forward pass: after a flush, on the compute stream."""
         self.mover.flush()
         for block in draw.sample(range(NUM_BLOCKS), draw.randint(1, 3)):
             self._write(block, draw.getrandbits(30))
@@ -104,7 +104,7 @@ class Journey:
         assert self.disk.drain()
 
     def end(self) -> None:
-        """Everything is where it must be."""
+        """Check that everything is where it must be."""
         self.mover.flush()
         if self.streams is not None:
             self.streams.finish("compute")
@@ -123,7 +123,7 @@ class Journey:
 
 
 @contextmanager
-def journey(tools: Any, make: Callable[..., KVStorage], streams: Any | None) -> Iterator[Journey]:
+def journey(tools: Any, make: Callable[..., KVStorage], streams: Any | None) -> Iterator[RandomMoves]:
     storage = make(NUM_BLOCKS)
     words = BlockLayout(storage)
     slab = HostSlab(NUM_HOST, words.block_bytes)
@@ -131,14 +131,14 @@ def journey(tools: Any, make: Callable[..., KVStorage], streams: Any | None) -> 
     disk = DiskTier(open_disk_file(None, NUM_DISK * 4096, keep=False), NUM_DISK, words.block_bytes)
     mover = BlockMover(copies, slab, disk, None, "")
     try:
-        trip = Journey(storage, mover, disk, slab, tools)
+        trip = RandomMoves(storage, mover, disk, slab, tools)
         trip.streams = streams
         yield trip
     finally:
         mover.close()
 
 
-def travel(trip: Journey, operations: list[tuple[str, int]]) -> None:
+def travel(trip: RandomMoves, operations: list[tuple[str, int]]) -> None:
     for kind, seed in operations:
         draw = random.Random(seed)
         getattr(trip, kind)(draw)
@@ -149,7 +149,7 @@ def travel(trip: Journey, operations: list[tuple[str, int]]) -> None:
 
 @RELAXED
 @given(operations=OPERATIONS)
-def test_plain_copies_bring_back_what_was_there(
+def test_plain_copies_preserve_blocks_over_random_moves(
     operations: list[tuple[str, int]], tools: Any, random_blocks: Callable[..., KVStorage], own_cache: Path
 ) -> None:
     with journey(tools, random_blocks, None) as trip:
@@ -159,7 +159,7 @@ def test_plain_copies_bring_back_what_was_there(
 @pytest.mark.parametrize("shortages", [0.0, 0.2])
 @RELAXED
 @given(operations=OPERATIONS, seed=st.integers(0, 1 << 30))
-def test_lanes_that_run_as_late_as_they_may_bring_back_what_was_there(
+def test_late_streams_preserve_blocks_over_random_moves(
     operations: list[tuple[str, int]],
     seed: int,
     shortages: float,
@@ -168,7 +168,7 @@ def test_lanes_that_run_as_late_as_they_may_bring_back_what_was_there(
     own_cache: Path,
     late_streams: Callable[..., Any],
 ) -> None:
-    """Also where now and then there is no memory for a mark."""
+    """Includes runs in which creating a mark sometimes fails for lack of memory."""
     draw = random.Random(seed)
     streams = late_streams(draw)
     mark = streams.mark

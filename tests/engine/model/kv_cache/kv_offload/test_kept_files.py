@@ -1,4 +1,4 @@
-"""What a kept file holds is used at the next start, if it is whole and of the same model."""
+"""A kept file is reused at the next start if it is complete and from the same model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NumberedPrefix = Callable[[int], Prefix]
 
 @pytest.fixture
 def kept(make_mover: MakeMover, prefix: NumberedPrefix, tmp_path: Path) -> Path:
-    """A file whose places 0, 2 and 3 hold blocks 0, 2 and 3 by prefixes; place 1 is a request's alone."""
+    """A kept file whose slots 0, 2 and 3 hold the prefix blocks 0, 2 and 3; slot 1 belongs to a request."""
     mover = make_mover(4, 6, tmp_path / "kv", keep=True)
     mover.save(range(4), range(4))
     assert all(mover.offload(range(4), range(4), [prefix(0), None, prefix(2), prefix(3)]))
@@ -52,7 +52,7 @@ def test_prefixes_come_back_at_the_next_start(
     assert [tools.content(others, block) for block in (7, 8, 9)] == contents([0, 2, 3])
 
 
-def test_the_salt_stays_with_the_file(make_mover: MakeMover, kept: Path, tmp_path: Path) -> None:
+def test_salt_is_kept_with_the_file(make_mover: MakeMover, kept: Path, tmp_path: Path) -> None:
     first = make_mover(4, 6, kept, keep=True)
     salt = first.salt
     first.close()
@@ -61,7 +61,7 @@ def test_the_salt_stays_with_the_file(make_mover: MakeMover, kept: Path, tmp_pat
     assert make_mover(4, 6, tmp_path / "other", keep=True).salt != salt
 
 
-def test_what_is_kept_follows_what_is_sunk(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
+def test_kept_prefixes_follow_later_offloads(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
     mover = make_mover(4, 6, kept, keep=True)
     mover.save(range(4), range(4))
     assert all(mover.offload([0, 1, 2], [0, 4, 5], [None, prefix(2), prefix(8)]))
@@ -69,9 +69,7 @@ def test_what_is_kept_follows_what_is_sunk(make_mover: MakeMover, kept: Path, pr
     assert dict(make_mover(4, 6, kept, keep=True).recovered()) == {3: prefix(3), 4: prefix(2), 5: prefix(8)}
 
 
-def test_what_was_forgotten_is_not_found_at_the_next_start(
-    make_mover: MakeMover, kept: Path, prefix: NumberedPrefix
-) -> None:
+def test_forgotten_prefixes_are_not_kept(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
     mover = make_mover(4, 6, kept, keep=True)
     mover.forget_prefixes()
     mover.save([5], [0])
@@ -80,35 +78,35 @@ def test_what_was_forgotten_is_not_found_at_the_next_start(
     assert make_mover(4, 6, kept, keep=True).recovered() == [(1, prefix(5))]
 
 
-def test_fewer_places_keep_what_still_fits(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
+def test_smaller_tier_keeps_the_prefixes_that_fit(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
     mover = make_mover(4, 3, kept, keep=True)
     assert dict(mover.recovered()) == {0: prefix(0), 2: prefix(2)}
     assert all(mover.load_from_disk([0, 2], [0, 1]))
 
 
-def test_of_another_model_nothing_is_used(make_mover: MakeMover, kept: Path) -> None:
+def test_file_of_another_model_is_not_reused(make_mover: MakeMover, kept: Path) -> None:
     mover = make_mover(4, 6, kept, keep=True, fingerprint="other")
     assert mover.recovered() == []
     assert mover.note == f"{str(kept)!r} is used anew: its index is of another model or layout"
     assert mover.load_from_disk([0], [0]) == [False]
 
 
-def test_a_crash_leaves_nothing_to_be_believed_and_the_file_usable(make_mover: MakeMover, kept: Path) -> None:
+def test_file_of_a_crashed_engine_is_not_reused_but_usable(make_mover: MakeMover, kept: Path) -> None:
     mover = make_mover(4, 6, kept, keep=True)
     index = Path(f"{kept}.index").read_bytes()
     mover.close()
-    Path(f"{kept}.index").write_bytes(index)  # as it was while the engine ran
+    Path(f"{kept}.index").write_bytes(index)  # the state while the engine was running
     assert make_mover(4, 6, kept, keep=True).recovered() == []
 
 
-def test_a_file_in_use_is_refused(make_mover: MakeMover, kept: Path) -> None:
+def test_file_in_use_is_refused(make_mover: MakeMover, kept: Path) -> None:
     make_mover(4, 6, kept, keep=True)
     for keep in (True, False):
         with pytest.raises(BadInput, match="in use by another engine"):
             make_mover(4, 6, kept, keep=keep)
 
 
-def test_a_record_that_changed_since_is_lost_and_the_rest_is_used(make_mover: MakeMover, kept: Path) -> None:
+def test_changed_record_is_lost_and_the_others_are_used(make_mover: MakeMover, kept: Path) -> None:
     raw = bytearray(kept.read_bytes())
     raw[2 * 4096] ^= 0x80
     kept.write_bytes(raw)
@@ -117,14 +115,14 @@ def test_a_record_that_changed_since_is_lost_and_the_rest_is_used(make_mover: Ma
     assert (mover.has_disk, mover.stats.num_lost) == (True, 1)
 
 
-def test_a_file_of_another_size_is_used_anew(make_mover: MakeMover, kept: Path) -> None:
+def test_file_of_another_size_is_not_reused(make_mover: MakeMover, kept: Path) -> None:
     os.truncate(kept, 4096)
     mover = make_mover(4, 6, kept, keep=True)
     assert mover.recovered() == []
     assert "its index is for a file of 24576 bytes, not 4096" in mover.note
 
 
-def test_a_failed_tier_keeps_nothing(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
+def test_failed_tier_keeps_nothing(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
     mover = make_mover(4, 6, kept, keep=True)
     kept.unlink()
     mover.offload([0], [0], [prefix(0)])
@@ -132,7 +130,7 @@ def test_a_failed_tier_keeps_nothing(make_mover: MakeMover, kept: Path, prefix: 
     assert not kept.exists()
 
 
-def test_without_keeping_a_kept_file_goes(make_mover: MakeMover, kept: Path) -> None:
+def test_kept_file_is_removed_without_the_option(make_mover: MakeMover, kept: Path) -> None:
     mover = make_mover(4, 6, kept)
     assert mover.recovered() == []
     assert list(kept.parent.glob("kv*")) == []
@@ -157,7 +155,7 @@ def a_block(**changes: object) -> KeptBlock:
     return KeptBlock(**(fields | changes))  # type: ignore[arg-type]
 
 
-def test_an_index_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_index_round_trips(tmp_path: Path) -> None:
     index = an_index(a_block(), a_block(place=2, digest=b"e" * 32, start=0, parent=b""))
     write_index(tmp_path / "index", index)
     assert read_index(tmp_path / "index", EXPECTED, 100) == (index, "")
@@ -180,12 +178,12 @@ def test_an_index_comes_back_as_it_was_written(tmp_path: Path) -> None:
         [a_block(), a_block(place=2)],
     ],
 )
-def test_numbers_in_an_index_are_bounded_before_they_are_believed(tmp_path: Path, blocks: list[KeptBlock]) -> None:
+def test_numbers_in_an_index_are_bounded(tmp_path: Path, blocks: list[KeptBlock]) -> None:
     write_index(tmp_path / "index", an_index(*blocks))
     assert read_index(tmp_path / "index", EXPECTED, 100) == (None, "is damaged")
 
 
-def test_an_index_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_oversized_index_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "index", "wb") as file:
         file.truncate(1 << 40)
     found, reason = read_index(tmp_path / "index", EXPECTED, 100)
@@ -195,7 +193,7 @@ def test_an_index_that_is_too_large_is_not_read(tmp_path: Path) -> None:
 
 @settings(max_examples=examples(60))
 @given(at=st.integers(0, 10_000), flip=st.integers(1, 255), cut=st.booleans())
-def test_no_damage_is_believed_or_raised(tmp_path: Path, at: int, flip: int, cut: bool) -> None:
+def test_damaged_index_is_refused_without_an_exception(tmp_path: Path, at: int, flip: int, cut: bool) -> None:
     write_index(tmp_path / "index", an_index(a_block(digest=secrets.token_bytes(32))))
     raw = bytearray((tmp_path / "index").read_bytes())
     at %= len(raw)
@@ -207,7 +205,7 @@ def test_no_damage_is_believed_or_raised(tmp_path: Path, at: int, flip: int, cut
     assert read_index(tmp_path / "index", EXPECTED, 100) == (None, "is damaged")
 
 
-def test_a_folder_where_the_index_should_be_is_told(make_mover: MakeMover, tmp_path: Path) -> None:
+def test_folder_in_place_of_the_index_is_refused(make_mover: MakeMover, tmp_path: Path) -> None:
     (tmp_path / "kv.index").mkdir()
     with pytest.raises(BadInput, match=r"cannot write '.*kv\.index'"):
         make_mover(4, 6, tmp_path / "kv", keep=True)

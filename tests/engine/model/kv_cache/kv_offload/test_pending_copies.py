@@ -1,4 +1,4 @@
-"""Which copies may wait together: saves first, then loads, and no two to one target."""
+"""Which copies may be pending together: saves before loads, and never two to one target."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kvscope_engine.model.kv_cache.kv_offload.staged_copies import PendingCopies
 
 @pytest.fixture
 def pending() -> PendingCopies:
-    """Blocks 1 and 2 wait to be saved at places 11 and 12, places 13 and 14 to be loaded to blocks 3 and 4."""
+    """Blocks 1 and 2 are to be saved to slots 11 and 12, slots 13 and 14 to be loaded into blocks 3 and 4."""
     pending = PendingCopies()
     pending.add_saves([1, 2], [11, 12])
     pending.add_loads([13, 14], [3, 4])
     return pending
 
 
-def test_copies_that_have_nothing_to_do_with_each_other_wait_together(pending: PendingCopies) -> None:
+def test_independent_copies_may_be_pending_together(pending: PendingCopies) -> None:
     assert pending.admits_saves([1, 5], [15, 16])
     assert pending.admits_loads([1, 2, 5])
     pending.add_saves([1], [15])
@@ -33,14 +33,14 @@ def test_copies_that_have_nothing_to_do_with_each_other_wait_together(pending: P
         (3, 15, "the block is to be loaded first"),
     ],
 )
-def test_a_save_that_must_come_later_is_not_let_in(pending: PendingCopies, block: int, place: int, why: str) -> None:
+def test_save_that_must_come_later_is_not_admitted(pending: PendingCopies, block: int, place: int, why: str) -> None:
     assert not pending.admits_saves([6, block], [16, place]), why
 
 
-def test_two_loads_to_one_block_do_not_wait_together(pending: PendingCopies) -> None:
+def test_two_loads_to_one_block_are_not_admitted(pending: PendingCopies) -> None:
     assert not pending.admits_loads([6, 4])
 
 
-def test_places_that_wait_are_known(pending: PendingCopies) -> None:
+def test_pending_slots_are_known(pending: PendingCopies) -> None:
     assert [pending.touches([place]) for place in (10, 11, 12, 13, 14, 15)] == [False, True, True, True, True, False]
     assert pending.places == {11, 12, 13, 14}

@@ -1,4 +1,6 @@
-"""Copies over staging buffers: bounded, batched, and never waited for without need. Bytes: `test_journeys`."""
+"""Copies over staging buffers: bounded, batched, and without needless waits. `test_block_mover_storms` checks the
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ STAGING_BLOCKS = 4
 
 
 class CountingCopies(StagedCopies):
-    """Notes each copy to and from the host: (first row of staging, first place, places)."""
+    """Records each copy to and from the host as (first staging row, first slot, number of slots)."""
 
     copied: list[tuple[int, int, int]]
     rows: torch.Tensor
-    """Of the host."""
+    """Rows of the host slab."""
 
     def _to_host(self, chunk: Any, rows: torch.Tensor) -> None:
         self.copied += chunk.runs
@@ -48,38 +50,38 @@ def finish(streams: Any) -> None:
     streams.finish("copy")
 
 
-def test_many_small_saves_go_in_few_large_copies(copies: CountingCopies, streams: Any) -> None:
+def test_many_small_saves_are_batched_into_few_copies(copies: CountingCopies, streams: Any) -> None:
     for number in range(8):
         copies.save([number], [7 - number])
-    assert not any(streams.lanes.values()), "nothing starts before it must"
+    assert not any(streams.lanes.values()), "copies must not start before the flush"
     copies.flush()
     finish(streams)
     assert copies.copied == [(0, 0, 4), (0, 4, 4)]
-    assert copies.saving.num_blocks == 0, "how long it took is taken in later"
+    assert copies.saving.num_blocks == 0, "durations must be measured later"
     copies.measure()
     assert copies.saving.num_blocks == 8
 
 
-def test_gaps_between_places_part_a_copy(copies: CountingCopies, streams: Any) -> None:
+def test_gaps_between_slots_split_a_copy(copies: CountingCopies, streams: Any) -> None:
     copies.save([3, 4, 5], [9, 2, 3])
     copies.flush()
     finish(streams)
     assert copies.copied == [(0, 2, 2), (2, 9, 1)]
 
 
-def test_only_what_is_under_way_is_waited_for(copies: CountingCopies, streams: Any) -> None:
+def test_settle_waits_only_for_started_copies_of_its_slots(copies: CountingCopies, streams: Any) -> None:
     copies.save([0, 1], [0, 1])
     copies.settle([5])
-    assert not streams.lanes["copy"], "another's place made them start"
+    assert not streams.lanes["copy"], "another slot started the copies"
     copies.flush()
     copies.settle([5])
-    assert streams.lanes["copy"], "another's place was waited for"
+    assert streams.lanes["copy"], "the copies of another slot were waited for"
     copies.settle([1])
     assert not streams.lanes["copy"]
     assert copies.copied == [(0, 0, 2)]
 
 
-def test_flush_waits_for_nothing(copies: CountingCopies, streams: Any) -> None:
+def test_flush_does_not_wait(copies: CountingCopies, streams: Any) -> None:
     copies.save([0], [0])
     copies.flush()
     copies.load([0], [1])
@@ -89,17 +91,17 @@ def test_flush_waits_for_nothing(copies: CountingCopies, streams: Any) -> None:
     assert copies.saving.seconds_per_block == 0
 
 
-def test_closing_ends_everything(copies: CountingCopies, streams: Any) -> None:
+def test_close_finishes_all_copies(copies: CountingCopies, streams: Any) -> None:
     copies.save([0], [0])
     copies.close()
     assert copies.copied == [(0, 0, 1)]
     assert not any(streams.lanes.values())
 
 
-def test_a_load_waits_for_the_staging_buffer_that_it_goes_through(
+def test_load_waits_for_its_staging_buffer(
     copies: CountingCopies, streams: Any, storage: KVStorage, tools: Any
 ) -> None:
-    """Three chunks, two buffers, and a link that is faster than the device."""
+    """Three chunks with two buffers, and a link that is faster than the device."""
     before = [tools.content(storage, block) for block in range(12)]
     copies.save(range(12), range(12))
     copies.flush()
@@ -111,14 +113,14 @@ def test_a_load_waits_for_the_staging_buffer_that_it_goes_through(
     assert [tools.content(storage, block) for block in range(12)] == before[::-1]
 
 
-# Where the device has no memory left
+# With no device memory left
 
 
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
 
 
 def there_and_back(copies: StagedCopies, storage: KVStorage, tools: Any, streams: Any) -> None:
-    """All blocks, in three chunks each way, though what runs next writes to them."""
+    """Save and load all blocks in three chunks each way, while the next step overwrites them."""
     before = [tools.content(storage, block) for block in range(12)]
     copies.save(range(12), range(11, -1, -1))
     copies.flush()
@@ -132,7 +134,7 @@ def there_and_back(copies: StagedCopies, storage: KVStorage, tools: Any, streams
 
 
 @pytest.mark.parametrize("operation", ["index_select", "index_copy_"])
-def test_blocks_are_copied_where_nothing_can_be_gathered_or_scattered(
+def test_blocks_are_copied_if_gather_or_scatter_fails(
     storage: KVStorage, prompt_streams: Callable[..., Any], tools: Any, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     def fails(*given: Any) -> None:
@@ -145,7 +147,7 @@ def test_blocks_are_copied_where_nothing_can_be_gathered_or_scattered(
     there_and_back(copies, storage, tools, streams)
 
 
-def test_blocks_are_copied_whichever_mark_there_is_no_memory_for(
+def test_blocks_are_copied_whichever_mark_fails(
     storage: KVStorage, late_streams: Callable[..., Any], tools: Any
 ) -> None:
     words = BlockLayout(storage)
@@ -163,13 +165,13 @@ def test_blocks_are_copied_whichever_mark_there_is_no_memory_for(
         there_and_back(StagedCopies(words, rows, streams, STAGING_BLOCKS), storage, tools, streams)
         if next(calls) <= failing:
             break
-    assert failing == 6 * 3 + 1, "three marks for each chunk, six chunks"
+    assert failing == 6 * 3 + 1, "three marks per chunk and six chunks"
 
 
-def test_a_settled_place_is_done_with_where_there_was_no_memory(
+def test_settled_slot_is_complete_without_memory_for_marks(
     copies: CountingCopies, streams: Any, tools: Any, storage: KVStorage
 ) -> None:
-    """Read from at once when it was saved to, and written to when it was loaded from."""
+    """A saved slot is read immediately, and a loaded one is overwritten."""
 
     def no_memory(lane: Any) -> Any:
         raise NO_MEMORY
@@ -186,10 +188,10 @@ def test_a_settled_place_is_done_with_where_there_was_no_memory(
     assert tools.content(storage, 1) == before
 
 
-def test_what_could_not_be_handed_over_is_pending_still(
+def test_copies_that_failed_to_start_stay_pending(
     storage: KVStorage, prompt_streams: Callable[..., Any], tools: Any
 ) -> None:
-    """Two chunks: the first was saved, and is not saved again from blocks that hold something else since."""
+    """There are two chunks; the first was saved and must not be saved again from blocks that changed since."""
     words = BlockLayout(storage)
     rows = torch.zeros(16, words.block_bytes, dtype=torch.uint8)
     errors = [None] * 3 + [RuntimeError("an illegal instruction was encountered")]

@@ -1,4 +1,4 @@
-"""Sizes of the tiers, and what is refused before anything is taken."""
+"""Sizes of the tiers, and what is refused before any memory is taken."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
 
 
-def test_without_host_memory_there_are_no_tiers(storage: KVStorage) -> None:
+def test_no_host_memory_means_no_tiers(storage: KVStorage) -> None:
     assert make_tier_mover(EngineConfig(), storage, "") is None
 
 
-def test_places_are_what_fits(make_mover: Callable[..., BlockMover]) -> None:
+def test_tier_slots_are_what_fits(make_mover: Callable[..., BlockMover]) -> None:
     mover = make_mover(7, 5)
     assert (mover.num_host_places, mover.num_disk_places) == (7, 5)
     assert mover.note == ""
@@ -31,7 +31,7 @@ def test_places_are_what_fits(make_mover: Callable[..., BlockMover]) -> None:
 @pytest.mark.parametrize(
     ("host", "disk", "option"), [(1279, 0, "--kv-host-memory 1279"), (1280, 4095, "--kv-disk 4095")]
 )
-def test_less_than_a_block_is_refused(
+def test_tier_smaller_than_a_block_is_refused(
     storage: KVStorage, own_cache: Path, open_fds: Callable[[], int], host: int, disk: int, option: str
 ) -> None:
     before = open_fds()
@@ -41,20 +41,20 @@ def test_less_than_a_block_is_refused(
     assert open_fds() == before
 
 
-def test_more_host_memory_than_is_free_is_refused_with_both_sizes(storage: KVStorage) -> None:
+def test_host_tier_larger_than_free_memory_is_refused(storage: KVStorage) -> None:
     with pytest.raises(BadInput, match=r"--kv-host-memory asks for 1073741824 MiB of host memory: \d+ MiB are free"):
         make_tier_mover(EngineConfig(host_kv_memory_bytes=1 << 50), storage, "")
 
 
-def test_more_disk_than_is_free_is_refused_with_both_sizes(storage: KVStorage, tmp_path: Path) -> None:
+def test_disk_tier_larger_than_free_space_is_refused(storage: KVStorage, tmp_path: Path) -> None:
     path = tmp_path / "kv"
     config = EngineConfig(host_kv_memory_bytes=1 << 20, disk_kv_memory_bytes=1 << 50, disk_kv_path=str(path))
     with pytest.raises(BadInput, match=r"--kv-disk asks for 1073741824 MiB in '.*kv': \d+ MiB are free"):
         make_tier_mover(config, storage, "")
-    assert not path.exists(), "a file that was not there was left behind"
+    assert not path.exists(), "a new file was left behind"
 
 
-def test_a_file_may_not_be_larger_than_the_limit_for_files(storage: KVStorage, own_cache: Path) -> None:
+def test_disk_tier_beyond_the_file_size_limit_is_refused(storage: KVStorage, own_cache: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, hard))
     try:
@@ -79,7 +79,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_engine_leaves_no_file(own_cache: Path, tmp_path: Path) -> None:
+def test_killed_engine_leaves_no_file(own_cache: Path, tmp_path: Path) -> None:
     own_cache.mkdir()
     arguments = [sys.executable, "-c", KILLED, str(own_cache / "named")]
     ended = subprocess.run(arguments, env=os.environ | {"KVSCOPE_CACHE": str(own_cache)}, check=False)

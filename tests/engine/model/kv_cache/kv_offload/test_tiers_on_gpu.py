@@ -1,6 +1,6 @@
-"""The tiers on a GPU: bytes, pinning, and copies beside a forward pass. `tests/gpu.sh` runs this.
+"""The tiers on a GPU: bytes, pinning, and copies concurrent with a forward pass. `tests/gpu.sh` runs this.
 
-`KVSCOPE_GPU_REHEARSAL=1` runs the same bodies on the CPU.
+`KVSCOPE_GPU_REHEARSAL=1` runs the same tests on the CPU.
 """
 
 from __future__ import annotations
@@ -44,16 +44,14 @@ def gpu_mover(gpu_storage: KVStorage, own_cache: Path) -> Iterator[BlockMover]:
     mover.close()
 
 
-def test_the_slab_is_exact_and_pinned(gpu_mover: BlockMover, gpu_storage: KVStorage) -> None:
+def test_slab_is_exact_and_pinned(gpu_mover: BlockMover, gpu_storage: KVStorage) -> None:
     stats = gpu_mover.stats
     assert stats.host_is_pinned or REHEARSAL, gpu_mover.note
     assert stats.host_real_bytes == stats.host_asked_bytes == NUM_PLACES * gpu_storage.block_bytes
     assert stats.torch_pinned_bytes > stats.host_asked_bytes
 
 
-def test_blocks_come_back_although_the_step_behind_writes_to_them(
-    gpu_mover: BlockMover, gpu_storage: KVStorage
-) -> None:
+def test_blocks_come_back_although_the_next_step_overwrites_them(gpu_mover: BlockMover, gpu_storage: KVStorage) -> None:
     before = [tensor.clone() for tensor in gpu_storage.block_tensors]
     blocks = torch.randperm(NUM_BLOCKS).tolist()[:NUM_PLACES]
     places = torch.randperm(NUM_PLACES).tolist()
@@ -86,8 +84,9 @@ def test_blocks_come_back_from_disk(gpu_mover: BlockMover, gpu_storage: KVStorag
         assert torch.equal(tensor[:60], whole[:60])
 
 
-def test_the_pace_is_the_links(gpu_mover: BlockMover, gpu_storage: KVStorage) -> None:
-    """There and back, as measured, in seconds a byte: a link is somewhere between 10 MB/s, on a machine that has much
-    else to do, and 1 TB/s. A number of blocks or of layers in the wrong place would be beyond either."""
+def test_measured_swap_speed_is_plausible(gpu_mover: BlockMover, gpu_storage: KVStorage) -> None:
+    """Seconds per byte there and back: between 1 TB/s and 10 MB/s on a busy machine. A wrong number of blocks or
+    layers would be outside that range.
+    """
     seconds = gpu_mover.swap_seconds(1000) / (2 * 1000 * gpu_storage.block_bytes)
     assert 1e-12 < seconds < 1e-7

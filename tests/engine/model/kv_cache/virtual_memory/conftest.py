@@ -1,4 +1,4 @@
-"""A driver module that records its calls and refuses what CUDA would refuse."""
+"""A fake driver module that records its calls and refuses what CUDA would refuse."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ MIB = 1 << 20
 
 
 class Result:
-    """A CUresult."""
+    """Stand-in for a CUresult."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class FakeCuda:
-    """What of `cuda.bindings.driver` is used. `calls` are (name, arguments); `fail`: which call of a name fails."""
+    """The used part of `cuda.bindings.driver`. `calls` are (name, arguments); `fail` maps a name to the number of its
+    call that fails.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
@@ -121,5 +123,5 @@ class FakeCuda:
 
 @pytest.fixture
 def cuda() -> FakeCuda:
-    """Device 3, pages of 2 MiB."""
+    """Fake driver of device 3 with pages of 2 MiB."""
     return FakeCuda()

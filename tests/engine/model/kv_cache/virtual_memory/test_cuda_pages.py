@@ -1,4 +1,4 @@
-"""Pages of a GPU, without one: what the driver is asked to do, in which order, and what happens when it refuses."""
+"""GPU pages with a fake driver: the calls, their order, and refused calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvscope_telemetry.errors import KvscopeError
 MIB = 1 << 20
 SPACE = AddressSpace(num_slots=2, slot_blocks=6, num_groups=3, group_blocks=Fraction(2), group_pages=(1, 2))
 BLOCK_BYTES = (MIB, 2 * MIB)
-"""Two layers: pages of two blocks and of one; 6 MiB and 12 MiB a slot."""
+"""Two layers with pages of two blocks and one block; 6 MiB and 12 MiB per slot."""
 
 
 def make(cuda: Any) -> CudaPages:
@@ -27,7 +27,7 @@ def make(cuda: Any) -> CudaPages:
     return CudaPages(driver, BLOCK_BYTES, SPACE, 2 * MIB, torch.device("cpu"), synchronize=cuda.synchronize)
 
 
-def test_every_page_is_made_at_the_start_and_given_back_in_reverse(cuda: Any) -> None:
+def test_all_pages_are_created_at_the_start_and_released_in_reverse(cuda: Any) -> None:
     pages = make(cuda)
     assert (cuda.reserved, len(cuda.handles), pages.num_bytes) == (36 * MIB, 9 + 1, 18 * MIB)
     assert pages.resident_bytes() == 0
@@ -44,11 +44,11 @@ def test_every_page_is_made_at_the_start_and_given_back_in_reverse(cuda: Any) ->
     assert unmapped[-1] == cuda.base
     assert (cuda.handles, cuda.reserved) == (set(), 0)
     pages.close()
-    assert len(cuda.calls) == 22, "closed once"
+    assert len(cuda.calls) == 22, "close must be idempotent"
 
 
-def test_where_a_tensor_begins_something_is_always_mapped(cuda: Any) -> None:
-    """Triton refuses a tensor whose first address has nothing behind it."""
+def test_start_of_each_tensor_is_always_mapped(cuda: Any) -> None:
+    """Triton refuses a tensor whose first address is not mapped."""
     pages = make(cuda)
     beginnings = {cuda.base, cuda.base + 12 * MIB}
     assert set(cuda.mapped) == cuda.allowed == beginnings
@@ -77,7 +77,7 @@ def test_access_is_set_after_the_maps_of_each_layer(cuda: Any) -> None:
     assert set(cuda.mapped) == cuda.allowed
 
 
-def test_nothing_is_unmapped_before_the_device_is_done(cuda: Any) -> None:
+def test_unmap_waits_for_the_device(cuda: Any) -> None:
     pages = make(cuda)
     pages.map(0, 4)
     cuda.is_busy = True
@@ -85,7 +85,7 @@ def test_nothing_is_unmapped_before_the_device_is_done(cuda: Any) -> None:
     pages.unmap(2, 2)
     assert cuda.names == ["cuCtxSetCurrent", "synchronize", *["cuMemUnmap"] * 3]
     assert set(cuda.mapped) == cuda.allowed == {cuda.base, cuda.base + 12 * MIB, cuda.base + 14 * MIB}
-    pages.map(6, 4)  # the pages are used again
+    pages.map(6, 4)  # reuses the pages
     assert len(cuda.mapped) == 9
     assert pages.resident_bytes() == 9 * 2 * MIB
 
@@ -100,7 +100,7 @@ def test_mapping_twice_is_an_error(cuda: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "call"), [("cuMemAddressReserve", 1), ("cuMemCreate", 1), ("cuMemCreate", 5), ("cuMemCreate", 10)]
 )
-def test_a_refusal_at_the_start_leaves_nothing_behind(cuda: Any, name: str, call: int) -> None:
+def test_refused_call_at_the_start_releases_everything(cuda: Any, name: str, call: int) -> None:
     cuda.fail[name] = call
     with pytest.raises(KvscopeError) as refusal:
         make(cuda)
@@ -112,7 +112,7 @@ def test_a_refusal_at_the_start_leaves_nothing_behind(cuda: Any, name: str, call
 
 
 @pytest.mark.parametrize("name", ["cuMemMap", "cuMemSetAccess", "cuMemUnmap"])
-def test_a_refusal_later_names_the_call_and_everything_can_still_be_given_back(cuda: Any, name: str) -> None:
+def test_refused_call_later_is_named_and_close_still_releases_everything(cuda: Any, name: str) -> None:
     pages = make(cuda)
     cuda.fail[name] = cuda.counts.get(name, 0) + 2
 
@@ -127,25 +127,25 @@ def test_a_refusal_later_names_the_call_and_everything_can_still_be_given_back(c
     assert (cuda.handles, cuda.reserved) == (set(), 0)
 
 
-def test_the_driver_is_asked_for_its_page_size(cuda: Any) -> None:
+def test_page_size_is_the_granularity_of_the_driver(cuda: Any) -> None:
     assert CudaDriver(cuda, 3).granularity() == 2 * MIB
 
 
-def test_a_driver_that_is_not_there_is_said() -> None:
+def test_missing_driver_is_reported() -> None:
     bindings = MagicMock()
     bindings.cuCtxGetCurrent.side_effect = RuntimeError("libcuda.so.1 is not found\nsearched in")
     with pytest.raises(KvscopeError, match=r"^cuCtxGetCurrent failed: libcuda.so.1 is not found$"):
         CudaDriver(bindings, 0)
 
 
-def test_bindings_that_are_not_installed_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bindings_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
     with pytest.raises(KvscopeError, match="needs the package cuda-bindings: pip install"):
         open_driver(torch.device("cuda"))
 
 
-def test_a_tensor_lies_at_its_address() -> None:
-    """Over memory of the host: the call is the same."""
+def test_tensor_is_placed_at_its_address() -> None:
+    """Uses host memory; the call is the same."""
     memory = np.zeros(24, np.float32)
     tensor = tensor_at(memory.ctypes.data + 16, (2, 5), torch.float32, torch.device("cpu"))
     tensor[1, 4] = 7.0
@@ -153,7 +153,7 @@ def test_a_tensor_lies_at_its_address() -> None:
     assert (tensor.is_contiguous(), tensor.data_ptr()) == (True, memory.ctypes.data + 16)
 
 
-def test_layers_follow_one_another(cuda: Any) -> None:
+def test_layers_are_placed_one_after_the_other(cuda: Any) -> None:
     pages = make(cuda)
     cuda_tensor = pages.tensor(1, (12, 2 * MIB), torch.uint8)
     assert cuda_tensor.data_ptr() == cuda.base + 12 * MIB

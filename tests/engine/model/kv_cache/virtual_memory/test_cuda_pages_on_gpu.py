@@ -1,4 +1,4 @@
-"""The driver itself: pages behind addresses, a graph that outlives their coming and going, memory given back."""
+"""Virtual memory with the real driver: pages, a graph that outlives mapping changes, and freed memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def device() -> torch.device:
     return torch.device("cuda")
 
 
-def test_pages_come_and_go_under_a_captured_graph(device: torch.device) -> None:
+def test_captured_graph_works_while_pages_are_mapped_and_unmapped(device: torch.device) -> None:
     size = page_bytes(device)
     assert size >= 64 << 10
     assert size & (size - 1) == 0
@@ -58,7 +58,7 @@ def test_pages_come_and_go_under_a_captured_graph(device: torch.device) -> None:
     assert torch.cuda.mem_get_info(device)[0] - free_before >= 8 * size
 
 
-def test_an_engine_says_the_same_as_with_blocks(device: torch.device, tiny_model: object) -> None:
+def test_virtual_engine_gives_the_tokens_of_the_paged_one(device: torch.device, tiny_model: object) -> None:
     from kvscope_engine import Engine, EngineConfig, SamplingParams
     from kvscope_telemetry.messages.commands import Submit
 

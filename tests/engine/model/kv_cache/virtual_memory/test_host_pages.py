@@ -1,4 +1,4 @@
-"""The host's pages: backed on the first touch, given back, and read back from the system."""
+"""Host pages of the policy `virtual`: backed on first use, released, and measured by the system."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kvscope_telemetry.errors import KvscopeError
 CPU = torch.device("cpu")
 PAGE = mmap.PAGESIZE
 LAYERS = (LayerShape(2, 16), LayerShape(1, 16))
-"""In float32 with 4 slots 1024 and 512 bytes a block."""
+"""Layers with 1,024 and 512 bytes per block of 4 slots in float32."""
 
 
 def storage() -> tuple[KVStorage, HostPages, AddressSpace]:
-    """Slots of 64 blocks, pages of 4 and 8."""
+    """Return a storage with slots of 64 blocks and pages of 4 and 8 blocks."""
     block_bytes = tensor_block_bytes(LAYERS, 4, torch.float32)
     sizes = {"num_blocks": 64, "block_size": 4, "max_model_len": 256, "max_num_seqs": 3}
     space = address_space(block_bytes=block_bytes, page_bytes=PAGE, **sizes)
@@ -32,8 +32,8 @@ def storage() -> tuple[KVStorage, HostPages, AddressSpace]:
 
 
 @pytest.mark.skipif(PAGE != 4096, reason="sizes are for pages of 4 KiB")
-def test_memory_comes_with_the_first_touch_and_goes_when_given_back() -> None:
-    """A block of the second slot: its page in each layer, 4 blocks and 8."""
+def test_memory_is_backed_on_first_use_and_released_by_unmap() -> None:
+    """Uses a block of the second slot: one page in each layer, of 4 and 8 blocks."""
     kv, memory, space = storage()
     assert (space.slot_blocks, space.group_blocks, space.group_pages) == (64, Fraction(8), (2, 1))
     assert (kv.resident_bytes(), kv.num_bytes) == (0, 64 // 8 * 3 * PAGE)
@@ -55,7 +55,7 @@ def test_memory_comes_with_the_first_touch_and_goes_when_given_back() -> None:
     memory.close()
 
 
-def test_all_of_it_goes_at_the_end() -> None:
+def test_close_releases_all_memory() -> None:
     kv, memory, _ = storage()
     values = kv.v(1)
     values[:9] = 1.0
@@ -63,15 +63,15 @@ def test_all_of_it_goes_at_the_end() -> None:
     kv.close()
     kv.close()
     assert memory.resident_bytes() == 0
-    assert values[:9].eq(0.0).all(), "a tensor that is still there reads nothing, and does no harm"
+    assert values[:9].eq(0.0).all(), "a remaining tensor reads zeros"
 
 
-def test_without_pages_nobody_can_tell() -> None:
+def test_resident_bytes_are_unknown_without_pages() -> None:
     kv = KVStorage(5, 4, LAYERS, torch.float32, CPU)
     assert (kv.resident_bytes(), kv.num_bytes) == (-1, 5 * 1536)
 
 
-def test_addresses_that_the_system_refuses() -> None:
+def test_address_space_refused_by_the_system_is_reported() -> None:
     space = AddressSpace(num_slots=4, slot_blocks=1 << 20, num_groups=1)
     with pytest.raises(KvscopeError) as refusal:
         HostPages((1 << 40,), space, PAGE)
@@ -81,14 +81,14 @@ def test_addresses_that_the_system_refuses() -> None:
     assert "\n" not in message
 
 
-def test_a_page_that_was_only_read_has_no_memory() -> None:
+def test_page_that_was_only_read_takes_no_memory() -> None:
     kv, memory, _ = storage()
     assert kv.k(0).sum().item() == 0.0
     assert memory.resident_bytes() == 0
     kv.close()
 
 
-def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resident_bytes_are_unknown_if_the_system_does_not_report_them(monkeypatch: pytest.MonkeyPatch) -> None:
     kv, memory, _ = storage()
     monkeypatch.setattr(host_pages, "PAGE_MAP", "/proc/self/no such file")
     assert memory.resident_bytes() == -1

@@ -1,4 +1,4 @@
-"""RoBERTa counts from behind its padding, in a table that has as many more rows."""
+"""RoBERTa's positions start after the padding index, in a table that is larger by as much."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_config(folder: Path) -> Path:
     return path
 
 
-def test_to_the_last_row_of_the_table(tmp_path: Path) -> None:
+def test_roberta_generates_up_to_the_last_position(tmp_path: Path) -> None:
     options: dict[str, Any] = {"model": f"dummy:{write_config(tmp_path)}", "device": "cpu", "dtype": "float32"}
     loaded = load_model(EngineConfig(**options), lambda _: None)
     assert loaded.max_model_len == ROWS - PADDING - 1

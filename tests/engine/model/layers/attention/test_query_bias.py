@@ -1,4 +1,4 @@
-"""Attention with a number for each distance, against transformers' own over all pairs of tokens."""
+"""Attention with a relative position bias, compared with transformers' computation over all pairs of tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS, KV_HEADS, DIM, BLOCK, D_REL = 4, 2, 8, 4, 6
 @pytest.mark.parametrize("max_scores", [1 << 24, HEADS * 19 * 2])
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize(("num_queries", "extent", "has_sinks"), [(1, 32, True), (7, 6, False), (19, 6, True)])
-def test_as_transformers(
+def test_position_bias_equals_transformers(
     num_queries: int, extent: int, has_sinks: bool, window: int | None, max_scores: int, monkeypatch: Any
 ) -> None:
     from transformers.models.inkling2.modeling_inkling2 import Inkling2RelativeLogits, eager_attention_forward
@@ -57,8 +57,8 @@ def test_as_transformers(
     torch.testing.assert_close(found, wanted[0], atol=1e-5, rtol=1e-5)
 
 
-def test_rows_that_fill_up_a_step_attend_to_nothing() -> None:
-    """As steps have them that are run at the start, to compile kernels."""
+def test_padding_rows_attend_to_nothing() -> None:
+    """Such rows are in the steps that compile kernels at the start."""
     storage = KVStorage(4, BLOCK, [LayerShape(KV_HEADS, DIM)], torch.float32, torch.device("cpu"))
     lengths, tables = torch.zeros(2, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32)
     slots = torch.full((2,), -1)

@@ -1,4 +1,6 @@
-"""Layers in one call: what they give part by part, in a whole model; used where all is known, and only there."""
+"""Layers run in a single call equal the same layers run part by part, in a whole model, and are used only if
+everything is supported.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ CPU, DECODES = torch.device("cpu"), 3
 pytestmark = pytest.mark.skipif(not can_round(), reason="needs a C compiler")
 
 
-class Counted:
-    """A layer in one call that keeps whether it was taken."""
+class CountingLayer:
+    """A compiled layer that records whether it was used."""
 
     def __init__(self, whole: Any) -> None:
         self.whole = whole
@@ -50,15 +52,15 @@ class Counted:
         return done
 
 
-def counted_layers(module: Any) -> list[Counted]:
-    """Those of the model that have one, each with a count."""
+def counted_layers(module: Any) -> list[CountingLayer]:
+    """Return a counting wrapper for each layer of the model that has a compiled form."""
     layers = [getattr(part, "kvscope_fused", None) for part in module.modules()]
     wholes = [
         layer for layer in layers if isinstance(layer, FusedLayer) and isinstance(layer.whole, CompiledFusedLayer)
     ]
     for layer in wholes:
-        layer.whole = Counted(layer.whole)
-    return [layer.whole for layer in wholes if isinstance(layer.whole, Counted)]
+        layer.whole = CountingLayer(layer.whole)
+    return [layer.whole for layer in wholes if isinstance(layer.whole, CountingLayer)]
 
 
 def without_them(module: Any) -> None:
@@ -69,7 +71,7 @@ def without_them(module: Any) -> None:
 
 
 def logits_of(module: Any, cache: torch.dtype | None = None, **changes: Any) -> torch.Tensor:
-    """Of a step that fills, and of decodes after it."""
+    """Return the logits of a prefill step and of the decodes after it."""
     config, dtype = module.config, next(module.parameters()).dtype
     shapes = [LayerShape(config.num_key_value_heads, config.head_dim)] * config.num_hidden_layers
     storage = KVStorage(NUM_BLOCKS, check_block_size(CPU), shapes, cache or dtype, CPU)
@@ -92,20 +94,22 @@ def logits_of(module: Any, cache: torch.dtype | None = None, **changes: Any) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("model_type", "quantization"), [("llama", "int8"), ("llama", "int4"), ("qwen3", "int8")])
-def test_a_model_gives_the_same(model_type: str, quantization: str, dtype: torch.dtype, tiny_loaded: Load) -> None:
+def test_compiled_layers_give_the_same_logits(
+    model_type: str, quantization: str, dtype: torch.dtype, tiny_loaded: Load
+) -> None:
     module = tiny_loaded(model_type).module.to(dtype)
     make_ready_to_run(module, quantization)
     layers = counted_layers(module)
     found = logits_of(module)
     assert [layer.taken for layer in layers] == [[False, *[True] * DECODES]] * 2
-    again = logits_of(module)  # over another storage, perhaps where the last one was
+    again = logits_of(module)  # another storage, which may have the address of the previous one
     without_them(module)
     expected = logits_of(module)
     assert torch.equal(found, expected)
     assert torch.equal(again, expected)
 
 
-def test_steps_that_ask_for_more_go_part_by_part(tiny_loaded: Load) -> None:
+def test_unsupported_steps_run_part_by_part(tiny_loaded: Load) -> None:
     module = tiny_loaded("llama").module
     make_ready_to_run(module, "int8")
     layers = counted_layers(module)
@@ -115,7 +119,7 @@ def test_steps_that_ask_for_more_go_part_by_part(tiny_loaded: Load) -> None:
     assert not any(taken for layer in layers for taken in layer.taken)
 
 
-def test_a_measured_step_measures_the_same(tiny_loaded: Load) -> None:
+def test_measured_step_gives_the_same_attention(tiny_loaded: Load) -> None:
     module = tiny_loaded("llama").module
     make_ready_to_run(module, "int8")
     layers, found, expected = counted_layers(module), AttentionScores(), AttentionScores()
@@ -129,8 +133,8 @@ def test_a_measured_step_measures_the_same(tiny_loaded: Load) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tokens_are_those_of_transformers(tmp_path: Path, vivid_model: Callable[..., Any]) -> None:
-    """Of a model with norms of heads whose weights are what rounding leaves of them."""
+def test_tokens_equal_transformers(tmp_path: Path, vivid_model: Callable[..., Any]) -> None:
+    """The model has head norms; its weights are already rounded."""
     model = vivid_model("qwen3")
     head = model.get_output_embeddings()
     for part in model.modules():
@@ -148,13 +152,13 @@ def test_tokens_are_those_of_transformers(tmp_path: Path, vivid_model: Callable[
     assert list(found) == said[0, len(ids) :].tolist()
 
 
-def test_layers_with_other_parts_have_none(tiny_loaded: Load) -> None:
+def test_layers_with_other_parts_are_not_compiled(tiny_loaded: Load) -> None:
     module = tiny_loaded("gemma2").module
     make_ready_to_run(module, "int8")
     assert not counted_layers(module)
 
 
-def test_weights_as_they_came_have_none(tiny_loaded: Load) -> None:
+def test_unquantized_layers_are_not_compiled(tiny_loaded: Load) -> None:
     module = tiny_loaded("llama").module
     make_ready_to_run(module)
     assert not counted_layers(module)

@@ -1,4 +1,4 @@
-"""Logits of 16-bit models in float32: as exact as the product's inputs allow, near the top of each row."""
+"""Float32 logits of 16-bit models: exact near the top of each row, as far as the inputs allow."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def make_head(dtype: torch.dtype, spread: float, bias: bool) -> tuple[Float32Hea
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("spread", "is_flat"), [(0.5, False), (0.02, True)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_what_is_near_the_top_is_that_of_exact_products(
-    dtype: torch.dtype, spread: float, is_flat: bool, bias: bool
-) -> None:
+def test_top_logits_equal_exact_products(dtype: torch.dtype, spread: float, is_flat: bool, bias: bool) -> None:
     head, weight = make_head(dtype, spread, bias)
     x = torch.randn(5, SIZE, generator=torch.Generator().manual_seed(2)).to(dtype)
     logits = head(x[None])[0]
@@ -43,10 +41,10 @@ def test_what_is_near_the_top_is_that_of_exact_products(
         expected = expected + head.bias.double()
     assert logits.dtype == torch.float32
     assert float((logits - expected)[near].abs().max()) < 1e-4
-    assert float((logits - expected).abs().max()) < 0.02 * float(expected.abs().max()), "the others are rounded"
+    assert float((logits - expected).abs().max()) < 0.02 * float(expected.abs().max()), "the other logits are rounded"
 
 
-def test_a_row_is_computed_again_alone_as_in_a_batch() -> None:
+def test_row_alone_equals_the_row_in_a_batch() -> None:
     head, _ = make_head(torch.bfloat16, 0.5, bias=False)
     x = torch.randn(6, SIZE, generator=torch.Generator().manual_seed(3)).bfloat16()
     together, alone = head(x), torch.cat([head(row[None]) for row in x])
@@ -54,7 +52,7 @@ def test_a_row_is_computed_again_alone_as_in_a_batch() -> None:
     assert together.argmax(-1).tolist() == alone.argmax(-1).tolist()
 
 
-def test_two_that_tie_in_sixteen_bits_do_not_tie() -> None:
+def test_tie_in_16_bits_is_resolved() -> None:
     weight = torch.zeros(300, 2)
     weight[7], weight[200] = torch.tensor([25.0, 0.125]), torch.tensor([25.0, 0.25])
     x = torch.tensor([[1.0, 0.125]])
@@ -63,13 +61,13 @@ def test_two_that_tie_in_sixteen_bits_do_not_tie() -> None:
     assert head(x.bfloat16()).argmax() == 200
 
 
-def test_only_plain_heads_of_sixteen_bits_are_replaced(tiny_loaded: Callable[..., LoadedModel]) -> None:
+def test_only_plain_16_bit_heads_are_replaced(tiny_loaded: Callable[..., LoadedModel]) -> None:
     module: Any = tiny_loaded("llama").module
     assert not use_float32_logits(module)
     module = module.bfloat16()
     assert use_float32_logits(module)
     assert module(input_ids=torch.tensor([[1, 2]]), use_cache=False, paged=_Zeros()).logits.dtype == torch.float32
-    assert not use_float32_logits(module), "once"
+    assert not use_float32_logits(module), "the head is replaced only once"
 
 
 class _Zeros:
@@ -77,14 +75,14 @@ class _Zeros:
         return torch.zeros_like(query)
 
 
-def test_a_torch_without_such_a_product_rounds_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_a_float32_product_falls_back_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(float32_head, "has_float32_product", lambda weight: False)
     head, _ = make_head(torch.bfloat16, 0.5, bias=False)
     rows = torch.ones(1, SIZE).bfloat16()
     assert head._on_gpu(rows).dtype == torch.float32
 
 
-def test_the_default_model_in_bfloat16_knows_paris() -> None:
+def test_default_model_in_bfloat16_answers_correctly() -> None:
     with Engine(EngineConfig(device="cpu", dtype="bfloat16", kv_memory_bytes=64 << 20)) as engine:
         answer = next(iter(engine.generate(["What is the capital of France?"], SamplingParams(temperature=0.0))))
     assert answer.text == "The capital of France is Paris."

@@ -1,4 +1,4 @@
-"""Experts of every kind equal transformers' own; what is another kind stays transformers'."""
+"""Fused experts of every kind equal transformers' experts; other kinds are left to transformers."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 WITHOUT_LAYERS = ("deepseek_v3", "glm4_moe", "olmoe")
-"""Whose attention stays transformers' own, and with it the layer."""
+"""Models whose attention, and with it the layer, is left to transformers."""
 
 
 @pytest.fixture
-def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fuse on a CPU as on a GPU."""
+def fuse_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fuse experts on a CPU as on a GPU."""
     monkeypatch.setattr("kvscope_engine.model.verification.fuse.is_faster_on", lambda device: True)
 
 
@@ -63,7 +63,7 @@ def logits_of(module: Any, num_tokens: int = 7) -> torch.Tensor:
 
 
 def experts_of(kind: str, **options: Any) -> Any:
-    """One module of experts as transformers makes it, full of random numbers."""
+    """Return one experts module as transformers makes it, with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
@@ -77,9 +77,9 @@ def experts_of(kind: str, **options: Any) -> Any:
     return part
 
 
-@pytest.mark.usefixtures("everywhere")
+@pytest.mark.usefixtures("fuse_on_cpu")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_says_what_it_said(family: str, tiny_loaded: Load) -> None:
+def test_fused_model_gives_the_same_logits(family: str, tiny_loaded: Load) -> None:
     module = tiny_loaded(family, **FAMILIES[family]).module
     expected, before = logits_of(module), weights_bytes(module)
     fused = fuse_model(module)
@@ -90,9 +90,9 @@ def test_a_model_says_what_it_said(family: str, tiny_loaded: Load) -> None:
     assert not any(isinstance(part, FusedExperts) and part.up.dim() != 3 for part in module.modules())
 
 
-@pytest.mark.usefixtures("everywhere")
-def test_weights_that_four_bits_hold_are_held_in_four(tiny_loaded: Load) -> None:
-    """As a file in MXFP4 has them. Those of a layer with one number that the format has not stay as they are."""
+@pytest.mark.usefixtures("fuse_on_cpu")
+def test_weights_that_fit_mxfp4_are_stored_in_4_bits(tiny_loaded: Load) -> None:
+    """The weights are as in an MXFP4 file. A layer with one value outside of the format keeps its weights."""
     module: Any = tiny_loaded("gpt_oss", **EXPERTS, intermediate_size=64).module
     numbers = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]) / 32
     for layer in module.model.layers:
@@ -108,7 +108,7 @@ def test_weights_that_four_bits_hold_are_held_in_four(tiny_loaded: Load) -> None
     assert before - weights_bytes(module) > 0.8 * experts, "of float32"
 
 
-def test_on_a_cpu_experts_stay_as_they_are(tiny_loaded: Load) -> None:
+def test_experts_are_not_fused_on_a_cpu(tiny_loaded: Load) -> None:
     module = tiny_loaded("qwen3_moe", **EXPERTS).module
     found: Fused = fuse_model(module)
     assert found.experts == 0
@@ -125,8 +125,8 @@ def test_on_a_cpu_experts_stay_as_they_are(tiny_loaded: Load) -> None:
         ("aria_text", {"moe_num_experts": 6}, Gate()),
     ],
 )
-def test_what_a_layer_of_experts_gives(kind: str, options: dict[str, Any], gate: Gate) -> None:
-    """Of weights in every order that transformers has them in."""
+def test_fused_experts_equal_transformers(kind: str, options: dict[str, Any], gate: Gate) -> None:
+    """Covers every order of weights that transformers uses."""
     part = experts_of(kind, **options)
     found = experts_candidate(part)
     assert found is not None
@@ -138,7 +138,7 @@ def test_what_a_layer_of_experts_gives(kind: str, options: dict[str, Any], gate:
         torch.testing.assert_close(found(x, ids, shares), part(x, ids, shares), rtol=1e-4, atol=1e-3)
 
 
-def test_another_gate_is_left() -> None:
+def test_unsupported_gate_is_not_fused() -> None:
     part = experts_of("qwen3_moe")
     part._apply_gate = lambda both: nn.functional.gelu(both.chunk(2, -1)[0]) * both.chunk(2, -1)[1]
     assert experts_candidate(part) is None, "not the gelu that has a kernel"
@@ -150,8 +150,8 @@ def test_another_gate_is_left() -> None:
     assert experts_candidate(nn.Linear(4, 4)) is None
 
 
-@pytest.mark.usefixtures("everywhere")
-def test_experts_that_do_something_else_are_left(tiny_loaded: Load) -> None:
+@pytest.mark.usefixtures("fuse_on_cpu")
+def test_experts_with_a_hook_are_not_fused(tiny_loaded: Load) -> None:
     module: Any = tiny_loaded("qwen3_moe", **EXPERTS).module
     odd = module.model.layers[1].mlp.experts
     odd.register_forward_hook(lambda part, args, output: output + args[0])

@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits in a model: nearly the model it was, smaller, counted."""
+"""Linear layers with 4- and 8-bit weights in a model: nearly the same logits, smaller, and counted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def logits_of(module: Any) -> torch.Tensor:
 @needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2"])
-def test_logits_are_nearly_those_of_the_model(model_type: str, dtype: torch.dtype, tiny_loaded: Load) -> None:
+def test_int8_logits_are_close_to_the_model(model_type: str, dtype: torch.dtype, tiny_loaded: Load) -> None:
     module = tiny_loaded(model_type).module.to(dtype)
     expected = logits_of(module)
     assert make_ready_to_run(module, "int8").int8 >= 8
@@ -46,7 +46,7 @@ def test_logits_are_nearly_those_of_the_model(model_type: str, dtype: torch.dtyp
 
 
 @needs_library
-def test_plain_weights_are_given_up_and_packed_ones_counted(tiny_loaded: Load) -> None:
+def test_plain_weights_are_freed_and_quantized_ones_counted(tiny_loaded: Load) -> None:
     module = tiny_loaded("llama").module
     before = weights_bytes(module)
     found = make_ready_to_run(module, "int8")
@@ -60,10 +60,10 @@ def test_plain_weights_are_given_up_and_packed_ones_counted(tiny_loaded: Load) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_4_bits_are_nearly_those_of_their_widened_weights(
+def test_int4_logits_are_close_to_those_of_the_rounded_weights(
     model_type: str, dtype: torch.dtype, tiny_loaded: Load
 ) -> None:
-    """The head keeps 8 bits where a CPU has them."""
+    """The head keeps 8 bits if the CPU supports them."""
     module: Any = tiny_loaded(model_type).module.to(dtype)
     head = module.get_output_embeddings()
     for part in module.modules():
@@ -80,10 +80,10 @@ def test_4_bits_are_nearly_those_of_their_widened_weights(
 @needs_library
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_a_files_own_bits_leave_activations_and_other_layers_as_they_are(
+def test_bits_of_the_file_are_used_without_rounding_activations(
     model_type: str, dtype: torch.dtype, tiny_loaded: Load
 ) -> None:
-    """Those that the file holds in no form that is read run packed, as in a model that is widened."""
+    """Layers that are not quantized in the file run packed, as in an unquantized model."""
     module: Any = tiny_loaded(model_type).module.to(dtype)
     kept = [part for part in module.modules() if type(part) is torch.nn.Linear][:-2]
     for part in kept:
@@ -102,8 +102,8 @@ def test_a_files_own_bits_leave_activations_and_other_layers_as_they_are(
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
-def test_fp8_rounds_activations_and_leaves_the_head(model_type: str, tiny_loaded: Load) -> None:
-    """By the reference, since no CPU serves it; weights that lie on such numbers are kept."""
+def test_fp8_rounds_activations_and_keeps_the_head(model_type: str, tiny_loaded: Load) -> None:
+    """Uses the reference, since no CPU supports it; weights that are already FP8 values are unchanged."""
     module: Any = tiny_loaded(model_type).module
     head = module.get_output_embeddings()
     for part in module.modules():
@@ -119,8 +119,8 @@ def test_fp8_rounds_activations_and_leaves_the_head(model_type: str, tiny_loaded
     assert sum(part.num_bytes for part in weights_by_part(module)) == weights_bytes(module) < before
 
 
-def test_products_of_fp8_that_fail_are_told_once_a_shape(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, for which torch has no such product."""
+def test_failed_fp8_products_are_reported_once_per_shape(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulates a GPU for which torch has no FP8 product."""
 
     def refused(*_: Any, **__: Any) -> torch.Tensor:
         raise RuntimeError("not supported\non this card")
@@ -137,7 +137,7 @@ def test_products_of_fp8_that_fail_are_told_once_a_shape(tiny_loaded: Load, monk
     assert all(line.endswith("RuntimeError: not supported on this card") for line in told)
 
 
-def test_4_bits_without_a_compiler(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int4_works_without_a_compiler(tiny_loaded: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tiny_loaded("llama").module
     expected = logits_of(module)
     monkeypatch.setattr(product, "library", lambda: None)

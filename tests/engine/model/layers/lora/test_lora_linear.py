@@ -1,4 +1,4 @@
-"""A linear layer with deltas gives W x + B A x of each row's own adapter, whatever class it is of."""
+"""A linear layer with LoRA deltas gives W x + B A x with each row's own adapter, for every class of layer."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def deltas(seed: int, rank: int) -> list[Delta]:
 
 
 def made(linear: Any) -> tuple[LoraLinear, list[list[Delta | None]], InStep]:
-    """Slot 0 has both parts, slot 1 one of them, slot 2 neither."""
+    """Return a layer whose slot 0 has both parts, slot 1 one of them, and slot 2 none."""
     parts = [OutputSlice("one", 0, SIZES[0]), OutputSlice("two", SIZES[0], SIZES[1])]
     stack = LoraStack(parts, IN, SLOTS, RANK, torch.empty(0))
     held: list[list[Delta | None]] = [[*deltas(1, 4)], [None, deltas(2, 3)[1]], [None, None]]
     for slot, each in enumerate(held):
-        stack.fill(slot, deltas(7, 4))  # what was there before is gone
+        stack.fill(slot, deltas(7, 4))  # the previous contents must be gone
         stack.fill(slot, each)
     in_step = InStep(CallRows())
     return LoraLinear(linear, stack, in_step), held, in_step
 
 
 def added(x: torch.Tensor, slots: list[int], held: list[list[Delta | None]]) -> torch.Tensor:
-    """Row by row, in float64."""
+    """Return the deltas row by row in float64."""
     rows = []
     for row, slot in zip(x.double(), slots, strict=True):
         each: list[Delta | None] = [None, None] if slot < 0 else held[slot]
@@ -72,7 +72,7 @@ def added(x: torch.Tensor, slots: list[int], held: list[list[Delta | None]]) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("slots", [[0] * 5, [1, -1, 0, 2, 1], [2, 2, 2, 2, 2], [-1, 1, -1, 1, -1]], ids=str)
-def test_each_row_has_its_own(kind: str, slots: list[int]) -> None:
+def test_each_row_uses_its_own_adapter(kind: str, slots: list[int]) -> None:
     lora, held, in_step = made(KINDS[kind](plain()))
     x, other = torch.randn(5, IN), torch.randn(5, OUT)
     used = [slot for slot in slots if slot >= 0]
@@ -89,8 +89,8 @@ def test_each_row_has_its_own(kind: str, slots: list[int]) -> None:
         assert torch.equal(lora(x), alone)
 
 
-def test_numbers_of_another_adapter_never_reach_a_row() -> None:
-    """However large they become: 0 times infinity would be no number."""
+def test_overflow_of_another_adapter_never_reaches_a_row() -> None:
+    """Multiplying it by zero would give NaN."""
     lora, held, in_step = made(plain())
     lora.lora_stack.a[1].fill_(3e38)
     x = torch.randn(2, IN).abs()
@@ -103,7 +103,7 @@ def test_numbers_of_another_adapter_never_reach_a_row() -> None:
     assert held
 
 
-def test_a_slot_that_could_not_be_emptied_is_emptied_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_that_could_not_be_cleared_is_cleared_by_the_next_fill(monkeypatch: pytest.MonkeyPatch) -> None:
     lora, _, in_step = made(plain())
     stack = lora.lora_stack
 

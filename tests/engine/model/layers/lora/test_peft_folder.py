@@ -1,4 +1,4 @@
-"""What is read of an adapter's folder, and the one line that is said of what is not accepted."""
+"""Reading LoRA adapter folders, and one-line errors for those that are not accepted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def product(given: Tensors) -> torch.Tensor:
     return b @ a
 
 
-def test_the_scale_is_in_b(tmp_path: Path) -> None:
+def test_scale_is_folded_into_b(tmp_path: Path) -> None:
     given = tensors()
     for rslora, scale in ((False, 2.0), (True, 4 / 2**0.5)):
         write_files(tmp_path, given, CONFIG | {"use_rslora": rslora, "some_later_field": {"a": 1}})
@@ -41,15 +41,15 @@ def test_the_scale_is_in_b(tmp_path: Path) -> None:
         assert (found.rank, found.num_bytes) == (2, 4 * (2 * 8 + 6 * 2))
 
 
-def test_a_rank_of_its_own_has_its_own_scale(tmp_path: Path) -> None:
-    """`rank_pattern` gives layers other ranks: PEFT divides by those."""
+def test_rank_pattern_determines_the_scale(tmp_path: Path) -> None:
+    """PEFT divides by the layer's own rank."""
     given = tensors(rank=4)
     write_files(tmp_path, given, CONFIG | {"rank_pattern": {"q_proj": 4}})
     a, b = read_adapter("sql", str(tmp_path), 16, torch.float32).deltas["model.layers.0.self_attn.q_proj"]
     torch.testing.assert_close(b @ a, product(given))
 
 
-def test_the_key_is_of_name_scale_and_weights(tmp_path: Path) -> None:
+def test_adapter_key_depends_on_name_scale_and_weights(tmp_path: Path) -> None:
     def key(name: str = "sql") -> bytes:
         return read_adapter(name, str(tmp_path), 16, torch.float32).key
 
@@ -98,7 +98,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[], Tensors], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_accepted_is_named_in_one_line(tmp_path: Path, case: str) -> None:
+def test_unsupported_adapter_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
     config, given, says = REFUSED[case]
     write_files(tmp_path, given(), CONFIG | config)
     with pytest.raises(BadInput) as refusal:
@@ -109,7 +109,7 @@ def test_what_is_not_accepted_is_named_in_one_line(tmp_path: Path, case: str) ->
     assert "\n" not in words
 
 
-def test_a_folder_that_is_no_adapter_is_named(tmp_path: Path) -> None:
+def test_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
     def why() -> str:
         with pytest.raises(BadInput) as refusal:
             read_adapter("sql", str(tmp_path / "sql"), 16, torch.float32)

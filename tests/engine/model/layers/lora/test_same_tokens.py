@@ -1,4 +1,4 @@
-"""Greedy tokens with an adapter are those of transformers with the adapter in its weights, whatever runs beside."""
+"""Greedy tokens with an adapter equal transformers with the adapter merged, whatever runs in the same batch."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """Of many lengths, and beginning alike."""
+    """Return prompts of many lengths, some with a common prefix."""
     found = [tuple(random.Random(i).choices(range(3, 300), k=k)) for i, k in enumerate((1, 7, 33))]
     return [*found, found[-1][:21] + found[1]]
 
 
-class Folders:
+class AdapterFolders:
     """A model and three adapters of it."""
 
     def __init__(self, path: Path, model: Any) -> None:
@@ -80,14 +80,14 @@ def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture
-def folders(tmp_path: Path, vivid_model: Callable[..., Any]) -> Callable[..., Folders]:
-    return lambda model_type, **changes: Folders(tmp_path, vivid_model(model_type, **changes))
+def folders(tmp_path: Path, vivid_model: Callable[..., Any]) -> Callable[..., AdapterFolders]:
+    return lambda model_type, **changes: AdapterFolders(tmp_path, vivid_model(model_type, **changes))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", MODELS)
-def test_tokens_of_merged_weights(folders: Callable[..., Folders], case: str) -> None:
-    """Together, again with all that is cached, and each alone."""
+def test_tokens_equal_those_of_merged_weights(folders: Callable[..., AdapterFolders], case: str) -> None:
+    """Runs all requests in a batch, again with a full prefix cache, and each alone."""
     model_type, changes = MODELS[case]
     made = folders(model_type, **changes)
     expected, submits = made.expected(), made.submits()
@@ -103,13 +103,13 @@ def test_tokens_of_merged_weights(folders: Callable[..., Folders], case: str) ->
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next"])
-def test_adapters_in_recurrent_layers_belong_to_their_requests(tmp_path: Path, family: str) -> None:
-    """Decodes run in the order of their states, prefills apart from them: neither is the order of the batch."""
+def test_adapters_apply_to_the_right_rows_of_recurrent_layers(tmp_path: Path, family: str) -> None:
+    """Recurrent layers run decodes in the order of their states and prefills separately, not in batch order."""
     model = recurrent_model(family, vocab_size=300)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             parameter.mul_(4)
-    made = Folders(tmp_path, model)
+    made = AdapterFolders(tmp_path, model)
     cases = list(zip(made.submits(), made.expected(), strict=True))
     assert len({tokens for _, tokens in cases}) > len(cases) // 2, "adapters change what is said"
     with Engine(made.config(enable_prefix_caching=False)) as engine:
@@ -120,14 +120,16 @@ def test_adapters_in_recurrent_layers_belong_to_their_requests(tmp_path: Path, f
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_tokens_under_other_options(folders: Callable[..., Folders], case: str) -> None:
+def test_tokens_equal_those_of_merged_weights_with_other_options(
+    folders: Callable[..., AdapterFolders], case: str
+) -> None:
     made = folders("llama")
     with Engine(made.config(**OPTIONS[case])) as engine:
         assert tokens(list(engine.generate(made.submits()))) == made.expected()
         engine.components.scheduler.check_integrity()
 
 
-def test_completions_of_one_prompt_share_its_blocks_and_its_adapter(folders: Callable[..., Folders]) -> None:
+def test_completions_of_one_prompt_share_blocks_and_adapter(folders: Callable[..., AdapterFolders]) -> None:
     made = folders("llama")
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, n=2)
     with Engine(made.config()) as engine:
@@ -138,15 +140,15 @@ def test_completions_of_one_prompt_share_its_blocks_and_its_adapter(folders: Cal
 @pytest.mark.parametrize(
     "options", [{"dtype": "bfloat16"}, {"quantization": "int8"}, {"quantization": "int4"}], ids=str
 )
-def test_rounded_numbers_give_the_same_together_and_alone(
-    folders: Callable[..., Folders], options: dict[str, Any]
+def test_rounded_weights_give_the_same_tokens_in_a_batch_and_alone(
+    folders: Callable[..., AdapterFolders], options: dict[str, Any]
 ) -> None:
-    """Deltas are added to what rounded weights give; layers that run in one call give way to parts."""
+    """Deltas are added to the results of rounded weights; compiled layers are run part by part."""
     made = folders("llama")
     submits = made.submits()
     with Engine(made.config(**options, enable_prefix_caching=False)) as engine:
         together = tokens(list(engine.generate(submits)))
         alone = [tuple(next(iter(engine.generate([submit]))).token_ids) for submit in submits]
     same = sum(one == other for one, other in zip(together, alone, strict=True))
-    assert same >= len(submits) - 2, "a near tie may fall otherwise in another batch"
+    assert same >= len(submits) - 2, "near ties may be resolved differently in another batch"
     assert len(set(together)) > len(together) // 2

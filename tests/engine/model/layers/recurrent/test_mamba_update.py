@@ -1,4 +1,4 @@
-"""Mamba 2's update in place gives what transformers' own gives, and is what such layers call."""
+"""Mamba 2's in-place state update equals transformers' and is the one that such layers call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_engine.model.layers.recurrent.mamba_update import update_in_place, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_it_gives_the_numbers_of_transformers(dtype: torch.dtype, groups: int) -> None:
+def test_update_in_place_equals_transformers(dtype: torch.dtype, groups: int) -> None:
     torch.manual_seed(groups)
     state = torch.randn(2, 6, 8, 5)
     hidden, bias = torch.randn(2, 6, 8, dtype=dtype), torch.randn(6, dtype=dtype)[:, None].expand(-1, 8)
@@ -27,12 +27,12 @@ def test_it_gives_the_numbers_of_transformers(dtype: torch.dtype, groups: int) -
         out = update_in_place(found, *given, z=z, dt_bias=bias, dt_softplus=True)
         expected = mamba2_selective_state_update(wanted, *given, z=z, dt_bias=bias, dt_softplus=True)
         assert out.dtype == dtype
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)  # but for the last bits of exponentials
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)  # except for the last bits of exponentials
         torch.testing.assert_close(out, expected)
 
 
 @pytest.mark.parametrize(("family", "is_one"), [("mamba2", True), ("bamba", True), ("jamba", False)])
-def test_layers_of_mamba_2_call_it(family: str, is_one: bool) -> None:
+def test_mamba_2_layers_call_the_update_in_place(family: str, is_one: bool) -> None:
     module = recurrent_model(family)
     forwards = [with_update_in_place(part, lambda: False) for part in module.modules() if hasattr(part, "A_log")]
     assert all(forward is not None for forward in forwards) is is_one

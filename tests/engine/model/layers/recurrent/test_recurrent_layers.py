@@ -1,4 +1,4 @@
-"""Recurrent layers in pieces, several sequences at once, give what transformers gives for each sequence as a whole."""
+"""Recurrent layers run in chunks with several sequences equal transformers run on whole sequences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 def sequences_of(vocabulary: int) -> list[CheckSequence]:
-    """Of random tokens, in blocks that lie anywhere; the first block of each is its slot, too."""
+    """Return random sequences in random blocks; the first block of each also is its state slot."""
     generator, blocks = torch.Generator().manual_seed(1), list(range(16))
     random.Random(1).shuffle(blocks)
     found, row = [], 0
@@ -46,7 +46,7 @@ def sequences_of(vocabulary: int) -> list[CheckSequence]:
 
 
 def random_steps(sequences: list[CheckSequence], seed: int) -> Iterator[CheckStep]:
-    """Pieces of 1 to 9 tokens of some of the sequences, single tokens first, until all were run."""
+    """Return chunks of 1 to 9 tokens of some sequences, single tokens first, until all were run."""
     chance, done = random.Random(seed), dict.fromkeys(range(len(sequences)), 0)
     while left := [number for number, count in done.items() if count < sequences[number].length]:
         pieces = []
@@ -78,7 +78,7 @@ def whole_logits(module: nn.Module, sequences: list[CheckSequence]) -> torch.Ten
 
 
 @pytest.mark.parametrize("family", sampled())
-def test_pieces_of_several_sequences_give_what_whole_sequences_do(family: str) -> None:
+def test_chunks_of_several_sequences_equal_whole_sequences(family: str) -> None:
     module = recurrent_model(family)
     sequences = sequences_of(96)
     wanted = whole_logits(module, sequences)
@@ -89,12 +89,12 @@ def test_pieces_of_several_sequences_give_what_whole_sequences_do(family: str) -
     bound = 1e-3 * float(wanted.std())
     assert float((logits_in_pieces(module, sequences, 1) - wanted).abs().max()) < bound
     fuse_model(module)
-    assert float((logits_in_pieces(module, sequences, 2) - wanted).abs().max()) < bound, "with its parts joined"
+    assert float((logits_in_pieces(module, sequences, 2) - wanted).abs().max()) < bound, "with fused parts"
 
 
 @pytest.mark.parametrize("family", ["zamba2", "nemotron_h"])
-def test_prompt_of_layers_that_limit_time_steps_does_not_depend_on_its_pieces(family: str) -> None:
-    """transformers limits them where several tokens come at once, and not where one does."""
+def test_limited_time_steps_do_not_depend_on_the_chunks(family: str) -> None:
+    """transformers applies the limit for several tokens but not for a single one."""
     module = recurrent_model(family)
     sequences = sequences_of(96)
     wanted = whole_logits(module, sequences)
@@ -104,7 +104,7 @@ def test_prompt_of_layers_that_limit_time_steps_does_not_depend_on_its_pieces(fa
 
 @pytest.mark.parametrize("family", ["qwen3_next", "bamba", "lfm2", "jamba", "mamba2", "recurrent_gemma", "zamba2"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_served(family: str, dtype: torch.dtype) -> None:
+def test_recurrent_layers_work_in_16_bits(family: str, dtype: torch.dtype) -> None:
     module = recurrent_model(family, dtype)
     calls = check_hook(module)
     assert [call.layer for call in calls] == list(range(len(calls)))
@@ -114,7 +114,7 @@ def test_16_bits_are_served(family: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("slots", [(3, 1, 2), (5, 0, 3)], ids=["side by side", "anywhere"])
 @torch.inference_mode()
-def test_decodes_that_run_together_give_what_each_gives_alone(slots: tuple[int, ...]) -> None:
+def test_batched_decodes_equal_single_decodes(slots: tuple[int, ...]) -> None:
     module = recurrent_model("mamba2")
     check_hook(module)
     layers = recurrent_layers(module)
@@ -141,8 +141,8 @@ def test_decodes_that_run_together_give_what_each_gives_alone(slots: tuple[int, 
 
 @pytest.mark.parametrize("family", sampled(family for family in FAMILIES if family != "rwkv"))
 @torch.inference_mode()
-def test_a_graph_runs_decodes_as_a_step_does(family: str) -> None:
-    """On states that lie anywhere, beside rows that fill it up."""
+def test_decode_graph_equals_the_step(family: str) -> None:
+    """States lie in arbitrary slots, next to padding rows."""
     module = recurrent_model(family)
     shapes = [call.shape for call in check_hook(module)]
     assert recurrent_layers(module).decode_together
@@ -174,10 +174,10 @@ def test_a_graph_runs_decodes_as_a_step_does(family: str) -> None:
     for tensor, expected in zip(tensors, after, strict=True):
         torch.testing.assert_close(tensor, expected)
     for tensor in states.slot_tensors:
-        assert not tensor[states.pad_slot].any(), "nobody's"
+        assert not tensor[states.pad_slot].any(), "the padding slot must stay zero"
 
 
-def test_what_a_request_keeps_is_measured() -> None:
+def test_state_size_of_a_request_is_measured() -> None:
     module = recurrent_model("qwen3_next")
     check_hook(module)
     [first, second] = recurrent_layers(module).states
@@ -186,7 +186,7 @@ def test_what_a_request_keeps_is_measured() -> None:
     assert state_bytes([first, second]) == 2 * 4 * (64 * 4 + 4 * 8 * 8)
 
 
-def test_layers_that_attend_are_numbered_on_their_own() -> None:
+def test_attention_layers_are_numbered_separately() -> None:
     module = recurrent_model("nemotron_h")
     [call] = check_hook(module)
     assert (call.layer, call.place.layer) == (0, 1)
@@ -198,7 +198,7 @@ def never_goes_on(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forgets_between_pieces(call: Callable[..., Any]) -> Callable[..., Any]:
-    """As RecurrentGemma's do, were it not found out."""
+    """Emulate layers that lose their state between chunks, as RecurrentGemma's would if that were not detected."""
 
     def wrong(self: RecurrentLayer, given: dict[str, Any], states: Any, *, goes_on: bool) -> Any:
         is_one = next(iter(given.values())).shape[1] == 1
@@ -208,21 +208,21 @@ def forgets_between_pieces(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "granitemoehybrid", "lfm2", "mamba", "rwkv"])
-def test_states_that_are_lost_are_seen_at_load(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_state_is_detected_at_load(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = recurrent_model(family)
     monkeypatch.setattr(RecurrentLayer, "call", never_goes_on(RecurrentLayer.call))
     with pytest.raises(BadInput, match=r"is not supported: .* does not give what eager attention gives"):
         check_hook(module)
 
 
-def test_a_state_that_is_lost_between_pieces_is_seen_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_lost_between_chunks_is_detected_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     module = recurrent_model("mamba2")
     monkeypatch.setattr(RecurrentLayer, "call", forgets_between_pieces(RecurrentLayer.call))
     check_hook(module)
-    assert not any(layer.takes_pieces for layer in recurrent_layers(module).layers), "so tokens run one by one"
+    assert not any(layer.takes_pieces for layer in recurrent_layers(module).layers), "tokens must run one by one"
 
 
-def test_states_of_two_sequences_that_are_mixed_up_are_seen_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixed_up_states_are_detected_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
     module = recurrent_model("qwen3_next")
     made = recurrent.StateBatch.__post_init__
 
@@ -235,7 +235,7 @@ def test_states_of_two_sequences_that_are_mixed_up_are_seen_at_load(monkeypatch:
         check_hook(module)
 
 
-def test_a_model_whose_states_nobody_knows_is_refused_by_name() -> None:
+def test_model_with_unknown_states_is_refused_by_name() -> None:
     module = recurrent_model("qwen3_next")
 
     class Unknown(nn.Module):

@@ -1,4 +1,4 @@
-"""The sampler against a slow reference that works row by row, and against transformers' own processors."""
+"""The sampler compared with a slow row-by-row reference and with transformers' logits processors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_request(number: int, output: Sequence[int] = (), prompt: Sequence[int] 
 
 
 def reference_probabilities(logits: NDArray[Any], request: Request) -> NDArray[Any]:
-    """What remains of one row, in float64, straight from the definitions."""
+    """Return the remaining probabilities of a row in float64, straight from the definitions."""
     options = request.sampling
     scores = logits.astype(np.float64).copy()
     for token, bias in options.logit_bias.items():
@@ -115,7 +115,7 @@ def _said(rng: np.random.Generator) -> list[int]:
 
 
 def make_batch(seed: int) -> tuple[NDArray[Any], list[Request]]:
-    """A row for each of the options; logits with one dominant end of sequence here and there."""
+    """Return a row for each option, with a dominant end-of-sequence logit in some."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 3, (len(OPTIONS), VOCABULARY)).astype(np.float32)
     logits[rng.random(len(OPTIONS)) < 0.4, EOS] = 15.0
@@ -129,14 +129,14 @@ def make_batch(seed: int) -> tuple[NDArray[Any], list[Request]]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_option_equals_the_slow_reference(seed: int) -> None:
+def test_every_option_equals_the_reference(seed: int) -> None:
     logits, requests = make_batch(seed)
     tokens, logprobs = Sampler([EOS], VOCABULARY, ops_for("cpu")).sample(torch.from_numpy(logits.copy()), requests)
     assert logprobs == []
     assert tokens == [reference_token(row, request) for row, request in zip(logits, requests, strict=True)]
 
 
-def test_a_row_alone_gives_what_it_gives_in_the_batch() -> None:
+def test_row_alone_samples_the_same_as_in_a_batch() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         logits, requests = make_batch(99)
         given = torch.from_numpy(logits).to(dtype)
@@ -150,12 +150,12 @@ def test_a_row_alone_gives_what_it_gives_in_the_batch() -> None:
 
 
 def thresholds_of(logits: torch.Tensor, weights: torch.Tensor, options: Sequence[ResolvedSampling]) -> torch.Tensor:
-    """As numbers that the operation takes."""
+    """Return thresholds for numeric options, as the operation takes them."""
     rows = [(option.temperature, max(option.top_k, 0), option.top_p, option.min_p) for option in options]
     return thresholds(logits, weights, torch.tensor(rows, dtype=torch.float64))
 
 
-def test_ties_past_the_largest_that_are_looked_at_are_weighed() -> None:
+def test_ties_beyond_the_largest_logits_are_counted() -> None:
     logits = torch.full((2, 3000), -1.0)
     logits[:, :500] = 2.0
     logits[:, 0] = 3.0
@@ -164,7 +164,7 @@ def test_ties_past_the_largest_that_are_looked_at_are_weighed() -> None:
     assert thresholds_of(logits, weights, options).tolist() == [2.0, 3.0]
 
 
-def test_equal_logits_at_the_border_are_all_kept() -> None:
+def test_ties_at_the_threshold_are_all_kept() -> None:
     logits = torch.zeros(3, 3000)
     options = [ResolvedSampling(top_k=3), ResolvedSampling(top_k=1500), ResolvedSampling(top_p=0.01)]
     weights = torch.ones_like(logits)
@@ -172,8 +172,8 @@ def test_equal_logits_at_the_border_are_all_kept() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0, 50.0])
-def test_wide_nuclei_are_found_whatever_has_to_be_sorted(temperature: float) -> None:
-    """From a handful of tokens to nearly all of 5,000."""
+def test_wide_nuclei_are_found_however_many_logits_are_sorted(temperature: float) -> None:
+    """From a few tokens to nearly all of 5,000."""
     rng = np.random.default_rng(3)
     logits = rng.normal(0, 4, (6, 5000)).astype(np.float32) / np.float32(temperature)
     options = [ResolvedSampling(top_p=p, min_p=m) for p in (0.1, 0.9, 0.9999) for m in (0.0, 0.001)]
@@ -183,7 +183,9 @@ def test_wide_nuclei_are_found_whatever_has_to_be_sorted(temperature: float) -> 
         request = make_request(1, top_p=option.top_p, min_p=option.min_p)
         request.prompt_token_ids.clear()
         kept = reference_probabilities(row, request) > 0
-        assert abs(int((row >= threshold).sum()) - int(kept.sum())) <= 1  # a sum's last bit may move the border by one
+        assert (
+            abs(int((row >= threshold).sum()) - int(kept.sum())) <= 1
+        )  # the last bit of a sum may move the threshold by one token
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_wide_nuclei_are_found_whatever_has_to_be_sorted(temperature: float) -> 
         ("MinPLogitsWarper", {"min_p": 0.1}, {"min_p": 0.1}),
     ],
 )
-def test_filters_keep_what_those_of_transformers_keep(
+def test_filters_keep_the_same_tokens_as_transformers(
     name: str, argument: dict[str, Any], options: dict[str, Any]
 ) -> None:
     import transformers
@@ -207,7 +209,7 @@ def test_filters_keep_what_those_of_transformers_keep(
     assert torch.equal(logits >= found[:, None], expected)
 
 
-def test_repetition_penalty_equals_that_of_transformers() -> None:
+def test_repetition_penalty_equals_transformers() -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
 
     logits = torch.from_numpy(np.random.default_rng(2).normal(0, 2, (1, VOCABULARY)).astype(np.float32))
@@ -231,7 +233,7 @@ def test_penalties_follow_a_request_through_its_steps() -> None:
     assert request.output_token_ids == [10, 11, 12, 10, 10, 11]
 
 
-def test_counts_of_finished_requests_are_given_up() -> None:
+def test_penalty_counts_of_finished_requests_are_freed() -> None:
     sampler = Sampler([], VOCABULARY, ops_for("cpu"))
     for number in range(200):
         request = make_request(number, temperature=0.0, repetition_penalty=1.1)
@@ -240,7 +242,7 @@ def test_counts_of_finished_requests_are_given_up() -> None:
     assert len(sampler._penalties._counts) < 70
 
 
-def test_biases_of_finished_requests_are_given_up() -> None:
+def test_logit_biases_of_finished_requests_are_freed() -> None:
     sampler = Sampler([], VOCABULARY, ops_for("cpu"))
     for number in range(200):
         request = make_request(number, temperature=0.0, logit_bias={number: 3.0})
@@ -250,7 +252,7 @@ def test_biases_of_finished_requests_are_given_up() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, VOCABULARY + 1])
-def test_logprobs_are_raw_whatever_is_done_to_the_logits(vocabulary: int) -> None:
+def test_logprobs_are_those_of_the_unmodified_logits(vocabulary: int) -> None:
     rng = np.random.default_rng(5)
     logits = torch.from_numpy(rng.normal(0, 3, (4, vocabulary)).astype(np.float32))
     requests = [

@@ -1,4 +1,4 @@
-"""Drawing by races: by the weights, alike in every batch."""
+"""Sampling by exponential races: frequencies follow the weights, and are the same in every batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def some_keys(count: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [1, 5, 256, 257, 1000])
 def test_frequencies_follow_the_weights(size: int) -> None:
-    """Over pieces and within them, with tokens of weight zero; chi-square of a fixed seed."""
+    """Chi-square test with a fixed seed, across and within chunks, including tokens with zero weight."""
     count, rng = 40_000, np.random.default_rng(size)
     weights = rng.exponential(size=size).astype(np.float32)
     weights[rng.random(size) < 0.3] = 0.0
@@ -35,7 +35,7 @@ def test_frequencies_follow_the_weights(size: int) -> None:
     assert chi_square <= freedom + 4.0 * (2.0 * freedom) ** 0.5
 
 
-def test_a_draw_does_not_depend_on_the_batch_nor_on_the_threads() -> None:
+def test_draw_does_not_depend_on_the_batch_or_the_threads() -> None:
     weights = torch.rand(37, 5000, generator=torch.Generator().manual_seed(1)).pow(8)
     tokens, before = draw(weights, some_keys(37)), torch.get_num_threads()
     try:
@@ -49,8 +49,8 @@ def test_a_draw_does_not_depend_on_the_batch_nor_on_the_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_a_token_that_is_dropped_moves_only_draws_of_its_own_piece() -> None:
-    """By a cumulative sum it would move all that lie behind it."""
+def test_dropped_token_changes_only_draws_in_its_chunk() -> None:
+    """With a cumulative sum, it would change all draws behind it."""
     weights = torch.rand(3000, 2560, generator=torch.Generator().manual_seed(1))
     without = weights.clone()
     without[:, 300] = 0.0
@@ -60,7 +60,7 @@ def test_a_token_that_is_dropped_moves_only_draws_of_its_own_piece() -> None:
     assert float(moved.float().mean()) < 0.01
 
 
-def test_a_weight_of_zero_is_never_drawn() -> None:
+def test_zero_weight_is_never_drawn() -> None:
     weights = torch.zeros(2, 600)
     weights[0, [300, 310]] = 1e-30
     weights[1, [0, 599]] = torch.tensor([1.0, 1e-20])
@@ -71,7 +71,7 @@ def test_a_weight_of_zero_is_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 256, 300, 1024])
-def test_first_largest_takes_the_first_of_equals(size: int) -> None:
+def test_first_largest_returns_the_first_of_equal_values(size: int) -> None:
     values = torch.from_numpy(np.random.default_rng(size).integers(-3, 3, (40, size)).astype(np.float32))
     assert first_largest(values).tolist() == [row.index(max(row)) for row in values.tolist()]
     assert torch.equal(sums(values), values.double().sum(-1))

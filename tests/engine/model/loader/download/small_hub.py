@@ -1,4 +1,4 @@
-"""A small Hugging Face hub over HTTP: one open model, one that is gated, one that is empty, and one that never ends."""
+"""A small Hugging Face hub over HTTP: an open model, a gated one, an empty one, and one whose download never ends."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FILES = {
 STOPPING = threading.Event()
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub as a download of one model asks for."""
+class HubHandler(BaseHTTPRequestHandler):
+    """The part of the hub that a model download uses."""
 
     protocol_version = "HTTP/1.1"
 
@@ -64,13 +64,13 @@ class Hub(BaseHTTPRequestHandler):
                 STOPPING.wait()
 
     def log_message(self, *_: object) -> None:
-        """Tests are silent."""
+        pass
 
 
 @contextmanager
 def small_hub(home: Path) -> Iterator[dict[str, str]]:
-    """A hub, and the environment of a process that asks it and keeps what it gets in `home`."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    """Yield the environment of a process that uses the hub and caches in `home`."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     STOPPING.clear()
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

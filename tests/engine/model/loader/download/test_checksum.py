@@ -1,4 +1,4 @@
-"""Checksums are right, and remembered only while the file is what it was."""
+"""Checksums are right, and remembered only while the file is unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvscope_engine.model.loader.download.checksum import remembered_sha256, sha
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Files that were read whole."""
+    """Files that were read completely."""
     seen: list[Path] = []
 
     def counted(path: Path) -> str:
@@ -25,12 +25,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-def test_it_is_sha256(tmp_path: Path) -> None:
+def test_checksum_is_sha256(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"kvscope" * 1000)
     assert sha256_of(tmp_path / "x") == hashlib.sha256(b"kvscope" * 1000).hexdigest()
 
 
-def test_it_is_read_once(tmp_path: Path, reads: list[Path]) -> None:
+def test_unchanged_file_is_read_once(tmp_path: Path, reads: list[Path]) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"one")
     first = remembered_sha256(file, tmp_path / "stamps")
@@ -39,7 +39,7 @@ def test_it_is_read_once(tmp_path: Path, reads: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("change", ["size", "time", "file"])
-def test_a_changed_file_is_read_again(tmp_path: Path, reads: list[Path], change: str) -> None:
+def test_changed_file_is_read_again(tmp_path: Path, reads: list[Path], change: str) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"one")
     remembered_sha256(file, tmp_path / "stamps")
@@ -56,7 +56,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path, reads: list[Path], change:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"a": 1}', b"\xff"])
-def test_a_damaged_stamp_is_not_believed(tmp_path: Path, reads: list[Path], damage: bytes) -> None:
+def test_damaged_checksum_cache_is_ignored(tmp_path: Path, reads: list[Path], damage: bytes) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"one")
     digest = remembered_sha256(file, tmp_path / "stamps")
@@ -65,7 +65,7 @@ def test_a_damaged_stamp_is_not_believed(tmp_path: Path, reads: list[Path], dama
     assert len(reads) == 2
 
 
-def test_without_a_place_for_it_nothing_is_remembered(tmp_path: Path) -> None:
+def test_checksum_is_not_remembered_without_a_folder(tmp_path: Path) -> None:
     file, stamps = tmp_path / "file", tmp_path / "stamps"
     file.write_bytes(b"content")
     stamps.write_bytes(b"a file where a folder is needed")

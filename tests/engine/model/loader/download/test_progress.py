@@ -1,4 +1,4 @@
-"""Progress is told at a bounded rate, whole at the end, and drawn only on a terminal."""
+"""Progress events are rate-limited, complete at the end, and drawn only on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time in seconds; tests move it."""
+    """The time in seconds, which tests change."""
     now = [100.0]
 
     class Time:
@@ -30,37 +30,37 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_start_and_end_are_told(clock: list[float], heard: list[Progress]) -> None:
-    with Meter(heard.append, "load", "x", 100, "tensors") as meter:
+def test_start_and_end_are_reported(clock: list[float], progress_events: list[Progress]) -> None:
+    with Meter(progress_events.append, "load", "x", 100, "tensors") as meter:
         for _ in range(100):
             meter.advance()
-    assert [progress.done for progress in heard] == [0, 100]
-    assert heard[-1] == Progress(stage="load", detail="x", done=100, total=100, unit="tensors")
+    assert [progress.done for progress in progress_events] == [0, 100]
+    assert progress_events[-1] == Progress(stage="load", detail="x", done=100, total=100, unit="tensors")
 
 
-def test_at_most_twenty_a_second(clock: list[float], heard: list[Progress]) -> None:
-    with Meter(heard.append, "load", total=1000) as meter:
+def test_at_most_twenty_events_per_second(clock: list[float], progress_events: list[Progress]) -> None:
+    with Meter(progress_events.append, "load", total=1000) as meter:
         for _ in range(1000):
             clock[0] += 0.001
             meter.advance()
-    assert 18 <= len(heard) <= 22
+    assert 18 <= len(progress_events) <= 22
 
 
-def test_nothing_new_is_not_told(clock: list[float], heard: list[Progress]) -> None:
-    with Meter(heard.append, "download", total=9) as meter:
+def test_unchanged_progress_is_not_reported(clock: list[float], progress_events: list[Progress]) -> None:
+    with Meter(progress_events.append, "download", total=9) as meter:
         for _ in range(10):
             clock[0] += 1
             meter.reach(3, 9)
-    assert [progress.done for progress in heard] == [0, 3, 9]
+    assert [progress.done for progress in progress_events] == [0, 3, 9]
 
 
-def test_a_failure_is_not_called_done(heard: list[Progress]) -> None:
-    with pytest.raises(ZeroDivisionError), Meter(heard.append, "load", total=10):
+def test_failure_is_not_reported_as_complete(progress_events: list[Progress]) -> None:
+    with pytest.raises(ZeroDivisionError), Meter(progress_events.append, "load", total=10):
         _ = 1 / 0
-    assert [progress.done for progress in heard] == [0]
+    assert [progress.done for progress in progress_events] == [0]
 
 
-def test_a_terminal_sees_a_bar() -> None:
+def test_terminal_shows_a_bar() -> None:
     terminal = Terminal()
     show = TerminalProgress(terminal)
     show(Progress(stage="download", detail="model", done=0, total=2048, unit="bytes"))
@@ -75,7 +75,7 @@ def test_a_terminal_sees_a_bar() -> None:
     assert "load weights" in written
 
 
-def test_a_terminal_is_told_of_work_whose_size_nobody_knows() -> None:
+def test_terminal_shows_work_of_unknown_size() -> None:
     terminal = Terminal()
     show = TerminalProgress(terminal)
     for stage, detail in (("import", ""), ("compile", ""), ("warm up", ""), ("warm up", "products"), ("ready", "")):
@@ -86,7 +86,7 @@ def test_a_terminal_is_told_of_work_whose_size_nobody_knows() -> None:
     assert third == "kvscope-engine: making the model ready"
 
 
-def test_anything_else_sees_nothing() -> None:
+def test_other_streams_get_no_progress() -> None:
     stream = io.StringIO()
     show = TerminalProgress(stream)
     show(Progress(stage="download", detail="model", done=1, total=2, unit="bytes"))
@@ -94,7 +94,7 @@ def test_anything_else_sees_nothing() -> None:
     assert stream.getvalue() == ""
 
 
-def test_whom_the_engine_waits_for_is_told_without_a_terminal_too() -> None:
+def test_waiting_for_another_engine_is_printed_without_a_terminal() -> None:
     stream = io.StringIO()
     TerminalProgress(stream)(Progress(stage=WAIT, detail="for another kvscope engine (pid 7)"))
     assert stream.getvalue() == "kvscope-engine: waiting for another kvscope engine (pid 7)\n"

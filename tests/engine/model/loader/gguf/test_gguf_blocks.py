@@ -1,4 +1,4 @@
-"""Blocks of GGUF files in a model's layers: just the file's values, in the layers' order of rows."""
+"""Quantized blocks of GGUF files in a model's layers: exactly the file's values, in the layers' row order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tiny_gguf: Write, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """A tiny GGUF file with matrices of a kind."""
+    """Function that writes a tiny GGUF file with matrices of a quantization kind."""
     plain = gguf.GGUFWriter.add_tensor
 
     def make(kind: Kind) -> Path:
@@ -40,7 +40,7 @@ def write(tiny_gguf: Write, own_cache: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0])
-def test_values_are_those_of_the_file(kind: Kind, write: Write) -> None:
+def test_values_equal_those_of_the_file(kind: Kind, write: Write) -> None:
     path = write(kind)
     header = check_gguf(path)
     assert main_bits(header) == (8 if kind == Kind.Q8_0 else 4)
@@ -54,8 +54,8 @@ def test_values_are_those_of_the_file(kind: Kind, write: Write) -> None:
 
 
 @pytest.mark.parametrize(("kind", "num_filed"), [(Kind.Q4_0, 15), (Kind.Q8_0, 15), (Kind.Q5_1, 0)])
-def test_each_layer_is_found(kind: Kind, num_filed: int, write: Write) -> None:
-    """Queries and keys, whose rows the file has in another order, and a head that is the embedding too."""
+def test_weights_of_each_layer_are_found(kind: Kind, num_filed: int, write: Write) -> None:
+    """Includes queries and keys, whose rows have another order in the file, and a head tied to the embedding."""
     config = EngineConfig(model=str(write(kind)), device="cpu", dtype="float32", quantization="int4")
     loaded = load_model(config, lambda _: None)
     found = 0

@@ -1,4 +1,6 @@
-"""Converted once, checked at each start, rebuilt when damaged, and whole whoever else converts the same."""
+"""GGUF files are converted once, verified at each start, rebuilt if damaged, and complete despite concurrent
+conversions.
+"""
 
 from __future__ import annotations
 
@@ -32,32 +34,34 @@ print(gguf_cache.converted_gguf(Path(sys.argv[1]), torch.float32, lambda _: None
 
 
 @pytest.fixture
-def entry(tiny_gguf: Callable[..., Path], own_cache: Path, heard: list[Progress]) -> Path:
-    """The converted `tiny.gguf` in a cache of its own."""
-    entry = converted_gguf(tiny_gguf(), torch.float32, heard.append)
-    heard.clear()
+def entry(tiny_gguf: Callable[..., Path], own_cache: Path, progress_events: list[Progress]) -> Path:
+    """The converted `tiny.gguf` in its own cache."""
+    entry = converted_gguf(tiny_gguf(), torch.float32, progress_events.append)
+    progress_events.clear()
     return entry
 
 
-def again(entry: Path, heard: list[Progress]) -> Path:
-    """Ask for the same model again."""
-    return converted_gguf(entry.parents[2] / "tiny.gguf", torch.float32, heard.append)
+def convert_again(entry: Path, progress_events: list[Progress]) -> Path:
+    """Convert the same file again."""
+    return converted_gguf(entry.parents[2] / "tiny.gguf", torch.float32, progress_events.append)
 
 
-def test_the_second_time_nothing_is_done(entry: Path, own_cache: Path, heard: list[Progress]) -> None:
+def test_second_conversion_does_nothing(entry: Path, own_cache: Path, progress_events: list[Progress]) -> None:
     assert entry.is_relative_to(own_cache)
-    assert again(entry, heard) == entry
-    assert heard == []
+    assert convert_again(entry, progress_events) == entry
+    assert progress_events == []
     assert {"config.json", "model.safetensors", "tokenizer.json", MANIFEST} <= {path.name for path in entry.iterdir()}
 
 
-def test_a_copy_elsewhere_is_the_same_file(entry: Path, tiny_gguf: Callable[..., Path], heard: list[Progress]) -> None:
-    assert converted_gguf(tiny_gguf("copy.gguf"), torch.float32, heard.append) == entry
-    assert converted_gguf(tiny_gguf("other.gguf", seed=1), torch.float32, heard.append) != entry
+def test_copy_of_a_file_uses_the_same_entry(
+    entry: Path, tiny_gguf: Callable[..., Path], progress_events: list[Progress]
+) -> None:
+    assert converted_gguf(tiny_gguf("copy.gguf"), torch.float32, progress_events.append) == entry
+    assert converted_gguf(tiny_gguf("other.gguf", seed=1), torch.float32, progress_events.append) != entry
 
 
-def test_another_dtype_is_another_entry(entry: Path, heard: list[Progress]) -> None:
-    other = converted_gguf(entry.parents[2] / "tiny.gguf", torch.bfloat16, heard.append)
+def test_other_dtype_is_another_entry(entry: Path, progress_events: list[Progress]) -> None:
+    other = converted_gguf(entry.parents[2] / "tiny.gguf", torch.bfloat16, progress_events.append)
     assert other != entry
     assert is_intact(entry)
     assert is_intact(other)
@@ -65,7 +69,7 @@ def test_another_dtype_is_another_entry(entry: Path, heard: list[Progress]) -> N
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", MANIFEST])
 @pytest.mark.parametrize("damage", ["gone", "cut", "changed", "empty"])
-def test_a_damaged_entry_is_seen(entry: Path, name: str, damage: str) -> None:
+def test_damaged_entry_is_detected(entry: Path, name: str, damage: str) -> None:
     file = entry / name
     content = file.read_bytes()
     assert is_intact(entry)
@@ -78,23 +82,25 @@ def test_a_damaged_entry_is_seen(entry: Path, name: str, damage: str) -> None:
     assert not is_intact(entry)
 
 
-def test_a_damaged_entry_is_rebuilt(entry: Path, heard: list[Progress]) -> None:
+def test_damaged_entry_is_rebuilt(entry: Path, progress_events: list[Progress]) -> None:
     weights = entry / "model.safetensors"
     content = weights.read_bytes()
     os.truncate(weights, len(content) // 2)
-    assert again(entry, heard) == entry
+    assert convert_again(entry, progress_events) == entry
     assert weights.read_bytes() == content
-    assert heard
+    assert progress_events
 
 
-def test_a_bad_file_leaves_nothing(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
+def test_invalid_file_leaves_no_entry(tiny_gguf: Callable[..., Path], own_cache: Path) -> None:
     gguf = tiny_gguf(without=["blk.0.attn_v.weight"])
     with pytest.raises(BadInput):
         converted_gguf(gguf, torch.float32, lambda _: None)
     assert [path.name for path in (own_cache / "converted").iterdir() if path.is_dir()] == []
 
 
-def test_a_full_disk_is_said(tiny_gguf: Callable[..., Path], own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(
+    tiny_gguf: Callable[..., Path], own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -103,10 +109,10 @@ def test_a_full_disk_is_said(tiny_gguf: Callable[..., Path], own_cache: Path, mo
         converted_gguf(tiny_gguf(), torch.float32, lambda _: None)
 
 
-def test_a_disk_that_is_full_while_weights_are_written_is_said(
+def test_full_disk_while_writing_weights_is_reported(
     tiny_gguf: Callable[..., Path], own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Safetensors has an error of its own for it."""
+    """Safetensors raises its own error for it."""
 
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -117,23 +123,23 @@ def test_a_disk_that_is_full_while_weights_are_written_is_said(
     assert [path.name for path in (own_cache / "converted").iterdir() if path.is_dir()] == []
 
 
-def test_two_processes_at_once(tiny_gguf: Callable[..., Path], own_cache: Path, warm_python: WarmPython) -> None:
+def test_two_processes_convert_once(tiny_gguf: Callable[..., Path], own_cache: Path, warm_python: WarmPython) -> None:
     gguf = tiny_gguf()
     both = [warm_python.start(["-c", CONVERT, str(gguf)]) for _ in range(2)]
     said = []
     for process in both:
-        with process.stderr as heard:
-            said.append(heard.read().split())
+        with process.stderr as progress_events:
+            said.append(progress_events.read().split())
     assert [process.wait(240) for process in both] == [0, 0]
     assert said[0][-1] == said[1][-1]
     assert sum(lines.count("converts") for lines in said) == 1
     assert is_intact(Path(said[0][-1]))
 
 
-def test_a_drive_that_fills_up_while_it_is_written(
+def test_drive_that_fills_up_while_writing_is_reported(
     tiny_gguf: Callable[..., Path], own_cache: Path, warm_python: WarmPython
 ) -> None:
-    """The library that writes has an error of its own for it."""
+    """The library that writes raises its own error for it."""
     program = f"""
 import resource, torch
 from pathlib import Path

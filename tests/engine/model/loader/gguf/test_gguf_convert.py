@@ -1,4 +1,4 @@
-"""A converted GGUF file is the model that transformers makes of it; what it cannot be is refused."""
+"""A converted GGUF file equals the model that transformers makes of it; unsupported files are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDS = torch.tensor([[1, 50, 60, 70]])
 
 
 def reference(gguf: Path) -> Any:
-    """The model as transformers loads it."""
+    """Return the model as loaded by transformers."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
@@ -32,13 +32,13 @@ def reference(gguf: Path) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_same_logits_and_tokens(
-    tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress], same: Callable[..., bool]
+def test_conversion_has_the_same_logits_and_tokenizer(
+    tiny_gguf: Callable[..., Path], tmp_path: Path, progress_events: list[Progress], same: Callable[..., bool]
 ) -> None:
     gguf, folder = tiny_gguf(), tmp_path / "converted"
-    convert_gguf(gguf, torch.float32, folder, heard.append)
+    convert_gguf(gguf, torch.float32, folder, progress_events.append)
     config = read_config(folder / "config.json")
-    model = load_weights(folder, config, torch.float32, CPU, "x", heard.append)
+    model = load_weights(folder, config, torch.float32, CPU, "x", progress_events.append)
     assert same(model, reference(gguf), IDS)
     assert not hasattr(config, "quantization_config")
     tokenizer = load_tokenizer(folder)
@@ -55,49 +55,49 @@ def test_same_logits_and_tokens(
     ],
     ids=str,
 )
-def test_ends_of_turns_and_messages_end_an_answer(
+def test_end_of_turn_and_message_tokens_end_an_answer(
     tiny_gguf: Callable[..., Path],
     tmp_path: Path,
-    heard: list[Progress],
+    progress_events: list[Progress],
     changes: dict[str, int],
     expected: set[int],
 ) -> None:
     exact, other = tmp_path / "converted", tmp_path / "other"
-    convert_gguf(tiny_gguf(**changes), torch.float32, exact, heard.append)
+    convert_gguf(tiny_gguf(**changes), torch.float32, exact, progress_events.append)
     other.mkdir()
-    recast(exact, torch.bfloat16, other, "x", heard.append)
+    recast(exact, torch.bfloat16, other, "x", progress_events.append)
     for folder in (exact, other):
         assert eos_token_ids(folder, read_config(folder / "config.json")) == expected
 
 
-def test_control_tokens_known_by_their_text_end_an_answer(
-    tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress]
+def test_control_tokens_recognized_by_text_end_an_answer(
+    tiny_gguf: Callable[..., Path], tmp_path: Path, progress_events: list[Progress]
 ) -> None:
     gguf = tiny_gguf(tokens=["<unk>", "<|im_end|>", "</s>"])
-    convert_gguf(gguf, torch.float32, tmp_path / "converted", heard.append)
+    convert_gguf(gguf, torch.float32, tmp_path / "converted", progress_events.append)
     config = read_config(tmp_path / "converted" / "config.json")
     assert eos_token_ids(tmp_path / "converted", config) == {1, 2}
 
 
-def test_progress_and_silence(
-    tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress], capfd: pytest.CaptureFixture[str]
+def test_conversion_reports_progress_and_prints_nothing(
+    tiny_gguf: Callable[..., Path], tmp_path: Path, progress_events: list[Progress], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    convert_gguf(tiny_gguf(), torch.float32, tmp_path / "converted", heard.append)
-    tensors = [progress for progress in heard if progress.unit == "tensors"]
-    assert {progress.stage for progress in heard} == {"convert"}
+    convert_gguf(tiny_gguf(), torch.float32, tmp_path / "converted", progress_events.append)
+    tensors = [progress for progress in progress_events if progress.unit == "tensors"]
+    assert {progress.stage for progress in progress_events} == {"convert"}
     assert tensors[0].done == 0
     assert any(progress.done == progress.total == 20 for progress in tensors)
     assert capfd.readouterr() == ("", "")
 
 
-def test_another_dtype_is_the_same_either_way(
-    tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress]
+def test_recast_equals_a_direct_conversion(
+    tiny_gguf: Callable[..., Path], tmp_path: Path, progress_events: list[Progress]
 ) -> None:
     gguf = tiny_gguf()
-    convert_gguf(gguf, torch.float32, tmp_path / "exact", heard.append)
-    convert_gguf(gguf, torch.bfloat16, tmp_path / "direct", heard.append)
+    convert_gguf(gguf, torch.float32, tmp_path / "exact", progress_events.append)
+    convert_gguf(gguf, torch.bfloat16, tmp_path / "direct", progress_events.append)
     (tmp_path / "recast").mkdir()
-    recast(tmp_path / "exact", torch.bfloat16, tmp_path / "recast", "x", heard.append)
+    recast(tmp_path / "exact", torch.bfloat16, tmp_path / "recast", "x", progress_events.append)
     direct, made = (load_file(tmp_path / name / "model.safetensors") for name in ("direct", "recast"))
     assert direct.keys() == made.keys()
     assert all(tensor.dtype is torch.bfloat16 and torch.equal(tensor, made[name]) for name, tensor in direct.items())
@@ -114,25 +114,29 @@ def test_another_dtype_is_the_same_either_way(
         ({"block_count": 3}, "lacks"),
     ],
 )
-def test_a_file_that_does_not_fit_itself(
-    tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress], changes: dict[str, Any], reason: str
+def test_inconsistent_file_is_refused(
+    tiny_gguf: Callable[..., Path],
+    tmp_path: Path,
+    progress_events: list[Progress],
+    changes: dict[str, Any],
+    reason: str,
 ) -> None:
     with pytest.raises(BadInput, match=reason) as refused:
-        convert_gguf(tiny_gguf(**changes), torch.float32, tmp_path / "converted", heard.append)
+        convert_gguf(tiny_gguf(**changes), torch.float32, tmp_path / "converted", progress_events.append)
     assert "\n" not in str(refused.value)
 
 
-def test_an_unknown_architecture_is_named(
-    tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress]
+def test_unknown_architecture_is_named(
+    tiny_gguf: Callable[..., Path], tmp_path: Path, progress_events: list[Progress]
 ) -> None:
     gguf = tiny_gguf()
     gguf.write_bytes(gguf.read_bytes().replace(b"llama", b"lllll"))
     with pytest.raises(BadInput, match="lllll"):
-        convert_gguf(gguf, torch.float32, tmp_path / "converted", heard.append)
+        convert_gguf(gguf, torch.float32, tmp_path / "converted", progress_events.append)
 
 
 def split(gguf: Path, count: int, first_tensors: int = 0) -> Path:
-    """As `llama-gguf-split` does it; the first part may hold no tensors. The first of the files."""
+    """Split a file like `llama-gguf-split` (the first part may have no tensors). Returns the first part."""
     from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
     reader = GGUFReader(gguf)
@@ -160,14 +164,14 @@ def split(gguf: Path, count: int, first_tensors: int = 0) -> Path:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first_tensors", [0, 5])
-def test_a_file_in_parts_is_the_whole(
-    tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress], first_tensors: int
+def test_split_file_converts_like_the_whole(
+    tiny_gguf: Callable[..., Path], tmp_path: Path, progress_events: list[Progress], first_tensors: int
 ) -> None:
     gguf = tiny_gguf()
     first = split(gguf, 3, first_tensors)
     folders = [tmp_path / name for name in ("whole", "parts")]
     for source, folder in zip((gguf, first), folders, strict=True):
-        convert_gguf(source, torch.float32, folder, heard.append)
+        convert_gguf(source, torch.float32, folder, progress_events.append)
     whole, parts = (load_file(folder / "model.safetensors") for folder in folders)
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
@@ -178,15 +182,17 @@ def test_a_file_in_parts_is_the_whole(
     assert content_sha256(first) != before
 
 
-def test_a_part_is_not_the_whole(tiny_gguf: Callable[..., Path], tmp_path: Path, heard: list[Progress]) -> None:
+def test_missing_or_later_part_is_refused(
+    tiny_gguf: Callable[..., Path], tmp_path: Path, progress_events: list[Progress]
+) -> None:
     first = split(tiny_gguf(), 3)
     second, third = (first.with_name(first.name.replace("00001", number, 1)) for number in ("00002", "00003"))
     with pytest.raises(BadInput, match=r"it is part 2 of 3, give the first, part-00001-of-00003\.gguf"):
-        convert_gguf(second, torch.float32, tmp_path / "x", heard.append)
+        convert_gguf(second, torch.float32, tmp_path / "x", progress_events.append)
     alone = first.rename(tmp_path / "alone.gguf")
     with pytest.raises(BadInput, match="it is one of 3 parts, which must be beside it"):
-        convert_gguf(alone, torch.float32, tmp_path / "x", heard.append)
+        convert_gguf(alone, torch.float32, tmp_path / "x", progress_events.append)
     alone.rename(first)
     third.unlink()
     with pytest.raises(BadInput, match=r"of its 3 parts part-00003-of-00003\.gguf is not beside it"):
-        convert_gguf(first, torch.float32, tmp_path / "x", heard.append)
+        convert_gguf(first, torch.float32, tmp_path / "x", progress_events.append)

@@ -1,4 +1,4 @@
-"""A GGUF file is read within its own bounds: whatever is cut off or changed, it is accepted or refused, at once."""
+"""GGUF headers are read within their own bounds: truncated or changed files are accepted or refused, quickly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def file(tiny_gguf: Callable[..., Path]) -> Path:
     return tiny_gguf()
 
 
-def test_a_good_file(file: Path) -> None:
+def test_valid_header_is_read(file: Path) -> None:
     header = check_gguf(file)
     assert header.architecture == "llama"
     assert header.fields["llama.block_count"] == 2
@@ -28,13 +28,13 @@ def test_a_good_file(file: Path) -> None:
     assert header.shapes["blk.1.ffn_down.weight"] == (96, 64)
 
 
-def test_the_default_model(default_file: Path) -> None:
+def test_default_model_header_is_read(default_file: Path) -> None:
     header = check_gguf(default_file)
     assert len(header.shapes) == 272
     assert header.fields["llama.context_length"] == 8192
 
 
-def test_cut_short_anywhere(file: Path) -> None:
+def test_file_truncated_anywhere_is_refused(file: Path) -> None:
     content = file.read_bytes()
     cuts = [0, 1, 3, 4, 8, 12, 23, 24, *random.Random(0).sample(range(25, len(content) - 1), 200), len(content) - 1]
     for cut in cuts:
@@ -44,8 +44,8 @@ def test_cut_short_anywhere(file: Path) -> None:
         assert str(file) in str(refused.value)
 
 
-def test_any_byte_changed(file: Path) -> None:
-    """The head ends in a verdict for every value; what is accepted has tensors within the file."""
+def test_file_with_any_byte_changed_is_refused_or_stays_within_bounds(file: Path) -> None:
+    """Every changed value is judged; an accepted file has all tensors within the file."""
     content = file.read_bytes()
     rng = random.Random(1)
     head = content.index(b"output_norm.weight") + 60
@@ -63,7 +63,7 @@ def test_any_byte_changed(file: Path) -> None:
     assert num_refused > 40
 
 
-def test_random_bytes_after_the_magic(file: Path) -> None:
+def test_random_bytes_after_the_magic_are_refused(file: Path) -> None:
     rng = random.Random(2)
     for _ in range(300):
         file.write_bytes(b"GGUF" + struct.pack("<I", 3) + rng.randbytes(rng.randrange(400)))
@@ -72,7 +72,7 @@ def test_random_bytes_after_the_magic(file: Path) -> None:
 
 
 def replace_after(content: bytes, mark: bytes, offset: int, code: str, value: Any) -> bytes:
-    """`content` with the number `offset` bytes after the end of `mark` replaced."""
+    """Return `content` with the number that is `offset` bytes after the end of `mark` replaced."""
     changed = bytearray(content)
     struct.pack_into(f"<{code}", changed, content.index(mark) + len(mark) + offset, value)
     return bytes(changed)
@@ -102,19 +102,19 @@ def replace_after(content: bytes, mark: bytes, offset: int, code: str, value: An
         (b"output_norm.weight", 12, "I", 2, None),
     ],
 )
-def test_what_a_file_may_not_claim(
+def test_impossible_header_value_is_refused(
     file: Path, mark: bytes, offset: int, code: str, value: int, reason: str | None
 ) -> None:
     file.write_bytes(replace_after(file.read_bytes(), mark, offset, code, value))
-    if reason is None:  # other numbers of the same size or less: for the loader to judge
+    if reason is None:  # other values of the same size or less: the loader judges them
         check_gguf(file)
         return
     with pytest.raises(BadInput, match=reason):
         check_gguf(file)
 
 
-def test_tensors_that_lie_over_each_other_are_refused(file: Path) -> None:
-    """Many names for the same bytes would ask for far more memory than the file has."""
+def test_overlapping_tensors_are_refused(file: Path) -> None:
+    """Many names for the same bytes would need far more memory than the file has."""
     content = file.read_bytes()
     for index in range(2):
         for part in ("ffn_gate", "ffn_up", "ffn_down"):
@@ -126,12 +126,12 @@ def test_tensors_that_lie_over_each_other_are_refused(file: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04", b"\x00" * 4096])
-def test_no_gguf_at_all(tmp_path: Path, content: bytes) -> None:
+def test_other_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises(BadInput, match=r"x\.gguf"):
         check_gguf(tmp_path / "x.gguf")
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot read"):
         check_gguf(tmp_path)

@@ -83,12 +83,12 @@ SPLITS = {
         "100",
     ],
 }
-"""The first four as the tokenizers of GPT-2, SmolLM2, Qwen2 and Llama 3 split the text."""
+"""Expected splits. The first four equal those of the tokenizers of GPT-2, SmolLM2, Qwen2 and Llama 3."""
 ALIASES = {"starcoder": "smollm", "command-r": "smollm", "glm4": "llama-bpe", "stablelm2": "qwen2", "": "default"}
 
 
-class Source:
-    """Has the backend that transformers' tokenizers have."""
+class FakeTokenizer:
+    """Object with the backend tokenizer of transformers' tokenizers."""
 
     def __init__(self) -> None:
         self.backend_tokenizer = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, []))
@@ -101,7 +101,7 @@ def header(pre: str, model: str = "gpt2") -> GgufHeader:
 @pytest.mark.parametrize("name", [*SPLITS, *ALIASES])
 def test_known_vocabularies_split_text_as_their_tokenizers(name: str) -> None:
     check_pre_tokenizer(header(name))
-    source = Source()
+    source = FakeTokenizer()
     apply_pre_tokenizer(source, header(name))
     pieces = source.backend_tokenizer.pre_tokenizer.pre_tokenize_str(TEXT)  # type: ignore[union-attr]
     assert [TEXT[start:end] for _, (start, end) in pieces] == SPLITS[ALIASES.get(name, name)]
@@ -109,13 +109,13 @@ def test_known_vocabularies_split_text_as_their_tokenizers(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "ids"), [("llama-bpe", [2]), ("gpt-2", [0, 1])])
 def test_words_without_merges_are_tokens_only_where_the_vocabulary_says_so(name: str, ids: list[int]) -> None:
-    source = Source()
+    source = FakeTokenizer()
     apply_pre_tokenizer(source, header(name))
     assert source.backend_tokenizer.encode("ab").ids == ids
 
 
 def test_single_digits_are_those_of_smollm2() -> None:
-    source = Source()
+    source = FakeTokenizer()
     apply_pre_tokenizer(source, header("smollm"))
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     smollm2 = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
@@ -129,4 +129,4 @@ def test_unknown_pre_tokenizer_is_refused_with_the_accepted_ones(
 ) -> None:
     with pytest.raises(BadInput, match=r"tokenizer.ggml.pre='nonsense' is not accepted: .*llama-bpe.*smollm"):
         convert_gguf(tiny_gguf(pre="nonsense"), torch.float32, tmp_path / "converted", lambda progress: None)
-    check_pre_tokenizer(header("nonsense", "llama"))  # other vocabularies have no such field
+    check_pre_tokenizer(header("nonsense", "llama"))  # other vocabulary types have no such field

@@ -1,7 +1,7 @@
-"""A whole engine on the GPU that is not there: its weights from files, its tiers below, streams that only count.
+"""A whole engine on the emulated GPU: weights from files, lower tiers, and streams that only count.
 
-What is real: the files of weights and of the disk tier, the host tier's numbers as the host sees them, the policy. What
-a copy stream is given is counted by the lane that was current, and by whether the host's side of it is pinned.
+Real are the files of weights and of the disk tier, the host tier's data as seen by the host, and the policy. Copies
+are counted by the current stream and by whether the host side is pinned.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SIZES: dict[str, Any] = {
 
 
 class FakeStream:
-    """A lane by its name; `waits` says how often the host stood still for it."""
+    """A stream; `waits` counts how often the host waited for it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,8 +62,8 @@ class FakeStream:
         self.waits += 1
 
 
-class Lanes(TorchDispatchMode):
-    """Notes each copy between host and device and the lane it was started on, and what a captured graph reads."""
+class StreamRecorder(TorchDispatchMode):
+    """Records each copy between host and device with its stream, and what captured graphs read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,25 +92,25 @@ class Lanes(TorchDispatchMode):
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
-        """As `torch.cuda.stream`."""
+        """Emulate `torch.cuda.stream`."""
         before, self.current = self.current, stream
         yield
         self.current = before
 
     @contextmanager
     def captured(self) -> Iterator[None]:
-        """What runs inside is captured."""
+        """Emulate a graph capture."""
         self._made = set()
         yield
         self._made = None
 
     def note_reads(self, arguments: Any) -> None:
-        """Of an operation or a launch."""
+        """Record what an operation or a launch reads."""
         if self._made is not None:
             self.read_by_graphs |= set(map(storage_of, tensors_in(arguments))) - self._made
 
     def clear(self) -> None:
-        """Forget what was copied."""
+        """Forget the recorded copies."""
         self.copied.clear()
         self.num_waited = self.copy.waits = self.compute.waits = 0
 
@@ -122,10 +122,10 @@ class Lanes(TorchDispatchMode):
         self.num_waited += not is_async or storage_of(host) not in self.pinned
 
 
-class Memory(TorchFunctionMode):
-    """Memory is pinned by being asked for."""
+class PinnedMemory(TorchFunctionMode):
+    """Treats memory as pinned if pinned memory was requested."""
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: StreamRecorder) -> None:
         super().__init__()
         self._lanes = lanes
 
@@ -139,22 +139,22 @@ class Memory(TorchFunctionMode):
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """Of the GPU."""
+    """Return the GPU tensors in a tree."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Equal for views of the same memory."""
+    """Return a key that is equal for views of the same memory."""
     return tensor.untyped_storage()._cdata
 
 
-class HostRows:
-    """A host tier whose bytes the host has, and the device's copies only shapes of."""
+class FakeHostSlab:
+    """A host tier with real host memory, while device copies have shapes only."""
 
     note = ""
     is_pinned = True
 
-    def __init__(self, lanes: Lanes, num_places: int, block_bytes: int, pinner: Any) -> None:
+    def __init__(self, lanes: StreamRecorder, num_places: int, block_bytes: int, pinner: Any) -> None:
         assert pinner is not None, "a GPU's host tier is to be pinned"
         self.num_bytes = self.real_bytes = num_places * block_bytes
         self.rows: Any = torch.empty(num_places, block_bytes, dtype=torch.uint8)
@@ -165,8 +165,8 @@ class HostRows:
     def close(self) -> None: ...
 
 
-class Card:
-    """So many bytes, nothing taken."""
+class UnusedGpuMemory:
+    """Device memory of a given size, of which nothing is used."""
 
     total_bytes = 24 * GIB
     num_multiprocessors = 132
@@ -199,11 +199,11 @@ class Card:
 
 
 @pytest.fixture
-def lanes(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
-    """Streams, and everything else that an engine asks of CUDA."""
+def lanes(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamRecorder]:
+    """Streams and everything else that an engine uses of CUDA."""
     from triton.runtime.jit import JITFunction
 
-    lanes, launch, capture, pin = Lanes(), JITFunction.run, torch.cuda.graph, step_buffer.pinned_bytes
+    lanes, launch, capture, pin = StreamRecorder(), JITFunction.run, torch.cuda.graph, step_buffer.pinned_bytes
 
     def launched(kernel: Any, *args: Any, **kwargs: Any) -> None:
         lanes.note_reads(args)
@@ -230,31 +230,31 @@ def lanes(fake_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lanes]:
         "is_bf16_supported": lambda **_: True,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    with lanes, Memory(lanes):
+    with lanes, PinnedMemory(lanes):
         yield lanes
 
 
 @pytest.fixture
-def start(
-    fake_gpu: Any, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def start_engine(
+    fake_gpu: Any, lanes: StreamRecorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Callable[..., Engine]]:
-    """Starts an engine from a folder of weights, every graph of which has been wanted before.
+    """Function that starts an engine from a folder of weights, with every graph captured.
 
-    Proofs compare nothing, since nothing is computed.
+    Verification compares nothing, since nothing is computed.
     """
     engines: list[Engine] = []
     gpu = torch.device("cuda:0")
-    monkeypatch.setattr(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0)  # a tensor of one number would be copied for real
-    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads would know nothing of this mode
+    monkeypatch.setattr(fake_tensor, "CONSTANT_NUMEL_LIMIT", 0)  # a tensor with a single number would really be copied
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # its threads would not use this mode
     monkeypatch.setenv("KVSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(model_loader, "choose_device", lambda _: gpu)
     monkeypatch.setattr(lora_adapters, "choose_device", lambda _: gpu)
-    monkeypatch.setattr(model_loader, "CudaMemory", Card)
-    monkeypatch.setattr(pool_size, "CudaMemory", Card)
+    monkeypatch.setattr(model_loader, "CudaMemory", UnusedGpuMemory)
+    monkeypatch.setattr(pool_size, "CudaMemory", UnusedGpuMemory)
     monkeypatch.setattr(eager_check, "difference", lambda *_: Difference(0.0, 0.0, 0.0))
     monkeypatch.setattr(tensor_agreement, "share_of_spread", lambda *_: 0.0)
-    monkeypatch.setattr(tier_builder, "HostSlab", partial(HostRows, lanes))
-    monkeypatch.setattr(streaming, "HostSlab", partial(HostRows, lanes))
+    monkeypatch.setattr(tier_builder, "HostSlab", partial(FakeHostSlab, lanes))
+    monkeypatch.setattr(streaming, "HostSlab", partial(FakeHostSlab, lanes))
     monkeypatch.setattr(core_model_loading, "_materialize_copy", read_shape)
     folder = checkpoint(tmp_path)
 
@@ -275,13 +275,13 @@ def start(
 
 
 def read_shape(slice_of_file: Any, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A weight as transformers reads it from a file: its shape and type there, then to its place and type here."""
+    """Read a weight as transformers does: shape and dtype from the file, then on the device with the given dtype."""
     shape, kind = slice_of_file.get_shape(), {"F32": torch.float32, "BF16": torch.bfloat16}[slice_of_file.get_dtype()]
     return torch.empty(shape, dtype=kind).to(device=device, dtype=dtype)
 
 
 def checkpoint(folder: Path, model_type: str = "llama", **changes: Any) -> Path:
-    """Written outside the rehearsal: real numbers in real files."""
+    """Write a checkpoint with real weights, outside of the emulation."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.utils._python_dispatch import _disable_current_modes
     from transformers import AutoConfig, AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""A whole engine on a GPU that is not there: from files of weights to tokens, through graphs, swaps and tiers."""
+"""A whole engine on an emulated GPU: from weight files to tokens, with graphs, swaps and tiers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.rehearsal.steps.engine.conftest import GIB, SIZES, Card, storage_of
+from tests.engine.rehearsal.steps.engine.conftest import GIB, SIZES, UnusedGpuMemory, storage_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvscope_engine import Engine, EngineConfig, components, memory_guard
@@ -32,14 +32,14 @@ from kvscope_telemetry.messages.sampling_params import SamplingParams
 
 Start = Callable[..., Engine]
 SWAPPING = {"num_gpu_blocks_override": 8, "preemption": "swap", "host_kv_memory_bytes": 1 << 20}
-"""Three requests of 37 + 40 tokens take 15 blocks of 16."""
+"""A pool in which three requests of 37 + 40 tokens (15 blocks of 16) need swaps."""
 
 PREFILL = "paged_prefill_attention"
 
 
 @dataclass
-class Step:
-    """What one step did between host and device."""
+class StepTransfers:
+    """What one step transferred between host and device."""
 
     up: int
     down: int
@@ -59,10 +59,10 @@ def serve(
     *,
     first: int = 0,
     adapters: tuple[str, ...] = ("", "", ""),
-) -> Iterator[Step]:
-    """Three requests together, step by step; and again, with other prompts.
+) -> Iterator[StepTransfers]:
+    """Run three requests step by step, then again with other prompts.
 
-    Steps overlap: the first call launches two, and the last none.
+    With async scheduling, the first call launches two steps and the last none.
     """
     sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     for number in range(first, first + 3 * rounds):
@@ -77,7 +77,7 @@ def serve(
             engine.step()
             tier_up, tier_down = (lanes.copied.count(("copy", way)) for way in ("up", "down"))
             seen = fake_gpu.seen
-            yield Step(
+            yield StepTransfers(
                 lanes.copied.count(("compute", "up")),
                 seen.read_backs - tier_down,
                 seen.replays,
@@ -89,7 +89,7 @@ def serve(
 
 
 def check_that_graphs_read_nothing_that_moves(engine: Engine, lanes: Any) -> None:
-    """What a graph did not make itself is there as long as it is, at the same place."""
+    """Check that whatever a graph reads, except its own tensors, stays at its address as long as the graph exists."""
     parts: Any = engine.components
     runner, module = parts.runner, parts.loaded.module
     kept = [*held(module), *module.parameters(), *module.buffers()]
@@ -103,26 +103,28 @@ def check_that_graphs_read_nothing_that_moves(engine: Engine, lanes: Any) -> Non
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", pytest.param("int8", marks=pytest.mark.storm)])
-def test_an_engine_starts_and_serves(start: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
-    engine = start(kv_cache_dtype=kv_cache_dtype)
+def test_engine_starts_and_serves(start_engine: Start, lanes: Any, fake_gpu: Any, kv_cache_dtype: str) -> None:
+    engine = start_engine(kv_cache_dtype=kv_cache_dtype)
     assert engine.notes == (), "graphs were captured"
-    assert engine.memory_plan == "", "the pool's size was given"
+    assert engine.memory_plan == "", "the pool size was given explicitly"
     assert engine.memory().step_bytes == -1
     check_that_graphs_read_nothing_that_moves(engine, lanes)
     known = set(fake_gpu.seen.compiled)
     steps = list(serve(engine, lanes, fake_gpu))
     assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
     assert [(step.up, step.down) for step in steps] == [(2, 2), *[(1, 1)] * (len(steps) - 2), (0, 0)]
-    assert [(step.num_waited, step.waits) for step in steps] == [(0, 1)] * len(steps), "one result a step"
-    assert sum(step.replays for step in steps) == 3 + len(steps) - 1, "the prefill is one more than there are layers"
+    assert [(step.num_waited, step.waits) for step in steps] == [(0, 1)] * len(steps), "one result per step"
+    assert sum(step.replays for step in steps) == 3 + len(steps) - 1, (
+        "the prefill has one graph more than there are layers"
+    )
     assert (engine.overlaps.steps, engine.overlaps.overlapped) == (len(steps), len(steps) - 1)
 
 
-def test_an_engine_of_latents_starts_and_serves(start: Any, lanes: Any, fake_gpu: Any) -> None:
-    """And swaps them, as it does keys and values."""
+def test_engine_with_mla_latents_starts_and_serves(start_engine: Any, lanes: Any, fake_gpu: Any) -> None:
+    """It also swaps latents, like keys and values."""
     sizes = {"q_lora_rank": 64, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
-    folder = start.checkpoint("youtu", num_key_value_heads=4, head_dim=32, **sizes)
-    engine = start(model=str(folder), dtype="bfloat16", **SWAPPING)
+    folder = start_engine.checkpoint("youtu", num_key_value_heads=4, head_dim=32, **sizes)
+    engine = start_engine(model=str(folder), dtype="bfloat16", **SWAPPING)
     assert engine.hello.cache.block_bytes == 2 * 16 * (128 + 32) * 2
     assert [group.kind for group in engine.hello.cache.groups] == ["latent"]
     check_that_graphs_read_nothing_that_moves(engine, lanes)
@@ -136,29 +138,31 @@ def test_an_engine_of_latents_starts_and_serves(start: Any, lanes: Any, fake_gpu
 
 @pytest.mark.parametrize("names", [("sql", "sql", "sql"), ("sql", "", "python")], ids=str)
 def test_steps_with_adapters_run_without_graphs(
-    start: Start, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+    start_engine: Start, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
-    """One copy up and one down as ever, and nothing is compiled; a step without them replays its graph."""
+    """There is one upload and one read-back as always, and nothing is compiled. A step without adapters replays its
+    graph.
+    """
     size = SIZES["hidden_size"]
     deltas = {"model.layers.0.self_attn.o_proj": Delta(torch.zeros(2, size), torch.zeros(size, 2))}
     monkeypatch.setattr(lora_adapters, "read_adapter", lambda name, *_: AdapterWeights(deltas, 2, name.encode()))
     modules = tuple(LoraModule(name=name, path="there") for name in ("sql", "python"))
-    engine = start(lora_modules=modules)
+    engine = start_engine(lora_modules=modules)
     assert engine.notes == (), "graphs were captured"
     known = set(fake_gpu.seen.compiled)
     steps = list(serve(engine, lanes, fake_gpu, adapters=names))
     assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
     assert sum(step.replays for step in steps) == 0
-    assert [(step.down, step.waits) for step in steps[1:-1]] == [(1, 1)] * (len(steps) - 2), "one result a step"
+    assert [(step.down, step.waits) for step in steps[1:-1]] == [(1, 1)] * (len(steps) - 2), "one result per step"
     assert sum(step.replays for step in serve(engine, lanes, fake_gpu, first=3)) > 0
 
 
-def test_a_graph_that_cannot_be_captured_in_service_is_an_event_and_a_note_at_once(
-    start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+def test_failed_capture_in_service_is_an_event_and_an_immediate_notice(
+    start_engine: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []
     published: list[Any] = []
-    config = EngineConfig(model=str(start.folder), device="cuda", num_gpu_blocks_override=64, max_num_seqs=8)
+    config = EngineConfig(model=str(start_engine.folder), device="cuda", num_gpu_blocks_override=64, max_num_seqs=8)
     engine = Engine(config, on_note=notes.append, publish=published.append)
 
     def capture(graph: Any, **options: Any) -> Any:
@@ -178,8 +182,8 @@ def test_a_graph_that_cannot_be_captured_in_service_is_an_event_and_a_note_at_on
     engine.close()
 
 
-def test_steps_take_turns_when_asked_to(start: Start, lanes: Any, fake_gpu: Any) -> None:
-    engine = start(async_scheduling=False)
+def test_steps_do_not_overlap_without_async_scheduling(start_engine: Start, lanes: Any, fake_gpu: Any) -> None:
+    engine = start_engine(async_scheduling=False)
     steps = list(serve(engine, lanes, fake_gpu))
     assert [(step.up, step.down, step.num_waited, step.waits) for step in steps] == [(1, 1, 0, 1)] * len(steps)
     assert engine.overlaps.overlapped == 0
@@ -188,11 +192,13 @@ def test_steps_take_turns_when_asked_to(start: Start, lanes: Any, fake_gpu: Any)
 @pytest.mark.parametrize(
     ("share", "asked", "are_there"), [(0.08, None, False), (0.08, True, True), (0.2, None, True), (0.2, False, False)]
 )
-def test_graphs_of_prefills_are_left_out_where_blocks_need_the_memory(
-    start: Start, lanes: Any, fake_gpu: Any, share: float, asked: bool | None, are_there: bool
+def test_prefill_graphs_are_left_out_if_blocks_need_the_memory(
+    start_engine: Start, lanes: Any, fake_gpu: Any, share: float, asked: bool | None, are_there: bool
 ) -> None:
-    """1.9 GiB leave too little, 4.8 do not; who asks for them gets them, and who does not want them is told nothing."""
-    engine = start(num_gpu_blocks_override=None, gpu_memory_utilization=share, piecewise_graphs=asked)
+    """1.9 GiB are too little and 4.8 are not. If the user asks for the graphs they are captured; if the user disables
+    them there is no notice.
+    """
+    engine = start_engine(num_gpu_blocks_override=None, gpu_memory_utilization=share, piecewise_graphs=asked)
     left_out = [note for note in engine.notes if note == NO_MEMORY_FOR_PIECEWISE_GRAPHS]
     assert len(left_out) == (asked is None and not are_there)
     plan = engine.components.plan
@@ -202,8 +208,8 @@ def test_graphs_of_prefills_are_left_out_where_blocks_need_the_memory(
     assert (sum(step.replays for step in steps) > len(steps) - 1) == are_there
 
 
-def test_where_the_memory_goes_is_said(start: Start) -> None:
-    engine = start(num_gpu_blocks_override=None, gpu_memory_utilization=0.08)
+def test_memory_plan_is_described(start_engine: Start) -> None:
+    engine = start_engine(num_gpu_blocks_override=None, gpu_memory_utilization=0.08)
     said, memory = engine.memory_plan, engine.memory()
     assert said.startswith("memory of cuda:0: 1.9 GiB of 24.0 GiB may be used (--gpu-memory-utilization 0.08): ")
     assert all(part in said for part in ("activations 1.0 MiB", "graphs ", "KV cache ", "others 1.0 GiB"))
@@ -213,10 +219,12 @@ def test_where_the_memory_goes_is_said(start: Start) -> None:
     assert memory.kv_bytes > 1 << 28
 
 
-def test_loading_holds_each_weight_once(start: Any, ledger: Any) -> None:
-    """From float32 in the files to bfloat16 on the GPU: no second copy there, and none of the wider type."""
+def test_loading_holds_each_weight_once(start_engine: Any, ledger: Any) -> None:
+    """From float32 in the files to bfloat16 on the GPU, without a second copy or a copy in float32."""
     with ledger:
-        loaded = load_model(EngineConfig(model=str(start.folder), device="cuda", dtype="bfloat16"), lambda _: None)
+        loaded = load_model(
+            EngineConfig(model=str(start_engine.folder), device="cuda", dtype="bfloat16"), lambda _: None
+        )
         weights = sum(tensor.nbytes for tensor in loaded.module.parameters())
         largest = max(tensor.nbytes for tensor in loaded.module.parameters())
         assert {tensor.dtype for tensor in loaded.module.parameters()} == {torch.bfloat16}
@@ -225,7 +233,7 @@ def test_loading_holds_each_weight_once(start: Any, ledger: Any) -> None:
 
 
 def held(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Tensors that parts keep as plain attributes, themselves or in what was joined."""
+    """Yield tensors that modules hold as plain attributes, directly or in fused parts."""
     for part in module.modules():
         for value in vars(part).values():
             inner = vars(value).values() if hasattr(value, "__dict__") else ()
@@ -233,25 +241,25 @@ def held(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 @pytest.fixture
-def proven(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Comparisons of bits find no difference. Filled with how many numbers were compared."""
+def compared_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of elements in bitwise comparisons, which find no difference."""
     compared: list[int] = []
     monkeypatch.setattr(torch, "equal", lambda found, expected: compared.append(found.numel()) or True)  # type: ignore[func-returns-value]
     return compared
 
 
 @pytest.mark.parametrize("options", [{}, SWAPPING, {"dtype": "float16", "max_num_batched_tokens": 512}], ids=str)
-def test_a_deterministic_engine_runs_tiles_of_one_shape(
-    start: Start, lanes: Any, fake_gpu: Any, proven: list[int], options: dict[str, Any]
+def test_deterministic_engine_runs_tiles_of_one_shape(
+    start_engine: Start, lanes: Any, fake_gpu: Any, compared_sizes: list[int], options: dict[str, Any]
 ) -> None:
-    """Decodes go the way of prompts, whose attention has one launch shape; each product has as many rows as a tile."""
-    engine = start(deterministic=True, **options)
+    """Decodes run like prompts, whose attention has a single launch shape; each product has as many rows as a tile."""
+    engine = start_engine(deterministic=True, **options)
     layers, rows = SIZES["num_hidden_layers"], GPU_TILE_TOKENS
-    assert len(proven) == 3 * (2 * layers + 1), "keys and values of each layer, and logits"
+    assert len(compared_sizes) == 3 * (2 * layers + 1), "keys and values of each layer, and logits"
     assert engine.hello.capabilities.deterministic
     assert engine.notes == ()
     known, launches = set(fake_gpu.seen.compiled), Counter[str]()
-    products = Products()
+    products = ProductRows()
     with products:
         for step in serve(engine, lanes, fake_gpu):
             launches += fake_gpu.seen.launches
@@ -262,8 +270,8 @@ def test_a_deterministic_engine_runs_tiles_of_one_shape(
     assert {name for name in launches if name.startswith(("paged", "merge", "plan", "skinny"))} == {PREFILL}
 
 
-class Products(TorchDispatchMode):
-    """Notes how many rows products on the GPU have."""
+class ProductRows(TorchDispatchMode):
+    """Records the number of rows of products on the GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -276,33 +284,33 @@ class Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.usefixtures("proven")
-def test_a_deterministic_engine_keeps_no_memory_for_graphs(start: Start) -> None:
-    engine = start(deterministic=True, num_gpu_blocks_override=None, gpu_memory_utilization=0.08)
-    assert engine.memory().graphs_bytes < 16 << 20, "with graphs it is 256 MiB and more"
+@pytest.mark.usefixtures("compared_sizes")
+def test_deterministic_engine_reserves_no_memory_for_graphs(start_engine: Start) -> None:
+    engine = start_engine(deterministic=True, num_gpu_blocks_override=None, gpu_memory_utilization=0.08)
+    assert engine.memory().graphs_bytes < 16 << 20, "with graphs it would be at least 256 MiB"
     assert engine.memory().kv_bytes > 1 << 28
 
 
-def test_a_deterministic_engine_is_refused_where_the_gpu_adds_by_the_place(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+def test_deterministic_engine_is_refused_if_results_depend_on_the_row(
+    start_engine: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "equal", lambda *_: False)
     with pytest.raises(BadInput, match="layer 0 gives a token other numbers beside other tokens, on this machine"):
-        start(deterministic=True)
+        start_engine(deterministic=True)
 
 
-def test_a_deterministic_engine_is_refused_where_products_are_chosen_by_time(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deterministic_engine_is_refused_with_tunable_ops(start_engine: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
     with pytest.raises(BadInput, match="PYTORCH_TUNABLEOP_ENABLED"):
-        start(deterministic=True)
+        start_engine(deterministic=True)
 
 
-def test_swaps_go_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any) -> None:
-    """On a stream of their own, from and to pinned memory: nobody waits, nothing but block numbers goes up. In
-    eight bits, whose scales are swapped as well; `test_only_the_disk_waits_for_a_copy` has none."""
-    engine = start(kv_cache_dtype="fp8", **SWAPPING)
+def test_swaps_run_concurrently_with_steps(start_engine: Start, lanes: Any, fake_gpu: Any) -> None:
+    """They use their own stream and pinned memory: the host never waits, and only block numbers are uploaded. The test
+    uses an 8-bit cache, whose scales are swapped as well; `test_only_the_disk_tier_waits_for_copies` uses an
+    unquantized one.
+    """
+    engine = start_engine(kv_cache_dtype="fp8", **SWAPPING)
     known = set(fake_gpu.seen.compiled)
     steps = list(serve(engine, lanes, fake_gpu))
     stats = engine.components.mover.stats
@@ -322,9 +330,11 @@ def test_swaps_go_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any) -> N
     assert (lanes.copy.waits, lanes.compute.waits) == (0, 0)
 
 
-def test_only_the_disk_waits_for_a_copy(start: Start, lanes: Any, fake_gpu: Any) -> None:
-    """What goes on to a file must have come: once a step at most, and never for what is computed."""
-    engine = start(**SWAPPING | {"host_kv_memory_bytes": 6 * 16384, "disk_kv_memory_bytes": 1 << 20})
+def test_only_the_disk_tier_waits_for_copies(start_engine: Start, lanes: Any, fake_gpu: Any) -> None:
+    """Data must have arrived before it is written to the file: at most one wait per step, and never for the compute
+    stream.
+    """
+    engine = start_engine(**SWAPPING | {"host_kv_memory_bytes": 6 * 16384, "disk_kv_memory_bytes": 1 << 20})
     waits = []
     for step in serve(engine, lanes, fake_gpu, rounds=2):
         assert step.down <= 2
@@ -338,15 +348,19 @@ def test_only_the_disk_waits_for_a_copy(start: Start, lanes: Any, fake_gpu: Any)
     assert max(waits) <= 1
 
 
-def test_weights_come_from_the_host_beside_the_steps(start: Start, lanes: Any, fake_gpu: Any, tmp_path: Path) -> None:
-    """On the stream of copies, from pinned memory, each layer once a step: nobody waits, nothing else goes up."""
+def test_streamed_weights_are_uploaded_concurrently_with_steps(
+    start_engine: Start, lanes: Any, fake_gpu: Any, tmp_path: Path
+) -> None:
+    """They use the copy stream and pinned memory, each layer once per step; the host never waits, and nothing else is
+    uploaded.
+    """
     from transformers import AutoConfig
 
     sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 5}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "eos_token_id": 2}
     AutoConfig.for_model("llama", **sizes, **heads).to_json_file(tmp_path / "config.json", use_diff=False)
     layer_bytes = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 512)
-    engine = start(model=f"dummy:{tmp_path}/config.json", cpu_offload_gb=3.5 * layer_bytes / (1 << 30))
+    engine = start_engine(model=f"dummy:{tmp_path}/config.json", cpu_offload_gb=3.5 * layer_bytes / (1 << 30))
     assert [note for note in engine.notes if "CUDA graphs" in note] == [streaming.EAGER_NOTE]
     assert engine.memory().host_weights_bytes == 4 * layer_bytes
     known = set(fake_gpu.seen.compiled)
@@ -354,16 +368,16 @@ def test_weights_come_from_the_host_beside_the_steps(start: Start, lanes: Any, f
     assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
     assert [(step.up, step.down) for step in steps] == [(2, 2), *[(1, 1)] * (len(steps) - 2), (0, 0)]
     assert [step.tier_up for step in steps] == [8, *[4] * (len(steps) - 2), 0]
-    assert [(step.num_waited, step.waits) for step in steps] == [(0, 1)] * len(steps), "one result a step"
+    assert [(step.num_waited, step.waits) for step in steps] == [(0, 1)] * len(steps), "one result per step"
     assert sum(step.replays for step in steps) == 0
 
 
-def test_a_start_says_whose_products_it_takes_where_none_were_measured(
-    start: Start, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+def test_start_on_an_unmeasured_gpu_reports_the_chosen_kernels(
+    start_engine: Start, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a card of another generation; nothing is compared here, so that no kernel is taken."""
+    """On a GPU of another generation; nothing is compared here, so that no kernel is chosen."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 9))
-    engine = start()
+    engine = start_engine()
     (note,) = engine.notes
     assert note.startswith("products of one row and of 2 to 16, our kernels' time over cuBLAS's: ")
     assert note.count("not run and not run") == note.count(" x ") > 3
@@ -372,23 +386,25 @@ def test_a_start_says_whose_products_it_takes_where_none_were_measured(
     assert fake_gpu.seen.compiled == known, "nothing is compiled in service"
 
 
-def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request(
-    start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
+def test_memory_taken_by_other_programs_reduces_steps_and_graphs_but_loses_no_request(
+    start_engine: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And all of it comes back, told each time."""
+    """Everything is restored afterwards, with a notice for each change."""
     monkeypatch.setattr(memory_guard, "POLL_S", 0.0)
     monkeypatch.setattr(memory_watch, "UP_AFTER_S", 0.0)
     monkeypatch.setattr(memory_guard, "_in_a_thread", lambda work: work())
     monkeypatch.setattr(capture_failures, "FIRST_PAUSE_S", 0.0)
-    engine = start(num_gpu_blocks_override=None, max_num_seqs=8, max_num_batched_tokens=64, gpu_memory_utilization=0.2)
+    engine = start_engine(
+        num_gpu_blocks_override=None, max_num_seqs=8, max_num_batched_tokens=64, gpu_memory_utilization=0.2
+    )
     parts, others = engine.components, 1 * GIB
     plan = parts.plan
     assert plan is not None
     ours = plan.weights + plan.kv
     released: list[Any] = []
-    monkeypatch.setattr(Card, "reserved_bytes", lambda card: ours)
-    monkeypatch.setattr(Card, "free_bytes", lambda card: card.total_bytes - ours - others)
-    monkeypatch.setattr(Card, "release_unused", lambda card: released.append(card))
+    monkeypatch.setattr(UnusedGpuMemory, "reserved_bytes", lambda card: ours)
+    monkeypatch.setattr(UnusedGpuMemory, "free_bytes", lambda card: card.total_bytes - ours - others)
+    monkeypatch.setattr(UnusedGpuMemory, "release_unused", lambda card: released.append(card))
     sampling = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
     number, sizes, launch = 0, list[int](), parts.runner.launch
 
@@ -414,7 +430,7 @@ def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request
 
     most, replays = largest_step_and_replays()
     assert most == 64
-    others = Card.total_bytes - ours
+    others = UnusedGpuMemory.total_bytes - ours
     assert largest_step_and_replays() == (16, 0), "all that can be given up"
     assert released
     assert len(engine.notes) == 1
@@ -427,13 +443,15 @@ def test_programs_that_take_the_gpus_memory_cost_steps_and_graphs_and_no_request
         pass
     assert largest_step_and_replays() == (most, replays)
     assert engine.notes[-1] == "the GPU's memory is free again: steps compute up to 64 tokens, as planned"
-    assert parts.storage.num_blocks == plan.kv // parts.storage.block_bytes, "the pool is as it was"
+    assert parts.storage.num_blocks == plan.kv // parts.storage.block_bytes, "the pool must not change"
 
 
 def test_engines_on_one_gpu_start_one_after_another(
-    start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    start_engine: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """From the first look at its memory until it has all but what the largest step takes, which others are told."""
+    """An engine holds its turn from the first look at free memory until it has allocated all but the memory of the
+    largest step, which it promises to others.
+    """
     monkeypatch.setattr(gpu_register, "default_folder", lambda: tmp_path)
     monkeypatch.setattr(components, "gpu_uuids", lambda count: ("aaaa",) * count)
     has_turn: list[bool] = []
@@ -452,25 +470,25 @@ def test_engines_on_one_gpu_start_one_after_another(
     look("load_model")
     for name in ("pool_size", "storage_for_model", "ModelRunner"):
         look(name)
-    engine = start(num_gpu_blocks_override=None, gpu_memory_utilization=0.2)
+    engine = start_engine(num_gpu_blocks_override=None, gpu_memory_utilization=0.2)
     assert has_turn == [True, False, False, False]
     other = GpuRegister(tmp_path)
     assert other.await_turn(("aaaa",), lambda whom: None, 0.0)
     other.close()
-    monkeypatch.setattr(os, "getpid", lambda: 1)  # as another process sees it
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as seen by another process
     plan = engine.components.plan
     assert plan is not None
     taken = engine.components.storage.num_bytes
-    assert promised_bytes("aaaa") == plan.needed + taken, "torch has nothing here"
+    assert promised_bytes("aaaa") == plan.needed + taken, "torch allocates nothing in this emulation"
     engine.close()
     assert promised_bytes("aaaa") == 0
 
 
-def test_a_start_that_fails_leaves_the_gpu_to_others(
-    start: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_failed_start_releases_the_turn_of_the_gpu(
+    start_engine: Any, lanes: Any, fake_gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gpu_register, "default_folder", lambda: tmp_path)
     monkeypatch.setattr(components, "gpu_uuids", lambda count: ("aaaa",) * count)
     with pytest.raises(BadInput, match="--num-gpu-blocks-override asks for"):
-        start(num_gpu_blocks_override=1 << 30)
+        start_engine(num_gpu_blocks_override=1 << 30)
     assert GpuRegister(tmp_path).await_turn(("aaaa",), lambda whom: None, 0.0)

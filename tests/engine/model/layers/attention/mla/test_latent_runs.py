@@ -1,4 +1,4 @@
-"""Runs of queries over latents: expanded or as they lie, in whatever groups, they give what attention gives."""
+"""Attention of query runs over MLA latents, expanded or absorbed, in any grouping, equals plain attention."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ V3 = make_latents(2, (512, 64, 128, 128))
 
 
 def test_long_runs_are_expanded() -> None:
-    """DeepSeek V3's: where the products of all queries save more than expanding the context takes."""
+    """DeepSeek V3 expands when the cheaper products of all queries save more than expanding the context costs."""
     assert is_expanded(V3, 400, 400)
     assert not is_expanded(V3, 1, 100_000)
     assert not is_expanded(V3, 150, 100_000)
     assert is_expanded(V3, 200, 100_000)
 
 
-def test_runs_that_go_together() -> None:
-    """Prompts as far as they are no more than so many tokens, each as long as the longest; short runs by queries."""
+def test_runs_are_grouped_by_kind_and_size() -> None:
+    """Prompts are grouped up to a number of tokens, padded to the longest; short runs are grouped by queries."""
 
     def rows(*each: tuple[int, int]) -> list[tuple[bool, int, int]]:
         start = np.cumsum([0, *(size for size, _ in each)], dtype=np.int32)
@@ -69,8 +69,8 @@ def test_runs_that_go_together() -> None:
     assert rows((150, 9000), (150, 9000), (150, 9000), (150, 9000)) == [(False, 0, 3), (False, 3, 4)]
 
 
-def test_what_is_expanded_at_once_is_bounded() -> None:
-    """But for one head of a very long request."""
+def test_expanded_bytes_are_bounded() -> None:
+    """Except for a single head of a very long request."""
     many = make_latents(128, (512, 64, 128, 128))
     assert heads_at_once(many, 512, 2) == 128
     assert heads_at_once(many, 8192, 2) == 9
@@ -91,7 +91,7 @@ def test_what_is_expanded_at_once_is_bounded() -> None:
     ],
     ids=str,
 )
-def test_runs_of_every_length(
+def test_runs_of_any_length_equal_plain_attention(
     monkeypatch: pytest.MonkeyPatch, ops: Any, room: int, is_split: bool, lengths: list[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr(latent_runs, "EXPANDED_BYTES", room)

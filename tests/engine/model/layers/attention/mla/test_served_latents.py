@@ -1,4 +1,4 @@
-"""Models with latents: served as such, with the tokens and log-probabilities of transformers, however they are run."""
+"""Models with MLA latents: served as such, with transformers' tokens and log-probabilities, however they are run."""
 
 from __future__ import annotations
 
@@ -56,23 +56,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "axk1": ("axk1", LATENTS | EXPERTS),
     "longcat_flash": ("longcat_flash", LATENTS | LONGCAT),
 }
-"""Each kind that transformers makes a causal language model of, without a mask of its own."""
+"""One model of each architecture with latents for which transformers has a causal language model that makes its own mask."""
 HELD = LayerShape(1, 40, latent_dim=32)
 
 
 def prompts() -> list[list[int]]:
-    """Of many lengths; the last two begin alike."""
+    """Return prompts of many lengths; the last two share a prefix."""
     found = [random.Random(i).choices(range(3, 300), k=k) for i, k in enumerate((1, 5, 33, 70))]
     return [*found, found[-1][:41] + found[0], found[-1][:41] + found[1]]
 
 
 def growing() -> list[list[int]]:
-    """Too many for the pool once they have grown."""
+    """Return prompts whose requests exceed the pool as they grow."""
     return [random.Random(10 + i).choices(range(3, 300), k=8) for i in range(8)]
 
 
 def greedy(model: Any, prompt: list[int]) -> tuple[list[int], list[list[float]]]:
-    """Tokens, and log-probabilities of the five most likely at each."""
+    """Return tokens, and the log-probabilities of the five most likely tokens at each."""
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
         out = model.generate(
@@ -104,8 +104,8 @@ def config_of(folder: Path, **changes: Any) -> EngineConfig:
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_tokens_and_logprobs_of_transformers(tmp_path: Path, vivid_model: Callable[..., Any], case: str) -> None:
-    """In chunks, together, from the prefix cache, forked, preempted and swapped to host memory and back."""
+def test_tokens_and_logprobs_equal_transformers(tmp_path: Path, vivid_model: Callable[..., Any], case: str) -> None:
+    """Covers chunked prefill, batches, the prefix cache, forks, preemption, and swapping to host memory."""
     model = vivid_model(MODELS[case][0], **MODELS[case][1])
     model.save_pretrained(tmp_path)
     expected, grown = ([greedy(model, ids) for ids in each] for each in (prompts(), growing()))
@@ -127,7 +127,7 @@ def test_tokens_and_logprobs_of_transformers(tmp_path: Path, vivid_model: Callab
     assert counters.swapped_blocks > 0
 
 
-def test_what_is_held_is_told(tmp_path: Path, vivid_model: Callable[..., Any]) -> None:
+def test_cache_info_reports_the_latents(tmp_path: Path, vivid_model: Callable[..., Any]) -> None:
     model_type, changes = MODELS["deepseek_v3"]
     vivid_model(model_type, **changes).save_pretrained(tmp_path)
     with Engine(config_of(tmp_path)) as engine:
@@ -135,7 +135,7 @@ def test_what_is_held_is_told(tmp_path: Path, vivid_model: Callable[..., Any]) -
         assert cache.block_bytes == 2 * 4 * 40 * 4, "of two layers and four tokens"
         assert [(group.kind, group.num_layers, group.block_bytes) for group in cache.groups] == [("latent", 2, 1280)]
         keys_and_values = 2 * 4 * 24
-        assert cache.groups[0].expanded_bytes == 2 * 4 * keys_and_values * 4, "of two layers, four tokens, four heads"
+        assert cache.groups[0].expanded_bytes == 2 * 4 * keys_and_values * 4, "two layers, four tokens, four heads"
         assert not any("latents" in note for note in engine.components.notes)
 
 
@@ -149,7 +149,7 @@ def test_what_is_held_is_told(tmp_path: Path, vivid_model: Callable[..., Any]) -
     ],
     ids=str,
 )
-def test_options_that_leave_tokens_as_they_are(
+def test_options_that_must_not_change_tokens(
     tmp_path: Path, vivid_model: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     model = vivid_model(MODELS["deepseek_v3"][0], **MODELS["deepseek_v3"][1])
@@ -174,8 +174,8 @@ def test_options_that_leave_tokens_as_they_are(
     ],
     ids=str,
 )
-def test_latents_of_fewer_bits(tmp_path: Path, vivid_model: Callable[..., Any], options: dict[str, Any]) -> None:
-    """The proofs at load hold as they do without latents."""
+def test_latents_work_with_fewer_bits(tmp_path: Path, vivid_model: Callable[..., Any], options: dict[str, Any]) -> None:
+    """The checks at load pass as they do without latents."""
     vivid_model(MODELS["deepseek_v2"][0], **MODELS["deepseek_v2"][1]).save_pretrained(tmp_path)
     with Engine(config_of(tmp_path, **options)) as engine:
         assert set(engine.components.storage.layers) == {HELD}
@@ -190,7 +190,7 @@ def test_latents_of_fewer_bits(tmp_path: Path, vivid_model: Callable[..., Any], 
         ({"sparse_decode": 0.5}, r"sparse_decode=0.5 is not accepted with .* latents"),
     ],
 )
-def test_what_does_not_go_with_latents_is_refused(
+def test_options_unsupported_with_latents_are_refused(
     tmp_path: Path, vivid_model: Callable[..., Any], options: dict[str, Any], words: str
 ) -> None:
     model_type, changes = MODELS["deepseek_v3"]
@@ -199,8 +199,10 @@ def test_what_does_not_go_with_latents_is_refused(
         Engine(config_of(tmp_path, **options))
 
 
-def test_latents_that_are_wrong_are_not_used(vivid_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is served as before, and a note says what that takes."""
+def test_wrong_latents_are_detected_and_not_used(
+    vivid_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is served with expanded keys and values, and a notice gives the cost."""
 
     def mixed_up(self: Latents, attended: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         return right(self, attended.flip(1), out)
@@ -213,8 +215,8 @@ def test_latents_that_are_wrong_are_not_used(vivid_model: Callable[..., Any], mo
     assert "192 numbers a token and layer and not 40: paged attention does not give" in note
 
 
-def test_another_structure_is_served_expanded(vivid_model: Callable[..., Any]) -> None:
-    """Its values, of 12 numbers, are narrower than keys."""
+def test_other_attention_structure_is_served_expanded(vivid_model: Callable[..., Any]) -> None:
+    """Its values have 12 dimensions, fewer than its keys."""
     model = vivid_model(MODELS["youtu"][0], **MODELS["youtu"][1])
     for layer in model.model.layers:
         layer.self_attn.kv_b_proj.bias = torch.nn.Parameter(torch.zeros(layer.self_attn.kv_b_proj.out_features))

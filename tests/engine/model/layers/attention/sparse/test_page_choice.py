@@ -1,4 +1,4 @@
-"""Blocks that decodes choose: which, how many, and that what is attended to is exactly those."""
+"""Blocks that sparse decode selects: which, how many, and that exactly those are attended to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPS = {"torch": torch_ops, "compiled": lambda: ops_for("cpu")}
 
 
 class Decodes:
-    """A layer's blocks, poisoned where nothing was written, and a decode of each length."""
+    """A layer's blocks, with NaN where nothing was written, and one decode per length."""
 
     def __init__(
         self, lengths: list[int], dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None
@@ -59,7 +59,7 @@ class Decodes:
         skips: BlockSkips | None = None,
         shares: AttentionScores | None = None,
     ) -> torch.Tensor:
-        """Decode attention as a step does it."""
+        """Compute decode attention like a step."""
         batch = DecodeBatch((self.tables,), self.seq_lens, max(self.lengths))
         context = PagedContext(
             self.storage,
@@ -75,7 +75,9 @@ class Decodes:
         return context.attend_written(self.query, self.kv, AttentionOptions(DIM**-0.5))
 
     def best(self, choice: PageChoice, row: int, head: int) -> list[int]:
-        """Columns, by the letter: the first, the last, and those with most of the attention by their bounds."""
+        """Return the columns that must be selected: the first, the last, and those with the largest attention
+        bounds.
+        """
         count = -(-self.lengths[row] // BLOCK_SIZE)
         queries = self.query[row].view(KV_HEADS, -1, DIM)[head]
         bounds = self.kv.bounds
@@ -101,8 +103,8 @@ def choice_of(fraction: float, ops: Any, min_blocks: int = 3) -> PageChoice:
 
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize(("fraction", "lengths"), [(0.25, LENGTHS), (0.5, LENGTHS), (1e-9, LENGTHS), (0.3, [90])])
-def test_each_head_attends_to_its_best_blocks_and_no_other(name: str, fraction: float, lengths: list[int]) -> None:
-    """The result is what full attention over those blocks alone gives."""
+def test_each_head_attends_to_exactly_its_best_blocks(name: str, fraction: float, lengths: list[int]) -> None:
+    """The result equals full attention over those blocks alone."""
     ops, decodes = OPS[name](), Decodes(lengths)
     choice = choice_of(fraction, ops)
     chosen = choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, max(lengths), scale=DIM**-0.5)
@@ -130,16 +132,16 @@ def test_each_head_attends_to_its_best_blocks_and_no_other(name: str, fraction: 
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"), [(torch.float32, None), (torch.bfloat16, None), (torch.float32, torch.float8_e4m3fn)]
 )
-def test_with_every_block_chosen_it_is_full_attention(
+def test_selecting_every_block_equals_full_attention(
     name: str, dtype: torch.dtype, kv_dtype: torch.dtype | None
 ) -> None:
-    """By way of the compact tables, which then are the whole ones; and without them, to the bit."""
+    """Through the compact tables, which then contain every block; and without them, bit for bit."""
     ops, decodes = OPS[name](), Decodes(LENGTHS, dtype, kv_dtype)
     full = decodes.attend(None, ops)
     assert torch.equal(decodes.attend(choice_of(1.0, ops), ops), full)
     nearly = choice_of(1.0, ops)
     nearly.num_attended = lambda num_blocks: num_blocks - 1  # type: ignore[method-assign]
-    decodes.lengths = [*LENGTHS[:-1], 10 * max(LENGTHS)]  # a bound on lengths that none has
+    decodes.lengths = [*LENGTHS[:-1], 10 * max(LENGTHS)]  # an upper bound above all lengths
     wide = torch.full((len(LENGTHS), 300), -1, dtype=torch.int32)
     wide[:, : decodes.tables.shape[1]] = decodes.tables
     decodes.tables = wide
@@ -147,10 +149,10 @@ def test_with_every_block_chosen_it_is_full_attention(
     assert torch.allclose(through.float(), full.float(), atol=2e-2 if dtype == torch.bfloat16 else 1e-5)
 
 
-def test_what_is_short_is_attended_to_in_full() -> None:
+def test_short_requests_use_full_attention() -> None:
     ops = torch_ops()
     assert PageChoice(0.1, 16, ops).min_blocks == 16, "256 tokens"
-    assert PageChoice(0.1, 1024, ops).min_blocks == 3, "the first, the last and one to choose"
+    assert PageChoice(0.1, 1024, ops).min_blocks == 3, "the first, the last and one selected block"
     decodes, choice = Decodes([5, 12]), choice_of(0.1, ops, 3)
     assert choice.choose(decodes.query, decodes.kv, decodes.tables, decodes.seq_lens, 12, scale=1.0) is None
 
@@ -159,11 +161,11 @@ def test_what_is_short_is_attended_to_in_full() -> None:
     ("fraction", "num_blocks", "expected"),
     [(0.25, 256, 64), (0.25, 257, 65), (0.1, 30, 3), (1.0, 77, 77), (0.07, 100, 7)],
 )
-def test_the_fraction_is_rounded_up(fraction: float, num_blocks: int, expected: int) -> None:
+def test_selected_fraction_is_rounded_up(fraction: float, num_blocks: int, expected: int) -> None:
     assert choice_of(fraction, torch_ops(), 1).num_attended(num_blocks) == expected
 
 
-def test_skips_are_the_share_of_heads_and_layers_that_passed_over() -> None:
+def test_skip_shares_count_heads_and_layers() -> None:
     ops, decodes, skips = torch_ops(), Decodes([40, 9]), BlockSkips()
     choice = choice_of(0.3, ops)
     assert skips.start(RowsBack(torch.device("cpu"), 0)) is None
@@ -180,7 +182,7 @@ def test_skips_are_the_share_of_heads_and_layers_that_passed_over() -> None:
 
 
 @pytest.mark.parametrize("is_hnd", [False, True])
-def test_blocks_of_one_head_are_the_same_bytes(is_hnd: bool) -> None:
+def test_rows_by_head_are_views_of_the_same_bytes(is_hnd: bool) -> None:
     storage = torch.randn((5, 2, 3, 4, 8) if is_hnd else (5, 2, 4, 3, 8))
     for cache in storage.unbind(1):
         view = cache.transpose(1, 2) if is_hnd else cache
@@ -190,7 +192,7 @@ def test_blocks_of_one_head_are_the_same_bytes(is_hnd: bool) -> None:
                 assert torch.equal(rows[block * step + head, :, 0], view[block, :, head])
 
 
-def test_what_is_read_is_the_blocks_chosen_and_the_bounds_of_all() -> None:
+def test_tokens_read_are_the_selected_blocks_and_all_bounds() -> None:
     choice = choice_of(0.25, torch_ops())
     assert choice.num_tokens_read(12) == 12
     assert choice.num_tokens_read(41) == 2 * BLOCK_SIZE + 1 + 11
@@ -201,7 +203,7 @@ def test_what_is_read_is_the_blocks_chosen_and_the_bounds_of_all() -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_no_attention_falls_on_what_all_heads_passed_over(name: str) -> None:
+def test_blocks_skipped_by_all_heads_get_no_attention(name: str) -> None:
     ops, decodes = OPS[name](), Decodes(LENGTHS)
     skips, shares, full = BlockSkips(), AttentionScores(), AttentionScores()
     decodes.attend(choice_of(0.3, ops), ops, skips, shares)
