@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.memory.memory_breakdown import account, kv_detail
+from kvscope_app.views.memory.memory_breakdown import kv_detail, memory_account
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.tiers import moved_text, tier_uses
 from kvscope_app.views.page_map.color_modes import lower_cached
@@ -63,17 +63,17 @@ def test_address_space_without_memory_is_no_memory(engine, make_session):
     engine.hold(range(40), state=BlockState.UNMAPPED, ref_count=0, owner=-1, filled=0)
     engine.hold([50])
     session = make_session(engine)
-    parts = {part.key: part.num_bytes for part in account(session.mirror, None, None).parts}
+    parts = {part.key: part.num_bytes for part in memory_account(session.mirror, None, None).parts}
     assert parts["kv_active"] == BLOCK
     assert parts["kv_free"] == 23 * BLOCK
     assert kv_detail(session.mirror).use.num_free == 23 * 16
 
 
 def test_a_cpus_account_has_the_host_tier_and_a_gpus_has_not(tiered, make_engine, make_session):
-    parts = {part.key: part.num_bytes for part in account(make_session(tiered).mirror, None, None).parts}
+    parts = {part.key: part.num_bytes for part in memory_account(make_session(tiered).mirror, None, None).parts}
     assert parts["kv_host"] == 20 * BLOCK
     on_gpu = make_session(make_engine(num_host=20, device="cuda"))
-    assert "kv_host" not in {part.key for part in account(on_gpu.mirror, None, None).parts}
+    assert "kv_host" not in {part.key for part in memory_account(on_gpu.mirror, None, None).parts}
 
 
 def test_the_view_shows_bars_and_bytes(tiered, make_session, show):

@@ -418,8 +418,8 @@ def test_facts_say_the_order_in_an_engine_with_one_queue_for_free_and_cached_blo
     poll(session)
     assert orders(session, 1, 2, 3) == [
         None,
-        "no. 3 of 3 blocks that may be given out",
-        "no. 2 of 3 blocks that may be given out",
+        "no. 3 of 3 blocks that may be allocated",
+        "no. 2 of 3 blocks that may be allocated",
     ]
 
 

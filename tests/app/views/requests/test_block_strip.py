@@ -103,5 +103,5 @@ def test_painting_costs_the_rows_that_are_seen_not_the_blocks(strip):
 
 def test_where_a_window_has_let_go_there_is_no_block(strip):
     show(strip, np.array([0, 0, 7]), cache=CacheInfo(num_blocks=200, block_size=16, num_reserved_blocks=1))
-    assert strip.tip(1) == "Let go: no block\nindex 1 of the table, positions 16 to 31"
+    assert strip.tip(1) == "Released: no block\nindex 1 of the table, positions 16 to 31"
     assert strip.tip(2).startswith("Block 7\n")

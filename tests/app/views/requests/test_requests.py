@@ -158,7 +158,7 @@ def test_a_selection_from_elsewhere_is_shown_and_stays_while_rows_move(view, eng
 def test_what_has_not_ended_is_aborted_after_a_question(view, engine, session):
     view.table.setFocus()
     session.selection.select_request(1)
-    view.ask_abort()
+    view.confirm_abort()
     assert not view.findChildren(QMessageBox)
     session.selection.select_request(2)
     view.table.abort.trigger()

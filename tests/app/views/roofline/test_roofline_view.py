@@ -93,7 +93,7 @@ def show(qtbot):
 def pixel(view, place):
     across, up = view.canvas.scales()
     points = view.points
-    return QPointF(across.at(float(points.intensity[place])), up.at(float(points.flops_per_s[place])))
+    return QPointF(across.position_of(float(points.intensity[place])), up.position_of(float(points.flops_per_s[place])))
 
 
 def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, qtbot):
@@ -106,18 +106,21 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, q
     place = len(points) // 2
     view.canvas.point_at = lambda at: place  # others may lie where it does
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=pixel(view, place).toPoint())
-    step, numbers = int(points.steps.step[points.place[place]]), points.steps.batch(int(points.place[place])).numbers
+    step, numbers = (
+        int(points.steps.step[points.step_index[place]]),
+        points.steps.batch(int(points.step_index[place])).numbers,
+    )
     qtbot.waitUntil(lambda: session.mirror.step == step, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: session.selection.batch == tuple(numbers.tolist()), timeout=WAIT_MS)
     assert inspector.subject == STEP
 
     def is_available():
         view.refresh()
-        return view.words.text().startswith("Step ")
+        return view.text_label.text().startswith("Step ")
 
     qtbot.waitUntil(is_available, timeout=WAIT_MS)  # steps around it may be read once more
     assert view.canvas.selected == view.points.of_step(session.mirror.epoch, step) is not None
-    assert "of memory bandwidth" in view.words.text()
+    assert "of memory bandwidth" in view.text_label.text()
 
     def facts():
         inspector.refresh()
@@ -160,7 +163,7 @@ def test_a_recording_without_the_work_of_steps_is_said_to_be_one(show, untold):
     assert len(view.points) == 0
     assert view.empty_label.isVisible()
     assert NOT_RECORDED in driver.lines(view)
-    assert view.words.text() == ""
+    assert view.text_label.text() == ""
 
 
 def test_its_time_is_remembered(show, recording_with_work, qtbot, tmp_path):
@@ -186,12 +189,12 @@ def test_pointing_tells_of_a_point_and_of_nothing_elsewhere(show, recording_with
     assert canvas.point_at(QPointF(-500, -500)) == -1
     place = next(place for place in range(len(view.points)) if canvas.point_at(pixel(view, place)) != canvas.selected)
     text = point_text(view.points, canvas.point_at(pixel(view, place)), view.device)
-    assert not view.words.text().startswith(text)
+    assert not view.text_label.text().startswith(text)
 
     def is_told():
         """Points that are read meanwhile are shown instead of the one that is pointed at."""
         for at in (QPointF(1, 1), pixel(view, place)):
             qtbot.mouseMove(canvas, at.toPoint())
-        return view.words.text().startswith(text)
+        return view.text_label.text().startswith(text)
 
     qtbot.waitUntil(is_told, timeout=WAIT_MS)

@@ -109,21 +109,21 @@ def test_a_refusal_is_shown_and_can_be_asked_again(ask):
     answer(simulated_allocator_map(0))
     sheet.reload.click()
     answer(Failed(reason="the engine runs on 'cpu'"))
-    assert sheet.words.text() == "The engine runs on 'cpu'"
-    assert sheet.words.isVisibleTo(sheet)
+    assert sheet.message.text() == "The engine runs on 'cpu'"
+    assert sheet.message.isVisibleTo(sheet)
     assert not sheet.copy.isEnabled()
     sheet.reload.click()
     answer(simulated_allocator_map(0))
-    assert not sheet.words.isVisibleTo(sheet)
+    assert not sheet.message.isVisibleTo(sheet)
 
 
 def test_nothing_held_and_damage_are_said(ask):
     sheet, answer = ask()
     answer(pack_map([]))
-    assert sheet.words.text() == "PyTorch holds no device memory"
+    assert sheet.message.text() == "PyTorch holds no device memory"
     sheet.reload.click()
     answer(AllocatorMap(segment_pool=b"\1"))
-    assert "columns of segments differ" in sheet.words.text()
+    assert "columns of segments differ" in sheet.message.text()
 
 
 def test_another_question_s_answer_is_not_ours(ask):
@@ -161,7 +161,7 @@ def test_what_is_not_drawn_is_said():
 def test_an_answer_that_does_not_come_is_said_and_may_come_late(ask):
     sheet, answer = ask()
     sheet._wait.timeout.emit()
-    assert "Waiting for the engine" in sheet.words.text()
+    assert "Waiting for the engine" in sheet.message.text()
     assert sheet.reload.isEnabled()
     answer(simulated_allocator_map(0))
     assert sheet.value("Blocks") == "762"
