@@ -429,8 +429,8 @@ class Cursor:
 
     Away from the end it has a frozen copy of the shown state, then a playback of the history.
 
-    It is away from the end between `freeze` and `return_to_end`. After `go_to` it reads its own recording of the ring on
-    disk.
+    It is away from the end between `freeze` and `return_to_end`. After `go_to` it reads its own recording of the ring
+    on disk.
     """
 
     def __init__(self, overview: SessionOverview) -> None:

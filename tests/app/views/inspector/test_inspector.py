@@ -248,7 +248,7 @@ def test_text_of_a_past_block_is_not_requested(engine, shared_session, show_insp
 def test_unknown_request_shows_a_message(shared_session, show_inspector):
     view = show_inspector(shared_session)
     shared_session.selection.select_request(77)
-    assert "Nothing is known of this request" in view.empty_label.text()
+    assert "Nothing is known about this request" in view.empty_label.text()
 
 
 def test_step_page_shows_counts_and_that_requests_need_a_pause(engine, session, show_inspector, poll):

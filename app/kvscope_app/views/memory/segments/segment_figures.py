@@ -93,7 +93,8 @@ def segment_name(segment: TorchSegment) -> str:
 def segment_tip(segment: TorchSegment) -> str:
     parts = ((state, segment.bytes_of(state)) for state in State)
     parts_text = ", ".join(f"{num_bytes(size)} {state_label(state)}" for state, size in parts if size)
-    return f"{segment_name(segment)}, at {segment.address:#x}: {plural(len(segment.sizes), 'block')}; {parts_text or 'not reported'}"
+    num_blocks = plural(len(segment.sizes), "block")
+    return f"{segment_name(segment)}, at {segment.address:#x}: {num_blocks}; {parts_text or 'not reported'}"
 
 
 def block_tip(segment: TorchSegment, block: int) -> str:
