@@ -25,10 +25,10 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser: argparse.ArgumentParser = commands.add_parser(
         "export",
         help="export a recording: CSV, Parquet, Arrow, Perfetto, HTML report, pictures, videos",
-        description=f"Write a recording, or a range of it: a table ({tables}; {rows}), a trace for"
-        " ui.perfetto.dev (perfetto), a report in one file to send to somebody (html), a picture of a view at a moment"
-        " (png, svg), or a video of it over the range (video: .mp4 by ffmpeg, .webp, .gif and .apng by Pillow)."
-        " None needs a display. Nothing is overwritten.",
+        description=f"Export a recording, or a range of it, as a table ({tables}; {rows}), a trace for"
+        " ui.perfetto.dev (perfetto), a self-contained report (html), a picture of a view at a moment"
+        " (png, svg), or a video of a view over the range (video: .mp4 needs ffmpeg; .webp, .gif and .apng need Pillow)."
+        " Needs no display. Existing files are not overwritten.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE.mcap", type=Path, help="a recording; or the word sample or sample-hybrid")
@@ -36,7 +36,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--to",
         choices=formats,
-        help="the format (default: by the extension of PATH)",
+        help="format (default: by the extension of PATH)",
     )
     parser.add_argument(
         "--out",
@@ -49,7 +49,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
     parser.add_argument(
         "--kind",
         choices=KINDS,
-        help="which table (default: by the name of PATH, else metrics)",
+        help="table to write (default: by the name of PATH, else metrics)",
     )
     parser.add_argument("--from", dest="from_s", metavar="S", type=moment, help="seconds from the recording's start")
     parser.add_argument("--until", dest="until_s", metavar="S", type=moment, help="seconds from the recording's start")

@@ -29,8 +29,8 @@ _MAX_IN_JSON: Final = 1_000
 def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "info",
-        help="show what is in a recording",
-        description="Shows a recording's engine, pool, length, peaks, and what is missing or damaged.",
+        help="summarize a recording",
+        description="Show a recording's engine, pool, length and peaks, and what is missing or damaged.",
         allow_abbrev=False,
     )
     parser.add_argument(

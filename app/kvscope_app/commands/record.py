@@ -47,20 +47,23 @@ _ABSENT: Final = (SourceState.CONNECTING, SourceState.STALE, SourceState.ENDED)
 def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "record",
-        help="record an engine into a file without a window",
-        description="Records an engine's telemetry until the time is up or Ctrl-C. The file is complete either way; "
-        "while recording it is named FILE.mcap.part.",
+        help="record an engine to a file, without a window",
+        description="Record an engine's telemetry until the time is up or Ctrl-C is pressed. The file is complete"
+        " in both cases; during the recording its name is FILE.mcap.part.",
         allow_abbrev=False,
     )
     parser.add_argument("endpoint", metavar="ADDRESS", help=accepted_addresses())
-    parser.add_argument("--out", metavar="FILE.mcap", type=Path, required=True, help="the new file")
+    parser.add_argument("--out", metavar="FILE.mcap", type=Path, required=True, help="file to write; must not exist")
     parser.add_argument(
-        "--seconds", metavar="N", type=span, help="stop N seconds from now, time to connect included (default: Ctrl-C)"
+        "--seconds",
+        metavar="N",
+        type=span,
+        help="stop after N seconds, including the time to connect (default: until Ctrl-C)",
     )
     parser.add_argument(
         "--record-text",
         action="store_true",
-        help="include the text of blocks, so that the file contains prompts and answers (operators only)",
+        help="include the text of blocks, so that the file contains prompts and answers (requires an operator's key)",
     )
     add_access_options(parser, "ADDRESS")
     add_alarm_options(parser, "'default' stands for the predefined alarms, which a webhook alone gets too")
@@ -69,7 +72,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         metavar="N",
         type=span,
         default=60.0,
-        help="stop after N seconds without the engine, whether it never answered or went away (default: 60)",
+        help="stop after N seconds without an answer from the engine (default: 60)",
     )
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument(

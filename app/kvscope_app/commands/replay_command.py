@@ -16,10 +16,11 @@ from kvscope_telemetry.recordings.sample import named_recording
 def add_replay_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
-        help="run a recording again and say where the two runs part",
-        description="Runs the requests of a recording again and compares keys, values, logits and tokens bit by bit. "
-        "The recording is of an engine with --deterministic --fingerprints --record FILE.mcap --record-text; options "
-        "say what is to be otherwise. Exit code 0: they are equal; 1: they part; 2: they could not be compared.",
+        help="replay a recording and report where the two runs differ",
+        description="Replay the requests of a recording and compare keys, values, logits and tokens bit by bit."
+        " Record with `kvscope-engine serve --deterministic --fingerprints --record FILE.mcap"
+        " --record-text`. Options override those of the recorded engine. Exit code 0: equal; 1:"
+        " different; 2: not comparable.",
         allow_abbrev=False,
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="the recording")

@@ -29,9 +29,9 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
     parser: argparse.ArgumentParser = commands.add_parser(
         "top",
         help="watch engines on a terminal",
-        description="Shows engines on a terminal: each one's pool, requests, tokens per second, latencies and device, "
-        "and the requests with the most blocks. Keys: q quits, arrows or j and k select an engine, s sorts "
-        "its requests by blocks, tokens, age or number.",
+        description="Show the pool, requests, tokens per second, latencies and device of engines on a terminal,"
+        " and the requests with the most blocks. Keys: q quits; up and down, or j and k, select an"
+        " engine; s changes the order of its requests (blocks, tokens, age, number).",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -46,7 +46,9 @@ def add_top_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argume
         help="print one reading as plain text and exit (default without a terminal)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="the reading as one JSON object; units are in the names, unknown is null"
+        "--json",
+        action="store_true",
+        help="print one reading as a JSON object (units are in the names; unknown values are null)",
     )
     parser.add_argument(
         "--wait",

@@ -22,9 +22,9 @@ from kvscope_telemetry.transport.bind_address import default_endpoint
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         "sample",
-        help="publish this machine's GPUs, memory and cores for the desktop, without an engine",
-        description="Publishes the state of this machine's GPUs, memory and cores until stopped, beside an engine that "
-        "does not (vLLM, SGLang). `kvscope --attach ENDPOINT` shows it.",
+        help="publish this machine's GPU, memory and CPU readings for the desktop",
+        description="Publish this machine's GPU, memory and CPU readings until stopped, for engines that do not"
+        " publish them (vLLM, SGLang). Watch them with `kvscope --attach ENDPOINT`.",
     )
     parser.add_argument(
         "--endpoint",
@@ -40,7 +40,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
         help=f"on tcp: folder of the keys (default: {default_keys_folder()}; see `kvscope-engine keys`)",
     )
     access.add_argument(
-        "--keyless", action="store_true", help="on loopback tcp: no keys; every user of this machine may watch"
+        "--keyless", action="store_true", help="on loopback tcp: require no key; every user of this machine may watch"
     )
     add_interval(parser, "--interval")
     parser.set_defaults(run=run)

@@ -45,7 +45,9 @@ HTTP_FLAGS: Final = ("no_metrics", "metrics_open", "trust_forwarded")
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "serve", help="run the engine as a server", description="Runs the engine until stopped."
+        "serve",
+        help="run the engine as a server",
+        description="Run the engine until it is stopped (Ctrl-C, SIGTERM, or a client with an operator's key).",
     )
     parser.add_argument(
         "--endpoint",
@@ -64,7 +66,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     access.add_argument(
         "--keyless",
         choices=[str(role) for role in Role],
-        help="on loopback tcp: no keys; every user of this machine has this role",
+        help="on loopback tcp: require no key; every user of this machine has this role",
     )
     parser.add_argument(
         "--http",
@@ -83,7 +85,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
     parser.add_argument(
         "--record-text",
         action="store_true",
-        help="with --record: include block text, so that the file contains prompts and answers",
+        help="with --record: include the text of blocks, so that the file contains prompts and answers",
     )
     add_interval(parser, "--sample-interval")
     parser.add_argument(
