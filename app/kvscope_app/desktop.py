@@ -208,7 +208,7 @@ class Desktop(QObject):
         if self._has_reported_unsaved:
             return
         self._has_reported_unsaved = True
-        detail = f"{Path(self._settings.fileName()).parent}: {reason}. Changes last until kvscope ends."
+        detail = f"{Path(self._settings.fileName()).parent}: {reason}. Changes are kept until kvscope quits."
         print(f"{PROGRAM}: settings cannot be saved in {detail}", file=sys.stderr)
         if self.windows:
             self.windows[-1].banner.show_message("Settings cannot be saved", detail, is_temporary=True)

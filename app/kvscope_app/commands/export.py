@@ -27,7 +27,7 @@ def add_export_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
         help="export a recording: CSV, Parquet, Arrow, Perfetto, HTML report, pictures, videos",
         description=f"Export a recording, or a range of it, as a table ({tables}; {rows}), a trace for"
         " ui.perfetto.dev (perfetto), a self-contained report (html), a picture of a view at a moment"
-        " (png, svg), or a video of a view over the range (video: .mp4 needs ffmpeg; .webp, .gif and .apng need Pillow)."
+        " (png, svg), or a video of a view over the range (video: .mp4 by ffmpeg; .webp, .gif and .apng by Pillow)."
         " Needs no display. Existing files are not overwritten.",
         allow_abbrev=False,
     )

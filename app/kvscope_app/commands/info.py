@@ -98,7 +98,7 @@ def _goals_as_text(goodput: GoalsKept) -> list[str]:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
         lines += [f"{'':<14} {printable(link)}" for link in each.chain]
     more = goodput.num_missed - len(goodput.missed)
-    return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json has them"] if more else [])]
+    return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json lists them"] if more else [])]
 
 
 def _as_json(recording: Recording, digest: Digest) -> dict[str, object]:

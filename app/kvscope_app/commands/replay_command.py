@@ -35,8 +35,8 @@ def replay(args: argparse.Namespace) -> int:
 
     command = engine_command("replay", str(named_recording(args.file)), *engine_arguments(args))
     if command is None:
-        raise BadInput("the engine, which runs a recording again, is not installed: pip install 'kvscope[engine]'")
+        raise BadInput("replaying needs the engine, which is not installed: pip install 'kvscope[engine]'")
     code = subprocess.run(command, check=False, env={**os.environ, "KVSCOPE_STARTED_AS": PROGRAM}).returncode
     if code < 0:
-        raise BadInput(f"recording {str(args.file)!r} could not be run again: signal {-code} ended the engine")
+        raise BadInput(f"recording {str(args.file)!r} could not be replayed: signal {-code} ended the engine")
     return code

@@ -152,7 +152,7 @@ class PlanView(QScrollArea):
         if not changes:
             return
         column.addSpacing(4)
-        column.addWidget(_heading("Options that make more fit"))
+        column.addWidget(_heading("Options for more concurrent requests"))
         has_tokens = any(change.num_tokens for change in changes)
         titles = ("Option", "Tokens", "Concurrent max-length requests", "") if has_tokens else ("Option", "", "", "")
         rows = [

@@ -59,7 +59,7 @@ _NOT_READY = {
     SourceState.REFUSED: "The engine denied access",
 }
 
-_WRITTEN_ELSEWHERE: Final = "Another window is writing an answer here"
+_WRITTEN_ELSEWHERE: Final = "Another window is generating an answer in this conversation"
 _WAIT_HINT: Final = "An answer is being written: send when it has ended, or stop it with Esc."
 _EDITING: Final = "Editing a prompt: Send adds a new version, and the old one is kept."
 _LIST_WIDTH: Final = 220
@@ -523,7 +523,9 @@ class ContextBar(QWidget):
         self.text.setText(whole if used or limit else "")
         tip = f"{percent(self._share, 0)} of one request's maximum, by model and KV cache"
         cut = (
-            f"\nThe next prompt and its answer have {plural(left, 'token')}: a longer answer is cut" if is_short else ""
+            f"\nThe next prompt and its answer have {plural(left, 'token')}; a longer answer is cut off"
+            if is_short
+            else ""
         )
         self.text.setToolTip(tip + cut if limit else "")
         self._color()

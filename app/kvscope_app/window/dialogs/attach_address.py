@@ -32,7 +32,9 @@ class TypedAddress:
     def address(self) -> Address:
         """The address. Raises BadInput if nothing was entered or its scheme contradicts `kind`."""
         if not self.where:
-            raise BadInput("an engine is needed: " + ("its endpoint" if self.kind == OWN_ENGINE else "HOST:PORT"))
+            raise BadInput(
+                "enter the address of an engine: " + ("its endpoint" if self.kind == OWN_ENGINE else "HOST:PORT")
+            )
         if self.kind == OWN_ENGINE:
             return Address(self.where, Path(self.key_file) if self.key_file else None)
         scheme, separator, rest = self.where.partition("://")

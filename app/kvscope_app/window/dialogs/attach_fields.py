@@ -30,7 +30,7 @@ class AttachFields:
         self.api_key = _line("none", "API key")
         self.api_key.setEchoMode(QLineEdit.EchoMode.Password)
         self.keeps_key = QCheckBox("Remember it")
-        self.keeps_key.setToolTip("In a private file of yours; otherwise you are asked again")
+        self.keeps_key.setToolTip("Save it in a private file; otherwise you are asked each time")
         self.tls = QCheckBox("https")
         self.tls.setToolTip("Use https")
         self.ca = _line("certificate authority file; empty: the system's", "Certificates")

@@ -87,7 +87,7 @@ class LayoutUndo(QObject):
             if hidden != was_hidden:
                 return f"{'closing' if hidden else 'opening'} {title}"
             if floats != floated:
-                return f"{'taking out' if floats else 'putting back'} {title}"
+                return f"{'floating' if floats else 'docking'} {title}"
         return f"moving {self._window.docks[self._moved].windowTitle().lower()}"
 
     def _dock_states(self) -> dict[str, tuple[bool, bool]]:
