@@ -25,7 +25,7 @@ from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.linked_times import LinkedTimes
 from kvscope_app.recent_recordings.recent_files import add_recent
-from kvscope_app.recording.crashed_histories import LeftRings
+from kvscope_app.recording.crashed_histories import CrashedHistories
 from kvscope_app.session.group import SessionGroup
 from kvscope_app.session.recording.rings import make_ring
 from kvscope_app.session.session import Session
@@ -87,12 +87,12 @@ class Desktop(QObject):
         """Layout for windows that open; None: their saved layout."""
         self.sessions = SessionGroup(self)
         self.linked_times = LinkedTimes(self)
-        self._left_rings: LeftRings | None = None
+        self._left_rings: CrashedHistories | None = None
         self._fleets: FleetManager | None = None
         self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
         """Full addresses of watched sources, because a source's name does not contain everything."""
         self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
-        self._forgetting.timeout.connect(partial(give_back, app))
+        self._forgetting.timeout.connect(partial(release_caches, app))
 
     def open_window(
         self, address: Address | str, engine: EngineProcess | None = None, key: Path | None = None
@@ -117,9 +117,9 @@ class Desktop(QObject):
 
             session.set_disk_history(DiskHistory(make_ring(self._settings), source.set_sink))
 
-    def offer_left_rings(self) -> LeftRings:
+    def offer_left_rings(self) -> CrashedHistories:
         """Offer once to open the histories of crashed sessions, in the first window that has something to show."""
-        self._left_rings = LeftRings(self, lambda: self.windows, self.open_recording)
+        self._left_rings = CrashedHistories(self, lambda: self.windows, self.open_recording)
         return self._left_rings
 
     def open_recording(
@@ -164,12 +164,12 @@ class Desktop(QObject):
 
         is_live = comparing_window is not None and not comparing_window.session.timeline.is_file
         names = ("live" if is_live else a.path.name, b.path.name)
-        slot = self._slots.take(KIND)
+        slot = self._slots.acquire(KIND)
         window = CompareWindow(a, b, names, self.themes)
         group = window_group(KIND, slot)
         restore_geometry(window, self._settings, group)
         window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
-        window.closing.connect(lambda _: self._slots.give_back(KIND, slot))
+        window.closing.connect(lambda _: self._slots.release(KIND, slot))
         self.comparisons.append(window)
         window.closing.connect(self._comparison_closed)
         if comparing_window is not None and is_live:
@@ -260,7 +260,7 @@ class Desktop(QObject):
     def watch(self, source: Source, supervisor: EngineSupervisor | None = None) -> MainWindow:
         session = self.sessions.open(source)
         kind = window_kind(session)
-        slot = self._slots.take(kind)
+        slot = self._slots.acquire(kind)
         failed_before = self._slots.start_opening(kind, slot)
         kept_layout = dock_state.back_up_layout(self._settings, window_group(kind, slot)) if failed_before else None
         openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet)
@@ -270,7 +270,7 @@ class Desktop(QObject):
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
         if self.initial_layout is not None:
-            window.views_loaded.connect(partial(window.layouts.put, self.initial_layout, "opening the layout"))
+            window.views_loaded.connect(partial(window.layouts.apply, self.initial_layout, "opening the layout"))
         window.views_loaded.connect(partial(self._slots.finish_opening, kind, slot))
         self.windows.append(window)
         self.linked_times.add(window)
@@ -286,8 +286,8 @@ class Desktop(QObject):
         if window not in self.windows:
             return
         self.windows.remove(window)
-        self._slots.give_back(window_kind(window.session), window.slot)
-        self._pass_on(window.last_words)
+        self._slots.release(window_kind(window.session), window.slot)
+        self._pass_on(window.closing_message)
         window.deleteLater()
         if window.supervisor is None:
             self._end(window.session)
@@ -295,12 +295,12 @@ class Desktop(QObject):
             self._release_engine(window.supervisor, window.session)
         self._forgetting.start()
 
-    def _pass_on(self, last_words: str) -> None:
+    def _pass_on(self, closing_message: str) -> None:
         """Show the messages of a closed window in another window and on the terminal."""
-        if last_words:
-            print_line(f"{PROGRAM}: {last_words}", file=sys.stderr)
+        if closing_message:
+            print_line(f"{PROGRAM}: {closing_message}", file=sys.stderr)
             if self.windows:
-                self.windows[-1].banner.show_message("A closed window could not save everything", last_words)
+                self.windows[-1].banner.show_message("A closed window could not save everything", closing_message)
 
     def _release_engine(self, supervisor: EngineSupervisor, session: Session) -> None:
         """Shut down kvscope's own engine with its window, after sending the shutdown command."""
@@ -418,7 +418,7 @@ class _ExposeProbe(QObject):
 
 # Functions that free what a closed window leaves in Qt's caches, in the garbage collector and in malloc. They are
 # called on the GUI thread, between two turns of the event loop.
-def give_back(app: QApplication) -> None:
+def release_caches(app: QApplication) -> None:
     """Clear the caches for the widgets of a closed window."""
     forget_rules(app)
     QPixmapCache.clear()  # icon pixmaps, up to 10 MiB, whether they are still in use or not

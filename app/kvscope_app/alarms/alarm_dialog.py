@@ -125,8 +125,8 @@ class AlarmDialog(Sheet):
         self.column.addWidget(self.area, 1)
         self.column.addLayout(tools)
         self.column.addLayout(hook)
-        if self._evaluator.own_words:
-            self.column.addWidget(label(self._evaluator.own_words, "muted", wraps=True))
+        if self._evaluator.command_line_text:
+            self.column.addWidget(label(self._evaluator.command_line_text, "muted", wraps=True))
         self.column.addWidget(label(_HINT, "muted", wraps=True))
         self.column.addWidget(self.buttons)
         room = self.screen().availableGeometry().size()

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 ASK_EVERY_S: Final = 0.5
 MAX_BLOCKS_PER_REQUEST: Final = 512
 _CONNECT_TIMEOUT_S: Final = 5.0
-LOOK_S: Final = 0.1
-TELL_S: Final = 1.0
+POLL_S: Final = 0.1
+REPORT_INTERVAL_S: Final = 1.0
 REFUSED_S: Final = 3.0
 """Seconds after which the recording ends while the engine refuses the connection; waiting longer rarely helps."""
 _ABSENT: Final = (SourceState.CONNECTING, SourceState.STALE, SourceState.ENDED)
@@ -92,7 +92,7 @@ def record(args: argparse.Namespace) -> int:
     if args.record_text and address.is_external:
         raise BadInput(f"--record-text asks engines of kvscope's own, and does not go with {args.endpoint}")
     rules, url = alarm_rules(args, has_own=False), alarm_webhook(args)
-    writer = SegmentedWriter(args.out, args.segment_seconds, args.segment_bytes, tells_overview=bool(rules))
+    writer = SegmentedWriter(args.out, args.segment_seconds, args.segment_bytes, reports_overview=bool(rules))
     alarms = None
     if rules:
         from kvscope_app.commands.recorded_alarms import RecordedAlarms
@@ -107,7 +107,7 @@ def record(args: argparse.Namespace) -> int:
             alarms.close()
     if failure:
         raise KvscopeError(failure)
-    if not writer.has_begun:
+    if not writer.has_started:
         raise KvscopeError(f"nothing was recorded: {why or 'stopped before any telemetry arrived'}")
     print_line(
         f"{_named(writer.paths)}: {writer.recorded_s:.1f} s, {writer.num_frames} frames" + (f"; {why}" if why else "")
@@ -135,7 +135,7 @@ class _RecordingMonitor:
         self._source, self._writer, self._stopped, self._alarms = source, writer, stopped, alarms
         self._texts = None
         if args.record_text and isinstance(source, LiveSource):
-            self._texts = TextAsker(source, writer.write_texts)
+            self._texts = TextRequester(source, writer.write_texts)
         self._present_s = self._last_printed_s = started_s
         self._last_state: tuple[SourceState, str] | None = None
         """The connection state printed last, with its reason where the reason does not change all the time."""
@@ -143,13 +143,13 @@ class _RecordingMonitor:
     def run(self) -> str:
         """Watch until the recording ends. Returns the reason if it ended early, otherwise an empty string."""
         end_s = self._started_s + self._seconds
-        while not self._stopped.wait(max(0.0, min(LOOK_S, end_s - time.monotonic()))):
+        while not self._stopped.wait(max(0.0, min(POLL_S, end_s - time.monotonic()))):
             if self._alarms is not None:
-                self._alarms.look()
+                self._alarms.poll()
             if self._texts is None:
                 self._source.take_update()  # discard: nothing here shows the mirror
             else:
-                self._texts.look(len(self._writer.paths))
+                self._texts.poll(len(self._writer.paths))
             status, now_s = self._source.status, time.monotonic()
             if self._texts is not None and status.role == Role.VIEWER:
                 raise KvscopeError(f"--record-text needs an operator's key; you are a viewer at {self._endpoint}")
@@ -160,7 +160,7 @@ class _RecordingMonitor:
             if self._writer.failure:
                 break
             if now_s >= end_s:
-                return "" if self._writer.has_begun else self._why(status, self._seconds)
+                return "" if self._writer.has_started else self._why(status, self._seconds)
             if now_s - self._present_s > (min(REFUSED_S, self._wait_s) if is_refused else self._wait_s):
                 return self._why(status, self._wait_s)
         self._report(time.monotonic())
@@ -184,13 +184,13 @@ class _RecordingMonitor:
             waiting = f"; waiting up to {self._limit_s:g} s" if not self._last_state and status.state in _ABSENT else ""
             self._last_state = state
             _print(f"{self._endpoint}: {status.state}" + (f" ({status.reason})" if status.reason else "") + waiting)
-        if sys.stderr.isatty() and now_s - self._last_printed_s >= TELL_S:
+        if sys.stderr.isatty() and now_s - self._last_printed_s >= REPORT_INTERVAL_S:
             self._last_printed_s = now_s
             print(f"\r\x1b[K{self._progress(now_s)}", end="", file=sys.stderr, flush=True)
 
     def _progress(self, now_s: float) -> str:
         writer = self._writer
-        if not writer.has_begun:
+        if not writer.has_started:
             return f"waiting for {self._endpoint}: {now_s - self._started_s:.0f} of {self._limit_s:g} s"
         lost = f", {writer.num_dropped} lost" * bool(writer.num_dropped)
         return (
@@ -214,10 +214,10 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         yield stopped
 
 
-class TextAsker:
+class TextRequester:
     """Requests the text of an engine's blocks for a recording without a window.
 
-    Owns which blocks are requested; knows no file. Updates the mirror of `source`; call `look` often.
+    Owns which blocks are requested; knows no file. Updates the mirror of `source`; call `poll` often.
     """
 
     def __init__(self, source: LiveSource, write: Callable[[Iterable[RecordedText]], object]) -> None:
@@ -227,7 +227,7 @@ class TextAsker:
         self._num_files = 1
         self._next_s = self._asked_s = 0.0
 
-    def look(self, num_files: int = 1) -> None:
+    def poll(self, num_files: int = 1) -> None:
         """Process replies, request the texts that are due, and write those that are confirmed.
 
         Args:

@@ -18,7 +18,7 @@ from kvscope_telemetry.addresses import accepted_addresses
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.transport.bind_address import default_endpoint
 
-LOOK_S: Final = 0.05
+POLL_S: Final = 0.05
 WAIT_S: Final = 5.0
 MAX_ENGINES: Final = 64
 """Maximum number of engines: each has its own thread and mirror. The fleet window accepts more."""
@@ -96,10 +96,10 @@ def _print_once(engines: list[Any], wait_s: float, *, as_json: bool) -> int:
     from kvscope_app.commands.top_lines import engine_lines, in_encoding, legend_lines, plain_text, request_lines
 
     deadline_s = time.monotonic() + wait_s
-    while time.monotonic() < deadline_s and not all(engine.has_settled for engine in engines):
+    while time.monotonic() < deadline_s and not all(engine.has_full_span for engine in engines):
         for engine in engines:
             engine.read(limit=0)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     readings = [engine.read() for engine in engines]
     if as_json:
         text = msgspec.json.encode({"engines": readings}).decode()

@@ -72,7 +72,7 @@ class AdaptersDialog(Sheet):
             self._send(LoadAdapter, name=name, path=path)
 
     def _send(self, kind: type[LoadAdapter | UnloadAdapter], **fields: str) -> None:
-        self._debugger.ask(kind, heard=self._on_answer, **fields)
+        self._debugger.ask(kind, on_answer=self._on_answer, **fields)
 
     def _on_answer(self, text: str, was_done: bool) -> None:
         self._session.request_status()

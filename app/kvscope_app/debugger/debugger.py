@@ -58,7 +58,7 @@ class Debugger(QObject):
             action=action,
             lease_s=lease_s,
             num_steps=num_steps,
-            heard=self._history_callback(action),
+            on_answer=self._history_callback(action),
         )
 
     def ask(
@@ -66,7 +66,7 @@ class Debugger(QObject):
         kind: type[Control | Intervention],
         *,
         done: str = "done",
-        heard: AnswerCallback | None = None,
+        on_answer: AnswerCallback | None = None,
         **fields: Any,
     ) -> None:
         """Send a command to the engine.
@@ -81,12 +81,12 @@ class Debugger(QObject):
         try:
             sent = self.session.send(kind(tag=self._next_tag, **fields))
         except KvscopeError as error:
-            self._report(str(error), False, heard)
+            self._report(str(error), False, on_answer)
             return
         if sent:
-            self._asked[self._next_tag] = (done, heard)
+            self._asked[self._next_tag] = (done, on_answer)
         else:
-            self._report("no engine is attached", False, heard)
+            self._report("no engine is attached", False, on_answer)
 
     def abort(self, number: int, request_id: str) -> None:
         """Abort a request of any client."""
@@ -98,11 +98,11 @@ class Debugger(QObject):
         if action not in ("pause", "resume"):
             return None
 
-        def heard(_: str, was_done: bool) -> None:
+        def on_answer(_: str, was_done: bool) -> None:
             self.is_ours = was_done and action == "pause"
             self.session.request_status()  # no need to wait for the answer: the next heartbeat has the state too
 
-        return heard
+        return on_answer
 
     def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:
@@ -112,9 +112,9 @@ class Debugger(QObject):
                     text = reply.reason if isinstance(reply, Failed) else reply.what or asked[0]
                     self._report(text, isinstance(reply, Done), asked[1])
 
-    def _report(self, text: str, was_done: bool, heard: AnswerCallback | None) -> None:
-        if heard is not None:
-            heard(sentence(text), was_done)
+    def _report(self, text: str, was_done: bool, on_answer: AnswerCallback | None) -> None:
+        if on_answer is not None:
+            on_answer(sentence(text), was_done)
         self.answered.emit(sentence(text), was_done)
 
     def _check_timeout(self) -> None:

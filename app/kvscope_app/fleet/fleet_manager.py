@@ -80,7 +80,7 @@ class FleetManager(QObject):
 
     def _open(self, fleet: Fleet, reader: ListReader | None, watched: WatchedList) -> FleetWindow:
         window = FleetWindow(fleet, self._themes, self._attach, reader, watched.add)
-        slot = self._slots.take(KIND)
+        slot = self._slots.acquire(KIND)
         group = window_group(KIND, slot)
         restore_geometry(window, self._settings, group)
         window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
@@ -95,7 +95,7 @@ class FleetManager(QObject):
         self.windows.remove(window)
         if self._known_window is not None and window is self._known_window[0]:
             self._known_window = None
-        self._slots.give_back(KIND, slot)
+        self._slots.release(KIND, slot)
         self._ending = [thread for thread in self._ending if thread.is_alive()]
         self._ending.append(threading.Thread(target=_close, args=(fleet, reader), name="kvscope-fleet-end"))
         self._ending[-1].start()

@@ -24,7 +24,7 @@ _BEGIN_MS: Final = 1500
 """Delay after the start, so that the search does not slow it down."""
 
 
-class LeftRings(QObject):
+class CrashedHistories(QObject):
     """Searches on a thread and makes a single offer."""
 
     def __init__(

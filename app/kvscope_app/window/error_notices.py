@@ -130,12 +130,12 @@ class InternalErrors(QObject):
 
         def of_thread(args: threading.ExceptHookArgs) -> None:
             if args.exc_type is not SystemExit:
-                self.hear(args.exc_type, args.exc_value, args.exc_traceback)
+                self.record(args.exc_type, args.exc_value, args.exc_traceback)
             if before[1] is not threading.__excepthook__:
                 before[1](args)
 
         def unraisable(args: Any) -> None:
-            self.hear(args.exc_type, args.exc_value, args.exc_traceback)
+            self.record(args.exc_type, args.exc_value, args.exc_traceback)
             if before[2] is not sys.__unraisablehook__:
                 before[2](args)
 
@@ -147,7 +147,7 @@ class InternalErrors(QObject):
             sys.excepthook, threading.excepthook, sys.unraisablehook = before
             qInstallMessageHandler(self._qt_before)
 
-    def hear(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    def record(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
         """Record an uncaught error. Thread-safe; never raises."""
         if issubclass(kind, KeyboardInterrupt):
             return
@@ -179,7 +179,7 @@ class InternalErrors(QObject):
 
     def _chained(self, before: Callable[..., Any], pythons_own: Callable[..., Any]) -> Callable[..., Any]:
         def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            self.hear(kind, error, trace)
+            self.record(kind, error, trace)
             if before is not pythons_own:
                 before(kind, error, trace)
 

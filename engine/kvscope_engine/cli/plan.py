@@ -76,15 +76,15 @@ def _converse() -> int:
     for line in sys.stdin.buffer:
         try:
             for answer in _answers(parser.parse_args(msgspec.json.decode(line, type=list[str]))):
-                _say(answer)
+                _print_answer(answer)
         except msgspec.MsgspecError as error:
-            _say(Complaint(error=f"no JSON array of options: {error}"))
+            _print_answer(Complaint(error=f"no JSON array of options: {error}"))
         except KvscopeError as error:
-            _say(Complaint(error=str(error)))
+            _print_answer(Complaint(error=str(error)))
     return 0
 
 
-def _say(answer: PlanAnswer | Complaint) -> None:
+def _print_answer(answer: PlanAnswer | Complaint) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kvscope_engine.cli.arguments.engine_options import add_engine_options, given_options
+from kvscope_engine.cli.arguments.engine_options import add_engine_options, engine_option_values
 from kvscope_engine.cli.lazy_engine import engine_class
-from kvscope_engine.cli.notices import print_notes
+from kvscope_engine.cli.notices import print_notices
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.replay import ReplayComparison, Replayer, config_of_run, read_run
 from kvscope_engine.server.service import one_line
@@ -53,11 +53,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _replayed(args: argparse.Namespace) -> ReplayComparison:
     recorded = read_run(named_recording(args.file))
-    config = config_of_run(recorded.hello, given_options(args))
+    config = config_of_run(recorded.hello, engine_option_values(args))
     bar, replayer = TerminalProgress(), Replayer(recorded)
     bar(Progress(stage=IMPORT))
     with engine_class()(config, progress=bar, publish=replayer.take) as engine:
         bar.close()
         found = replayer.replay(engine)
-    print_notes(engine.notes)
+    print_notices(engine.notes)
     return found

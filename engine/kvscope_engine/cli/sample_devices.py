@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvscope_engine.cli.arguments.sample_interval_option import add_interval
-from kvscope_engine.cli.notices import print_note
+from kvscope_engine.cli.notices import print_notice
 from kvscope_engine.server.device_publisher import DevicePublisher
 from kvscope_telemetry.credentials.key_ring import KeyRing, default_keys_folder
 from kvscope_telemetry.termination import handling_signals
@@ -49,7 +49,7 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 def run(args: argparse.Namespace) -> int:
     endpoint = args.endpoint or default_sample_endpoint()
-    keys = KeyRing(args.keys, warn=print_note) if endpoint.startswith("tcp") and not args.keyless else None
+    keys = KeyRing(args.keys, warn=print_notice) if endpoint.startswith("tcp") and not args.keyless else None
     with _ended_by_signals() as over, DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher:
         print(f"listening on {publisher.telemetry_endpoint}", flush=True)
         over.wait()

@@ -202,7 +202,7 @@ def test_command_line_rules_apply_in_addition_to_saved_rules(window_with_scripte
     extend_overview(session, [second(at, used=97, num_running=9) for at in range(10)])
     assert {mark.kind for mark in session.bookmarks.shown} == {"Busy", KV_USAGE}
     assert window_with_scripted_overview.themes.settings.values.alarm_rules == DEFAULT_RULES
-    assert "Busy" in window_with_scripted_overview.alarms.own_words
+    assert "Busy" in window_with_scripted_overview.alarms.command_line_text
 
 
 @pytest.fixture

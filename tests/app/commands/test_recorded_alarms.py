@@ -48,7 +48,7 @@ def record_loads(*loads: int | None) -> FilesOfBookmarks:
             continue
         writer.overview.append(Summary(time_ns=START_NS + second * SECOND_NS, epoch=1, num_running=load))
         second += 1
-        alarms.look()
+        alarms.poll()
     return writer
 
 

@@ -27,7 +27,7 @@ class Keeper(QObject):
     is_running = False
     engine = SimpleNamespace(log_text=lambda: "")
 
-    def forget(self):
+    def detach(self):
         """Nothing to forget."""
 
 

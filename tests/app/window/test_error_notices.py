@@ -107,7 +107,7 @@ def test_strip_names_the_action_that_failed_and_what_was_raised(window, notices,
 
 def test_error_outside_the_views_names_its_feature(errors):
     code = compile("1 / 0", "/home/someone/kvscope_app/recording/recording_actions.py", "exec")
-    hear(errors, lambda: exec(code))
+    record_error(errors, lambda: exec(code))
     assert errors.newest.part == "Recording"
 
 
@@ -169,7 +169,7 @@ def test_qt_messages_go_into_the_report_and_critical_ones_are_told(errors, qtbot
 
 def test_they_are_bounded(errors, qtbot):
     for number in range(MAX_ERRORS + 5):
-        errors.hear(type(f"Error{number}", (Exception,), {}), None, None)
+        errors.record(type(f"Error{number}", (Exception,), {}), None, None)
     assert len(errors.errors) == MAX_ERRORS
     assert errors.num_more == 5
     assert "and 5 other errors" in errors.report
@@ -177,11 +177,11 @@ def test_they_are_bounded(errors, qtbot):
 
 def test_pythons_own_words_are_told_and_not_what_they_quote(errors):
     secret = f"""it's {SECRET}, "so" don't tell"""
-    hear(errors, lambda: [1, 2][20:][0])
-    hear(errors, lambda: np.zeros((2, 3)) + np.zeros(4))
-    hear(errors, lambda: int(secret))
-    hear(errors, lambda: {}[secret])
-    hear(errors, lambda: getattr(errors, secret))
+    record_error(errors, lambda: [1, 2][20:][0])
+    record_error(errors, lambda: np.zeros((2, 3)) + np.zeros(4))
+    record_error(errors, lambda: int(secret))
+    record_error(errors, lambda: {}[secret])
+    record_error(errors, lambda: getattr(errors, secret))
     assert "IndexError: list index out of range" in errors.report
     assert "could not be broadcast together" in errors.report
     assert "ValueError: invalid literal for int() with base 10: '…'" in errors.report
@@ -208,8 +208,8 @@ def test_no_message_that_somebody_wrote_is_told(errors):
             raise BadInput(SECRET) from error
 
     for what in (refuse, expect, look_up, chained):
-        hear(errors, what)
-    errors.hear(ValueError, ValueError(f"cannot read '{SECRET}"), None)  # without a line there is nobody who wrote it
+        record_error(errors, what)
+    errors.record(ValueError, ValueError(f"cannot read '{SECRET}"), None)  # without a line there is nobody who wrote it
     assert len(errors.errors) == 5
     assert 'in refuse: raise ValueError(f"cannot show {SECRET}")' in errors.report
     for written in (SECRET, SECRET.replace(" ", "-")):
@@ -226,12 +226,12 @@ def test_a_quotation_of_qt_that_does_not_end_is_left_out(errors, qtbot):
     assert SECRET not in errors.report
 
 
-def hear(errors, what):
+def record_error(errors, what):
     """What `what` raises, with its traceback."""
     try:
         what()
     except Exception as error:
-        errors.hear(type(error), error, error.__traceback__)
+        errors.record(type(error), error, error.__traceback__)
 
 
 def test_its_window_may_close(notices, errors, qtbot):

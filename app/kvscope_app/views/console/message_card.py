@@ -66,7 +66,7 @@ class MessageCard(QFrame):
         self.show_whole()
 
     def show_whole(self) -> None:
-        reasoning, answer = self._parts()
+        reasoning, answer = self._reasoning_and_text()
         is_markdown = self._is_answer and self.message.ending != ""
         (self.body.show_markdown if is_markdown else self.body.show_plain)(answer)
         self.reasoning.show_plain(reasoning)
@@ -76,7 +76,7 @@ class MessageCard(QFrame):
 
     def show_text(self) -> None:
         """Show the text received so far. Reasoning is folded when the answer starts."""
-        reasoning, answer = self._parts()
+        reasoning, answer = self._reasoning_and_text()
         if self.fold.isHidden() or (answer and not self.body.toPlainText()):
             self.fold.setChecked(not answer)
         self.body.show_plain(answer)
@@ -120,7 +120,7 @@ class MessageCard(QFrame):
     def _left_out_text(self) -> str:
         return "left out of later prompts" if self._is_left_out and not self._is_answer else ""
 
-    def _parts(self) -> tuple[str, str]:
+    def _reasoning_and_text(self) -> tuple[str, str]:
         return split_reasoning(self.message.content) if self._is_answer else ("", self.message.content)
 
     def _show_parts(self, reasoning: str, answer: str) -> None:

@@ -78,7 +78,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         default={},
         help="add X, -100 to 100, to the logit of token ID (default: none)",
     )
-    structured_output_options.add_form_options(parser)
+    structured_output_options.add_structured_output_options(parser)
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -99,7 +99,7 @@ def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingPara
     values = {name: value for name, value in options.items() if name not in structured_output_options.NAMES}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
-    form = structured_output_options.form_of(options)
+    form = structured_output_options.structured_of(options)
     if form is not None:
         values["structured"] = msgspec.to_builtins(form)
     try:  # token ids are strings as keys of JSON

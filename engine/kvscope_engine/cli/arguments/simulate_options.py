@@ -261,11 +261,11 @@ def chosen_preset(args: argparse.Namespace, recording: Recording | None) -> tupl
         return name, preset, ""
     hello = recording.info.hello
     if args.model_preset is not None or args.costs is not None:
-        return name, _as_recorded(preset, hello, None), _not_told(args, hello, name, has_speeds=True)
+        return name, _as_recorded(preset, hello, None), _missing_in_recording(args, hello, name, has_speeds=True)
     from kvscope_engine.simulator.costs.recorded_costs import recorded_costs
 
     cost = recorded_costs(recording, recorded_token_bytes(hello.cache))
-    note = _not_told(args, hello, name, has_speeds=cost is not None)
+    note = _missing_in_recording(args, hello, name, has_speeds=cost is not None)
     return name if cost is None else hello.model.name, _as_recorded(preset, hello, cost), note
 
 
@@ -280,7 +280,7 @@ def _as_recorded(preset: Preset, hello: Hello, cost: CostModel | None) -> Preset
     )
 
 
-def _not_told(args: argparse.Namespace, hello: Hello, name: str, *, has_speeds: bool) -> str:
+def _missing_in_recording(args: argparse.Namespace, hello: Hello, name: str, *, has_speeds: bool) -> str:
     known = {
         "weights and speeds": has_speeds,
         "bytes a token": recorded_token_bytes(hello.cache) or args.model or args.kv_bytes_per_token is not None,
@@ -295,8 +295,8 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
     """Return the limits: given, else recorded, else default. Raises BadInput for a value outside its range."""
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
-    def size(asked: int | None, told: int, default: int) -> int:
-        return asked if asked is not None else told or default
+    def size(asked: int | None, recorded: int, default: int) -> int:
+        return asked if asked is not None else recorded or default
 
     block_size = size(args.block_size, cache.block_size, 16)
     return SimulatedLimits(

@@ -19,7 +19,7 @@ NAMES: Final = ("json_schema", "json_object", "regex", "grammar", "choice")
 """Names of the options, which are also fields of a line in a prompts file."""
 
 
-def add_form_options(parser: argparse.ArgumentParser) -> None:
+def add_structured_output_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("structured output (one of these)").add_argument
     add("--json-schema", metavar="FILE|JSON", help="make the answer match a JSON schema, given as JSON or in a file")
     add("--json-object", action="store_true", help="make the answer a JSON object")
@@ -47,10 +47,10 @@ def structured(args: argparse.Namespace) -> Structured | None:
     for name in ("json_schema", "grammar"):
         if name in options:
             options[name] = _text_or_file(options[name], "::=" if name == "grammar" else "{")
-    return form_of(options)
+    return structured_of(options)
 
 
-def form_of(options: Mapping[str, Any]) -> Structured | None:
+def structured_of(options: Mapping[str, Any]) -> Structured | None:
     """Return the structured output of a line in a prompts file, whose schema may be an object. Raises BadInput."""
     given = {name: options[name] for name in NAMES if options.get(name) not in (None, False, [])}
     if not given:

@@ -141,12 +141,12 @@ def test_what_others_write_and_delete_is_noticed_once(store):
     other = ConversationStore(store.folder)
     other.save(conversation("a"))
     other.save(conversation("b"))
-    assert {c.key for c in store.take_changes().written} == {"a", "b"}
-    assert store.take_changes().written == []
+    assert {c.key for c in store.read_changes().written} == {"a", "b"}
+    assert store.read_changes().written == []
     other.delete("a")
-    assert store.take_changes().deleted == ["a"]
+    assert store.read_changes().deleted == ["a"]
     other.save(conversation("b", 9.0))
-    assert store.take_changes(but={"b"}).written == []  # changed here as well: its save will tell
+    assert store.read_changes(but={"b"}).written == []  # changed here as well: its save will tell
     with pytest.raises(ChangedElsewhere):
         store.save(conversation("b", 8.0))
 
@@ -185,7 +185,7 @@ def test_an_answer_whose_desktop_was_killed_is_marked(store):
         assert loaded.messages[0].ending == ""
         assert store.written_elsewhere == {"a"}
         process.kill()
-    (marked,) = store.take_changes().written
+    (marked,) = store.read_changes().written
     assert (marked.messages[0].ending, marked.messages[0].content) == ("interrupted", "half")
     assert store.written_elsewhere == set()
 

@@ -71,7 +71,7 @@ def test_an_answer_is_followed_in_the_other_window_which_waits_its_turn(open_win
     one.send("Hello")
     one.token("Half an")
     one.chat.save()
-    two.chat.look()
+    two.chat.reload_changes()
     two.page.show_conversation(two.chat.conversations[0])
     assert two.shown == ["Hello", "Half an"]
     two.send("Me too")  # it is being written over there
@@ -80,7 +80,7 @@ def test_an_answer_is_followed_in_the_other_window_which_waits_its_turn(open_win
     one.token(" answer")
     one.finish()
     one.chat.save()
-    two.chat.look()
+    two.chat.reload_changes()
     assert two.shown == ["Hello", "Half an answer"]
     two.send("Me too")
     assert two.texts == ["Hello", "Half an answer", "Me too", ""]
@@ -94,7 +94,7 @@ def test_turns_written_in_two_windows_at_once_are_versions(open_window, tmp_path
     one.chat.save()
     two = open_window()
     for window, prompt in ((one, "from one"), (two, "from two")):
-        window.chat.look = lambda: None  # neither has seen the other yet
+        window.chat.reload_changes = lambda: None  # neither has seen the other yet
         window.send(prompt)
         window.token(f"answer {prompt}")
         window.finish()
@@ -118,12 +118,12 @@ def test_what_one_deletes_goes_from_the_other(open_window):
     two = open_window()
     assert two.texts == ["Hello", "Hi"]
     one.page.head.remove.click()
-    two.chat.look()
+    two.chat.reload_changes()
     assert two.texts == []
     assert len(two.chat.conversations) == 1
     one.page.undo.click()
     one.chat.save()
-    two.chat.look()
+    two.chat.reload_changes()
     assert two.chat.conversations[0].messages[0].content == "Hello"
 
 

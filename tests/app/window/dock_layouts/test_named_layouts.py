@@ -42,7 +42,7 @@ def test_every_window_has_it_in_its_menu(window, session, make_window):
     assert names(other) == names(window) == ["Layout: A", "Layout: b"]
     texts = [action.text() for action in other.layouts.menu.actions()]
     assert texts[-2:] == ["Layout: A", "Layout: b"]
-    other.layouts.forget("b")
+    other.layouts.delete("b")
     assert names(window) == ["Layout: A"]
     assert len(window.layouts.menu.actions()) == len(texts) - 1 or window.layouts.menu.actions()
 
@@ -56,7 +56,7 @@ def test_what_was_replaced_or_forgotten_comes_back(window):
     assert layouts.values.layouts["mine"] != first
     window.undo.undo()
     assert layouts.values.layouts["mine"] == first
-    window.layouts.forget("mine")
+    window.layouts.delete("mine")
     assert layouts.values.layouts == {}
     window.undo.undo()
     assert layouts.values.layouts["mine"] == first
