@@ -29,7 +29,7 @@ class FilesOfBookmarks:
         self.paths.append(Path(f"x-{len(self.paths)}.mcap"))
         self.bookmarks.append([])
 
-    def mark(self, bookmark: Bookmark) -> None:
+    def write_bookmark(self, bookmark: Bookmark) -> None:
         self.bookmarks[-1].append(bookmark)
 
     def texts(self) -> list[str]:

@@ -23,7 +23,7 @@ from kvscope_telemetry.source import SourceState, SourceStatus, Update
 def set_status(engine, session, state=SourceState.LIVE, reason="", role="operator", intervenes=True):
     """Set the source's status and poll the session."""
     engine.source.status = SourceStatus(state, reason, role=role, intervenes=intervenes)
-    session._status_told_ns = 0
+    session._status_emitted_ns = 0
     session.poll()
 
 
