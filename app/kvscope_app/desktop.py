@@ -87,7 +87,7 @@ class Desktop(QObject):
         """Layout for windows that open; None: their saved layout."""
         self.sessions = SessionGroup(self)
         self.linked_times = LinkedTimes(self)
-        self._left_rings: CrashedHistories | None = None
+        self._crashed_histories: CrashedHistories | None = None
         self._fleets: FleetManager | None = None
         self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
         """Full addresses of watched sources, because a source's name does not contain everything."""
@@ -106,10 +106,10 @@ class Desktop(QObject):
         self._addresses[source] = address
         window = self.watch(source, None if engine is None else EngineSupervisor(engine, self))
         # After the first paint, so that the window does not wait for the disk.
-        QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._keep, source))
+        QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._retain, source))
         return window
 
-    def _keep(self, source: WatchedSource) -> None:
+    def _retain(self, source: WatchedSource) -> None:
         """Start recording the history of a live session."""
         session = self.sessions.find_by_source(source)
         if session is not None:
@@ -119,8 +119,8 @@ class Desktop(QObject):
 
     def offer_left_rings(self) -> CrashedHistories:
         """Offer once to open the histories of crashed sessions, in the first window that has something to show."""
-        self._left_rings = CrashedHistories(self, lambda: self.windows, self.open_recording)
-        return self._left_rings
+        self._crashed_histories = CrashedHistories(self, lambda: self.windows, self.open_recording)
+        return self._crashed_histories
 
     def open_recording(
         self, recording: Recording, at_s: float | None = None, selects: Sequence[tuple[str, int]] = ()
@@ -160,16 +160,16 @@ class Desktop(QObject):
         If `comparing_window` is live, the comparison closes with it.
         """
         from kvscope_app.compare.compare_window import CompareWindow  # imported late: loads plots
-        from kvscope_app.compare.saved_geometry import KIND, restore_geometry, save_geometry
+        from kvscope_app.compare.saved_geometry import COMPARISON_WINDOW, restore_geometry, save_geometry
 
         is_live = comparing_window is not None and not comparing_window.session.timeline.is_file
         names = ("live" if is_live else a.path.name, b.path.name)
-        slot = self._slots.acquire(KIND)
+        slot = self._slots.acquire(COMPARISON_WINDOW)
         window = CompareWindow(a, b, names, self.themes)
-        group = window_group(KIND, slot)
+        group = window_group(COMPARISON_WINDOW, slot)
         restore_geometry(window, self._settings, group)
         window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
-        window.closing.connect(lambda _: self._slots.release(KIND, slot))
+        window.closing.connect(lambda _: self._slots.release(COMPARISON_WINDOW, slot))
         self.comparisons.append(window)
         window.closing.connect(self._comparison_closed)
         if comparing_window is not None and is_live:
@@ -183,17 +183,17 @@ class Desktop(QObject):
 
         ready: dict[int, Recording] = {}
 
-        def take(place: int, recording: Recording) -> None:
-            ready[place] = recording
+        def add(index: int, recording: Recording) -> None:
+            ready[index] = recording
             if len(ready) == len(openings):
                 self.compare(ready[0], ready[1])
 
-        for place, opening in enumerate(openings):
+        for index, opening in enumerate(openings):
             if opening.recording is not None:
-                take(place, opening.recording)
+                add(index, opening.recording)
                 continue
             window = OpeningWindow(opening)
-            window.opened.connect(partial(take, place))
+            window.opened.connect(partial(add, index))
             window.failed.connect(self._report_failure)
             window.show()
 
@@ -247,8 +247,8 @@ class Desktop(QObject):
     def close(self) -> None:
         if self._fleets is not None:
             self._fleets.close()
-        if self._left_rings is not None:
-            self._left_rings.end()
+        if self._crashed_histories is not None:
+            self._crashed_histories.stop()
         for comparison in list(self.comparisons):
             comparison.close()
         self._settings.sync()
@@ -290,7 +290,7 @@ class Desktop(QObject):
         self._pass_on(window.closing_message)
         window.deleteLater()
         if window.supervisor is None:
-            self._end(window.session)
+            self._close_session(window.session)
         else:
             self._release_engine(window.supervisor, window.session)
         self._forgetting.start()
@@ -305,11 +305,11 @@ class Desktop(QObject):
     def _release_engine(self, supervisor: EngineSupervisor, session: Session) -> None:
         """Shut down kvscope's own engine with its window, after sending the shutdown command."""
         supervisor.deleteLater()
-        if not supervisor.engine.keep:
+        if not supervisor.engine.keeps_running:
             session.send(Control(action="shutdown"))
-        QTimer.singleShot(_CLOSE_NOTICE_MS, self, partial(self._end, session))
+        QTimer.singleShot(_CLOSE_NOTICE_MS, self, partial(self._close_session, session))
 
-    def _end(self, session: Session) -> None:
+    def _close_session(self, session: Session) -> None:
         self.sessions.close_session(session)
 
 

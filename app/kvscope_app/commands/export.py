@@ -89,18 +89,18 @@ def _export_picture(args: argparse.Namespace) -> int:
     from kvscope_app.window.display_server import require_qt, require_sound_qt
     from kvscope_telemetry.recordings.reader import Recording
 
-    wish = picture_spec(args)
+    spec = picture_spec(args)
     if args.goodput:
         raise BadInput("--goodput goes with .html, not with a picture")
-    assert wish is not None, "a picture is asked for"
+    assert spec is not None, "a picture is asked for"
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     require_qt()
     require_sound_qt()
-    from kvscope_app.media_export.picture_command import make
+    from kvscope_app.media_export.picture_command import export_picture
 
-    with ProgressBar("exporting", always=args.tell_progress) as progress:
+    with ProgressBar("exporting", is_forced=args.tell_progress) as progress:
         recording = Recording.open(named_recording(args.file))
-        make(recording, wish, progress.watch)
+        export_picture(recording, spec, progress.watch)
     _report(args.out, recording.note)
     return 0
 

@@ -143,10 +143,10 @@ class FleetWindow(QMainWindow):
         """Ask for the address of another engine, and add it. It is saved, as when a window attaches to an engine."""
 
         def add(address: Address) -> None:
-            self._add(FleetEntry(address, sheet.fields.name.text().strip()))
+            self._add(FleetEntry(address, dialog.fields.name.text().strip()))
 
-        sheet = AttachDialog(self, add, "Add engine", "Add")
-        sheet.show()
+        dialog = AttachDialog(self, add, "Add engine", "Add")
+        dialog.show()
 
     # Qt overrides
 

@@ -52,11 +52,11 @@ class PlanDialog(Sheet):
         if question == self._shown:
             return
         self._shown = question
-        self.view.say("Calculating… The first result can take a few seconds.")
+        self.view.show_message("Calculating… The first result can take a few seconds.")
         self.process.request(question)
 
     def _show_error(self, text: str) -> None:
-        self.view.say(text, "warning")
+        self.view.show_message(text, "warning")
 
     def end(self, *_: object) -> None:
         """Stop computing plans when the dialog closes."""

@@ -56,9 +56,9 @@ class PlanView(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.say("")
+        self.show_message("")
 
-    def say(self, text: str, style: str = "muted") -> None:
+    def show_message(self, text: str, style: str = "muted") -> None:
         column = self._new_column()
         column.addWidget(label(text, style, wraps=True))
         column.addStretch()

@@ -77,7 +77,7 @@ class InternalError:
 
     kind: str
     """Name of the exception class, or "Qt"."""
-    part: str
+    feature: str
     """Title of the view or feature in which it was raised; empty if unknown."""
     trace: str
     action: str = ""
@@ -168,7 +168,7 @@ class InternalErrors(QObject):
             f"Display: {QGuiApplication.platformName()}, machine: {platform.machine()}",
         ]
         for error in self.errors:
-            where = f" in {error.part}" if error.part else ""
+            where = f" in {error.feature}" if error.feature else ""
             where += f" during “{error.action}”" if error.action else ""
             parts.append(f"{error.kind}{where}, {plural(error.count, 'time')}\n{error.trace}")
         if self.num_more:
@@ -193,7 +193,7 @@ class InternalErrors(QObject):
         if callable(self._qt_before):
             self._qt_before(kind, context, text)
 
-    def _count(self, kind: str, part: str, trace: str, action: str = "") -> int:
+    def _count(self, kind: str, feature: str, trace: str, action: str = "") -> int:
         """Record an occurrence.
 
         Returns the number of occurrences so far, or 0 if the error is not stored (`MAX_ERRORS`).
@@ -205,7 +205,7 @@ class InternalErrors(QObject):
                 times = 0
             else:
                 if found is None:
-                    found = self._errors[trace] = InternalError(kind, part, trace, action)
+                    found = self._errors[trace] = InternalError(kind, feature, trace, action)
                 found.count += 1
                 self.newest, times = found, found.count
             is_due, self._is_due = self._is_due, True
@@ -276,9 +276,9 @@ class ErrorNotices(QObject):
         assert newest is not None, "there is something to tell"
         often = f", {plural(newest.count, 'time')}" if newest.count > 1 else ""
         others = f", and {plural(num_others, 'other error')} earlier" if num_others else ""
-        subject = newest.part or "What is shown"
+        subject = newest.feature or "What is shown"
         detail = note or f"{newest.summary}{often}{others}. kvscope keeps running. {subject} may be out of date."
-        where = f" in {newest.part}" if newest.part else ""
+        where = f" in {newest.feature}" if newest.feature else ""
         title = f"“{newest.action}” failed{where}" if newest.action else f"Something went wrong{where}"
         strip.show_message(title, detail, (("Copy report", self.copy_report),))
 

@@ -400,7 +400,7 @@ def test_narrow_alarm_line_wraps_rule_and_details_without_clipping(qtbot):
     line = AlarmLine()
     qtbot.addWidget(line)
     rule, detail = "Long wait: longest_wait_s > 10 and running > 8 for 10 s", "up to 97.0 %; since 12:00:00.000, " * 4
-    line.tell(rule, detail)
+    line.show_alarm(rule, detail)
     line.resize(2_000, 40)
     line.show()
     assert not line.is_narrow

@@ -39,7 +39,7 @@ def start_process(request):
     yield start
     for process in processes:
         process.kill()
-        process.keep = False
+        process.keeps_running = False
         process.close()
 
 

@@ -112,7 +112,7 @@ def test_error_notice_names_the_failed_action_and_the_exception(window, notices,
 def test_error_outside_the_views_names_its_feature(errors):
     code = compile("1 / 0", "/home/someone/kvscope_app/recording/recording_actions.py", "exec")
     record_error(errors, lambda: exec(code))
-    assert errors.newest.part == "Recording"
+    assert errors.newest.feature == "Recording"
 
 
 def test_repeated_error_is_counted_and_stays_dismissed(window, notices, errors, qtbot, capsys):

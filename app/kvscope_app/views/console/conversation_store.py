@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS unreadable (key TEXT, data BLOB, reason TEXT);
 CREATE TABLE IF NOT EXISTS drafts (key TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID;
 """,
     probe="SELECT key, revision, changed_s, writer, data FROM conversations LIMIT 0",
-    what="conversations",
+    contents="conversations",
 )
 MAX_FILE_BYTES: Final = 32 << 20
 _SUFFIX: Final = ".json"

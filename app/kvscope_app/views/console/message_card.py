@@ -41,9 +41,9 @@ class MessageCard(QFrame):
         self._is_answer = message.role == "assistant"
         self._is_left_out = False
         self.setObjectName("answer" if self._is_answer else "prompt")
-        self.who = ElidedLabel("Answer" if self._is_answer else "You")
-        self.who.setProperty("look", "muted")
-        self.body = TextBody(self.who.text())
+        self.role_label = ElidedLabel("Answer" if self._is_answer else "You")
+        self.role_label.setProperty("look", "muted")
+        self.body = TextBody(self.role_label.text())
         self.reasoning = TextBody("Reasoning")
         self.fold = tool_button("Reasoning", "Show or hide what the model wrote before its answer", checkable=True)
         self.notice = label(wraps=True)
@@ -99,7 +99,7 @@ class MessageCard(QFrame):
         self.link.setText(f"Request #{count(number)}")
         self.link.setVisible(number > 0)
         adapter = self.message.stats.adapter if self._is_answer else ""
-        self.who.setText("  ·  ".join(filter(None, [self.body.accessibleName(), adapter, self._left_out_text])))
+        self.role_label.setText("  ·  ".join(filter(None, [self.body.accessibleName(), adapter, self._left_out_text])))
         self.redo.setEnabled(can_ask or not self._is_answer)
         self.copy.setVisible(bool(self.message.content))
 
@@ -159,7 +159,7 @@ class MessageCard(QFrame):
     def _lay_out(self) -> None:
         head = QHBoxLayout()
         head.setSpacing(2)
-        head.addWidget(self.who, 1)
+        head.addWidget(self.role_label, 1)
         for button in (self.link, self.copy, self.redo):
             head.addWidget(button)
         versions = QHBoxLayout()  # below the text: next to the buttons above it, they would widen a narrow dock

@@ -19,7 +19,7 @@ class TypedAddress:
     """Contents of the dialog's fields, without surrounding spaces."""
 
     kind: str
-    """One of `kinds()`."""
+    """One of `engine_kinds()`."""
     where: str
     """Address, or HOST:PORT of another engine's server, optionally with http:// or https://."""
     key_file: str = ""
@@ -58,7 +58,7 @@ class TypedAddress:
         return Connection(address.text, "", label, self.kv_events, address.tls, self.ca_file)
 
 
-def kinds() -> tuple[str, ...]:
+def engine_kinds() -> tuple[str, ...]:
     """Return the kinds of engines in the dialog's order: kvscope's own, then the schemes of other engines."""
     return (OWN_ENGINE, *[engine.scheme for engine in engines.ENGINES])
 

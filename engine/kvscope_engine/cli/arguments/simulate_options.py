@@ -295,8 +295,8 @@ def chosen_limits(args: argparse.Namespace, preset: Preset, recording: Recording
     """Return the limits: given, else recorded, else default. Raises BadInput for a value outside its range."""
     cache = CacheInfo(num_blocks=0, block_size=0) if recording is None else recording.info.hello.cache
 
-    def size(asked: int | None, recorded: int, default: int) -> int:
-        return asked if asked is not None else recorded or default
+    def size(given: int | None, recorded: int, default: int) -> int:
+        return given if given is not None else recorded or default
 
     block_size = size(args.block_size, cache.block_size, 16)
     return SimulatedLimits(
@@ -403,12 +403,12 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
     """Return the what-if questions. Raises BadInput for those that do not apply to the model."""
-    asked = {
+    given = {
         "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
         "state_checkpoints": "" if layout is not None and layout.state_bytes else "no layer keeps a state",
     }
-    for name, why in asked.items():
+    for name, why in given.items():
         if why and getattr(args, name) not in (None, False):
             known = "" if layout is not None else ": give --model, or a recording that names its KV groups"
             raise BadInput(f"--{name.replace('_', '-')} is not accepted, as {why}{known}")
