@@ -47,7 +47,7 @@ WAY: Final = (
     "app/kvscope_app/views/page_map/drawing/cells.py",
     "app/kvscope_app/views/page_map/drawing/grid.py",
     "app/kvscope_app/views/page_map/color_modes.py",
-    "app/kvscope_app/views/page_map/canvas.py",
+    "app/kvscope_app/views/page_map/page_map_canvas.py",
 )
 BESIDE: Final = {
     "app/kvscope_app/session/event_log.py": "events of the same frame",
@@ -63,7 +63,7 @@ BESIDE: Final = {
     "engine/kvscope_engine/policy/kv_cache/free_list.py": "which block is handed out next",
     "engine/kvscope_engine/policy/kv_cache/move_log.py": "blocks that changed places",
     "engine/kvscope_engine/policy/ranked_queue.py": "requests that run and wait are counted",
-    "engine/kvscope_engine/policy/scheduling/changes.py": "requests and events of the same frame",
+    "engine/kvscope_engine/policy/scheduling/change_log.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/scheduling/waiting_forks.py": "requests that wait are counted",
     "engine/kvscope_engine/policy/scheduling/scheduler.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/waiting_queue.py": "requests that run and wait are counted",

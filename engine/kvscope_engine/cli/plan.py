@@ -19,8 +19,8 @@ from kvscope_telemetry.messages.what_if import Complaint
 from kvscope_telemetry.printable import print_text
 
 if TYPE_CHECKING:
-    from kvscope_engine.planning.inference import InferenceQuestion
-    from kvscope_engine.planning.training import TrainingQuestion
+    from kvscope_engine.planning.inference_plan import InferenceQuestion
+    from kvscope_engine.planning.training_plan import TrainingQuestion
 
 LENGTHS: Final = "1024,4096,16384"
 MAX_LENGTHS: Final = 16
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode(answer).decode())
         return 0
-    from kvscope_engine.planning.report_text import text
+    from kvscope_engine.planning.plan_report_text import text
 
     print_text(text(answer))
     return 0
@@ -96,10 +96,10 @@ def _answers(args: argparse.Namespace) -> Iterator[PlanAnswer]:
     lengths = _lengths(args.lengths)
     with quick_imports():
         question, training = _serving_question(args), _training_question(args)
-        from kvscope_engine.planning.answer import answer
-        from kvscope_engine.planning.inference import plan_inference
+        from kvscope_engine.planning.inference_plan import plan_inference
+        from kvscope_engine.planning.plan_answer import answer
         from kvscope_engine.planning.skeleton import read_skeleton
-        from kvscope_engine.planning.training import plan_training
+        from kvscope_engine.planning.training_plan import plan_training
 
         skeleton = read_skeleton(args.model)  # imports the code of the model's architecture
         plan = plan_inference(skeleton, question)
@@ -182,7 +182,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
 
 
 def _serving_question(args: argparse.Namespace) -> InferenceQuestion:
-    from kvscope_engine.planning.inference import CONTEXT_BYTES, InferenceQuestion
+    from kvscope_engine.planning.inference_plan import CONTEXT_BYTES, InferenceQuestion
 
     return InferenceQuestion(
         gpu_memory=args.gpu_memory,
@@ -205,7 +205,7 @@ def _serving_question(args: argparse.Namespace) -> InferenceQuestion:
 def _training_question(args: argparse.Namespace) -> TrainingQuestion | None:
     if not args.train:
         return None
-    from kvscope_engine.planning.training import TrainingQuestion
+    from kvscope_engine.planning.training_plan import TrainingQuestion
 
     return TrainingQuestion(
         batch_size=args.batch_size,

@@ -10,7 +10,7 @@ from kvscope_engine.cli.arguments.engine_options import add_engine_options, engi
 from kvscope_engine.cli.lazy_engine import engine_class
 from kvscope_engine.cli.notices import print_notices
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
-from kvscope_engine.replay import ReplayComparison, Replayer, config_of_run, read_run
+from kvscope_engine.run_replay import ReplayComparison, Replayer, config_of_run, read_run
 from kvscope_engine.server.service import one_line
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput
@@ -56,7 +56,7 @@ def _replayed(args: argparse.Namespace) -> ReplayComparison:
     config = config_of_run(recorded.hello, engine_option_values(args))
     bar, replayer = TerminalProgress(), Replayer(recorded)
     bar(Progress(stage=IMPORT))
-    with engine_class()(config, progress=bar, publish=replayer.take) as engine:
+    with engine_class()(config, progress=bar, publish=replayer.receive) as engine:
         bar.close()
         found = replayer.replay(engine)
     print_notices(engine.notes)

@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         )
         built.append(engine)
         ends_with_ranks(engine)
-        print_notices([line for line in (engine.weights, engine.attention, engine.memory_plan) if line])
+        print_notices([line for line in (engine.weights, engine.hello.device.attention, engine.memory_plan) if line])
         print_notices(engine.notes)
         num_printed = len(engine.notes)
         return engine

@@ -34,8 +34,8 @@ from kvscope_telemetry.printable import print_text
 from kvscope_telemetry.recordings.sample import path_of
 
 if TYPE_CHECKING:
-    from kvscope_engine.simulator.report import Report
     from kvscope_engine.simulator.simulation import Setup, Simulation
+    from kvscope_engine.simulator.simulation_report import Report
 
 
 def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -63,9 +63,9 @@ def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentPa
 
 
 def run(args: argparse.Namespace) -> int:
-    from kvscope_engine.simulator.report import report
-    from kvscope_engine.simulator.report_text import text
     from kvscope_engine.simulator.simulation import Simulation
+    from kvscope_engine.simulator.simulation_report import report
+    from kvscope_engine.simulator.simulation_report_text import text
 
     recording = chosen_recording(args)
     model, preset, note = chosen_preset(args, recording)

@@ -14,7 +14,7 @@ from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.planning.plan_view import PlanView
 from kvscope_app.ui.number_text import count
 from kvscope_app.ui.theme import DARK, LIGHT, SAFE_DARK, SAFE_LIGHT
-from kvscope_app.views.memory.bar import Swatch
+from kvscope_app.views.memory.stacked_bar import Swatch
 from kvscope_telemetry.messages.memory_plan import (
     Change,
     Headroom,
@@ -136,7 +136,7 @@ def test_parts_of_one_bar_have_distinct_colours(qtbot, theme):
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_shares_equal_those_printed_by_the_command(qtbot, fits):
-    from kvscope_engine.planning.report_text import text
+    from kvscope_engine.planning.plan_report_text import text
 
     view, made = PlanView(DARK), _make_answer(fits=fits)
     qtbot.addWidget(view)

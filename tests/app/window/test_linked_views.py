@@ -95,7 +95,7 @@ def test_unlinked_view_keeps_its_range_until_it_is_linked_again(window):
     timeline, heatmap = window.views["timeline"], window.views["heatmap"]
     heatmap.link.button.click()
     timeline.canvas.zoom(0.3, 0.5)
-    assert heatmap.frame.stance is Stance.FIT
+    assert heatmap.frame.mode is Stance.FIT
     heatmap.frame.zoom(2.0, 100)
     assert window.session.timeline.visible_range.span == timeline.canvas.shown.span, (
         "zooming an unlinked view must not change the shared range"
@@ -112,7 +112,7 @@ def test_alt_left_undoes_a_zoom_in_all_views(window):
     span = timeline.canvas.shown.span
     actions["zoom_back"].trigger()
     assert timeline.canvas.shown.span == timeline.canvas.whole
-    assert heatmap.frame.stance is Stance.FIT
+    assert heatmap.frame.mode is Stance.FIT
     actions["zoom_forward"].trigger()
     assert timeline.canvas.shown.span == span
 

@@ -601,12 +601,12 @@ def test_slow_engine_has_a_constant_decode_rate(paths, open_window, qtbot):
         for ago_s in (3.0, 6.0, 9.0):
             at_s = window.session.timeline.shown_until_ns / 1e9 - ago_s
             qtbot.waitUntil(lambda at_s=at_s: read_rate(charts, at_s) in RATES, timeout=round(WAIT_S * 1000))
-        charts.read_at(None)
+        charts.show_values_at(None)
 
 
 def read_rate(charts, at_s: float) -> str:
     """Return the value of the decode chart under the pointer."""
-    charts.read_at(at_s)
+    charts.show_values_at(at_s)
     return charts.panels["decode"].legend.values.get("decode_tokens", "")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvscope_engine.command_parser import number, parse_size, whole_number
-from kvscope_engine.policy.allocation.names import ALLOCATORS
+from kvscope_engine.policy.allocation.allocator_names import ALLOCATORS
 from kvscope_engine.simulator.costs.cost_model import PRESETS, CostModel, Preset
 from kvscope_engine.simulator.kv_layout import (
     KVLayout,
@@ -23,9 +23,9 @@ from kvscope_engine.simulator.kv_layout import (
     recorded_tiers,
     recorded_token_bytes,
 )
-from kvscope_engine.simulator.limits import SimulatedLimits
-from kvscope_engine.simulator.paging import Paging
-from kvscope_engine.simulator.tiers import Tiers
+from kvscope_engine.simulator.simulated_paging import Paging
+from kvscope_engine.simulator.simulated_tiers import Tiers
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
 from kvscope_engine.simulator.workloads.generators import ARRIVALS, GENERATORS, GeneratorOptions
 from kvscope_telemetry.engine_config import PREEMPTIONS
 from kvscope_telemetry.errors import BadInput

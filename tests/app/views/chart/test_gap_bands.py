@@ -25,7 +25,7 @@ def panel(qtbot):
 
 def shaded_seconds(panel, *, theme=DARK, at=(5.0, 15.0, 25.0, 35.0, 45.0, 55.0)):
     """Return those of the given seconds at which the plot is shaded, in its middle and near its edges."""
-    panel.settle()
+    panel.finish_layout()
     plot = panel.plot
     image = plot.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
     scale = image.width() / plot.width()
@@ -67,7 +67,7 @@ def test_bands_fill_the_plot_height_after_resizing_and_rescaling(panel):
 def test_many_gaps_add_no_scene_items(panel):
     num_items = len(panel.plot.scene().items())
     panel.show_gaps([(BOOT_S + number / 10, BOOT_S + (number + 0.5) / 10) for number in range(600)])
-    panel.settle()
+    panel.finish_layout()
     panel.grab()
     assert len(panel.plot.scene().items()) == num_items
 

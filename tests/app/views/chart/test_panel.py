@@ -120,7 +120,7 @@ def test_accessible_description_contains_the_values(qtbot, monkeypatch):
     assert panel.plot.accessibleDescription() == ""  # not updated without focus or a screen reader
     panel.plot.focused.emit()
     assert panel.plot.accessibleDescription() == "running 5, waiting 9"
-    monkeypatch.setattr(panel_module, "is_listened_to", lambda: True)
+    monkeypatch.setattr(panel_module, "is_screen_reader_active", lambda: True)
     panel.legend.set_values({"run": "6", "wait": "9"})
     assert panel.plot.accessibleDescription() == "running 6, waiting 9"
     panel.hovered.connect(panel.show_cursor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.views.device.device_figures import gpu_figures, gpu_state
-from kvscope_app.views.device.memory_parts import MAX_NAMED, gpu_pieces, host_pieces
+from kvscope_app.views.device.memory_users import MAX_NAMED, gpu_pieces, host_pieces
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess, Host, HostProcess
 
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from fake_nvml import GIB, LOST, NVMLError, animate, two_gpus
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.chart.time_bar import RANGES_S
 from kvscope_app.views.device.device_view import EMPTY_TEXT, DeviceView
-from kvscope_app.views.device.memory_parts import process_rows
+from kvscope_app.views.device.memory_users import process_rows
 from kvscope_telemetry.devices.gpus import Gpus
 from kvscope_telemetry.messages.devices import Devices, Host, HostProcess
 from kvscope_telemetry.source import Update

@@ -11,10 +11,10 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.ui.theme import DARK, LIGHT, mix
 from kvscope_app.views.heatmap.cell_keys import FREE, HeatMode
-from kvscope_app.views.heatmap.cell_text import cell_words
+from kvscope_app.views.heatmap.cell_text import cell_text
 from kvscope_app.views.heatmap.heatmap_view import EMPTY_TEXT, HeatmapView
 from kvscope_app.views.heatmap.pools import PoolRegistry
-from kvscope_app.views.heatmap.time_frame import Stance
+from kvscope_app.views.heatmap.time_frame import TimeFrameMode
 from kvscope_app.views.page_map.color_modes import FILL, OWNER, STATE
 from kvscope_app.views.page_map.drawing.ink import pixel
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
@@ -165,7 +165,7 @@ def test_new_second_redraws_few_columns(make_engine, overview, make_view, make_s
         assert num_made() - made == 2
         assert view.map.raster.num_drawn - before <= 2 * per_second + 3
     shown = view.map.raster.pixels.copy()
-    view.map.raster.forget()
+    view.map.raster.invalidate()
     view.map.redraw()
     assert np.array_equal(view.map.raster.pixels, shown), "scrolled pixels must equal freshly drawn ones"
 
@@ -194,7 +194,7 @@ def test_wheel_zoom_keeps_the_time_under_the_pointer(engine, filled_ledger, over
     view = make_view(engine, overview)
     moment = view.map.time_at(300)
     wheel(view.map, 300, 5)
-    assert view.frame.stance is Stance.STAND
+    assert view.frame.mode is TimeFrameMode.FIXED
     assert abs(view.map.time_at(300) - moment) <= 2 * view.frame.scale.column_ns
     assert not view.fit_button.isChecked()
 
@@ -253,7 +253,7 @@ def test_hovering_describes_the_cell(engine, filled_ledger, overview, make_view,
     y = round(5.5 * view.map.height() / 64)
     hover(view.map, x, y)
     words = view.caption.text()
-    assert words == cell_words(overview, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
+    assert words == cell_text(overview, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
     assert "Block 5" in words
     assert "active" in words
     assert "50 % of slots used" in words
@@ -289,9 +289,9 @@ def test_arrow_keys_move_the_cell_and_enter_seeks(engine, filled_ledger, overvie
     qtbot.keyClick(view.map, Qt.Key.Key_Return)
     assert view.session.timeline.cursor_ns == begin_ns + 5 * SECOND_NS - 1
     view.map.zoom_by(1)
-    assert view.frame.stance is Stance.STAND
+    assert view.frame.mode is TimeFrameMode.FIXED
     view.map.zoom_by(0)
-    assert view.frame.stance is Stance.FIT
+    assert view.frame.mode is TimeFrameMode.FIT
     qtbot.keyClick(view.map, Qt.Key.Key_Escape)
     assert view.map.cell is None
 
@@ -340,7 +340,7 @@ def test_small_view_hides_other_parts_but_keeps_the_map(engine, filled_ledger, o
 def test_tiers_are_known_only_for_recorded_epochs(make_engine, overview, make_view):
     engine = make_engine(num_blocks=6, num_host=2, num_disk=2)
     view = make_view(engine, overview)
-    view.pools.note(7, engine.hello.cache)
+    view.pools.record(7, engine.hello.cache)
     assert view.pools.tiers(7, 10).tolist() == [*[Tier.HBM] * 6, *[Tier.HOST] * 2, *[Tier.DISK] * 2]
     assert view.pools.tiers(3, 11).tolist() == [0] * 11
 
@@ -371,7 +371,7 @@ def test_recurrent_states_have_separate_rows(make_engine, make_view, overview, m
     overview.extend([make_summary(0, engine.ledger, num_pool=64)])
     view = make_view(engine, overview)
     pools = PoolRegistry()
-    pools.note(7, engine.hello.cache)
+    pools.record(7, engine.hello.cache)
     keys = pools.keys(mode, overview, np.array([0]), 70)
     assert keys.shape == (1, 70)
     assert (keys[0, 64:67] > FREE).all()

@@ -9,7 +9,7 @@ from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.heatmap.address_rows import NO_ADDRESS, highest, spread
 from kvscope_app.views.heatmap.key_store import KeyStore
 from kvscope_app.views.heatmap.measures import NO_RUNS, num_sizes, run_keys, size_text
-from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
+from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
 from kvscope_app.views.heatmap.time_scale import FIRST_COLUMN_NS, TimeScale
 from kvscope_telemetry.ledger import Ledger
 from kvscope_telemetry.summaries.address_bins import bin_edges
@@ -47,7 +47,7 @@ def expected_columns(overview, scale):
 def test_column_has_the_highest_key_of_its_seconds(overview, add_seconds, begin_ns, column_ns):
     add_seconds(*range(10), *range(14, 33), 40)
     store = KeyStore(key_of_second, 1)
-    assert store.follow(overview) == begin_ns
+    assert store.update(overview) == begin_ns
     scale = TimeScale(begin_ns // column_ns - 3, 60, column_ns)
     assert np.array_equal(store.columns(scale, 0, 60)[:, 0], expected_columns(overview, scale))
     assert np.array_equal(store.columns(scale, 20, 31)[:, 0], expected_columns(overview, scale)[20:31])
@@ -62,11 +62,11 @@ def test_key_store_follows_a_growing_and_shrinking_overview(overview, add_second
         add_seconds(last)
         if rng.random() < 0.2:
             overview.forget_before(begin_ns + (last - 30) * SECOND_NS)
-        store.follow(overview)
+        store.update(overview)
         assert np.array_equal(store.columns(scale, 0, 400)[:, 0], expected_columns(overview, scale))
-    assert store.follow(overview) is None
+    assert store.update(overview) is None
     add_seconds(last - 5)  # the clock went back: later seconds are dropped
-    assert store.follow(overview) is not None
+    assert store.update(overview) is not None
     assert np.array_equal(store.columns(scale, 0, 400)[:, 0], expected_columns(overview, scale))
 
 
@@ -74,7 +74,7 @@ def test_long_overview_is_thinned_without_missing_a_key(overview, add_seconds, b
     store = KeyStore(key_of_second, 1, max_rows=16)
     for begin in range(0, 100, 10):
         add_seconds(*range(begin, begin + 10))
-        store.follow(overview)
+        store.update(overview)
         assert len(store) <= 16
     scale = TimeScale(begin_ns // (SECOND_NS * 100), 2, SECOND_NS * 100)
     assert store.columns(scale, 0, 2).max() == expected_columns(overview, scale).max()
@@ -85,10 +85,10 @@ def test_long_overview_is_thinned_without_missing_a_key(overview, add_seconds, b
 def test_key_store_starts_again_for_another_overview(overview, add_seconds, begin_ns):
     add_seconds(1, 2, 3)
     store = KeyStore(key_of_second, 1)
-    store.follow(overview)
+    store.update(overview)
     other = type(overview)()
     other.extend([Summary(time_ns=begin_ns + 90 * SECOND_NS, epoch=1)])
-    store.follow(other)
+    store.update(other)
     assert len(store) == 1
     assert store.first_ns == begin_ns + 90 * SECOND_NS
 
@@ -145,7 +145,7 @@ def test_fitted_frame_rarely_changes_its_scale(qapp, begin_ns):
         assert frame.scale.end_ns >= begin_ns + seconds * SECOND_NS
         scales.add(frame.scale)
     assert len(scales) < 60
-    assert frame.stance is Stance.FIT
+    assert frame.mode is TimeFrameMode.FIT
     frame.pan(10_000)
     assert frame.scale.end_ns > begin_ns, "part of the range must stay visible"
 
@@ -177,4 +177,4 @@ def test_shown_range_fills_the_width():
         frame.show_only(TimeSpan(begin_ns + SECOND_NS, begin_ns + (1 + seconds) * SECOND_NS))
         assert frame.scale.begin_ns <= begin_ns + SECOND_NS
         assert seconds <= (frame.scale.end_ns - begin_ns) / SECOND_NS - 1 < seconds * 1.02
-        assert frame.stance is Stance.STAND
+        assert frame.mode is TimeFrameMode.FIXED

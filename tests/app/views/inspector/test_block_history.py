@@ -171,7 +171,7 @@ def test_fast_block_changes_do_not_delay_the_reading(recording_and_block, playba
     """A held key changes the block more often than the history polls."""
     history, blocks = BlockHistory(playback_session), itertools.cycle((3, recording_and_block[1]))
     stepping = QTimer(interval=1)
-    stepping.timeout.connect(lambda: history.show(next(blocks)))
+    stepping.timeout.connect(lambda: history.set_block(next(blocks)))
     stepping.start()
     qtbot.waitUntil(lambda: history._work is not None, timeout=WAIT_MS)
     stepping.stop()
@@ -183,8 +183,8 @@ def test_fast_block_changes_do_not_delay_the_reading(recording_and_block, playba
 
 def test_block_deselected_immediately_is_not_read(playback_session, qtbot):
     history = BlockHistory(playback_session)
-    history.show(3)
-    history.show(None)
+    history.set_block(3)
+    history.set_block(None)
     assert not history.is_reading
     qtbot.waitUntil(lambda: driver.is_at_rest(history), timeout=WAIT_MS)
     history.close()

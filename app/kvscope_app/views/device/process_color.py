@@ -1,0 +1,11 @@
+"""Colour of a process in the memory bar of a device, and next to its name in the table."""
+
+from __future__ import annotations
+
+from kvscope_app.ui.theme import Theme
+
+
+def piece_color(index: int, theme: Theme) -> str:
+    """Return the colour `#rrggbb` of the segment at index `place`; a negative index means no single process."""
+    *series, grey = theme.series
+    return grey if index < 0 else series[index % len(series)]

@@ -1,0 +1,191 @@
+"""Small curves stacked on the heatmap's time axis, and the ruler with the times below them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from PySide6.QtCore import QLineF, QRect, QSize, Qt
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QWidget
+
+from kvscope_app.ui.fonts import sans
+from kvscope_app.ui.zoom import scaled
+from kvscope_app.views.chart.curves import FloatArray, nice_ceiling
+from kvscope_app.views.heatmap.time_area import TimeArea, gutter
+from kvscope_app.views.heatmap.time_frame import TimeFrame
+from kvscope_telemetry.summaries.summary import SECOND_NS
+
+IntArray = npt.NDArray[np.int64]
+STRIP_HEIGHT: Final = 40
+_PAD: Final = 3
+_STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
+_TICK_APART: Final = 74
+_Curve = tuple[float, list[QLineF]]
+"""(value at the top, lines)."""
+_STOP_SHARE: Final = 0.0
+
+
+class CurveStrip(TimeArea):
+    """One curve with its title and its value at the hovered moment, or else at the cursor."""
+
+    def __init__(
+        self,
+        frame: TimeFrame,
+        title: str,
+        tip: str,
+        series: int,
+        text: Callable[[float], str],
+        axis_text: Callable[[float], str],
+        top: float | None = None,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(frame, parent)
+        self.title = title
+        self._series, self._text, self._axis_text, self._fixed_top = series, text, axis_text, top
+        self._times: IntArray = np.zeros(0, np.int64)
+        self._values: FloatArray = np.zeros(0)
+        self._current = float("nan")
+        self._lines: tuple[tuple[object, ...], _Curve] | None = None
+        """Inputs of the last drawn curve, and its result: moving the cursor does not require a new curve."""
+        self.setAccessibleName(title)
+        self.setToolTip(tip)
+        self.setFixedHeight(scaled(STRIP_HEIGHT))
+
+    def sizeHint(self) -> QSize:
+        return QSize(240, scaled(STRIP_HEIGHT))
+
+    def show_values(self, times: IntArray, values: FloatArray) -> None:
+        """Show the value of the second that starts at each of `times`; NaN where unknown."""
+        self._times, self._values, self._lines = times, values, None
+        self.update()
+
+    def show_current(self, value: float) -> None:
+        """Show the value at the cursor, whose second may be incomplete; NaN if unknown."""
+        if value != self._current:
+            self._current = value
+            self.update()
+
+    @property
+    def value_text(self) -> str:
+        """Value at the hovered moment, or else at the cursor, as text."""
+        value = self._current if self.hover_ns is None else self.value_at(self.hover_ns)
+        return self._text(value) if np.isfinite(value) else "–"
+
+    def value_at(self, time_ns: int) -> float:
+        """Return the value of the second that contains the moment, or NaN."""
+        index = int(np.searchsorted(self._times, time_ns, "right")) - 1
+        if index < 0 or time_ns - int(self._times[index]) >= SECOND_NS:
+            return float("nan")
+        return float(self._values[index])
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self.theme.color("base"))
+        painter.fillRect(gutter(), self.height() - 1, self.width() - gutter(), 1, self.theme.color("grid"))
+        self.draw_stops(painter, _STOP_SHARE)
+        top, lines = self._curve(painter.fontMetrics().height())
+        painter.setPen(QPen(QColor(self.theme.series[self._series]), 1))
+        painter.drawLines(lines)
+        self.draw_cursor(painter)
+        self._draw_labels(painter, top)
+        painter.end()
+
+    def _curve(self, text_height: int) -> _Curve:
+        drawn_with = (self.frame.scale, self.width(), self.height(), text_height)
+        if self._lines is None or self._lines[0] != drawn_with:
+            lows, highs = self._extremes()
+            highest = float(np.nanmax(highs)) if np.isfinite(highs).any() else 0.0
+            top = self._fixed_top or nice_ceiling(highest * 1.04)
+            self._lines = drawn_with, (top, self._lines_of(lows / top, highs / top, text_height))
+        return self._lines[1]
+
+    def _extremes(self) -> tuple[FloatArray, FloatArray]:
+        """Return the minimum and the maximum known value in each pixel column; NaN without data."""
+        scale = self.frame.scale
+        width = max(self.width() - gutter(), 1)
+        edges = scale.begin_ns + np.arange(width + 1) * ((scale.end_ns - scale.begin_ns) / width)
+        starts = np.searchsorted(self._times + SECOND_NS, edges[:-1], "right")
+        ends = np.searchsorted(self._times, edges[1:], "left")
+        lows = np.full(width, np.nan)
+        highs = lows.copy()
+        known = np.flatnonzero(ends > starts)
+        if known.size:
+            values = np.append(self._values, np.nan)
+            pairs = np.stack((starts[known], ends[known]), axis=1).ravel()
+            lows[known] = np.fmin.reduceat(values, pairs)[::2]
+            highs[known] = np.fmax.reduceat(values, pairs)[::2]
+        return lows, highs
+
+    def _lines_of(self, lows: FloatArray, highs: FloatArray, text_height: int) -> list[QLineF]:
+        bottom, room = self.height() - _PAD, self.height() - 2 * _PAD - text_height
+        lines = []
+        columns = np.flatnonzero(np.isfinite(highs))
+        ys_low, ys_high = bottom - lows * room, bottom - highs * room
+        before = -2
+        for x in columns.tolist():
+            top, low = float(ys_high[x]), float(ys_low[x])
+            if before == x - 1:
+                near = min(max(float(ys_low[before]), top), low)
+                lines.append(QLineF(gutter() + before, float(ys_low[before]), gutter() + x, near))
+            lines.append(QLineF(gutter() + x, top, gutter() + x, low if low - top > 1 else top + 1))
+            before = x
+        return lines
+
+    def _draw_labels(self, painter: QPainter, top: float) -> None:
+        words = self.value_text
+        self.setAccessibleDescription(words)
+        painter.setFont(sans(0.9))
+        metrics = painter.fontMetrics()
+        painter.setPen(self.theme.color("muted"))
+        line = QRect(gutter() + 4, 1, self.width() - gutter() - 8, metrics.height())
+        painter.drawText(line, Qt.AlignmentFlag.AlignLeft, self.title)
+        painter.setPen(self.theme.color("text"))
+        painter.drawText(line, Qt.AlignmentFlag.AlignRight, words)
+        painter.setFont(sans(0.82))
+        painter.setPen(self.theme.color("muted"))
+        small = painter.fontMetrics().height()
+        rect = QRect(0, metrics.height() - 2, gutter() - 6, small)
+        painter.drawText(rect, Qt.AlignmentFlag.AlignRight, self._axis_text(top))
+        rect.moveTop(self.height() - small)
+        painter.drawText(rect, Qt.AlignmentFlag.AlignRight, "0")
+
+
+class Ruler(TimeArea):
+    def __init__(self, frame: TimeFrame, parent: QWidget | None = None) -> None:
+        super().__init__(frame, parent)
+        self.setAccessibleName("Time of day")
+        self.setFixedHeight(scaled(20))
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return (x in the widget, text) of each tick."""
+        scale = self.frame.scale
+        width = max(self.width() - gutter(), 1)
+        wanted = (scale.end_ns - scale.begin_ns) / SECOND_NS * scaled(_TICK_APART) / width
+        step = next((step for step in _STEPS_S if step >= wanted), _STEPS_S[-1])
+        shift = time.localtime(scale.begin_ns // SECOND_NS).tm_gmtoff  # round in local time, not in UTC
+        first = -(-(scale.begin_ns + shift * SECOND_NS) // (step * SECOND_NS))
+        last = (scale.end_ns + shift * SECOND_NS) // (step * SECOND_NS)
+        seconds = [index * step - shift for index in range(first, last + 1)]
+        return [(self.x_of(second * SECOND_NS), clock_text(second * SECOND_NS)) for second in seconds]
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self.theme.color("base"))
+        painter.setFont(sans(0.86))
+        metrics = painter.fontMetrics()
+        for x, text in self.ticks():
+            painter.fillRect(round(x), 0, 1, 4, self.theme.color("muted"))
+            half = metrics.horizontalAdvance(text) / 2
+            left = min(max(x - half, gutter() - half), self.width() - 2 * half - 2)
+            painter.setPen(self.theme.color("muted"))
+            painter.drawText(int(left), 4 + metrics.ascent(), text)
+        painter.end()
+
+
+def clock_text(time_ns: int) -> str:
+    """Return text such as `14:03:20`, in local time."""
+    return time.strftime("%H:%M:%S", time.localtime(time_ns // SECOND_NS))

@@ -1,0 +1,201 @@
+"""Qt model of the prefix table: the expanded part of a tree, one row per node. A cell's text is made when it is
+painted.
+
+Owns the expanded nodes (by key), the sort order and the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
+
+from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, TIP_BLOCKS, NodeLabels
+from kvscope_app.views.prefixes.prefix_columns import COLUMNS, IDLE, PREFIX, WITH_BELOW, PrefixMoment, node_text
+from kvscope_app.views.prefixes.shown_nodes import Mask, PrefixFilter, ShownNodes, matches, visible_nodes
+from kvscope_app.views.prefixes.step_times import StepTimes
+from kvscope_app.views.table import Index, TableHead, TableModel
+from kvscope_app.views.tier_style import TIER_STYLES
+from kvscope_telemetry.ledger import Tier
+from kvscope_telemetry.prefixes.tree import ROOT
+from kvscope_telemetry.tier_rows import BLOCK_TIERS
+
+_NO_NODES: Final = ShownNodes(np.empty(0, np.int64), 0)
+
+
+class PrefixModel(TableModel):
+    """Model of a `PrefixMoment`. Nodes are identified by key, because their indices differ from tree to tree."""
+
+    table_head: ClassVar[TableHead] = TableHead.of(COLUMNS)
+
+    reordering = Signal()
+    """Emitted before rows change their nodes: selection changes by Qt until `reordered` are not the user's choice."""
+    reordered = Signal()
+
+    def __init__(self, labels: NodeLabels, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.theme: Theme = DARK
+        self.moment: PrefixMoment | None = None
+        self.which = PrefixFilter.ALL
+        self.found: Callable[[PrefixMoment], Mask] | None = None
+        """Function that returns a mask of the nodes that a search matches; None: no search."""
+        self._labels = labels
+        self._opened: set[int] = set()
+        self._sort_column, self._descending = WITH_BELOW, True
+        self._shown = _NO_NODES
+
+    def show_moment(self, moment: PrefixMoment | None) -> None:
+        """Show another tree. Expanded nodes stay expanded."""
+        shown = _NO_NODES
+        if moment is not None:
+            found = None if self.found is None else self.found(moment)
+            passing = matches(moment.tree, self.which, found)
+            sort_by = COLUMNS[self._sort_column].sort_by(moment)
+            shown = visible_nodes(moment.tree, self._opened, sort_by, self._descending, passing)
+        self.reordering.emit()
+        self._replace(moment, shown)
+        self.reordered.emit()
+
+    def reorder(self) -> None:
+        self.show_moment(self.moment)
+
+    def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
+        self._sort_column, self._descending = column, order is Qt.SortOrder.DescendingOrder
+        self.reorder()
+
+    @property
+    def shown(self) -> ShownNodes:
+        """Rows that are shown, and the number of rows left out."""
+        return self._shown
+
+    def node_at(self, row: int) -> int | None:
+        return int(self._shown.nodes[row]) if 0 <= row < len(self._shown.nodes) else None
+
+    def key_at(self, row: int) -> int | None:
+        node = self.node_at(row)
+        return None if node is None or self.moment is None else int(self.moment.tree.key[node])
+
+    def row_of(self, node: int) -> int | None:
+        """Return the view row of a node, or None if it is not visible."""
+        found = np.flatnonzero(self._shown.nodes == node)
+        return int(found[0]) if found.size else None
+
+    def level_at(self, row: int) -> int:
+        node = self.node_at(row)
+        return 0 if node is None or self.moment is None else int(self.moment.tree.level[node])
+
+    def has_below(self, row: int) -> bool:
+        node = self.node_at(row)
+        return node is not None and self.moment is not None and bool(self.moment.tree.children_of(node).size)
+
+    def is_open(self, row: int) -> bool:
+        return self.key_at(row) in self._opened
+
+    def set_open(self, row: int, is_open: bool) -> None:
+        key = self.key_at(row)
+        if key is not None and self.has_below(row) and is_open != self.is_open(row):
+            self._opened ^= {key}
+            self.reorder()
+
+    def set_all_open(self, is_open: bool) -> None:
+        tree = None if self.moment is None else self.moment.tree
+        self._opened = set(tree.key.tolist()) if is_open and tree is not None else set()
+        self.reorder()
+
+    def reveal(self, node: int) -> int | None:
+        """Expand the ancestors of `node`. Returns its row, or None if the filter hides it."""
+        assert self.moment is not None, "a node is of a tree"
+        tree = self.moment.tree
+        above = {int(tree.key[each]) for each in tree.path_to(node)[:-1]}
+        if not above <= self._opened:
+            self._opened |= above
+            self.reorder()
+        return self.row_of(node)
+
+    def parent_row(self, row: int) -> int | None:
+        node = self.node_at(row)
+        above = ROOT if node is None or self.moment is None else int(self.moment.tree.parent[node])
+        return None if above == ROOT else self.row_of(above)
+
+    def update_texts(self) -> None:
+        """Update the rows because more texts are known."""
+        if len(self._shown.nodes):
+            self.dataChanged.emit(self.index(0, PREFIX), self.index(len(self._shown.nodes) - 1, PREFIX))
+
+    def update_time(self, times: StepTimes, now_ns: int) -> None:
+        """Update idle times when nothing else changed."""
+        if self.moment is not None:
+            self.moment.update_time(times, now_ns)
+        if len(self._shown.nodes):
+            self.dataChanged.emit(self.index(0, IDLE), self.index(len(self._shown.nodes) - 1, IDLE))
+
+    def line(self, row: int) -> list[str]:
+        """Return the cells of a row as plain text for the clipboard."""
+        node = self.node_at(row)
+        if node is None or self.moment is None:
+            return []
+        indent = "  " * self.level_at(row)
+        cells = [column.plain(self.moment, node) for column in COLUMNS]
+        return [f"{indent}{self._labels.text(node, LABEL_BLOCKS) or cells[PREFIX]}", *cells[1:]]
+
+    def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
+        return 0 if parent.isValid() else len(self._shown.nodes)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        node, column, moment = self.node_at(index.row()), index.column(), self.moment
+        if node is None or moment is None:
+            return None
+        if role == Qt.ItemDataRole.DisplayRole:
+            text = self._labels.label(node) if column == PREFIX else None
+            return text or COLUMNS[column].text(moment, node)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return self.table_head.side(column)
+        if role == Qt.ItemDataRole.ToolTipRole and column == PREFIX:
+            return plain_tip(self._labels.text(node, TIP_BLOCKS) or node_text(moment.tree, node, moment.cache))
+        if role == Qt.ItemDataRole.ForegroundRole and column == PREFIX and not self._labels.label(node):
+            return self.theme.color("muted")
+        if role == Qt.ItemDataRole.DecorationRole and column == PREFIX:
+            return self.theme.color(state_color(moment, node))
+        return None
+
+    def _replace(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
+        """Replace the rows. Rows are inserted and removed at the end; dataChanged is emitted for the others."""
+        before, after = len(self._shown.nodes), len(shown.nodes)
+        if after > before:
+            self.beginInsertRows(QModelIndex(), before, after - 1)
+            # until the insertion is complete, existing rows keep their nodes, and new ones repeat the last node
+            if before:
+                held = np.concatenate((self._shown.nodes, np.repeat(self._shown.nodes[-1:], after - before)))
+                self._shown = ShownNodes(held, 0)
+            else:
+                self._hold(moment, shown)
+            self.endInsertRows()
+        elif after < before:
+            self.beginRemoveRows(QModelIndex(), after, before - 1)
+            self._shown = ShownNodes(self._shown.nodes[:after], 0)
+            self.endRemoveRows()
+        self._hold(moment, shown)
+        if after:
+            self.dataChanged.emit(self.index(0, 0), self.index(after - 1, len(COLUMNS) - 1))
+
+    def _hold(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
+        """Replace nodes and labels together, so that a node index of one tree is never looked up in another."""
+        if moment is not self.moment:
+            self._labels.clear(moment)
+        self.moment, self._shown = moment, shown
+
+
+def state_color(moment: PrefixMoment, node: int) -> str:
+    """Return the name of the theme colour that the page map gives most of the node's blocks."""
+    tree = moment.tree
+    in_tier = tree.num_in_tier[node]
+    if not in_tier.any():
+        return "flash_evicted"
+    if not in_tier[BLOCK_TIERS.index(Tier.HBM)]:
+        return TIER_STYLES[BLOCK_TIERS[int(in_tier.nonzero()[0][0])]].color
+    holders = int(tree.holders[node])
+    return "block_shared" if holders > 1 else "block_active" if holders else "block_cached"

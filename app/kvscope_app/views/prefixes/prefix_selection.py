@@ -1,0 +1,145 @@
+"""Synchronizes the selection between the prefix table and the session.
+
+Owns the nodes selected in the table, by key: their blocks are highlighted in every view, also as the tree grows. A
+selection made elsewhere is shown at its position in the tree and is not changed. Node indices are never stored, because
+they differ in the next tree.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from PySide6.QtCore import QItemSelection, QItemSelectionModel, QObject, Signal
+
+from kvscope_app.session.session import Session
+from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
+from kvscope_app.views.prefixes.prefix_model import PrefixModel
+from kvscope_app.views.prefixes.prefix_table import PrefixTable
+from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
+
+
+class PrefixSelection(QObject):
+    """Synchronization between one table and one session."""
+
+    changed = Signal()
+    """Emitted when the current node changed."""
+
+    def __init__(self, session: Session, model: PrefixModel, table: PrefixTable) -> None:
+        super().__init__(table)
+        self._session, self._model, self._table = session, model, table
+        self._chosen: list[int] = []
+        self._elsewhere_key: int | None = None
+        """Key of the node with the block that is selected elsewhere."""
+        self._is_ours = False
+        """Whether the selection changes because of this object, or rows are about to change their nodes."""
+        model.reordering.connect(self._on_reordering)
+        model.reordered.connect(self._on_reordered)
+        table.selectionModel().selectionChanged.connect(self._on_rows)
+        table.released.connect(lambda: session.selection.select_request(None))
+        session.selection.changed.connect(self._on_session)
+
+    @property
+    def current(self) -> int | None:
+        """Node to describe: the one selected last, or the node of the selection made elsewhere."""
+        moment = self._model.moment
+        if moment is None:
+            return None
+        key = self._chosen[-1] if self._chosen else self._elsewhere_key
+        return None if key is None else moment.tree.node_with(key)
+
+    def on_new_tree(self) -> None:
+        """Update after a new tree, in which selected nodes may have other blocks and the selection made elsewhere
+        another node."""
+        if self._chosen and self._session.selection.highlighted_rows is not None:
+            self._choose(self._chosen)
+        else:
+            self._elsewhere_key = None
+            self.update_table()
+
+    def update_table(self) -> None:
+        moment = self._model.moment
+        if moment is None:
+            return
+        if self._chosen:
+            self._select_rows(self._nodes(moment))
+            return
+        node = node_of_selection(moment, self._session)
+        index = None if node is None else int(moment.tree.key[node])
+        if index == self._elsewhere_key and (index is not None or not self._table.chosen_rows()):
+            return
+        self._elsewhere_key = index
+        row = None if node is None else self._model.reveal(node)
+        self._select_rows([] if node is None else [node])
+        if row is not None:
+            self._table.scrollTo(self._model.index(row, 0))
+        self.changed.emit()
+
+    def _choose(self, keys: list[int]) -> None:
+        moment = self._model.moment
+        self._chosen = keys
+        nodes = [] if moment is None else self._nodes(moment)
+        was_ours, self._is_ours = self._is_ours, True
+        if moment is None or not keys:
+            self._session.selection.select_request(None)
+        else:  # empty if the nodes do not exist at this moment; they may exist at another
+            rows = [np.empty(0, np.int64), *(moment.tree.rows_of(n) for n in nodes)]
+            self._session.selection.highlight_rows(np.concatenate(rows).astype(np.uint32))
+        self._is_ours = was_ours
+        self.changed.emit()
+
+    def _nodes(self, moment: PrefixMoment) -> list[int]:
+        return [node for key in self._chosen if (node := moment.tree.node_with(key)) is not None]
+
+    def _on_rows(self) -> None:
+        if self._is_ours:
+            return
+        keys = [key for row in self._table.chosen_rows() if (key := self._model.key_at(row)) is not None]
+        current = self._model.key_at(self._table.currentIndex().row())
+        if current in keys:  # the current row comes last
+            keys = [*(key for key in keys if key != current), current]
+        self._choose(keys)
+
+    def _on_session(self) -> None:
+        if self._is_ours:
+            return
+        self._chosen, self._elsewhere_key = [], None
+        if self._table.isVisible():
+            self.update_table()
+        self.changed.emit()
+
+    def _on_reordering(self) -> None:
+        self._is_ours = True
+
+    def _on_reordered(self) -> None:
+        moment = self._model.moment
+        if moment is not None and self._chosen:
+            self._select_rows(self._nodes(moment))
+        elif (current := self.current) is not None:
+            self._select_rows([current])
+        self._is_ours = False
+
+    def _select_rows(self, nodes: list[int]) -> None:
+        rows = [row for node in nodes if (row := self._model.row_of(node)) is not None]
+        if sorted(rows) == self._table.chosen_rows():
+            return
+        selection = QItemSelection()
+        for row in rows:
+            index = self._model.index(row, 0)
+            selection.select(index, index)
+        flags = QItemSelectionModel.SelectionFlag
+        was_ours, self._is_ours = self._is_ours, True
+        self._table.selectionModel().select(selection, flags.ClearAndSelect | flags.Rows)
+        if rows:
+            self._table.selectionModel().setCurrentIndex(self._model.index(rows[-1], 0), flags.NoUpdate)
+        self._is_ours = was_ours
+
+
+def node_of_selection(moment: PrefixMoment, session: Session) -> int | None:
+    """Return the node of the selected block, or the deepest node of the selected request's text, even after the request
+    ended."""
+    block, tree = session.selection.block, moment.tree
+    if block is not None:
+        return tree.node_of(block)
+    if session.selection.request is None:
+        return None
+    nodes = tree.nodes_of(blocks_of_request(session.mirror, session.selection.request))
+    return int(nodes[np.argmax(tree.level[nodes])]) if nodes.size else None

@@ -1,0 +1,176 @@
+"""Tracks when the engine does not run: paused by a user, or suspended with its process or machine.
+
+`EnginePauses` publishes each as an event and writes the scheduler's running time, in which every latency of the engine
+is measured. It knows neither who may pause (`server/client_interventions.py`) nor what a step is.
+
+A suspended process cannot report that itself, so `SuspensionWatch` detects it afterwards by one of two signs. Either
+CLOCK_BOOTTIME, which counts a machine's sleep, has advanced further than the monotonic clock, or no thread gave a
+heartbeat for much longer than was due while the process used almost no processor time. A process that computes, or
+waits for the interpreter's lock, uses some.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_telemetry.messages.event_kinds import with_cause
+from kvscope_telemetry.messages.telemetry import Event, EventData
+
+HEARTBEAT_NS: Final = 500_000_000
+"""Maximum nanoseconds between two heartbeats of a running process."""
+MIN_SUSPENSION_NS: Final = 1_500_000_000
+"""Silence beyond `HEARTBEAT_NS` that counts as a suspension: on a busy machine, a thread may not run for some tenths of
+a second.
+"""
+MIN_SLEEP_NS: Final = 500_000_000
+_MAX_BUSY_SHARE: Final = 0.2
+"""Maximum processor time during a suspension, as a fraction of one processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Clock readings, all in nanoseconds."""
+
+    now_ns: int
+    """Monotonic time, which stops while the machine sleeps."""
+    slept_ns: int
+    """Time that the machine slept since it booted."""
+    worked_ns: int
+    """Processor time of the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspension:
+    """One suspension of the process or machine. Times are monotonic, in nanoseconds."""
+
+    start_ns: int
+    """Last heartbeat before the suspension; equal to `end_ns` for a machine's sleep, which takes no monotonic time."""
+    end_ns: int
+    slept_ns: int
+
+    @property
+    def lasted_ns(self) -> int:
+        """Wall time of the suspension, including the machine's sleep."""
+        return self.end_ns - self.start_ns + self.slept_ns
+
+
+def read_clocks() -> Clocks:
+    now_ns = time.monotonic_ns()
+    boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else now_ns
+    return Clocks(now_ns, boot_ns - now_ns, time.process_time_ns())
+
+
+class SuspensionWatch:
+    """Detects suspensions of this process from the first `beat` on. Thread-safe."""
+
+    def __init__(self, clocks: Callable[[], Clocks] = read_clocks) -> None:
+        self._clocks = clocks
+        self._lock = threading.Lock()
+        self._last: Clocks | None = None
+        self._found: list[Suspension] = []
+
+    def beat(self) -> bool:
+        """Record a heartbeat of a thread that sends one at least every `HEARTBEAT_NS`. Returns whether suspensions are
+        pending.
+        """
+        with self._lock:
+            last, now = self._last, self._clocks()
+            self._last = now
+            if last is not None and (found := _suspension(last, now)) is not None:
+                self._found.append(found)
+            return bool(self._found)
+
+    def poll(self) -> bool:
+        """Record a heartbeat of a thread that sends them irregularly; ignored before the first `beat`."""
+        return self._last is not None and self.beat()
+
+    def drain(self) -> list[Suspension]:
+        """Return and clear the suspensions found, oldest first."""
+        with self._lock:
+            found, self._found = self._found, []
+            return found
+
+
+class EnginePauses:
+    """Pauses and suspensions of one engine. `record` publishes changes made without a step.
+
+    All methods but `beat` are called on the engine's thread.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, record: Callable[[], None], clocks: Callable[[], Clocks] = read_clocks
+    ) -> None:
+        self._scheduler = scheduler
+        self._running = scheduler.running_time
+        self._record = record
+        self._suspension_watch = SuspensionWatch(clocks)
+        self._paused_ns = 0
+
+    def pause(self, by: str) -> None:
+        if self._running.open is None:
+            self._paused_ns = time.monotonic_ns()
+            self._running.note(self._record_event(self._paused_ns, EventData(kind="engine_paused", by=by)))
+        else:
+            self._scheduler.changes.record_notice(f"{by} paused the engine as well", time.monotonic_ns())
+        self._record()
+
+    def resume(self, why: str) -> None:
+        stop = self._running.open
+        if stop is not None:
+            now_ns = time.monotonic_ns()
+            lasted_ns = now_ns - self._paused_ns
+            data = EventData(kind="engine_resumed", by=stop.by, lasted_ns=lasted_ns, why=why)
+            self._running.note(self._record_event(now_ns, data))
+            self._record()
+
+    @contextmanager
+    def single_step(self, by: str) -> Iterator[None]:
+        """Count time as running time inside the context, in which a step requested by `by` runs although the engine is
+        paused.
+        """
+        stop, began_ns = self._running.open, time.monotonic_ns()
+        self._running.end(began_ns)
+        yield
+        if stop is not None:
+            ended_ns = time.monotonic_ns()
+            self._running.begin(ended_ns, stop.by)
+            self._record_event(ended_ns, EventData(kind="single_step", by=by, lasted_ns=ended_ns - began_ns))
+            self._record()
+
+    def beat(self) -> bool:
+        """Record a heartbeat, on any thread. Returns whether suspensions are pending."""
+        return self._suspension_watch.beat()
+
+    def report_suspensions(self) -> None:
+        """Publish pending suspensions if no step does."""
+        if self._suspension_watch.poll():
+            self._record()
+
+    def record_suspensions(self) -> None:
+        """Record pending suspensions. Called before a latency is measured or a frame is built."""
+        if not self._suspension_watch.poll():
+            return
+        for found in self._suspension_watch.drain():
+            data = EventData(kind="process_suspended", lasted_ns=found.lasted_ns, slept_ns=found.slept_ns)
+            self._running.note(self._record_event(found.end_ns, data))
+
+    def _record_event(self, time_ns: int, data: EventData) -> Event:
+        event = with_cause(Event(kind=data.kind, time_ns=time_ns, data=data))
+        self._scheduler.changes.record_event(event)
+        return event
+
+
+def _suspension(last: Clocks, now: Clocks) -> Suspension | None:
+    silent_ns, slept_ns = now.now_ns - last.now_ns, max(0, now.slept_ns - last.slept_ns)
+    is_idle = now.worked_ns - last.worked_ns < _MAX_BUSY_SHARE * silent_ns
+    is_silent = silent_ns > HEARTBEAT_NS + MIN_SUSPENSION_NS and is_idle
+    if not is_silent and slept_ns < MIN_SLEEP_NS:
+        return None
+    slept_ns = slept_ns if slept_ns >= MIN_SLEEP_NS else 0
+    return Suspension(last.now_ns if is_silent else now.now_ns, now.now_ns, slept_ns)

@@ -1,0 +1,312 @@
+"""Converts a plan to the answer that is shown: parts that add up, numbers of requests by length, and suggested changes.
+
+Owns the texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from kvscope_engine.model.device_memory.memory_plan import gib
+from kvscope_engine.planning.inference_plan import SCALED, InferencePlan, InferenceQuestion, StagePlan, plan_inference
+from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
+from kvscope_engine.planning.skeleton import Skeleton
+from kvscope_engine.planning.training_plan import MASTER_BYTES, TrainingPlan, TrainingQuestion, plan_training
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.memory_plan import (
+    MISSING,
+    Change,
+    Headroom,
+    InferenceAnswer,
+    PlanAnswer,
+    PlanPart,
+    StageUse,
+    TrainingAnswer,
+)
+
+FEWER_TOKENS: Final = 2048
+"""Suggested `max_num_batched_tokens`: prompts are computed in smaller chunks."""
+GPU_SIZES_GIB: Final = (8, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
+GIB: Final = 1 << 30
+MIN_GAIN: Final = 1.02
+"""Minimum factor by which a change must improve a plan to be suggested."""
+BUS_BYTES_A_SECOND: Final = 25e9
+"""Bandwidth of PCIe 4.0 x16 that is reached in practice, in bytes/s."""
+DEFAULT_LENGTHS: Final = (1024, 4096, 16384)
+_MOMENTS: Final = {
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer's step",
+}
+
+
+def answer(
+    skeleton: Skeleton,
+    plan: InferencePlan,
+    lengths: Sequence[int],
+    training: TrainingPlan | None = None,
+    *,
+    is_first: bool = False,
+) -> PlanAnswer:
+    """Return the whole answer.
+
+    Lengths beyond the longest request are left out, and the length of the longest request is added.
+
+    Args:
+        lengths: Tokens of a request for which to show how many requests fit.
+        is_first: Omit the suggested changes, each of which takes another plan.
+    """
+    return PlanAnswer(
+        model=skeleton.name,
+        architecture=skeleton.architecture,
+        num_parameters=skeleton.num_parameters,
+        modules=skeleton.by_module,
+        inference=_inference(skeleton, plan, lengths, () if is_first else better_serving(skeleton, plan)),
+        training=None if training is None else _training(skeleton, training, plan.question.gpu_memory),
+        is_first=is_first,
+    )
+
+
+def _inference(
+    skeleton: Skeleton, plan: InferencePlan, lengths: Sequence[int], changes: tuple[Change, ...]
+) -> InferenceAnswer:
+    question, tightest = plan.question, plan.tightest
+    shown = sorted({length for length in lengths if length < plan.max_model_len} | {plan.max_model_len})
+    return InferenceAnswer(
+        gpu_bytes=question.gpu_memory,
+        allowed_bytes=tightest.memory.allowed,
+        num_gpus=question.tensor_parallel * question.pipeline_parallel,
+        fits=plan.fits,
+        holds_longest=plan.holds_longest,
+        max_model_len=plan.max_model_len,
+        block_size=question.block_size,
+        block_bytes=tightest.block_bytes,
+        kv_bytes_a_token=plan.kv_bytes_a_token,
+        num_blocks=plan.num_blocks,
+        num_host_blocks=tightest.num_host_blocks,
+        num_host_states=tightest.num_host_states,
+        host_state_bytes=tightest.host_state_bytes,
+        num_tokens=plan.num_tokens,
+        rooms=tuple(Headroom(num_tokens=length, num_requests=plan.requests(length)) for length in shown),
+        stages=tuple(_stage(stage, plan) for stage in plan.stages),
+        changes=changes,
+        notes=_serving_notes(plan),
+    )
+
+
+def _stage(stage: StagePlan, plan: InferencePlan) -> StageUse:
+    memory, reserves, question = stage.memory, stage.memory.reserves, plan.question
+    parts = [
+        ("weights", memory.weights, f"parameters in {question.dtype}"),
+        ("activations", memory.activations, f"a step of {question.max_num_batched_tokens:,} tokens, run without data"),
+        ("logits and sampling", memory.sampling, f"of {question.max_num_seqs} requests, every option on"),
+        ("attention's partial results", reserves.attention_partials, "a long sequence, split"),
+        ("graphs", memory.graphs, "CUDA graphs, and the buffers they read"),
+        ("staging", memory.staging, "for blocks on their way to host memory"),
+        ("context and others", memory.others, "the driver's, as measured on H100 and H200"),
+        ("recurrent states", stage.state_bytes, f"{stage.num_states:,} slots: of requests, and of prefixes"),
+        (
+            "KV cache",
+            max(0, memory.kv - stage.state_bytes),
+            f"{stage.num_blocks:,} blocks of {gib(stage.block_bytes)}",
+        ),
+        (MISSING, max(0, -memory.kv), "there is too little by this much"),
+    ]
+    return StageUse(
+        number=stage.stage.number,
+        first_layer=stage.stage.first_layer,
+        num_layers=len(stage.stage.kv),
+        parts=tuple(PlanPart(name=name, num_bytes=size, how=how) for name, size, how in parts if size),
+        num_blocks=stage.num_blocks,
+    )
+
+
+def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
+    question, notes = plan.question, list[str]()
+    length = plan.max_model_len
+    if plan.expanded_times > 1:
+        wide = plan.requests_if(plan.request_bytes(length) * plan.expanded_times)
+        notes.append(
+            "the KV cache holds latents and rotary keys (MLA); with MLA expanded, as keys and values of each head, it"
+            f" would be {plan.expanded_times:,.1f} times as large: {_at_once(plan, length, wide)}"
+        )
+    if plan.index_bytes:
+        share = plan.index_bytes / plan.kv_bytes_a_token
+        notes.append(f"{share:.0%} of the KV cache, {plan.index_bytes:,} bytes a token, are keys of indexers")
+    if plan.why_own:
+        notes.append(
+            "kvscope's engine runs this model by transformers' own code, prompts one after the other in each step,"
+            f" without CUDA graphs, an 8-bit KV cache or several GPUs ({plan.why_own:.120})"
+        )
+    if plan.has_windows:
+        groups = plan.tightest.groups
+        held, kept = plan.request_bytes(length), plan.kept_bytes(length)
+        windows = " and ".join(str(window) for window in sorted({group.rule.window for group in groups} - {0}))
+        notes.append(
+            f"a request of {length:,} tokens holds {gib(held)}: layers with a window of {windows} tokens let go of what"
+            f" is behind it; without freeing {gib(kept)}, {kept / held:.1f} times as much:"
+            f" {_at_once(plan, length, plan.requests_if(kept))}"
+        )
+    if question.tensor_parallel * question.pipeline_parallel > 1:
+        notes.append("kvscope's engine runs on one GPU; vLLM and SGLang run on several, and kvscope watches them")
+    if question.dtype == "int8":
+        notes.append(
+            "kvscope's engine (--quantization int8) takes 8.5 bits a weight: it keeps groups of 64, on one GPU"
+        )
+    if question.dtype == "fp8":
+        notes.append("kvscope's engine (--quantization fp8) takes 8 bits a weight and a scale a row, on one GPU")
+    if question.dtype == "int4":
+        notes.append("kvscope's engine (--quantization int4) takes 5 bits a weight: it keeps groups of 32, on one GPU")
+    if question.weights_on_host:
+        least_ms = 1000 * question.weights_on_host / BUS_BYTES_A_SECOND
+        notes.append(f"weights in host memory are read in each step: at least {least_ms:.0f} ms over PCIe 4.0 x16")
+    return tuple(notes)
+
+
+def _at_once(plan: InferencePlan, length: int, others: int) -> str:
+    return f"{others:,} requests of {length:,} tokens at once, not {plan.requests(length):,}"
+
+
+def _training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> TrainingAnswer:
+    question = plan.question
+    divided = f", divided by ZeRO-{question.zero} among {question.data_parallel}" if question.zero else ""
+    states = (
+        f"float32 master weights and {'two moments' if question.optimizer == 'adamw' else 'nothing else'},"
+        f" {MASTER_BYTES if question.optimizer == 'adamw' else 4} bytes a parameter (arXiv:1910.02054, 3.1)"
+        if question.precision == "mixed"
+        else f"as torch's {question.optimizer} makes them"
+    )
+    kept = "layers' inputs alone (arXiv:1604.06174)" if question.checkpointing else "what autograd keeps"
+    held, moment = plan.at_worst, _MOMENTS[plan.worst]
+    tokens = f"{question.batch_size} x {question.length:,} tokens"
+    parts = [
+        ("weights", held[WEIGHTS], f"{question.precision}{divided if question.zero >= 3 else ''}"),
+        ("gradients", held[GRADIENTS], f"one a parameter{divided if question.zero >= 2 else ''}"),
+        ("optimizer states", held[OPTIMIZER], states + divided),
+        ("activations", held[ACTIVATIONS] - plan.temporary, f"{tokens}: {kept}, and the loss"),
+        ("temporary buffers", plan.temporary, f"results of the operations that run {moment}"),
+        ("gathered weights", plan.gathered, "of the largest layer, and the next (arXiv:1910.02054, 5.3)"),
+        ("context", plan.others, "the driver's, as measured on H100 and H200"),
+    ]
+    return TrainingAnswer(
+        gpu_bytes=gpu_memory,
+        fits=plan.needed <= gpu_memory,
+        parts=tuple(PlanPart(name=name, num_bytes=size, how=how) for name, size, how in parts if size),
+        peak_bytes=plan.needed,
+        worst=plan.worst,
+        changes=better_training(skeleton, plan, gpu_memory),
+        notes=(_gradients_note(plan, moment),),
+    )
+
+
+def _gradients_note(plan: TrainingPlan, moment: str) -> str:
+    there, in_all = plan.at_worst[GRADIENTS], gib(plan.gradients)
+    if there >= plan.gradients:
+        return f"parts are of the worst moment, {moment}, when all gradients are there"
+    some = f"{gib(there)} of {in_all}" if there else f"none of the {in_all}"
+    return f"parts are of the worst moment, {moment}, when {some} of gradients are there"
+
+
+# Suggested changes: options are tried one at a time, and only those that help are returned.
+def better_serving(skeleton: Skeleton, plan: InferencePlan) -> tuple[Change, ...]:
+    """Return changes that let more tokens into the KV cache.
+
+    Changes after which the longest request fits come first, then those with the most tokens.
+    """
+    found = []
+    for options, note, question in _serving_changes(skeleton, plan):
+        try:
+            other = plan_inference(skeleton, question)
+        except BadInput:
+            continue  # for example, the number of heads is not divisible
+        if other.num_tokens > max(plan.num_tokens * MIN_GAIN, 0) or (other.holds_longest and not plan.holds_longest):
+            found.append((other, _change(options, note, other)))
+    found.sort(key=lambda one: (not one[0].holds_longest, -one[0].num_tokens))
+    return tuple(change for _, change in found)
+
+
+def better_training(skeleton: Skeleton, plan: TrainingPlan, gpu_memory: int) -> tuple[Change, ...]:
+    """Return changes that make a training step smaller, smallest first; none if it fits."""
+    if plan.needed <= gpu_memory:
+        return ()
+    found = []
+    for options, question in _training_changes(plan.question):
+        try:
+            other = plan_training(skeleton, question)
+        except BadInput:
+            continue
+        if other.needed * MIN_GAIN < plan.needed:
+            found.append((other.needed, options))
+    return tuple(
+        Change(options=options, num_tokens=0, num_requests=0, fits=needed <= gpu_memory, note=f"needs {gib(needed)}")
+        for needed, options in sorted(found)
+    )
+
+
+def _change(options: str, note: str, plan: InferencePlan) -> Change:
+    return Change(
+        options=options,
+        num_tokens=plan.num_tokens,
+        num_requests=plan.requests(plan.max_model_len),
+        fits=plan.fits,
+        note=note,
+    )
+
+
+def _serving_changes(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[str, str, InferenceQuestion]]:
+    question = plan.question
+    if question.kv_cache_dtype == "auto":
+        yield "--kv-cache-dtype fp8", "8 bits a number, and a scale a vector", replace(question, kv_cache_dtype="fp8")
+    if question.max_num_batched_tokens > FEWER_TOKENS:
+        fewer = replace(question, max_num_batched_tokens=FEWER_TOKENS)
+        yield f"--max-num-batched-tokens {FEWER_TOKENS}", "long prompts take more steps", fewer
+    if question.gpu_memory_utilization < 0.95:
+        more = replace(question, gpu_memory_utilization=0.95)
+        yield "--gpu-memory-utilization 0.95", "less is left for other programs", more
+    if not question.enforce_eager:
+        yield "--enforce-eager", "no CUDA graphs: small batches are slower", replace(question, enforce_eager=True)
+    for dtype in SCALED if question.dtype not in SCALED else ():
+        yield f"--dtype {dtype}", "weights quantized, as vLLM and SGLang can", replace(question, dtype=dtype)
+    for number in (2, 4, 8):
+        if number > question.tensor_parallel:
+            yield f"--tensor-parallel-size {number}", f"{number} such GPUs", replace(question, tensor_parallel=number)
+    if not plan.holds_longest and plan.num_tokens:
+        shorter = plan.num_tokens // question.block_size * question.block_size
+        changed = replace(question, max_model_len=shorter)
+        yield f"--max-model-len {shorter}", "requests are at most so long", changed
+    yield from _larger_gpus(skeleton, plan)
+
+
+def _larger_gpus(skeleton: Skeleton, plan: InferencePlan) -> Iterator[tuple[str, str, InferenceQuestion]]:
+    """Yield the smallest GPU that holds the longest request, if the present one does not."""
+    if plan.holds_longest:
+        return
+    for size in GPU_SIZES_GIB:
+        larger = replace(plan.question, gpu_memory=size * GIB)
+        if larger.gpu_memory > plan.question.gpu_memory and plan_inference(skeleton, larger).holds_longest:
+            yield f"--gpu-memory {size}GiB", "a larger GPU", larger
+            return
+
+
+def _training_changes(question: TrainingQuestion) -> Iterator[tuple[str, TrainingQuestion]]:
+    def changed(**what: Any) -> TrainingQuestion:
+        return replace(question, **what)
+
+    if not question.checkpointing:
+        yield "--gradient-checkpointing", changed(checkpointing=True)
+    if question.batch_size > 1:
+        yield "--batch-size 1", changed(batch_size=1)
+    if question.precision in ("float32", "autocast"):
+        yield "--precision bfloat16", changed(precision="bfloat16")
+    if question.optimizer == "adamw":
+        yield "--optimizer sgd", changed(optimizer="sgd")
+    ranks = max(8, question.data_parallel)
+    for stage in (1, 2, 3):
+        if stage > question.zero:
+            yield f"--zero {stage} --data-parallel-size {ranks}", changed(zero=stage, data_parallel=ranks)
+    yield (
+        f"--zero 3 --data-parallel-size {ranks} --gradient-checkpointing",
+        changed(zero=3, data_parallel=ranks, checkpointing=True),
+    )

@@ -1,0 +1,254 @@
+"""Memory that training a model takes on each GPU: one step is run on tensors without data, and divided as by ZeRO.
+
+Weights, gradients and the optimizer's states are counted as torch creates them; activations are what autograd retains
+of transformers' own forward pass, with the loss's float32 logits, at the worst moment of forward, backward and the
+optimizer's step. Sources of what is computed:
+
+- `mixed`: 16-bit weights and gradients, plus float32 master weights and Adam's two moments, 2 + 2 + 12 bytes per
+  parameter: Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, section 3.1.
+- ZeRO's stages divide among N data-parallel ranks: 1 the optimizer's states, 2 also gradients, 3 also weights, where
+  each rank gathers one layer at a time: the same, section 5 and figure 1.
+- Gradient checkpointing keeps each layer's input and recomputes the rest: Chen et al. 2016, arXiv:1604.06174.
+- For GPT's layers with dropout, s*b*h*(34 + 5*a*s/h) bytes per layer are retained without it: Korthikanti et al. 2022,
+  arXiv:2205.05198, equation 2; here they are counted, since today's layers differ.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kvscope_engine.model.hf_config import position_limit
+from kvscope_engine.planning.inference_plan import CONTEXT_BYTES
+from kvscope_engine.planning.live_memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS, LiveMemory
+from kvscope_engine.planning.skeleton import Skeleton, build
+from kvscope_telemetry.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PRECISIONS: Final = ("mixed", "autocast", "bfloat16", "float32")
+OPTIMIZERS: Final = ("adamw", "sgd")
+MASTER_BYTES: Final = 12
+"""Bytes per parameter in `mixed`: a float32 copy and Adam's two moments; without Adam only the copy, 4 bytes."""
+ZERO_STAGES: Final = (0, 1, 2, 3)
+DEFAULT_LENGTH: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingQuestion:
+    batch_size: int = 1
+    """Sequences per forward pass on one GPU (micro batch)."""
+    length: int | None = None
+    """Tokens per sequence; None: 2,048, or the model's limit if that is less."""
+    precision: str = "mixed"
+    """Number formats. `mixed`: 16-bit weights with float32 master weights; `autocast`: torch's, float32 weights with
+    products in bfloat16; `bfloat16` and `float32`: all in one type."""
+    optimizer: str = "adamw"
+    checkpointing: bool = False
+    """Whether gradient checkpointing is used."""
+    zero: int = 0
+    """Stage of ZeRO."""
+    data_parallel: int = 1
+    """Number of ranks among which ZeRO divides."""
+
+    def __post_init__(self) -> None:
+        for name, accepted in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("zero", ZERO_STAGES)):
+            if getattr(self, name) not in accepted:
+                words = ", ".join(map(str, accepted))
+                raise BadInput(f"{name}={getattr(self, name)!r} is not accepted: one of {words}")
+        for name, most in (("batch_size", 1 << 16), ("length", 1 << 22), ("data_parallel", 1 << 20)):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise BadInput(f"{name}={value} is not accepted: a whole number from 1 to {most}")
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        return torch.float32 if self.precision in ("autocast", "float32") else torch.bfloat16
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Fraction of each kind of memory that a rank holds."""
+        part = 1.0 / self.data_parallel
+        return {
+            OPTIMIZER: part if self.zero >= 1 else 1.0,
+            GRADIENTS: part if self.zero >= 2 else 1.0,
+            WEIGHTS: part if self.zero >= 3 else 1.0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """Bytes of one GPU at the worst moment of a step."""
+
+    question: TrainingQuestion
+    weights: int
+    gradients: int
+    """Bytes of all gradients when the optimizer starts."""
+    optimizer: int
+    activations: int
+    """Bytes at the end of the forward pass: what backward needs, and the loss."""
+    worst: str
+    """Moment when most is held: "forward", "backward" or "optimizer"."""
+    at_worst: Mapping[str, int]
+    """Bytes held at that moment, by kind."""
+    gathered: int
+    """Bytes of weights that ZeRO stage 3 has gathered at that moment: the largest layer, twice."""
+    others: int = CONTEXT_BYTES
+
+    @property
+    def temporary(self) -> int:
+        """Activations at the worst moment that the forward pass did not retain: results of the operations that run
+        then.
+        """
+        return max(0, self.at_worst[ACTIVATIONS] - self.activations)
+
+    @property
+    def peak(self) -> int:
+        """Bytes of all kinds at the worst moment, including `gathered`."""
+        return sum(self.at_worst.values()) + self.gathered
+
+    @property
+    def needed(self) -> int:
+        return self.peak + self.others
+
+
+def plan_training(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
+    """Plan a step of training, run on tensors without data.
+
+    Raises BadInput if the model does not support the length, or its code cannot be run without data.
+    """
+    question = replace(question, length=_length(skeleton, question.length))
+    try:
+        with FakeTensorMode():
+            return measured_step(skeleton, question)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # external model code may raise these
+        line = " ".join(str(error).split())
+        raise BadInput(
+            f"training of model {skeleton.name!r} cannot be planned: {type(error).__name__}: {line:.200}"
+        ) from error
+
+
+def _length(skeleton: Skeleton, asked: int | None) -> int:
+    limit = position_limit(skeleton.config)
+    if asked is None:
+        return min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
+    if limit is not None and asked > limit:
+        raise BadInput(f"length={asked} is not accepted: model {skeleton.name!r} can do {limit}")
+    return asked
+
+
+def measured_step(skeleton: Skeleton, question: TrainingQuestion) -> TrainingPlan:
+    """Build the model, on a CPU or in the caller's fake tensor mode, train a step, and return its memory."""
+    module = _trainable(skeleton, question)
+    parameters = list(module.parameters())
+    memory = LiveMemory(question.shares)
+    peaks: dict[str, dict[str, float]] = {}
+    with memory:
+        memory.name(WEIGHTS, [*parameters, *module.buffers()])
+        optimizer = _optimizer(question, module, parameters)
+        master = _master(question, parameters)
+        memory.name(OPTIMIZER, master)
+        for parameter in parameters:
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(lambda p: memory.name(GRADIENTS, [p.grad]))
+        _have_states(optimizer, parameters, memory)
+        memory.restart_peak()
+        loss = _forward(module, question)
+        kept = memory.now[ACTIVATIONS]
+        peaks["forward"] = memory.peak
+        memory.restart_peak()
+        loss.backward()  # type: ignore[no-untyped-call]
+        del loss
+        peaks["backward"] = memory.peak
+        memory.restart_peak()
+        gradients = memory.now[GRADIENTS]
+        if optimizer is not None:
+            optimizer.step()
+        peaks["optimizer"] = memory.peak
+    gathered = {name: 0 if name == "optimizer" else _gathered(skeleton, question) for name in peaks}
+    worst = max(peaks, key=lambda name: sum(peaks[name].values()) + gathered[name])
+    held = memory.now
+    return TrainingPlan(
+        question=question,
+        weights=round(held[WEIGHTS]),
+        gradients=round(gradients),
+        optimizer=round(held[OPTIMIZER]),
+        activations=round(kept),
+        worst=worst,
+        at_worst={kind: round(size) for kind, size in peaks[worst].items()},
+        gathered=gathered[worst],
+    )
+
+
+def _trainable(skeleton: Skeleton, question: TrainingQuestion) -> nn.Module:
+    """Return the model with the attention that training would use: torch's SDPA if supported, else
+    transformers' eager.
+    """
+    dtype, cpu = question.weights_dtype, torch.device("cpu")
+    try:
+        module = build(skeleton.whole, dtype, cpu, "sdpa")
+    except ValueError:
+        module = build(skeleton.whole, dtype, cpu, "eager")
+    module.train()
+    if question.checkpointing:
+        enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            enable()
+    return module  # type: ignore[no-any-return]
+
+
+def _forward(module: Any, question: TrainingQuestion) -> torch.Tensor:
+    assert question.length is not None, "resolved before"
+    ids = torch.zeros(question.batch_size, question.length, dtype=torch.int64)
+    numbers: AbstractContextManager[Any] = nullcontext()
+    if question.precision == "autocast":
+        numbers = torch.autocast("cpu", torch.bfloat16)
+    with numbers, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # transformers warns about options that are not set here
+        loss: torch.Tensor = module(input_ids=ids, labels=ids, use_cache=False).loss
+    return loss
+
+
+def _optimizer(question: TrainingQuestion, module: nn.Module, parameters: list[nn.Parameter]) -> Any:
+    """Return torch's optimizer of the weights; None in `mixed`, whose master weights `_master` accounts for."""
+    if question.precision == "mixed":
+        return None
+    if question.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, foreach=False)
+    return torch.optim.SGD(parameters, foreach=False)
+
+
+def _master(question: TrainingQuestion, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    """Return the float32 tensors that the optimizer holds in `mixed`; otherwise none."""
+    if question.precision != "mixed":
+        return []
+    copies = 3 if question.optimizer == "adamw" else 1
+    return [torch.empty(parameter.shape, dtype=torch.float32) for parameter in parameters for _ in range(copies)]
+
+
+def _have_states(optimizer: Any, parameters: list[nn.Parameter], memory: LiveMemory) -> None:
+    """Run a step, because an optimizer only creates its states then."""
+    if optimizer is None:
+        return
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    memory.name(OPTIMIZER, [value for value in states if isinstance(value, torch.Tensor)])
+
+
+def _gathered(skeleton: Skeleton, question: TrainingQuestion) -> int:
+    """Return the bytes of gathered weights: one layer in use and the next being fetched."""
+    if question.zero < 3 or question.data_parallel == 1:
+        return 0
+    largest = max(*(layer.number for layer in skeleton.layers), skeleton.embedding.number)
+    return round(2 * largest * question.weights_dtype.itemsize * (1 - 1 / question.data_parallel))

@@ -1,0 +1,406 @@
+"""Replays a recording of a deterministic engine and finds where the two runs diverge.
+
+Owns what a recording must contain, how an engine is configured like the recorded one, and the comparison. Blocks and
+logits are matched by the token prefix that they were computed from, so the runs may differ in schedule, cache hits and
+recomputation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from kvscope_telemetry.block_texts.block_texts import AskedRequest, RecordedText
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
+from kvscope_telemetry.messages.telemetry import Fingerprints, Hello, TelemetryMessage
+from kvscope_telemetry.recordings.layout import MESSAGES
+from kvscope_telemetry.recordings.reader import FOREVER_NS, Recording
+
+if TYPE_CHECKING:
+    from kvscope_engine.engine import Engine
+
+HOW: Final = "start the engine with --deterministic --fingerprints --record FILE.mcap --record-text"
+_SAME: Final = ("architecture", "num_layers", "vocab_size", "dtype", "quantization", "quantization_option")
+"""Model properties that must equal those of the recording."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """The contents of a recording that are replayed and compared."""
+
+    hello: Hello
+    requests: tuple[RecordedText, ...]
+    """Requests that ended without an error, ordered by number."""
+    fingerprints: tuple[Fingerprints, ...]
+    failed: frozenset[int] = frozenset()
+    """Numbers of requests that ended in an error of the engine."""
+
+
+def read_run(path: Path) -> RecordedRun:
+    """Read the recorded run at `path`. Raises BadInput with what is missing if it cannot be replayed."""
+    recording = Recording.open(path)
+    hello, name = recording.info.hello, str(path)
+    if not hello.capabilities.deterministic:
+        raise BadInput(f"recording {name!r} cannot be run again: its engine was not deterministic; {HOW}")
+    if len(recording.info.epochs) > 1:
+        raise BadInput(
+            f"recording {name!r} cannot be run again: it holds {len(recording.info.epochs)} starts of an engine"
+        )
+    ended = {text.number: text for text in recording.texts() if text.request is not None}
+    requests = tuple(text for _, text in sorted(ended.items()) if _asked(text).finish_reason != "error")
+    if not requests:
+        lacks = "it holds no texts"
+        if recording.has_texts:
+            lacks = "all its requests failed" if ended else "no request ended, or was aborted, while it was recorded"
+        raise BadInput(f"recording {name!r} cannot be run again: {lacks}; {HOW}")
+    failed = ended.keys() - {text.number for text in requests}
+    return RecordedRun(hello, requests, _fingerprints(recording), frozenset(failed))
+
+
+def _fingerprints(recording: Recording) -> tuple[Fingerprints, ...]:
+    """Return the fingerprints in step order. Of the recording, only messages other than frames are decoded."""
+    messages = (message for each in recording.segments for _, message in each.messages((MESSAGES,), 0, FOREVER_NS))
+    return tuple(message for message in messages if isinstance(message, Fingerprints))
+
+
+def config_of_run(hello: Hello, given: Mapping[str, Any]) -> EngineConfig:
+    """Return the configuration of the recorded engine, overridden by the fields in `given`. Raises BadInput."""
+    cache = hello.cache
+    recorded: dict[str, Any] = {
+        "model": hello.model.name,
+        "device": hello.device.kind,
+        "dtype": hello.model.dtype,
+        "quantization": hello.model.quantization_option or ("auto" if hello.model.quantization else "none"),
+        "max_model_len": hello.model.max_model_len,
+        "num_threads": hello.device.num_threads or None,
+        "block_size": cache.block_size,
+        "num_gpu_blocks_override": cache.num_blocks,
+        "max_num_seqs": cache.max_num_seqs,
+        "max_num_batched_tokens": cache.max_num_batched_tokens,
+        "deterministic": True,
+        "fingerprints": True,
+    }
+    return EngineConfig(**{**recorded, **given})
+
+
+def check_same_engine(recorded: Hello, now: Hello) -> None:
+    """Raise BadInput if the model, the kind of device, the number of threads or the KV format differs from the
+    recording.
+    """
+    pairs = [(name, getattr(recorded.model, name), getattr(now.model, name)) for name in _SAME]
+    pairs.append(("device", recorded.device.kind, now.device.kind))
+    pairs.append(("num_threads", recorded.device.num_threads, now.device.num_threads))
+    pairs.append(("block_size", recorded.cache.block_size, now.cache.block_size))
+    pairs.append(("kv_cache_dtype", recorded.cache.dtype, now.cache.dtype))
+    for name, before, after in pairs:
+        if before != after:
+            raise BadInput(
+                f"model {now.model.name!r} cannot run the recording again: {name} is {after!r}, and was {before!r}"
+            )
+
+
+def _environment(recorded: Hello, now: Hello) -> str:
+    """Describe differences of CPU or GPU, software and kvscope version that may change the last bits; empty if none."""
+    pairs = (
+        ("the CPU" if now.device.kind == "cpu" else "the GPU", recorded.device.name, now.device.name),
+        ("the software", recorded.device.software, now.device.software),
+        ("kvscope", recorded.engine_version, now.engine_version),
+    )
+    return "; ".join(f"{what} was {before!r}, and is {after!r}" for what, before, after in pairs if before != after)
+
+
+class Moment(NamedTuple):
+    """When something was computed in a run. Ordered: the least is the earliest step and the lowest layer."""
+
+    step: int
+    layer: int
+    number: int
+    position: int
+    """Index of the block in its request; for logits, the number of tokens that the request had generated before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayComparison:
+    """Result of comparing a replay with its recording."""
+
+    num_requests: int
+    num_layers: int
+    num_blocks: int
+    """Number of blocks that both runs computed."""
+    num_equal_blocks: int
+    num_logits: int
+    num_equal_logits: int
+    num_same_tokens: int
+    """Number of requests with equal output tokens."""
+    first: str
+    """Description of the first difference; empty if there is none."""
+    left_out: tuple[str, ...] = ()
+    """Counts of requests, blocks and tokens that could not be compared, with reasons."""
+    environment: str = ""
+    """Differences of the machine and its software; empty if there are none."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The result as text for the terminal, one string per line."""
+        left_out = [f"not compared: {'; '.join(self.left_out)}"] if self.left_out else []
+        counts = f"{self.num_requests} requests, {self.num_blocks} blocks, {self.num_layers} layers"
+        if not self.first and not self.num_blocks and not self.num_logits:
+            why = "of keys and values none was computed in both runs"
+            why = why if self.num_layers else "keys and values were not recorded (--fingerprints)"
+            return [f"equal tokens: {self.num_requests} requests; {why}", *left_out]
+        if not self.first:
+            return [f"bit-equal: {counts}, {self.num_logits} tokens", *left_out]
+        return [
+            f"the runs part {self.first}",
+            *([f"a likely reason: {self.environment}"] if self.environment else []),
+            f"equal are {self.num_equal_blocks} of {self.num_blocks} blocks, the logits of {self.num_equal_logits} of"
+            f" {self.num_logits} tokens, and all tokens of {self.num_same_tokens} of {self.num_requests} requests",
+            *left_out,
+        ]
+
+
+@dataclass(slots=True)
+class RunDigests:
+    """Digests of a run's KV blocks and logits, keyed by the token prefix that they were computed from."""
+
+    blocks: defaultdict[bytes, dict[bytes, Moment]] = field(default_factory=lambda: defaultdict(dict))
+    """Prefix key -> digests of all layers of a block -> when they were first computed (`Moment.layer` is 0)."""
+    logits: defaultdict[bytes, dict[int, Moment]] = field(default_factory=lambda: defaultdict(dict))
+    """Prefix key -> sum of a token's logits -> when it was first computed."""
+
+    def add(self, message: Fingerprints, texts: dict[int, PrefixKeys], block_size: int) -> None:
+        """Add the digests of one step. Requests that are not in `texts` are skipped."""
+        numbers = np.frombuffer(message.number, "<u4").tolist()
+        indices = np.frombuffer(message.place, "<u4").tolist()
+        width = 8 * message.num_layers
+        for row, (request, block) in enumerate(zip(numbers, indices, strict=True)):
+            digests = message.digests[row * width : (row + 1) * width]
+            key = _key(texts, request, (block + 1) * block_size)
+            if key is not None and any(digests):  # all zeros: no digest is known
+                self.blocks[key].setdefault(digests, Moment(message.step, 0, request, block))
+        sampled = np.frombuffer(message.sampled_number, "<u4").tolist()
+        places = np.frombuffer(message.sampled_place, "<u4").tolist()
+        sums = np.frombuffer(message.logit_sums, "<u8").tolist()
+        for request, num_generated, total in zip(sampled, places, sums, strict=True):
+            text = texts.get(request)
+            if text is not None and (key := text.key(text.num_prompt_tokens + num_generated)) is not None:
+                self.logits[key].setdefault(total, Moment(message.step, message.num_layers, request, num_generated))
+
+
+class PrefixKeys:
+    """Hash keys of all prefixes of a request's tokens."""
+
+    def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        digest = hashlib.blake2b(digest_size=16)
+        self._keys = []
+        for token in np.array(token_ids, "<i8"):
+            digest.update(token.tobytes())
+            self._keys.append(digest.digest())
+
+    def key(self, num_tokens: int) -> bytes | None:
+        """Return the key of the first `num_tokens` tokens; None if there are fewer, or for 0."""
+        return self._keys[num_tokens - 1] if 0 < num_tokens <= len(self._keys) else None
+
+
+def _key(texts: dict[int, PrefixKeys], number: int, num_tokens: int) -> bytes | None:
+    text = texts.get(number)
+    return None if text is None else text.key(num_tokens)
+
+
+class Replayer:
+    """Replays a recorded run on an engine whose telemetry messages are passed to `receive`."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        self._run = run
+        self._received: list[Fingerprints] = []
+
+    def receive(self, message: TelemetryMessage) -> None:
+        """Collect the fingerprints among the engine's telemetry messages."""
+        if isinstance(message, Fingerprints):
+            self._received.append(message)
+
+    def replay(self, engine: Engine) -> ReplayComparison:
+        """Run all requests, as many concurrently as the engine admits, and compare.
+
+        Raises BadInput if a request is refused or fails, and if nothing could be compared.
+        """
+        check_same_engine(self._run.hello, engine.hello)
+        numbers = {text.number: engine.submit(_submit(text)).numbers[0] for text in self._run.requests}
+        output_ids: defaultdict[str, list[int]] = defaultdict(list)
+        while engine.has_unfinished:
+            for message in engine.step():
+                if isinstance(message, Tokens):
+                    output_ids[message.request_id] += message.token_ids
+                elif isinstance(message, Finished) and message.error:
+                    raise BadInput(f"request {message.request_id} could not be run again: {message.error}")
+        cut = {text.number: output_ids[_name(text)][: _num_output_tokens(text)] for text in self._run.requests}
+        return self._compare(numbers, cut, engine.hello)
+
+    def _compare(self, numbers: dict[int, int], output_ids: dict[int, list[int]], hello: Hello) -> ReplayComparison:
+        run, size = self._run, self._run.hello.cache.block_size
+        before = _digests(run.fingerprints, {text.number: list(text.token_ids) for text in run.requests}, run, size)
+        again = {numbers[text.number]: [*_prompt(text), *output_ids[text.number]] for text in run.requests}
+        prompts = {numbers[text.number]: _asked(text).num_prompt_tokens for text in run.requests}
+        now = RunDigests()
+        texts = {number: PrefixKeys(tokens, prompts[number]) for number, tokens in again.items()}
+        for message in self._received:
+            now.add(message, texts, size)
+        blocks, equal_blocks, parted = _compare_blocks(before, now)
+        logits, equal_logits, parted_logits = _compare_logits(before, now)
+        others = [text for text in run.requests if list(text.token_ids) != again[numbers[text.number]]]
+        num_layers = max((message.num_layers for message in run.fingerprints), default=0)
+        moments = sorted((*parted, *parted_logits))
+        first = (
+            _difference_text(moments[0], run, num_layers, size)
+            if moments
+            else _token_difference_text(others, output_ids)
+        )
+        num_requests = len(run.requests)
+        if not (blocks or logits or any(_num_output_tokens(text) for text in run.requests)):
+            raise BadInput(f"nothing of {num_requests} requests can be compared: each ended before its first token")
+        return ReplayComparison(
+            num_requests,
+            num_layers,
+            blocks,
+            equal_blocks,
+            logits,
+            equal_logits,
+            num_requests - len(others),
+            first,
+            left_out=_left_out(run, before, now),
+            environment=_environment(run.hello, hello),
+        )
+
+
+def _left_out(run: RecordedRun, before: RunDigests, now: RunDigests) -> tuple[str, ...]:
+    fingerprints = {number for message in run.fingerprints for packed in _numbers(message) for number in packed}
+    without_end = len(fingerprints - run.failed - {text.number for text in run.requests})
+    counts = (
+        (len(run.failed), "request", "that failed in the recording"),
+        (without_end, "request", "whose end was not recorded"),
+        (len(before.blocks.keys() ^ now.blocks.keys()), "block", "that one run alone computed"),
+        (len(before.logits.keys() ^ now.logits.keys()), "token", "that one run alone sampled"),
+    )
+    what_told = counts if run.fingerprints else counts[:2]
+    return tuple(f"{count} {what}{'s' * (count > 1)} {which}" for count, what, which in what_told if count > 0)
+
+
+def _numbers(message: Fingerprints) -> tuple[list[int], list[int]]:
+    """Return the requests whose blocks, and those whose sampled tokens, the message describes."""
+    return np.frombuffer(message.number, "<u4").tolist(), np.frombuffer(message.sampled_number, "<u4").tolist()
+
+
+def _digests(
+    fingerprints: Iterable[Fingerprints], tokens: dict[int, list[int]], run: RecordedRun, block_size: int
+) -> RunDigests:
+    prompts = {text.number: _asked(text).num_prompt_tokens for text in run.requests}
+    texts = {number: PrefixKeys(ids, prompts[number]) for number, ids in tokens.items()}
+    found = RunDigests()
+    for message in fingerprints:
+        found.add(message, texts, block_size)
+    return found
+
+
+def _compare_blocks(before: RunDigests, now: RunDigests) -> tuple[int, int, list[Moment]]:
+    """Return the number of blocks in both runs, the number of equal ones, and where the others first differ."""
+    count, parted = 0, list[Moment]()
+    for key, computed in before.blocks.items():
+        again = now.blocks.get(key)
+        if not again:
+            continue
+        count += 1
+        different = [(moment, _first_layer(digests, other)) for digests, moment in computed.items() for other in again]
+        layers = [moment._replace(layer=layer) for moment, layer in different if layer is not None]
+        parted += layers and [min(layers)]
+    return count, count - len(parted), parted
+
+
+def _compare_logits(before: RunDigests, now: RunDigests) -> tuple[int, int, list[Moment]]:
+    count, parted = 0, list[Moment]()
+    for key, computed in before.logits.items():
+        again = now.logits.get(key)
+        if not again:
+            continue
+        count += 1
+        different = [moment for total, moment in computed.items() if again.keys() != {total}]
+        parted += different and [min(different)]
+    return count, count - len(parted), parted
+
+
+def _first_layer(digests: bytes, other: bytes) -> int | None:
+    """Return the lowest layer whose digests differ, or None. A digest of 0 means unknown."""
+    both = np.frombuffer(digests, "<u8"), np.frombuffer(other, "<u8")
+    where = np.flatnonzero((both[0] != both[1]) & (both[0] != 0) & (both[1] != 0))
+    return int(where[0]) if len(where) else None
+
+
+def _difference_text(moment: Moment, run: RecordedRun, num_layers: int, block_size: int) -> str:
+    text = next(text for text in run.requests if text.number == moment.number)
+    of_request = f"of request {_asked(text).request_id!r}"
+    if moment.layer == num_layers:
+        position = _asked(text).num_prompt_tokens + moment.position
+        return f"at step {moment.step} behind the last layer: other logits for token {position} {of_request}"
+    start = moment.position * block_size
+    return (
+        f"at step {moment.step} in layer {moment.layer} of {num_layers}: other keys or values in block"
+        f" {moment.position}"
+        f" {of_request} (tokens {start} to {start + block_size - 1})"
+    )
+
+
+def _token_difference_text(others: list[RecordedText], output_ids: dict[int, list[int]]) -> str:
+    """Describe the first token that differs, for runs without fingerprints; empty if all are equal."""
+    if not others:
+        return ""
+    text = others[0]
+    before, now = list(text.token_ids[_asked(text).num_prompt_tokens :]), output_ids[text.number]
+    same = next(
+        (i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), min(len(before), len(now))
+    )
+    return f"in token {_asked(text).num_prompt_tokens + same} of request {_asked(text).request_id!r}"
+
+
+def _submit(text: RecordedText) -> Submit:
+    """Return the request limited to its recorded number of tokens, because the reason of its end may not recur."""
+    asked = _asked(text)
+    most = max(1, _num_output_tokens(text))
+    sampling = replace(
+        asked.sampling, max_tokens=most, min_tokens=min(asked.sampling.min_tokens, most), stop=(), logprobs=None
+    )
+    return Submit(
+        request_id=_name(text),
+        prompt_token_ids=_prompt(text),
+        raw=True,
+        sampling=sampling,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt,
+    )
+
+
+def _name(text: RecordedText) -> str:
+    """Return a unique request id: clients reuse ids, and completions of one prompt share one."""
+    return str(text.number)
+
+
+def _prompt(text: RecordedText) -> tuple[int, ...]:
+    return text.token_ids[: _asked(text).num_prompt_tokens]
+
+
+def _num_output_tokens(text: RecordedText) -> int:
+    """Return the number of output tokens; 0 if the request was aborted before its first."""
+    return len(text.token_ids) - _asked(text).num_prompt_tokens
+
+
+def _asked(text: RecordedText) -> AskedRequest:
+    assert text.request is not None, "only whole requests are run again"
+    return text.request

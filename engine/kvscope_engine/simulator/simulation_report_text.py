@@ -1,0 +1,191 @@
+"""Formats reports as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvscope_engine.simulator.simulation_limits import SimulatedLimits
+from kvscope_engine.simulator.simulation_report import Percentiles, Report
+from kvscope_engine.simulator.tier_use import TierUse
+from kvscope_engine.simulator.workloads.workload import Workload
+from kvscope_engine.text_table import table
+
+NOT_KNOWN = "–"
+MIB = 1 << 20
+
+
+def text(workload: Workload, limits: SimulatedLimits, reports: Sequence[Report], notes: Sequence[str] = ()) -> str:
+    """Describe the run, with `notes`, and append tables for memory, throughput and latency, with a row per policy."""
+    sections = [
+        "\n".join([_setup(workload, limits), *notes]),
+        "KV slots under load (mean over steps with waiting requests), % of all\n" + _memory(reports),
+        "Throughput (recomputed: tokens computed again after a preemption)\n" + _throughput(reports),
+        "Latency, s (p50 / p90 / p99)\n" + _latency(reports),
+    ]
+    parts = (_groups(reports), _states(reports), tier_lines(reports), _pages(reports), _refusals(reports))
+    return "\n\n".join([*sections, *(line for lines in parts for line in lines)])
+
+
+def label(report: Report) -> str:
+    """Return the name of the policy, with the question."""
+    return f"{report.allocator}, {report.question}" if report.question else report.allocator
+
+
+def _setup(workload: Workload, limits: SimulatedLimits) -> str:
+    return (
+        f"{workload.name}: {len(workload.requests)} requests, {workload.mean_prompt_tokens:.1f} prompt and"
+        f" {workload.mean_output_tokens:.1f} output tokens on average; {limits.num_blocks} blocks of"
+        f" {limits.block_size} slots, at most {limits.max_model_len} tokens a request"
+    )
+
+
+def _memory(reports: Sequence[Report]) -> str:
+    header = ["policy", "token states", "reserved", "internal", "external, others", "cached", "steps"]
+    return table(header, [[label(one), *_shares(one), str(one.num_steps_under_load)] for one in reports])
+
+
+def _shares(report: Report) -> list[str]:
+    memory = report.memory
+    if memory is None:
+        return [NOT_KNOWN] * 5
+    parts = (memory.states, memory.reserved, memory.internal, memory.external_and_others, memory.cached)
+    return [f"{100 * part:.1f}" for part in parts]
+
+
+def _throughput(reports: Sequence[Report]) -> str:
+    header = [
+        "policy",
+        "batch",
+        "under load",
+        "requests/s",
+        "tokens/s",
+        "preemptions",
+        "recomputed",
+        "evicted",
+        "hit %",
+        "time, s",
+    ]
+    rows = [
+        [
+            label(one),
+            _number(one.mean_batch, 2),
+            _number(one.mean_batch_under_load, 2),
+            _number(one.requests_per_s, 3),
+            _number(one.output_tokens_per_s, 1),
+            str(one.num_preemptions),
+            str(one.num_recomputed_tokens),
+            str(one.num_evicted_blocks),
+            _number(None if one.prefix_hit_rate is None else 100 * one.prefix_hit_rate, 1),
+            f"{one.simulated_s:.1f}",
+        ]
+        for one in reports
+    ]
+    return table(header, rows)
+
+
+def _latency(reports: Sequence[Report]) -> str:
+    header = ["policy", "first token", "whole request", "per output token"]
+    rows = [
+        [label(one), *(_percentiles(found) for found in (one.ttft_s, one.latency_s, one.normalized_latency_s))]
+        for one in reports
+    ]
+    return table(header, rows)
+
+
+def _groups(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield the table of the blocks of each KV group; nothing if no groups are known."""
+    rows = [
+        [
+            f"{label(one)} ({one.num_blocks})",
+            f"{group.kind} of {group.window}" if group.window else group.kind,
+            str(group.num_layers),
+            f"{group.token_bytes:.0f}",
+            f"{group.mean_blocks:.1f}",
+            str(group.most_blocks),
+            f"{group.most_blocks * one.block_bytes / MIB:.1f}",
+        ]
+        for one in reports
+        for group in one.groups
+    ]
+    if rows:
+        header = ["policy (blocks)", "group", "layers", "bytes/token", "mean", "most", "most, MiB"]
+        yield "KV groups, blocks that requests held\n" + table(header, rows, words=(0, 1))
+
+
+def _states(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield the table of slots for states of recurrent layers; nothing if there are none."""
+    rows = [
+        [label(one), *map(str, (one.num_states, one.num_states_kept, one.num_states_restored, one.num_states_evicted))]
+        for one in reports
+        if one.num_states
+    ]
+    if rows:
+        yield "States of recurrent layers\n" + table(["policy", "slots", "kept", "gone on from", "evicted"], rows)
+
+
+def _pages(reports: Sequence[Report]) -> list[str]:
+    return [
+        f"{label(one)}: a page in each layer holds {one.tokens_per_page_group:.1f} tokens; a request's last is never"
+        " full but by chance"
+        for one in reports
+        if one.tokens_per_page_group is not None
+    ]
+
+
+def _refusals(reports: Sequence[Report]) -> list[str]:
+    return [
+        f"{label(one)}: {one.num_refused} requests refused; the first: {one.first_refusal}"
+        for one in reports
+        if one.num_refused
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return NOT_KNOWN if value is None else f"{value:.{digits}f}"
+
+
+def _percentiles(found: Percentiles | None) -> str:
+    return NOT_KNOWN if found is None else f"{found.p50:.3f} / {found.p90:.3f} / {found.p99:.3f}"
+
+
+def tier_lines(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield two tables about the lower tiers, and the policies without; nothing if no policy has any."""
+    uses = [(label(one), one.tiers) for one in reports if one.tiers is not None]
+    if not uses:
+        return
+    yield "Lower tiers, blocks\n" + _blocks(uses)
+    yield "Lower tiers, % of prompt tokens found in each, and s that the run stood still\n" + _times(uses)
+    without = [label(one) for one in reports if one.tiers is None]
+    if without:
+        yield f"{', '.join(without)}: ran without lower tiers, which only paged has"
+
+
+def _blocks(uses: Sequence[tuple[str, TierUse]]) -> str:
+    header = ["policy", "host", "disk", "swapped out", "offloaded to host", "to disk", "loaded", "of them from disk"]
+    rows = [
+        (
+            use.num_host_blocks,
+            use.num_disk_blocks,
+            use.swapped_blocks,
+            use.offloaded_blocks,
+            use.disk_blocks,
+            use.loaded_blocks,
+            use.loaded_from_disk_blocks,
+        )
+        for _, use in uses
+    ]
+    return table(header, [[name, *map(str, row)] for (name, _), row in zip(uses, rows, strict=True)])
+
+
+def _times(uses: Sequence[tuple[str, TierUse]]) -> str:
+    header = ["policy", "pool %", "host %", "disk %", "loading, s", "reading disk", "saving", "writing disk"]
+    return table(header, [[name, *_hits(use), *_seconds(use)] for name, use in uses])
+
+
+def _hits(use: TierUse) -> list[str]:
+    rates = (use.pool_hit_rate, use.host_hit_rate, use.disk_hit_rate)
+    return ["–" if rate is None else f"{100 * rate:.1f}" for rate in rates]
+
+
+def _seconds(use: TierUse) -> list[str]:
+    return [f"{seconds:.3f}" for seconds in (use.load_s, use.disk_read_s, use.save_s, use.disk_write_s)]

@@ -1,0 +1,114 @@
+"""Counters of a run. Knows the scheduler's totals, but not how they are printed (`report`)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, MutableMapping
+
+from kvscope_engine.policy.allocation.fragmentation import kv_use
+from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.step_plan import StepPlan
+from kvscope_engine.simulator.group_use import GroupTally
+from kvscope_engine.simulator.memory_use import MemoryUse
+from kvscope_telemetry.ledger import Tier
+
+
+class SimulationTally:
+    """Sums over steps, and values of finished requests in the order they ended. Times in ns on the run's clock."""
+
+    def __init__(self, groups: GroupTally | None = None) -> None:
+        self.groups = groups
+        """Use of KV groups; None if the groups are unknown."""
+        self.num_steps = 0
+        self.num_scheduled = 0
+        """Number of scheduled requests, summed over all steps."""
+        self.num_scheduled_under_load = 0
+        """Number of scheduled requests, summed over the steps that left requests waiting, which `memory` samples."""
+        self.memory = MemoryUse()
+        self.num_refused = 0
+        self.first_refusal = ""
+        self.num_prompt_tokens = 0
+        """Prompt tokens of finished requests."""
+        self.num_cached_tokens = 0
+        """Number of `num_prompt_tokens` found in the prefix cache at the first admission."""
+        self.num_loaded_tokens = {Tier.HOST: 0, Tier.DISK: 0}
+        """Number of `num_cached_tokens` that came from each lower tier."""
+        self.num_output_tokens = 0
+        self.num_computed_tokens = 0
+        """Tokens computed in all steps, including those of unfinished requests."""
+        self.num_needed_tokens = 0
+        """Tokens that finished requests would have computed without preemptions."""
+        self.num_preempted = 0
+        """Number of finished requests that were preempted at least once."""
+        self.ttft_ns = array("d")
+        self.total_ns = array("d")
+        self.per_token_ns = array("d")
+
+    @property
+    def num_finished(self) -> int:
+        return len(self.total_ns)
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        """Tokens computed again after preemptions; valid once the run has ended."""
+        return self.num_computed_tokens - self.num_needed_tokens
+
+    @property
+    def num_ended(self) -> int:
+        return self.num_finished + self.num_refused
+
+    def step(self, plan: StepPlan, scheduler: Scheduler, pool: BlockPool) -> None:
+        """Count a step that was committed, and whose requests have not been ended yet."""
+        batch = len(plan.scheduled)
+        self.num_steps += 1
+        self.num_scheduled += batch
+        self.num_computed_tokens += plan.num_tokens
+        if self.groups is not None:
+            self.groups.add(pool)
+        if scheduler.num_waiting:
+            self.num_scheduled_under_load += batch
+            self.memory.add(kv_use(pool, _holders(plan, scheduler)))
+
+    def loaded(self, plan: StepPlan, block_size: int, origins: MutableMapping[int, Tier]) -> None:
+        """Count and remove the blocks in `origins`, which maps blocks loaded in this step to their tiers.
+
+        A block shared by several requests of the plan counts as a pool hit for all but the first. Blocks loaded for
+        preempted requests do not count: they are no hits of the prefix cache.
+        """
+        for item in plan.scheduled:
+            request = item.request
+            if item.start == request.num_cached_tokens or request.num_preemptions:
+                tiers = [origins.pop(block, None) for block in request.held_blocks]
+                for tier in tiers if not request.num_preemptions else ():
+                    if tier is not None:
+                        self.num_loaded_tokens[tier] += block_size
+
+    def finish(self, request: Request) -> None:
+        """Count a finished request, whose first and last token have their times."""
+        assert request.first_token_ns is not None, f"request {request.number} ended without a token"
+        assert request.last_token_ns is not None, f"request {request.number} has no end"
+        num_output_tokens = len(request.output_token_ids)
+        total_ns = request.last_token_ns - request.arrival_ns
+        self.ttft_ns.append(request.first_token_ns - request.arrival_ns)
+        self.total_ns.append(total_ns)
+        self.per_token_ns.append(total_ns / num_output_tokens)
+        self.num_prompt_tokens += request.num_prompt_tokens
+        self.num_cached_tokens += request.num_cached_tokens
+        self.num_output_tokens += num_output_tokens
+        # The last token is never computed: nothing comes after it.
+        self.num_needed_tokens += request.num_prompt_tokens - request.num_cached_tokens + num_output_tokens - 1
+        self.num_preempted += request.num_preemptions > 0
+
+    def refuse(self, cause: str) -> None:
+        """Count a request that could not run even alone."""
+        self.num_refused += 1
+        self.first_refusal = self.first_refusal or cause
+
+
+def _holders(plan: StepPlan, scheduler: Scheduler) -> Iterable[Request]:
+    """Return requests that include all that hold blocks: those of the plan if they suffice, since they are fewer."""
+    if len(plan.scheduled) == scheduler.num_running:
+        return [item.request for item in plan.scheduled]
+    return scheduler.requests.values()

@@ -1,0 +1,396 @@
+"""Recordings of deterministic engines, run again: bit-equal whatever the schedule, and where not, said where."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from kvscope_engine import Engine, EngineConfig, SamplingParams
+from kvscope_engine.cli.main import main
+from kvscope_engine.run_replay import (
+    RecordedRun,
+    ReplayComparison,
+    Replayer,
+    check_same_engine,
+    config_of_run,
+    read_run,
+)
+from kvscope_engine.server.service import EngineService
+from kvscope_kernels.cpu.library import library
+from kvscope_telemetry import LiveSource
+from kvscope_telemetry.engine_config import SpeculativeConfig
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Abort, Finished, Reply, Submit, Tokens
+from kvscope_telemetry.messages.roles import Role
+from kvscope_telemetry.messages.telemetry import TelemetryMessage
+from kvscope_telemetry.messages.wire import encode
+from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.writer import RecordingWriter
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no compiler: attention is not the CPU's own")
+
+RUNS: dict[str, dict[str, Any]] = {
+    "side by side, in chunks": {"max_num_batched_tokens": 24},
+    "with prefixes found": {"max_num_seqs": 2},
+    "preempted": {"num_gpu_blocks_override": 44},
+}
+
+
+def submits(count: int) -> list[Submit]:
+    """Prompts that begin alike, greedy ones and such with temperature; of one several completions."""
+    rng = random.Random(5)
+    beginning = tuple(rng.choices(range(3, 256), k=21))
+    return [
+        Submit(
+            request_id=f"r{index}",
+            prompt_token_ids=beginning[: 21 * (index % 2)]
+            + tuple(rng.choices(range(3, 256), k=rng.choice((5, 33, 60)))),
+            sampling=SamplingParams(
+                max_tokens=11,
+                ignore_eos=True,
+                temperature=(0.0, 0.8)[index % 2],
+                top_p=0.9,
+                seed=index if index % 4 == 1 else None,
+                n=2 if index == 3 else 1,
+                repetition_penalty=1.2 if index == 2 else 1.0,
+                logprobs=1 if index == 4 else None,
+            ),
+        )
+        for (index,) in zip(range(count))
+    ]
+
+
+def record(path: Path, config: EngineConfig, asked: Sequence[Submit], *, texts: bool = True) -> Path:
+    """What `serve --record FILE --record-text` writes."""
+    with EngineRecorder(path, texts=texts) as recorder:
+
+        def publish(message: TelemetryMessage) -> None:
+            recorder.record(message, encode(message))
+
+        with Engine(config, publish=publish) as engine:
+            recorder.give(engine.snapshot())
+            recorder.give_requests(engine.drain_ended())
+            for submit in asked:
+                engine.submit(submit)
+            while engine.has_unfinished:
+                engine.step()
+                recorder.give_requests(engine.drain_ended())
+    return path
+
+
+def replayed(run: RecordedRun, **options: Any) -> ReplayComparison:
+    replayer = Replayer(run)
+    with Engine(config_of_run(run.hello, options), publish=replayer.receive) as engine:
+        return replayer.replay(engine)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: Callable[..., str]) -> str:
+    return tiny_model(num_hidden_layers=3)
+
+
+@pytest.fixture(scope="module")
+def config(model: str) -> EngineConfig:
+    return EngineConfig(
+        model=model,
+        device="cpu",
+        dtype="bfloat16",
+        deterministic=True,
+        fingerprints=True,
+        block_size=4,
+        num_gpu_blocks_override=256,
+        max_num_batched_tokens=64,
+    )
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def recording(request: pytest.FixtureRequest, config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of each kind."""
+    given = {name: getattr(config, name) for name in config.__dataclass_fields__} | RUNS[request.param]
+    path = tmp_path_factory.mktemp("run") / "run.mcap"
+    return record(path, EngineConfig(**given), submits(7))
+
+
+def test_the_three_recordings_are_of_what_they_are_called(recording: Path, request: pytest.FixtureRequest) -> None:
+    frames = list(Recording.open(recording).frames())
+    totals, kind = frames[-1].counters, request.node.callspec.params["recording"]
+    most = max(len(frame.batch.number) // 4 for frame in frames)
+    cut = any(frame.batch.num_prefill_tokens == 24 for frame in frames)
+    seen = {
+        "side by side, in chunks": cut and most > 4,
+        "with prefixes found": totals.cached_tokens > 0,
+        "preempted": totals.preemptions > 0,
+    }
+    assert seen[kind]
+
+
+def test_a_recording_is_bit_equal_when_it_is_run_again(recording: Path) -> None:
+    run = read_run(recording)
+    found = replayed(run)
+    assert found.lines == [f"bit-equal: 8 requests, {found.num_blocks} blocks, 3 layers, {found.num_logits} tokens"]
+    texts = [text.token_ids for text in run.requests]
+    blocks = {ids[:end] for ids in texts for end in range(4, len(ids), 4)}  # the last token's are never computed
+    tokens = {ids[: len(ids) - said] for ids in texts for said in range(1, 12)}
+    assert (found.num_blocks, found.num_logits) == (len(blocks), len(tokens)), (
+        "each is compared, once where texts agree"
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_seqs": 1},
+        {"enable_prefix_caching": False, "max_num_batched_tokens": 16},
+        {"speculative_config": SpeculativeConfig(num_speculative_tokens=3, prompt_lookup_min=1)},
+        {"num_gpu_blocks_override": 40, "host_kv_memory_bytes": 1 << 22, "preemption": "swap"},
+    ],
+    ids=["one at a time", "nothing cached, smaller chunks", "guessed ahead", "swapped"],
+)
+def test_so_it_is_on_another_schedule(recording: Path, options: dict[str, Any]) -> None:
+    assert replayed(read_run(recording), **options).first == ""
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Changes a byte of a weight once the model was loaded, before it is made ready to run."""
+    from kvscope_engine import components
+
+    load = components.load_model
+
+    def change(name: str) -> None:
+        def load_changed(*args: Any, **options: Any) -> Any:
+            loaded = load(*args, **options)
+            weight = loaded.module.get_parameter(name)
+            with torch.no_grad():
+                weight.view(torch.uint8).view(-1)[1] ^= 0x01  # of the exponent of a bfloat16
+            return loaded
+
+        monkeypatch.setattr(components, "load_model", load_changed)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("weight", "where"),
+    [
+        ("model.layers.2.self_attn.k_proj.weight", "in layer 2 of 3: other keys or values in block 0 of request 'r"),
+        ("model.layers.1.mlp.down_proj.weight", "in layer 2 of 3: other keys or values in block 0 of request 'r"),
+        ("model.layers.2.mlp.up_proj.weight", "behind the last layer: other logits for token "),
+    ],
+)
+def test_a_changed_byte_of_a_weight_is_found_at_its_layer(
+    recording: Path, changed: Callable[[str], None], weight: str, where: str
+) -> None:
+    run = read_run(recording)
+    changed(weight)
+    found = replayed(run)
+    step = run.fingerprints[0].step
+    assert where in found.first
+    assert found.lines[0].startswith("the runs part at step ")
+    assert "behind" in where or f"at step {step} " in found.first, "it is found where it is first seen"
+
+
+def test_the_command_says_it_and_has_an_exit_code(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(recording)]) == 0
+    assert capsys.readouterr().out.startswith("bit-equal: 8 requests, ")
+
+
+def test_another_model_parts_or_is_refused(
+    recording: Path, tiny_model: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(recording), "--model", tiny_model(num_hidden_layers=3), "--seed", "5"]) == 1
+    assert "in layer 0 of 3" in capsys.readouterr().out
+    assert main(["replay", str(recording), "--model", tiny_model(num_hidden_layers=4)]) == 2
+    assert "num_layers is 4, and was 3" in capsys.readouterr().err
+
+
+def test_an_option_is_taken_at_its_default_too(recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(recording), "--block-size", "16"]) == 2
+    assert "block_size is 16, and was 4" in capsys.readouterr().err
+
+
+def test_what_was_computed_many_times_is_compared_once(recording: Path) -> None:
+    run = read_run(recording)
+    often = RecordedRun(run.hello, run.requests, run.fingerprints * 100)
+    assert replayed(often).lines == replayed(run).lines
+
+
+def test_what_a_recording_lacks_is_one_line(tmp_path: Path, config: EngineConfig, model: str) -> None:
+    plain = EngineConfig(model=model, device="cpu", dtype="float32", num_gpu_blocks_override=64)
+    with pytest.raises(BadInput, match=r"its engine was not deterministic; start the engine with --deterministic"):
+        read_run(record(tmp_path / "plain.mcap", plain, submits(1)))
+    with pytest.raises(BadInput, match="it holds no texts"):
+        read_run(record(tmp_path / "silent.mcap", config, submits(1), texts=False))
+
+
+def test_without_fingerprints_tokens_are_compared(tmp_path: Path, config: EngineConfig) -> None:
+    given = {name: getattr(config, name) for name in config.__dataclass_fields__} | {"fingerprints": False}
+    run = read_run(record(tmp_path / "tokens.mcap", EngineConfig(**given), submits(2)))
+    assert replayed(run).lines == ["equal tokens: 2 requests; keys and values were not recorded (--fingerprints)"]
+    text = run.requests[1]
+    other = replace(text, token_ids=(*text.token_ids[:-1], text.token_ids[-1] ^ 1))
+    found = replayed(RecordedRun(run.hello, (run.requests[0], other), ()))
+    assert found.first == f"in token {len(text.token_ids) - 1} of request 'r1'"
+
+
+def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: dict[str, int]) -> RecordedRun:
+    """Aborts each of these requests after so many steps."""
+    with (
+        EngineRecorder(path, texts=True) as recorder,
+        Engine(config, publish=lambda message: recorder.record(message, encode(message))) as engine,
+    ):
+        recorder.give(engine.snapshot())
+        recorder.give_requests(engine.drain_ended())
+        for submit in asked:
+            engine.submit(submit)
+        step = 0
+        while engine.has_unfinished:
+            for name in (name for name, at in after.items() if at == step):
+                engine.abort(name)
+            engine.step()
+            step += 1
+        recorder.give_requests(engine.drain_ended())
+    return read_run(path)
+
+
+def test_a_request_that_was_aborted_says_as_much_as_it_said(config: EngineConfig, tmp_path: Path) -> None:
+    run = aborting(config, tmp_path / "aborted.mcap", submits(5), {"r0": 0, "r1": 1, "r2": 4})
+    said = {text.request.request_id: len(text.token_ids) - text.request.num_prompt_tokens for text in whole(run)}
+    assert said["r0"] == 0, "it was aborted before its first token"
+    assert said["r2"] > 0
+    found = replayed(run)
+    assert found.first == ""
+    assert found.num_same_tokens == found.num_requests == 6
+    assert found.lines[0].startswith("bit-equal: 6 requests, ")
+    assert found.lines[1].startswith("not compared: ")
+    assert "that one run alone" in found.lines[1]
+
+
+def test_a_run_on_a_gpu_is_run_again_on_a_gpu(recording: Path) -> None:
+    """And nowhere else: a CPU adds in another order."""
+    run = read_run(recording)
+    on_gpu = replace(run.hello, device=replace(run.hello.device, kind="cuda", num_threads=0))
+    config = config_of_run(on_gpu, {})
+    assert (config.device, config.num_threads, config.deterministic) == ("cuda", None, True)
+    with pytest.raises(BadInput, match="cannot run the recording again: device is 'cpu', and was 'cuda'"):
+        check_same_engine(on_gpu, run.hello)
+
+
+def whole(run: RecordedRun) -> list[Any]:
+    return [text for text in run.requests if text.request is not None]
+
+
+def test_where_nothing_was_computed_nothing_is_called_equal(config: EngineConfig, tmp_path: Path) -> None:
+    run = aborting(config, tmp_path / "none.mcap", submits(2), {"r0": 0, "r1": 0})
+    with pytest.raises(BadInput, match="nothing of 2 requests can be compared: each ended before its first token"):
+        replayed(run)
+
+
+def test_what_failed_or_has_no_end_is_left_out_and_counted(recording: Path, tmp_path: Path) -> None:
+    run = read_run(recording)
+    texts = list(Recording.open(recording).texts())
+    first, second, *_ = whole(run)
+    failed = replace(first, request=replace(first.request, finish_reason="error"))
+    kept = [failed if text == first else text for text in texts if text != second]
+    path = tmp_path / "failed.mcap"
+    with RecordingWriter(path) as writer:
+        for message in Recording.open(recording).messages():
+            writer.write(message[1], wait=True)
+        writer.write_texts(kept, wait=True)
+    found = replayed(read_run(path))
+    assert found.num_requests == 6
+    assert found.first == ""
+    assert found.left_out[:2] == ("1 request that failed in the recording", "1 request whose end was not recorded")
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "a8"])
+def test_quantized_weights_are_those_of_the_recording(
+    config: EngineConfig, tmp_path: Path, quantization: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {name: getattr(config, name) for name in config.__dataclass_fields__} | {"quantization": quantization}
+    path = record(tmp_path / "few_bits.mcap", EngineConfig(**given), submits(2))
+    run = read_run(path)
+    assert config_of_run(run.hello, {}).quantization == quantization
+    assert replayed(run).lines[0].startswith("bit-equal: 2 requests, ")
+    other = "int4" if quantization != "int4" else "int8"
+    assert main(["replay", str(path), "--quantization", other]) == 2
+    assert "cannot run the recording again: quantization" in capsys.readouterr().err
+
+
+def test_another_machine_is_a_likely_reason_and_no_refusal(recording: Path, changed: Callable[[str], None]) -> None:
+    run = read_run(recording)
+    device = replace(run.hello.device, name="another CPU", software="torch 1.0")
+    run = RecordedRun(replace(run.hello, device=device), run.requests, run.fingerprints)
+    assert replayed(run).first == "", "it need not part"
+    changed("model.layers.2.mlp.up_proj.weight")
+    lines = replayed(run).lines
+    assert lines[1].startswith("a likely reason: the CPU was 'another CPU', and is ")
+    assert "the software was 'torch 1.0', and is 'torch " in lines[1]
+
+
+def test_a_failure_on_the_way_is_no_answer(
+    recording: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the disk is gone")
+
+    monkeypatch.setattr("kvscope_engine.components.load_model", fail)
+    assert main(["replay", str(recording)]) == 2
+    assert "could not be run again: RuntimeError: the disk is gone" in capsys.readouterr().err
+
+
+def test_a_service_hands_over_what_is_run_again(config: EngineConfig, tmp_path: Path) -> None:
+    """Over real sockets: one that ends, one aborted, and one that runs when the service is stopped."""
+    folder = Path(tempfile.mkdtemp(prefix="kvs-"))
+    path, longest = tmp_path / "served.mcap", SamplingParams(max_tokens=4000, ignore_eos=True, temperature=0.7, seed=3)
+
+    def build(progress: Any, publish: Any, messages_dropped: Any) -> Engine:
+        given = {name: getattr(config, name) for name in config.__dataclass_fields__}
+        given |= {"num_gpu_blocks_override": 1200}
+        return Engine(EngineConfig(**given), progress=progress, publish=publish, messages_dropped=messages_dropped)
+
+    with EngineRecorder(path, texts=True) as recorder:
+        service = EngineService(f"ipc://{folder}", build, keyless=Role.OPERATOR, recorder=recorder)
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        try:
+            with LiveSource(f"ipc://{folder}") as source:
+                replies: list[Reply] = []
+
+                def came(kind: type[Reply], name: str) -> bool:
+                    nonlocal replies
+                    source.update_mirror()
+                    replies += source.take_replies()
+                    return any(isinstance(reply, kind) and reply.request_id == name for reply in replies)  # type: ignore[union-attr]
+
+                assert source.wait(lambda: source.update_mirror() is None and source.mirror.hello is not None, 60)
+                short = replace(longest, max_tokens=9)
+                for name, sampling in (("short", short), ("aborted", longest), ("long", longest)):
+                    ids = tuple(range(3, 3 + 10 * len(name)))
+                    source.send(Submit(request_id=name, prompt_token_ids=ids, sampling=sampling))
+                assert source.wait(lambda: came(Tokens, "aborted"), 60)
+                source.send(Abort(request_id="aborted"))
+                assert source.wait(lambda: came(Finished, "aborted") and came(Finished, "short"), 60)
+                assert source.wait(lambda: came(Tokens, "long"), 60)
+                service.stop()
+        finally:
+            service.stop()
+            thread.join(60)
+            shutil.rmtree(folder, ignore_errors=True)
+    run = read_run(path)
+    ends = {text.request.request_id: text.request.finish_reason for text in whole(run)}
+    assert ends == {"short": "length", "aborted": "abort", "long": "abort"}
+    found = replayed(run)
+    assert found.lines[0].startswith("bit-equal: 3 requests, ")
+    assert found.num_blocks > 10
+    assert found.num_logits > 9
