@@ -186,7 +186,7 @@ def test_waiting_request_cannot_be_preempted(engine, session, window, poll):
             replace(OWN_ENGINE, engine="vllm"),
             4,
             {
-                "preempt_swap": "vllm recomputes what it preempts: it cannot swap",
+                "preempt_swap": "vllm recomputes preempted requests: it cannot swap",
                 "pin_block": "In vllm, blocks cannot be pinned",
                 "pin_prefix": "In vllm, blocks cannot be pinned",
                 "pin_request": "In vllm, blocks cannot be pinned",

@@ -136,7 +136,7 @@ def test_parts_of_one_bar_have_distinct_colours(qtbot, theme):
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_shares_equal_those_printed_by_the_command(qtbot, fits):
-    from kvscope_engine.planning.report_text import text
+    from kvscope_engine.planning.plan_report_text import text
 
     view, made = PlanView(DARK), _make_answer(fits=fits)
     qtbot.addWidget(view)
@@ -171,7 +171,7 @@ def test_only_the_newest_question_is_answered(make_dialog, qtbot):
     dialog = make_dialog()
     for model in ("one", "two", "wrong", "three"):
         dialog.form.model.setText(model)
-        dialog.ask()
+        dialog.request()
     qtbot.waitUntil(lambda: "three, 8.03" in dialog.view.words)
     assert not dialog.process.is_busy
 
@@ -180,10 +180,10 @@ def test_error_is_shown_in_one_line_and_the_next_question_is_answered(make_dialo
     dialog = make_dialog("wrong")
     qtbot.waitUntil(lambda: dialog.view.words == "model 'wrong' is not there")
     dialog.form.model.setText("dies")
-    dialog.ask()
+    dialog.request()
     qtbot.waitUntil(lambda: "Planning stopped: it is dead." in dialog.view.words)
     dialog.form.model.setText("Other")
-    dialog.ask()
+    dialog.request()
     qtbot.waitUntil(lambda: "Other, 8.03" in dialog.view.words)
 
 
