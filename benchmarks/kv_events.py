@@ -15,9 +15,9 @@ from collections import deque
 from typing import Final
 
 from benchmarks.command_line import run_benchmark
+from kvscope_telemetry.collectors.rank_translator import RankTranslator
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.server_facts import ServerFacts
-from kvscope_telemetry.collectors.translator import RankTranslator
 from kvscope_telemetry.collectors.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch

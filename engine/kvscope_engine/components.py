@@ -72,7 +72,6 @@ from kvscope_engine.structured_output.forms import Forms
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.third_party_attention.library_choice import LibraryChoice
 from kvscope_kernels.tuning.tile_table import table_words
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
@@ -86,6 +85,7 @@ from kvscope_telemetry.messages.telemetry import (
     RankMemory,
     Work,
 )
+from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.transport.host_id import host_id
 
 PUT_AWAY_S = 5.0

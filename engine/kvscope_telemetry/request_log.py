@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.delays import KINDS, Delays
 from kvscope_telemetry.latencies import Moments, running_s, tokens_per_s
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
@@ -26,7 +25,8 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     TelemetryMessage,
 )
-from kvscope_telemetry.mirror.coalesce import join_request_rows
+from kvscope_telemetry.mirror.coalesce import merge_request_rows
+from kvscope_telemetry.request_delays import KINDS, RequestDelays
 from kvscope_telemetry.running_time import RunningTime
 
 FloatArray = npt.NDArray[np.float64]
@@ -218,12 +218,12 @@ class RequestLog:
             return -1 if start is None or row is None else start.first_token_ns(row)
 
     def chain(self, key: int) -> tuple[str, ...]:
-        """Return what delayed a request, oldest first (`Delays.chain`); empty for an unknown one."""
+        """Return what delayed a request, oldest first (`RequestDelays.chain`); empty for an unknown one."""
         nothing: tuple[str, ...] = ()
         return self._of(key, lambda start, row: start.chain(row), nothing)
 
     def reason(self, key: int) -> str:
-        """Return why a request took long, in one line (`Delays.reason`); "" if nothing delayed it."""
+        """Return why a request took long, in one line (`RequestDelays.reason`); "" if nothing delayed it."""
         return self._of(key, lambda start, row: start.reason(row), "")
 
     def times(self, key: int) -> RequestWallTimes | None:
@@ -257,7 +257,7 @@ class _EngineStart:
         self.place = place
         self.offset_ns = 0
         self.time_ns = 0
-        self.delays = Delays(batch_limit=batch_limit)
+        self.delays = RequestDelays(batch_limit=batch_limit)
         self.running = RunningTime()
         self.request_ids: list[str] = []
         self.adapters: list[str] = []
@@ -507,7 +507,7 @@ class RequestLogReader:
         if with_rows:
             counts = [len(frame.requests.number) // 4 for frame in with_rows]
             times = np.repeat(np.array([frame.time_ns for frame in with_rows], np.int64), counts)
-            rows = [(join_request_rows([frame.requests for frame in with_rows]), times)]
+            rows = [(merge_request_rows([frame.requests for frame in with_rows]), times)]
         infos = [info for frame in frames for info in frame.new_requests]
         events = [event for frame in frames for event in frame.events]
         self._log.add(infos, rows, events, frames[-1].time_ns, self._offset_ns)

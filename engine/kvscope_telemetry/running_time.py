@@ -189,7 +189,7 @@ class RunningTime:
         self._last_ns = max((stop.end_ns or _OPEN_NS for stop in self._stops), default=-_OPEN_NS)
 
 
-def stop_words(stop: Stop) -> str:
+def stop_text(stop: Stop) -> str:
     """Return the label of a stop: `paused by NAME`, or `process suspended`."""
     if stop.kind == PAUSED:
         return f"paused by {stop.by}" if stop.by else "paused"

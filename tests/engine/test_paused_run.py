@@ -12,9 +12,9 @@ import pytest
 from tests.cut_run import CutRun
 
 from kvscope_engine import Engine
-from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.exports.phase_spans import read_request_histories
+from kvscope_telemetry.exports.run_summary import digest
 from kvscope_telemetry.exports.span import span_of, timed_messages
 from kvscope_telemetry.messages.commands import Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams

@@ -274,7 +274,7 @@ class Recorded:
         follower = Follower()
         for message in self.messages[:num_messages]:
             follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         return follower.mirror
 
 

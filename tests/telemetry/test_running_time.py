@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvscope_telemetry.messages.telemetry import SUSPENDED, Event, EventData, Stop
-from kvscope_telemetry.running_time import RunningTime, stop_words
+from kvscope_telemetry.running_time import RunningTime, stop_text
 
 MOMENTS = st.integers(0, 60)
 STOPS = st.builds(
@@ -55,7 +55,7 @@ def test_a_suspension_is_told_at_its_end_and_a_sleep_takes_no_time_of_the_clock(
     time.note(event("process_suspended", 500, lasted_ns=200))
     time.note(event("process_suspended", 900, lasted_ns=5_000, slept_ns=5_000))
     assert list(time) == [Stop(begin_ns=300, end_ns=500, kind=SUSPENDED)]
-    assert [stop_words(stop) for stop in (*time, Stop(begin_ns=1, by="Ada"))] == ["process suspended", "paused by Ada"]
+    assert [stop_text(stop) for stop in (*time, Stop(begin_ns=1, by="Ada"))] == ["process suspended", "paused by Ada"]
 
 
 def test_the_same_stop_told_again_and_again_is_one() -> None:

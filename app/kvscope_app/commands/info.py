@@ -17,8 +17,8 @@ from kvscope_telemetry.printable import print_text, printable
 from kvscope_telemetry.recordings.sample import named_recording
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.exports.digest import Digest
-    from kvscope_telemetry.exports.goals_kept import GoalsKept
+    from kvscope_telemetry.exports.goodput import GoodputReport
+    from kvscope_telemetry.exports.run_summary import RunSummary
     from kvscope_telemetry.recordings.reader import Recording
 
 _MAX_IN_TEXT: Final = 5
@@ -47,8 +47,8 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 
 def info(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports.content import Content
-    from kvscope_telemetry.exports.digest import digest
-    from kvscope_telemetry.exports.goals_kept import goals_kept
+    from kvscope_telemetry.exports.goodput import evaluate_goals
+    from kvscope_telemetry.exports.run_summary import digest
     from kvscope_telemetry.exports.span import span_of
     from kvscope_telemetry.recordings.overview import read_overview
     from kvscope_telemetry.recordings.reader import Recording
@@ -60,7 +60,9 @@ def info(args: argparse.Namespace) -> int:
         overview, span = read_overview(recording, progress.watch), span_of(recording)
         if goals:
             histories = Content(recording, overview, span, watch=progress.watch).histories()
-            kept = goals_kept(histories, overview, recording, span, goals, _MAX_IN_JSON if args.json else _MAX_IN_TEXT)
+            kept = evaluate_goals(
+                histories, overview, recording, span, goals, _MAX_IN_JSON if args.json else _MAX_IN_TEXT
+            )
     found = digest(recording, overview, span)
     if args.json:
         print(json.dumps(_as_json(recording, found) | ({} if kept is None else {"goodput": _goals_as_json(kept)})))
@@ -69,7 +71,7 @@ def info(args: argparse.Namespace) -> int:
     return 0
 
 
-def _goals_as_json(kept: GoalsKept) -> dict[str, object]:
+def _goals_as_json(kept: GoodputReport) -> dict[str, object]:
     return {
         "goals_ms": dict(kept.goals),
         "share": kept.judged.goodput,
@@ -90,7 +92,7 @@ def _goals_as_json(kept: GoalsKept) -> dict[str, object]:
     }
 
 
-def _goals_as_text(kept: GoalsKept) -> list[str]:
+def _goals_as_text(kept: GoodputReport) -> list[str]:
     lines = [f"{'goodput':<12} {kept.share_text} {kept.of_text}"]
     for each in kept.missed:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
@@ -99,7 +101,7 @@ def _goals_as_text(kept: GoalsKept) -> list[str]:
     return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json has them"] if more else [])]
 
 
-def _as_json(recording: Recording, found: Digest) -> dict[str, object]:
+def _as_json(recording: Recording, found: RunSummary) -> dict[str, object]:
     import msgspec
 
     return {
@@ -113,7 +115,7 @@ def _as_json(recording: Recording, found: Digest) -> dict[str, object]:
     }
 
 
-def _as_text(recording: Recording, found: Digest) -> str:
+def _as_text(recording: Recording, found: RunSummary) -> str:
     info, pool = recording.info, found.pool
     totals = {name: "unknown" if total is None else f"{total:,}" for name, total in found.totals.items()}
     when = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
@@ -159,25 +161,25 @@ def _as_text(recording: Recording, found: Digest) -> str:
     return "\n".join(f"{name:<12} {printable(text)}" for name, text in rows)
 
 
-def _paused(found: Digest) -> str:
+def _paused(found: RunSummary) -> str:
     stopped_s = found.figures["stopped_s"]
     return f"{seconds(stopped_s)}, excluded from latencies and rates" if stopped_s else "never"
 
 
-def _hit_rate(found: Digest) -> str:
+def _hit_rate(found: RunSummary) -> str:
     share, cached, prompts = (found.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
     if share is None:
         return "unknown" if prompts is None else "no request arrived"
     return f"{share:.1%} of new prompts' tokens were in the cache, {cached:,.0f} of {prompts:,.0f}"
 
 
-def _usage(found: Digest) -> str:
+def _usage(found: RunSummary) -> str:
     if found.peak_usage is None or found.mean_usage is None:
         return "unknown"
     return f"peak {found.peak_usage:.1%} of the pool at {found.peak_usage_s:.0f} s; mean {found.mean_usage:.1%}"
 
 
-def _latency(p50_s: float | None, p95_s: float | None, found: Digest) -> str:
+def _latency(p50_s: float | None, p95_s: float | None, found: RunSummary) -> str:
     if p50_s is None and p95_s is None:
         return "unknown"
     at_most = "≤ " if found.latencies_are_bounds else ""
@@ -185,7 +187,7 @@ def _latency(p50_s: float | None, p95_s: float | None, found: Digest) -> str:
     return "p50 {}, p95 {}".format(*bounds)
 
 
-def _gaps(found: Digest) -> str:
+def _gaps(found: RunSummary) -> str:
     parts = [f"{found.num_lost_frames:,} frames lost"] if found.num_lost_frames else []
     if found.num_silences:
         parts.append(f"{counted(found.num_silences, 'silence')}, {found.silent_s:,.0f} s in all")

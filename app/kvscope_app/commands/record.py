@@ -89,7 +89,7 @@ def record(args: argparse.Namespace) -> int:
     if args.record_text and address.is_external:
         raise BadInput(f"--record-text asks engines of kvscope's own, and does not go with {args.endpoint}")
     rules, url = alarm_rules(args, has_own=False), alarm_webhook(args)
-    writer = SegmentedWriter(args.out, args.segment_seconds, args.segment_bytes, tells_overview=bool(rules))
+    writer = SegmentedWriter(args.out, args.segment_seconds, args.segment_bytes, collects_overview=bool(rules))
     alarms = None
     if rules:
         from kvscope_app.commands.recorded_alarms import RecordedAlarms
@@ -97,7 +97,7 @@ def record(args: argparse.Namespace) -> int:
         alarms = RecordedAlarms(rules, url, writer, args.endpoint, _say)
     try:
         with _stopped_by_signals() as stopped, address.open(writer) as source:
-            why = _Watch(args, source, writer, stopped, started_s, alarms).run()
+            why = _RuleState(args, source, writer, stopped, started_s, alarms).run()
     finally:
         failure = writer.close()
         if alarms is not None:
@@ -112,7 +112,7 @@ def record(args: argparse.Namespace) -> int:
     return 1 if why else 0
 
 
-class _Watch:
+class _RuleState:
     """Polls a recording in progress and decides when it ends."""
 
     def __init__(
@@ -144,7 +144,7 @@ class _Watch:
             if self._alarms is not None:
                 self._alarms.look()
             if self._texts is None:
-                self._source.take_update()  # discard: nothing here shows the mirror
+                self._source.poll_update()  # discard: nothing here shows the mirror
             else:
                 self._texts.look(len(self._writer.paths))
             status, now_s = self._source.status, time.monotonic()
@@ -237,7 +237,7 @@ class TextAsker:
         update = self._source.update_mirror()
         if update is not None:
             self._collector.changed(None if update.snapshot is not None else update.block_ids)
-        for reply in self._source.take_replies():
+        for reply in self._source.poll_replies():
             if isinstance(reply, BlockText) and reply.tag == self._tag:
                 self._collector.add_contents(reply.contents)
         mirror, now_s = self._source.mirror, time.monotonic()

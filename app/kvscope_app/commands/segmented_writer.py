@@ -19,7 +19,7 @@ from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessa
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
-from kvscope_telemetry.recordings.writer import MAX_TOLD, RecordingWriter
+from kvscope_telemetry.recordings.writer import MAX_PENDING_OVERVIEW, RecordingWriter
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
@@ -36,11 +36,13 @@ class SegmentedWriter:
         segment_seconds: float | None = None,
         segment_bytes: int | None = None,
         *,
-        tells_overview: bool = False,
+        collects_overview: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.paths: list[Path] = []
-        self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_overview else None
+        self.overview: deque[Summary | TimedEvent] | None = (
+            deque(maxlen=MAX_PENDING_OVERVIEW) if collects_overview else None
+        )
         """Summaries and events for another thread to pop, oldest first; None unless requested."""
         self.num_frames = 0
         self.recorded_s = 0.0
@@ -131,7 +133,7 @@ class SegmentedWriter:
 
         A thread completes the previous file.
         """
-        self._follower.settle()
+        self._follower.apply_pending()
         try:
             following = self._next_writer()
         except BadInput as error:

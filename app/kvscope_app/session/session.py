@@ -144,10 +144,10 @@ class Session(QObject):
     def poll(self) -> None:
         """Apply what was received and emit the signals. Called by the timer."""
         is_busy = self.timeline.take_updates()
-        if self._link is not None and (replies := self._link.take_replies()):
+        if self._link is not None and (replies := self._link.poll_replies()):
             is_busy = True
             self.replies.emit(replies)
-        if self._contents is not None and (answered := self._contents.take_replies()):
+        if self._contents is not None and (answered := self._contents.poll_replies()):
             self.replies.emit(answered)
         counters = self.live_mirror.counters
         is_busy = is_busy or (self._requests is not None and self._requests.share < 1)

@@ -27,7 +27,7 @@ class BlockNeeds:
 
     def at_most(self, num_tokens: int) -> int:
         """Return the maximum number of blocks that a request of `num_tokens` tokens holds."""
-        return sum(rule.most_held(num_tokens, self._max_chunk, self._block_size) for rule in self._groups)
+        return sum(rule.max_held_blocks(num_tokens, self._max_chunk, self._block_size) for rule in self._groups)
 
     def in_the_end(self, request: Request) -> int:
         """Return the maximum number of blocks for a request's prompt and all tokens that it may generate."""

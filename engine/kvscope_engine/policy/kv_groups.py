@@ -36,11 +36,11 @@ class GroupRule:
         """Return the number of leading blocks that no token after the first `num_tokens` reads."""
         return self.first_read(num_tokens) // block_size
 
-    def most_held(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
+    def max_held_blocks(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
         """Return the maximum number of blocks that a request of `num_tokens` tokens holds, computed in chunks of
         `max_chunk`.
         """
-        return pins.most_held(num_tokens, window=self.window, max_chunk=max_chunk, block_size=block_size)
+        return pins.max_held_blocks(num_tokens, window=self.window, max_chunk=max_chunk, block_size=block_size)
 
 
 ONE_GROUP: Final = (GroupRule(),)

@@ -245,7 +245,7 @@ class Tick:
     """Task: check leases and sessions for expiry."""
 
 
-class BlockTextQuery:
+class Asked:
     """Task: a query for the contents of blocks, with the contents read so far.
 
     The blocks are read in slices, between which steps may change them.
@@ -264,20 +264,20 @@ class BlockTextQuery:
         return BlockText(contents=tuple(self._contents), tag=self.command.tag)
 
 
-Task: TypeAlias = Command | Prepared | BlockTextQuery | ClientLost | ClientJoined | Tick
+Task: TypeAlias = Command | Prepared | Asked | ClientLost | ClientJoined | Tick
 """Tasks of the engine's thread: commands, the rest of partly served commands, and events."""
 
 
 def command_of(task: Task) -> Command | None:
     """Return the unanswered command of a task; None if there is none."""
-    if isinstance(task, BlockTextQuery):
+    if isinstance(task, Asked):
         return task.command
     return None if isinstance(task, Prepared | ClientLost | ClientJoined | Tick) else task
 
 
 def is_question(task: Task) -> bool:
     """Whether the task only queries: its reply matters only on the same connection, and it changes nothing."""
-    return isinstance(task, GetSnapshot | GetBlockText | GetAllocatorMap | BlockTextQuery)
+    return isinstance(task, GetSnapshot | GetBlockText | GetAllocatorMap | Asked)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from kvscope_engine.server.client_interventions import ClientInterventions, HeartbeatFacts
-from kvscope_engine.server.command_receiver import BlockTextQuery, ClientJoined, ClientLost, CommandReceiver, Task, Tick
+from kvscope_engine.server.command_receiver import Asked, ClientJoined, ClientLost, CommandReceiver, Task, Tick
 from kvscope_engine.server.limits import ServiceLimits, behind
 from kvscope_engine.server.preparation import Preparation, Prepared, TokenIdsOf
 from kvscope_engine.server.served_engine import ServedEngine
@@ -85,7 +85,7 @@ class Dispatcher:
             self.tick()
         elif isinstance(task, Prepared):
             self._submit_prepared(task)
-        elif isinstance(task, BlockTextQuery):
+        elif isinstance(task, Asked):
             self._attempt(client, task.command, lambda: self._read_blocks(client, task))
         else:
             self.serve(client, task)
@@ -218,7 +218,7 @@ class Dispatcher:
             self._snapshots.ask(client, command.tag)
             return None
         if isinstance(command, GetBlockText):
-            return self._read_blocks(client, BlockTextQuery(command))
+            return self._read_blocks(client, Asked(command))
         if isinstance(command, GetAllocatorMap):
             return self._engine.allocator_map(command.tag)
         if isinstance(command, Control):
@@ -229,7 +229,7 @@ class Dispatcher:
             return reply
         return refuse(command, f"{type(command).__name__} is not available here")
 
-    def _read_blocks(self, client: bytes, query: BlockTextQuery) -> Reply | None:
+    def _read_blocks(self, client: bytes, query: Asked) -> Reply | None:
         answer = query.advance(self._engine)
         if answer is None:
             self._receiver.tasks.put_back(client, query)

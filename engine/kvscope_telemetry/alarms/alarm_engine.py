@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
+from kvscope_telemetry.alarms.alarm_figures import value_text
 from kvscope_telemetry.alarms.expression import expression_of
-from kvscope_telemetry.alarms.figures import value_text
 from kvscope_telemetry.alarms.rules import Rule, complaint
 from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -63,7 +63,7 @@ class AlarmEngine:
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = [rule for rule in rules if rule.is_on and not complaint(rule)]
-        self._watches = [_Watch(rule) for rule in self._rules]
+        self._watches = [_RuleState(rule) for rule in self._rules]
         self._epoch: int | None = None
         self._last_ns = 0
 
@@ -105,7 +105,7 @@ class AlarmEngine:
         if epoch != self._epoch:
             ended = [replace(alarm, until_ns=self._last_ns) for alarm in self.standing]
             self._epoch = epoch
-            self._watches = [_Watch(rule) for rule in self._rules]
+            self._watches = [_RuleState(rule) for rule in self._rules]
         elif time_ns - self._last_ns > _LARGEST_GAP_NS:
             for watch in self._watches:
                 watch.lose_track()
@@ -113,7 +113,7 @@ class AlarmEngine:
         return ended
 
 
-class _Watch:
+class _RuleState:
     """State of one rule during one engine start."""
 
     def __init__(self, rule: Rule) -> None:

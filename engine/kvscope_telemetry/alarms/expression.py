@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES, FloatArray, SecondFigure
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, FloatArray, SecondFigure
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS

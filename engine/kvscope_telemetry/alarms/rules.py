@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.alarms.expression import expression_of
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.summaries.bookmark import NOTE
@@ -102,7 +102,7 @@ def rule_text(rule: Rule) -> str:
     return f"{name}{rule.expression}" + (f" for {rule.seconds:g} s" if rule.seconds else "")
 
 
-def rule_words(rule: Rule) -> str:
+def rule_text_in_words(rule: Rule) -> str:
     """Describe the condition of a valid rule with the figures' labels: `longest wait of a request for its first step >
     10 s`.
     """

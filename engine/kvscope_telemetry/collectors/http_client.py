@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_telemetry.about import program_version
 from kvscope_telemetry.collectors.address import ExternalAddress
 from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.program_version import program_version
 
 if TYPE_CHECKING:
     import httpx

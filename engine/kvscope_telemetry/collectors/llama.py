@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvscope_telemetry.collectors.engine import ExternalEngine, Fields
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields
 from kvscope_telemetry.collectors.readings import EngineReading, count
 from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, text
 from kvscope_telemetry.errors import BadInput
@@ -12,7 +12,7 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.structured import Structured
 
 if TYPE_CHECKING:
-    from kvscope_telemetry.collectors.page import ScrapedPage
+    from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 
 _NAME: Final = "llama.cpp"
 
@@ -65,5 +65,5 @@ LLAMA_CPP: Final = ExternalEngine(
         aborts=False,
     ),
     form_fields=_form_fields,
-    tells_slots=True,
+    publishes_slots=True,
 )

@@ -3,7 +3,7 @@
 Owns the polling thread. Slots are polled once a second, and metrics once in 10 s, because each scrape resets the
 averages in them. A server that sleeps, or a router that only forwards requests, gets one request for `/props` per 10 s.
 Polling `/slots` wakes a sleeping server and keeps an idle one from falling asleep. An idle server is therefore first
-asked for `/props`, whether it sleeps. After `IDLE_LOOKS` consecutive idle polls only its metrics are read, which
+asked for `/props`, whether it sleeps. After `MAX_IDLE_POLLS` consecutive idle polls only its metrics are read, which
 neither wake it nor keep it awake, and `/slots` is read again when they change.
 """
 
@@ -20,9 +20,9 @@ import msgspec
 
 from kvscope_telemetry.collectors.address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import NOT_FOUND, HttpClient, NoAnswer
-from kvscope_telemetry.collectors.page import ScrapedPage
 from kvscope_telemetry.collectors.prompted_source import PromptedSource
 from kvscope_telemetry.collectors.readings import EngineReading
+from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 from kvscope_telemetry.collectors.server_facts import mapping, text, whole
 from kvscope_telemetry.errors import ProtocolError
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
@@ -44,7 +44,7 @@ MAX_SLOTS: Final = 1024
 MAX_CONTEXT: Final = 1 << 24
 MAX_CELL_TOKENS: Final = 1 << 15
 MAX_COUNT: Final = 1 << 31
-IDLE_LOOKS: Final = 10
+MAX_IDLE_POLLS: Final = 10
 """Number of consecutive polls of `/slots` without a running task, after which only metrics are polled."""
 _NOT_ENABLED: Final = (404, 501)
 _SLEEPS: Final = "it sleeps: nothing is asked until a request wakes it"
@@ -307,7 +307,7 @@ class SlotSource(PromptedSource):
         self._slots: SlotState | None = None
         self._why = f"{address.url('/slots')} has not answered yet"
         self._is_refused = self._is_quiet = self._is_busy = False
-        self._num_frames = self._num_restarts = self._heard_ns = self._num_idle_looks = 0
+        self._num_frames = self._num_restarts = self._heard_ns = self._num_idle_polls = 0
         self._rarely_s = every_s / EVERY_S * RARELY_S
         self._metrics_s = 0.0  # time of the next scrape of the metrics, monotonic seconds
         self._has_metrics = True
@@ -374,7 +374,7 @@ class SlotSource(PromptedSource):
             if props.get("is_sleeping") is True or props.get("role") == "router":
                 self._leave_alone(_ROUTES if props.get("role") == "router" else _SLEEPS, now_ns)
                 return
-            reading = self._metrics() if self._num_idle_looks >= IDLE_LOOKS else None
+            reading = self._metrics() if self._num_idle_polls >= MAX_IDLE_POLLS else None
             is_known = reading is not None and not reading.num_running and reading == self._reading
             slots = None if is_known else read_slots(self._ask("/slots"))
             if slots is not None and (self._slots is None or not self._is_same(slots, props)):
@@ -394,11 +394,11 @@ class SlotSource(PromptedSource):
     def _fail(self, why: str, *, is_refused: bool = False) -> None:
         self._why, self._is_refused, self._is_quiet = why, is_refused, False
         # The server that answers next may be another one: ask for its /props first.
-        self._is_busy, self._num_idle_looks = False, 0
+        self._is_busy, self._num_idle_polls = False, 0
 
     def _leave_alone(self, why: str, now_ns: int) -> None:
         self._why, self._is_quiet, self._is_refused, self._heard_ns = why, True, False, now_ns
-        self._num_idle_looks = 0
+        self._num_idle_polls = 0
         if self._slots is not None:
             self._slots.forget(now_ns)
             self._give(now_ns)
@@ -422,7 +422,7 @@ class SlotSource(PromptedSource):
         if slots is not None:
             self._slots.apply(slots, now_ns)
             self._is_busy = any(slot.is_processing for slot in slots)
-            self._num_idle_looks = 0 if self._is_busy else self._num_idle_looks + 1
+            self._num_idle_polls = 0 if self._is_busy else self._num_idle_polls + 1
         if reading is not None:
             self._reading = reading
             self._slots.correct(reading)

@@ -24,7 +24,7 @@ from kvscope_telemetry.sources.sink import Sink, SinkFeed
 
 class UpdateQueue:
     """Passes messages to a sink and coalesces them to updates. `give` must be called from one thread only;
-    `take_update` and `set_sink` are thread-safe."""
+    `poll_update` and `set_sink` are thread-safe."""
 
     def __init__(self, sink: Sink | None = None) -> None:
         self._feed = SinkFeed(sink)
@@ -45,7 +45,7 @@ class UpdateQueue:
     def wants_snapshot(self, now_ns: int) -> bool:
         """Whether a snapshot is needed: pending frames were dropped, or a new sink has not received one."""
         self._feed.begin_pass()
-        return self._pending.take_overflow() or self._feed.wants_snapshot(now_ns)
+        return self._pending.pop_overflow() or self._feed.wants_snapshot(now_ns)
 
     def give(self, messages: Iterable[TelemetryMessage]) -> None:
         for message in messages:
@@ -61,9 +61,9 @@ class UpdateQueue:
                 self._keep(message)
         self._flush()
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         """Return and clear what was received since the last call; None if nothing was."""
-        return self._pending.take_update()
+        return self._pending.poll_update()
 
     def discard(self) -> None:
         """Drop pending messages. Updates resume with the next snapshot."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_telemetry.devices.gpu_questions import GpuQuestions, words_of
+from kvscope_telemetry.devices.nvml_queries import GpuQuestions, words_of
 from kvscope_telemetry.messages.devices import MAX_GPUS, Gpu
 
 _GPU, _MIG = "GPU-", "MIG-"

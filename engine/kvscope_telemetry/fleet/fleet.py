@@ -15,10 +15,10 @@ from typing import Final, Protocol
 import zmq
 
 from kvscope_telemetry.errors import BadInput, KvscopeError
-from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
 from kvscope_telemetry.fleet.external_member import ExternalMember
+from kvscope_telemetry.fleet.fleet_list import MAX_ENTRIES, FleetEntry
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.own_member import Context, OwnMember
-from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.transport.file_limit import raise_file_limit
 

@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.pool_bins import PoolBins, pool_bins
 from kvscope_telemetry.fleet.rates import Rates
-from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import Counters, Frame, Hello, Snapshot
 from kvscope_telemetry.mirror.sync import FrameRun
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.sources.live_reader import MAX_MESSAGES_A_PASS, LiveReader
-from kvscope_telemetry.summaries.figures import USAGE
+from kvscope_telemetry.summaries.run_figures import USAGE
 from kvscope_telemetry.transport.client_sockets import ClientSockets
 from kvscope_telemetry.transport.connections import key_for
 

@@ -25,7 +25,7 @@ from kvscope_telemetry.kv_events.batches import (
     KvEvent,
     block_key,
 )
-from kvscope_telemetry.kv_events.wire import (
+from kvscope_telemetry.kv_events.event_wire import (
     KNOWN_TYPES,
     MAX_BATCH_BYTES,
     BatchArray,

@@ -18,7 +18,7 @@ from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Counters, Heartbeat, Hello, MetricFigure, RequestRows, Snapshot
-from kvscope_telemetry.mirror.coalesce import join_request_rows
+from kvscope_telemetry.mirror.coalesce import merge_request_rows
 from kvscope_telemetry.mirror.request_mirror import MAX_FINISHED, RequestMirror
 from kvscope_telemetry.mirror.whole_blocks import COUNTS_SHAPE, WholeBlocks, check_rows, count_kinds
 from kvscope_telemetry.running_time import RunningTime
@@ -185,7 +185,7 @@ class Mirror:
             if highest >= self.num_rows:
                 raise ProtocolError(f"block {highest} changed, but the pool has {self.num_rows} blocks")
             check_rows(update.block_columns, max(self.hello.cache.block_sizes))
-        rows = join_request_rows(update.requests) if update.requests else RequestRows()
+        rows = merge_request_rows(update.requests) if update.requests else RequestRows()
         _check_table_blocks(rows, self.num_rows)
         return rows
 
@@ -214,7 +214,7 @@ class Mirror:
         if blocks.num_rows == self.num_rows:
             blocks.write_to(self.ledger)
         else:
-            self.ledger, self._order = blocks.take_ledger(), np.empty(blocks.num_rows, np.int32)
+            self.ledger, self._order = blocks.release_ledger(), np.empty(blocks.num_rows, np.int32)
         self._num_by_state = blocks.counts.copy()
 
 

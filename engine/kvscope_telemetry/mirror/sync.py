@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
-from kvscope_telemetry.mirror.continuity import StatePlace
 from kvscope_telemetry.mirror.engine_clock import EngineClock
+from kvscope_telemetry.mirror.state_continuity import StatePosition
 
 MAX_FRAMES: Final = 20_000
 MAX_BYTES: Final = 64 << 20
@@ -52,7 +52,7 @@ class Sync:
     """
 
     def __init__(self, passed: Passed = lambda message, data: None) -> None:
-        self._place = StatePlace()
+        self._place = StatePosition()
         self._clock = EngineClock()
         self._passed = passed
         self.in_sync = False
@@ -61,7 +61,7 @@ class Sync:
         self.num_resyncs = 0
         """Number of snapshots applied after the first one."""
         self._runs: list[FrameRun] = []
-        self._held = HeldFrames()
+        self._held = BufferedFrames()
         self._last_seen: int | None = None  # highest seq received of the epoch, None before the first frame
         self._last_frame_ns = 0
         self._behind: tuple[int, int] | None = None  # (seq announced by a heartbeat, time of its receipt)
@@ -83,7 +83,7 @@ class Sync:
         return self._place.seq
 
     @property
-    def is_at_rest(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing is missing and no answer is outstanding."""
         return self.in_sync and not self._wants and self._behind is None
 
@@ -198,7 +198,7 @@ class Sync:
         self._interval_ns = REQUEST_INTERVAL_NS
         self._wants = self._wants or not self.in_sync
 
-    def take_runs(self) -> list[FrameRun]:
+    def drain_runs(self) -> list[FrameRun]:
         """Return and clear the runs to be applied, in order."""
         runs, self._runs = self._runs, []
         return runs
@@ -218,7 +218,7 @@ class Sync:
         """Replace the state with `snapshot`, and apply the held frames that follow it."""
         is_same = self.epoch == snapshot.hello.epoch
         self.num_resyncs += self.epoch is not None
-        self._place.go_to(snapshot)
+        self._place.move_to(snapshot)
         self.in_sync = True
         self._behind = self._behind if is_same else None
         self._runs.append(FrameRun(snapshot))
@@ -254,7 +254,7 @@ class Sync:
         self._runs[-1].frames.append(frame)
 
 
-class HeldFrames:
+class BufferedFrames:
     """Frames retained while a snapshot is outstanding, bounded in number and bytes.
 
     If there are too many, the older half is dropped: the snapshot is more likely to contain those.

@@ -23,7 +23,7 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
 )
 from kvscope_telemetry.mirror.coalesce import coalesce
-from kvscope_telemetry.mirror.continuity import Continuity
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.source import Update
 
@@ -68,7 +68,7 @@ class PlaybackReader:
         """
         base_ns = max(0, to_ns - past_ns)
         self._spans = UpdateBuilder(self._memory_before)
-        self._messages = iter(self._recording.run_up(base_ns / 1e9))
+        self._messages = iter(self._recording.state_messages(base_ns / 1e9))
         self._place, self._is_behind = (0, 0), True
         if not self._read(base_ns, is_wanted):
             return None
@@ -85,13 +85,13 @@ class PlaybackReader:
         while self._spans.continuity.epoch is None and (ahead := self._next()) is not None:
             self._take(ahead)
         self._spans.pass_time(to_ns)
-        spans = self._spans.take_spans()
+        spans = self._spans.drain_spans()
         return [replace(spans[0], jumped=True), *spans[1:]] if spans else []
 
     def read_until(self, until_ns: int) -> list[TimedUpdate]:
         self._read(until_ns, lambda: True)
         self._spans.pass_time(until_ns)
-        return self._spans.take_spans()
+        return self._spans.drain_spans()
 
     def frame_near(self, at_ns: int, num_frames: int) -> int:
         """Return the time of the frame `num_frames` after the one shown at `at_ns` (before it if negative), limited to
@@ -150,7 +150,7 @@ class PlaybackReader:
 
     def lose(self) -> None:
         """Report that the consumer could not apply an update: skip until the next snapshot."""
-        self._spans.continuity.lose()
+        self._spans.continuity.mark_lost()
 
     def _read(self, until_ns: int, is_wanted: Callable[[], bool]) -> bool:
         """Process messages up to `until_ns`. Returns False if the read was cancelled."""
@@ -301,14 +301,14 @@ class UpdateBuilder:
         while not self._has_heartbeats and until_ns - self._handed_out_ns >= BEAT_NS and not self.continuity.is_lost:
             self._beat(self._handed_out_ns + BEAT_NS)
 
-    def take_spans(self) -> list[TimedUpdate]:
+    def drain_spans(self) -> list[TimedUpdate]:
         """Return and clear the spans built since the last call."""
         self.close()
         done, self._done = self._done, []
         return done
 
     def _add_frame(self, at_ns: int, frame: Frame) -> None:
-        if not self.continuity.takes(frame):
+        if not self.continuity.accepts(frame):
             return
         self.pass_time(at_ns - 1)
         self._frames.append(frame)
@@ -318,7 +318,7 @@ class UpdateBuilder:
 
     def _add_snapshot(self, at_ns: int, snapshot: Snapshot) -> None:
         before = self.continuity.epoch
-        if not self.continuity.takes(snapshot):
+        if not self.continuity.accepts(snapshot):
             return
         self.close()
         self._snapshot = snapshot

@@ -63,7 +63,7 @@ class PlaybackSource:
         self._grown_s = time.monotonic()
         self._spans: deque[TimedUpdate] = deque()
         self._position_ns = 0  # updates up to this position are in `_spans`, or were taken
-        self._taken_ns = 0
+        self._consumed_ns = 0
         self._wanted: _Seek | None = _Seek(0, with_past=True)  # pending seek
         self._num_steps = 0  # pending steps in frames; negative: backwards
         self._is_refused = False
@@ -109,7 +109,7 @@ class PlaybackSource:
         return self.recording.note
 
     @property
-    def note_detail(self) -> str:
+    def detail(self) -> str:
         """Text on what was skipped and why, one line per finding."""
         return self.recording.detail
 
@@ -132,9 +132,9 @@ class PlaybackSource:
         return self._start_ns + round(self.position * 1e9)
 
     @property
-    def taken_ns(self) -> int:
+    def consumed_ns(self) -> int:
         """Recorded wall-clock time of the update taken last, converted to this machine's monotonic clock."""
-        return self._start_ns + self._taken_ns
+        return self._start_ns + self._consumed_ns
 
     @property
     def is_playing(self) -> bool:
@@ -214,7 +214,7 @@ class PlaybackSource:
         with self._changed:
             self._is_refused = True
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         """Return the next update, or None if there is none yet. Each covers a short time span, so call
         it until None.
         """
@@ -222,7 +222,7 @@ class PlaybackSource:
             if not self._spans:
                 return None
             span = self._spans.popleft()
-            self._taken_ns, self.has_jumped = span.until_ns, span.jumped
+            self._consumed_ns, self.has_jumped = span.until_ns, span.jumped
             return span.update
 
     def wait(self, predicate: Callable[[], bool], timeout_s: float) -> bool:

@@ -64,7 +64,7 @@ def read_part(
         OpeningCancelled: `watch` returned False.
     """
     block_history = BlockChanges(block)
-    for _, message in recorded.run_up((from_ns - recorded.start_ns) / 1e9):
+    for _, message in recorded.state_messages((from_ns - recorded.start_ns) / 1e9):
         _look(watch, 0.0)
         block_history.feed(message, from_ns)
     block_history.start_at(from_ns)

@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.telemetry import DeltaCheckpoint, Frame, Snapsho
 from kvscope_telemetry.messages.unknown import Unknowns
 from kvscope_telemetry.messages.validity import check_delta_checkpoint
 from kvscope_telemetry.messages.wire import accepted, decode_telemetry
-from kvscope_telemetry.mirror.continuity import StatePlace
+from kvscope_telemetry.mirror.state_continuity import StatePosition
 from kvscope_telemetry.recordings.chunks import Chunk, DamagedChunk, RawMessage, read_chunk
 from kvscope_telemetry.recordings.columns import Columns, claimed_bytes
 from kvscope_telemetry.recordings.frame_batch import FrameBatch, TimedFrame
@@ -35,7 +35,7 @@ JOINED_CHECKPOINTS: Final = 16
 """Number of delta checkpoints that are read and merged together."""
 MAX_BAD_MESSAGES: Final = 100_000
 """Maximum number of unreadable messages that are remembered and counted."""
-CAME: Final = (FRAMES, HELLOS, SNAPSHOTS, MESSAGES)
+PUBLISHED: Final = (FRAMES, HELLOS, SNAPSHOTS, MESSAGES)
 """Kinds of messages that the engine published. The writer derives the other kinds from them."""
 
 TimedMessage = tuple[int, TelemetryMessage]
@@ -76,11 +76,11 @@ class ChunkDecoder:
         if FRAMES not in kinds or self._found.channels[FRAMES] not in chunk.counts:
             return self._messages_of_small_chunk(file, chunk, kinds)
         if about is not None:
-            messages = self._read(file, chunk, (*CAME, KEYFRAMES), about)
+            messages = self._read(file, chunk, (*PUBLISHED, KEYFRAMES), about)
         elif self._last_read[0] == chunk.offset:
             messages = self._last_read[1]
         else:
-            messages = self._read(file, chunk, (*CAME, KEYFRAMES))
+            messages = self._read(file, chunk, (*PUBLISHED, KEYFRAMES))
             self._last_read = chunk.offset, messages
         return [timed for kind, timed in messages if kind in kinds]
 
@@ -215,7 +215,7 @@ class ChunkDecoder:
             return None
 
     def checkpoints(
-        self, file: BinaryIO, chunks: Sequence[Chunk], place: StatePlace
+        self, file: BinaryIO, chunks: Sequence[Chunk], place: StatePosition
     ) -> Iterator[tuple[Chunk, int, DeltaCheckpoint | None]]:
         """Yield for each chunk its end time and its delta checkpoint, or None if that is unreadable.
 
@@ -292,7 +292,7 @@ class ChunkDecoder:
             self._bad_messages.add((chunk.offset, place))
 
 
-def _joined_on(place: StatePlace, parts: Sequence[Columns]) -> DeltaCheckpoint | None:
+def _joined_on(place: StatePosition, parts: Sequence[Columns]) -> DeltaCheckpoint | None:
     """Merge delta checkpoints into one. Returns None if they do not continue from `place` and from one another, or
     cannot be merged.
     """

@@ -78,7 +78,7 @@ class Chunk:
     is_read: bool = False
     """Whether `counts` holds the actual numbers of messages."""
 
-    def note_indexed(self, first_ns: int, last_ns: int) -> None:
+    def extend_index(self, first_ns: int, last_ns: int) -> None:
         """Extend `indexed_ns` by the times of one more index record."""
         before = self.indexed_ns or (first_ns, last_ns)
         self.indexed_ns = min(before[0], first_ns), max(before[1], last_ns)
@@ -401,7 +401,7 @@ class ChunkWalk:
             first_ns, _ = self._unpack(_INDEX_ENTRY)
             self._file.seek((count - 2) * _INDEX_ENTRY.size, os.SEEK_CUR)
             last_ns, _ = self._unpack(_INDEX_ENTRY)
-            self._chunk.note_indexed(first_ns, last_ns)
+            self._chunk.extend_index(first_ns, last_ns)
 
     def _unpack(self, form: struct.Struct) -> tuple[int, ...]:
         data = self._file.read(form.size)

@@ -19,7 +19,7 @@ from kvscope_telemetry.block_texts.published_texts import PublishedTexts
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.telemetry import Frame, Hello, Snapshot, TelemetryMessage
-from kvscope_telemetry.mirror.continuity import Continuity
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.writer import RecordingWriter
 
 MIN_PAUSE_S: Final = 1.0
@@ -63,15 +63,15 @@ class EngineRecorder:
 
     @property
     def wants_texts(self) -> tuple[int, ...]:
-        """Blocks whose contents should be passed to `give_texts` when no step runs; empty if none are due."""
+        """Blocks whose contents should be passed to `add_texts` when no step runs; empty if none are due."""
         return () if self.texts is None or self._has_told else self.texts.due()
 
-    def give_texts(self, contents: Iterable[BlockContent]) -> None:
+    def add_texts(self, contents: Iterable[BlockContent]) -> None:
         """Add the current contents of blocks."""
         if self.texts is not None:
             self.texts.add_contents(contents)
 
-    def give_requests(self, requests: Iterable[RecordedText]) -> None:
+    def add_requests(self, requests: Iterable[RecordedText]) -> None:
         if self.texts is not None and not self._has_told:
             self.writer.write_texts(requests)
 
@@ -103,7 +103,7 @@ class EngineRecorder:
         self.close()
 
     def _begin(self, snapshot: Snapshot) -> None:
-        self._sequence.takes(snapshot)
+        self._sequence.accepts(snapshot)
         self._begun_s = time.monotonic()
         if self.texts is not None:
             self.texts.follow(snapshot)
@@ -114,7 +114,7 @@ class EngineRecorder:
 
     def _frame(self, frame: Frame, data: bytes) -> None:
         was_lost = self._sequence.is_lost
-        if self._sequence.takes(frame):
+        if self._sequence.accepts(frame):
             if self.texts is not None:
                 self.texts.follow(frame)
             if not self.writer.write(frame, data):
@@ -127,7 +127,7 @@ class EngineRecorder:
         lasted_long = now_s - self._begun_s > MAX_PAUSE_S
         self._pause_s = MIN_PAUSE_S if lasted_long else min(2 * self._pause_s, MAX_PAUSE_S)
         self._ask_s = now_s + self._pause_s
-        self._sequence.lose()
+        self._sequence.mark_lost()
 
     def _look(self) -> None:
         if self.writer.failure and not self._has_told:

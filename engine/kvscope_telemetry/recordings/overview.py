@@ -127,13 +127,13 @@ def _go_on_from(recording: Recording, at_ns: int, follower: Follower, summarizer
     """
     newest_s = None
     if at_ns > recording.start_ns:
-        for told_s, message in recording.run_up((at_ns - 1 - recording.start_ns) / 1e9):
+        for told_s, message in recording.state_messages((at_ns - 1 - recording.start_ns) / 1e9):
             newest_s = told_s
             follower.feed(message)
-    follower.settle()
+    follower.apply_pending()
     if newest_s is None or follower.is_lost:
         return 0.0
-    summarizer.go_on_from(bare_snapshot_of(follower.mirror), recording.start_ns + round(newest_s * 1e9))
+    summarizer.resume_from(bare_snapshot_of(follower.mirror), recording.start_ns + round(newest_s * 1e9))
     return max(newest_s, (at_ns - recording.start_ns) / 1e9)
 
 

@@ -100,7 +100,7 @@ class _RequestReader:
         numbers, outputs = np.frombuffer(rows.number, "<u4"), np.frombuffer(rows.num_output_tokens, "<u4")
         started = self._unhashed.intersection(numbers[outputs > 0].tolist())
         self._unhashed -= started
-        self._follower.settle()
+        self._follower.apply_pending()
         for number in started:
             self._change(number, prefix_hashes=self._prefix_hashes(number))
 
@@ -126,7 +126,7 @@ class _RequestReader:
 
     def _end_epoch(self) -> None:
         """Set the output tokens of unfinished requests from the mirror."""
-        self._follower.settle()
+        self._follower.apply_pending()
         requests = self._follower.mirror.requests
         for (epoch, number), found in list(self._found.items()):
             row = requests.row_of(number)

@@ -57,7 +57,7 @@ class Ring:
         try:
             self._folder = RingFolder(Path(folder))
             self._writer = RecordingWriter(
-                self._segments, keyframe_interval_ns=keyframe_interval_ns, tells_overview=True
+                self._segments, keyframe_interval_ns=keyframe_interval_ns, collects_overview=True
             )
         except BadInput as error:
             self._refusal = str(error)
@@ -112,7 +112,7 @@ class Ring:
     def bounds(self) -> Bounds:
         return self._segments.bounds
 
-    def take_overview(self) -> list[Summary | TimedEvent]:
+    def drain_overview(self) -> list[Summary | TimedEvent]:
         """Return and clear the summaries and events created since the last call, oldest first."""
         overview = None if self._writer is None else self._writer.overview
         return [overview.popleft() for _ in range(len(overview))] if overview else []

@@ -39,7 +39,7 @@ from kvscope_telemetry.recordings.ring_packets import (
 )
 from kvscope_telemetry.recordings.ring_segments import Bounds
 from kvscope_telemetry.recordings.write_queue import Mark, Queued, RecordingQueue
-from kvscope_telemetry.recordings.writer import MAX_TOLD
+from kvscope_telemetry.recordings.writer import MAX_PENDING_OVERVIEW
 from kvscope_telemetry.summaries.bookmark import Bookmark, encode_bookmark
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent
 
@@ -69,7 +69,7 @@ class RingClient:
         self._bounds = self._sent_bounds = Bounds(max_bytes, max_seconds)
         self._queue = RecordingQueue()
         self._status = RingStatus()
-        self._overview: deque[Summary | TimedEvent] = deque(maxlen=MAX_TOLD)
+        self._overview: deque[Summary | TimedEvent] = deque(maxlen=MAX_PENDING_OVERVIEW)
         self._marks: dict[int, Mark] = {}
         self._num_marks = 0
         self._ended = ""
@@ -127,7 +127,7 @@ class RingClient:
     def bounds(self) -> Bounds:
         return self._bounds
 
-    def take_overview(self) -> list[Summary | TimedEvent]:
+    def drain_overview(self) -> list[Summary | TimedEvent]:
         """Return and clear the items received since the last call: of each status message the summaries, then the
         events.
         """

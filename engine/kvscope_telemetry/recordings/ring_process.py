@@ -102,7 +102,7 @@ class RingServer:
         ring = self._ring
         if ring is None:
             return
-        overview = ring.take_overview()
+        overview = ring.drain_overview()
         status = RingStatus(
             is_held=self._is_held,
             failure=ring.failure,

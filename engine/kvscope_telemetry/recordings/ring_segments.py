@@ -109,7 +109,7 @@ class RingSegments:
             return True
         return self._file.num_bytes >= max(self.bounds.max_bytes // PARTS, 2 * self._head_bytes)
 
-    def begin_anew(self) -> None:
+    def start_segment(self) -> None:
         """Complete the current segment, or end the pause."""
         if self._is_resting:
             self._is_resting = False
@@ -118,8 +118,8 @@ class RingSegments:
             self._end()
 
     @property
-    def holds_back(self) -> bool:
-        return self._file is not None and self._file.holds_back
+    def has_unwritten(self) -> bool:
+        return self._file is not None and self._file.has_unwritten
 
     def add_message(
         self, message: TelemetryMessage, log_time_ns: int, num_bytes: int, data: bytes | None = None
@@ -161,8 +161,8 @@ class RingSegments:
         with self._resting():
             self._end()
 
-    def end_early(self) -> bool:
-        return self._file is None or self._file.end_early()
+    def salvage(self) -> bool:
+        return self._file is None or self._file.salvage()
 
     @contextlib.contextmanager
     def _resting(self) -> Iterator[None]:
@@ -175,7 +175,7 @@ class RingSegments:
     def _rest(self, reason: str) -> None:
         file, self._file = self._file, None
         if file is not None:
-            path = file.path if file.end_early() else file.part
+            path = file.path if file.salvage() else file.part
             with contextlib.suppress(OSError):
                 self._add_whole(path)
         self._is_resting, self.pause = True, reason

@@ -22,7 +22,7 @@ import msgspec
 from kvscope_telemetry.block_texts.block_texts import RecordedText
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot
-from kvscope_telemetry.mirror.continuity import Continuity
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import FOREVER_NS, Recording
@@ -90,7 +90,7 @@ def _copy(
         from_ns = begin_ns
         state = _write_state(recorded, writer, from_s, from_ns)
         if state is not None:
-            continuity.takes(state)
+            continuity.accepts(state)
             from_ns += 1  # the state includes everything up to then
     num_frames = num_without_state = 0
     begin_s = max(from_ns - recorded.start_ns, 0) / 1e9
@@ -101,7 +101,7 @@ def _copy(
         # Keyframes are created again. After damage, the next keyframe, or the state restored from delta checkpoints,
         # continues the recording.
         if isinstance(message, Frame | Snapshot):
-            goes_on = continuity.takes(message)
+            goes_on = continuity.accepts(message)
             if isinstance(message, Frame):
                 num_frames, num_without_state = num_frames + 1, num_without_state + (not goes_on)
             elif not goes_on:

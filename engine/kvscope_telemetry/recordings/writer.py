@@ -42,7 +42,7 @@ from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import Summary, TimedEvent, join_events
 from kvscope_telemetry.summaries.summary import encode as encode_json
 
-MAX_TOLD: Final = 100_000
+MAX_PENDING_OVERVIEW: Final = 100_000
 FLUSH_S: Final = 0.85
 """Longest time that a message waits in the queue and in a partial chunk: including the time for writing, less than a
 second is lost in a crash.
@@ -68,12 +68,14 @@ class RecordingWriter:
         *,
         keyframe_interval_ns: int = INTERVAL_NS,
         max_queued_bytes: int = MAX_QUEUED_BYTES,
-        tells_overview: bool = False,
+        collects_overview: bool = False,
     ) -> None:
         self._file: RecordingFile = McapFile(Path(path)) if isinstance(path, str | Path) else path
         self._clock = LogClock()
         self._annotations = _Annotations(keyframe_interval_ns)
-        self.overview: deque[Summary | TimedEvent] | None = deque(maxlen=MAX_TOLD) if tells_overview else None
+        self.overview: deque[Summary | TimedEvent] | None = (
+            deque(maxlen=MAX_PENDING_OVERVIEW) if collects_overview else None
+        )
         """If requested, the summaries and events created so far, oldest first, for another thread to remove."""
         self._queue = RecordingQueue(max_queued_bytes)
         self.num_written = 0
@@ -208,7 +210,7 @@ class RecordingWriter:
         log_time_ns = self._clock.log_time_ns(message) if given_ns is None else given_ns
         if log_time_ns > self._newest_ns and self._file.wants_state(log_time_ns):
             self._begin_anew()
-        if not self._file.holds_back:
+        if not self._file.has_unwritten:
             self._since_s = queued.given_s
         self._add_hello(message, log_time_ns)
         self._file.add_message(message, log_time_ns, queued.num_bytes, data)
@@ -245,7 +247,7 @@ class RecordingWriter:
         """Write texts between two chunks of frames: they arrive with each step, and would end the current chunk each
         time.
         """
-        if self._texts and not self._file.holds_back:
+        if self._texts and not self._file.has_unwritten:
             texts, self._texts = self._texts, []
             self._file.add_together(texts)
 
@@ -265,7 +267,7 @@ class RecordingWriter:
             self._file.add_state(self._newest_ns, checkpoint)
         self._file.add_together(self._annotations.glance(is_due=True))
         self._flush()
-        self._file.begin_anew()
+        self._file.start_segment()
         self._file.add_message(state.hello, self._newest_ns, approximate_bytes(state.hello))
         self._file.add_state(self._newest_ns, state)
 
@@ -278,7 +280,7 @@ class RecordingWriter:
     @property
     def _wait_s(self) -> float:
         """Time until the file's unwritten messages have to be flushed, in seconds."""
-        return self._since_s + FLUSH_S - time.monotonic() if self._file.holds_back else FLUSH_S
+        return self._since_s + FLUSH_S - time.monotonic() if self._file.has_unwritten else FLUSH_S
 
     def _flush_when_due(self) -> None:
         if self._wait_s <= 0:
@@ -293,7 +295,7 @@ class RecordingWriter:
             mark.set()
 
     def _end_early(self) -> str:
-        if self._file.end_early():
+        if self._file.salvage():
             return f"what came before is in {self.path.name}"
         return f"see {self.part.name}" if self.part.exists() else "nothing of it was written"
 

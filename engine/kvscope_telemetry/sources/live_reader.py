@@ -209,7 +209,7 @@ class LiveReader:
     @property
     def _is_calm(self) -> bool:
         """Whether nothing is due but processing further messages."""
-        return self._sync.is_at_rest and self.outgoing.is_empty and self._num_introduced > 0
+        return self._sync.is_idle and self.outgoing.is_empty and self._num_introduced > 0
 
     def _read_replies(self, now_ns: int) -> int:
         """Receive replies as far as the queue has capacity, and return their number."""
@@ -387,10 +387,10 @@ class LiveReader:
 
     def _hand_over(self, num_bytes: int) -> None:
         if self._taker is not None:
-            self._taker(self._sync.take_runs())
+            self._taker(self._sync.drain_runs())
             self._extras = Extras()
             return
-        for run in self._sync.take_runs():
+        for run in self._sync.drain_runs():
             blocks = None if run.snapshot is None else self._ready(run.snapshot)
             self.pending.put(coalesce(run.frames, snapshot=run.snapshot, blocks=blocks), num_bytes)
             num_bytes = 0

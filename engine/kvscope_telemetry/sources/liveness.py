@@ -22,7 +22,7 @@ _STAGES: Final = {
     "warm up": "warming up",
 }
 STALE_NS: Final = 1_500_000_000
-REJECTION_TOLD_NS: Final = 10_000_000_000
+REJECTION_SHOWN_NS: Final = 10_000_000_000
 """Time for which an undecodable message is reported while the engine is otherwise fine."""
 STUCK_NS: Final = 5_000_000_000
 GONE_NS: Final = 700_000_000
@@ -125,7 +125,7 @@ class Liveness:
             return SourceState.STUCK, f"step {self._step} has not finished for {stands_s:.0f} s"
         if self.is_paused:
             return SourceState.PAUSED, f"by {self._paused_by}" if self._paused_by else ""
-        is_news = self.rejection and now_ns - self.rejected_ns < REJECTION_TOLD_NS
+        is_news = self.rejection and now_ns - self.rejected_ns < REJECTION_SHOWN_NS
         return SourceState.LIVE, self.rejection if is_news else ""
 
     def may_be_paused(self, now_ns: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.telemetry import Frame, Snapshot, TelemetryMessage
-from kvscope_telemetry.mirror.continuity import StatePlace
+from kvscope_telemetry.mirror.state_continuity import StatePosition
 
 MIN_PAUSE_NS: Final = 1_000_000_000
 MAX_PAUSE_NS: Final = 30_000_000_000
@@ -44,9 +44,9 @@ class SinkFeed:
     def __init__(self, sink: Sink | None = None) -> None:
         self._wanted = sink
         self._sink: Sink | None = None
-        self._place = StatePlace()
+        self._place = StatePosition()
         self._is_lost = True
-        self._before: tuple[Sink, StatePlace] | None = None
+        self._before: tuple[Sink, StatePosition] | None = None
         """The previous sink and its position, until the current sink has its snapshot."""
         self._early: tuple[Snapshot, bytes | None] | None = None
         """A snapshot that is newer than the received frames, held because the previous sink still needs these
@@ -70,7 +70,7 @@ class SinkFeed:
                 self._before = None
             elif self._sink is not None and not self._is_lost:
                 self._before = self._sink, self._place
-            self._sink, self._place, self._is_lost = self._wanted, StatePlace(), True
+            self._sink, self._place, self._is_lost = self._wanted, StatePosition(), True
             self._pause_ns, self._ask_ns = MIN_PAUSE_NS, 0
             self._let_go()
 
@@ -126,7 +126,7 @@ class SinkFeed:
         self._let_go()
         self._before = None
         if self._sink.write(snapshot, data):
-            self._place.go_to(snapshot)
+            self._place.move_to(snapshot)
             self._is_lost, self._begun_ns = False, time.monotonic_ns()
         else:
             self._lose()

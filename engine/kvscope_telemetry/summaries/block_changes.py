@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvscope_telemetry.ledger import COLUMNS, DENSE, LASTING, NO_OWNER, BlockRows, Ledger, parent_at
 from kvscope_telemetry.messages.telemetry import Frame, Moves, RequestRows, Snapshot, TelemetryMessage
-from kvscope_telemetry.mirror.continuity import Continuity
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.source import Update
 
 MAX_ROWS: Final = 20_000
@@ -89,11 +89,11 @@ class BlockChanges:
     def feed(self, message: TelemetryMessage, time_ns: int) -> None:
         """Process the next message, with its wall-clock time."""
         if isinstance(message, Snapshot):
-            if self._continuity.takes(message):
+            if self._continuity.accepts(message):
                 self._know(message, time_ns)
         elif isinstance(message, Frame):
             was_lost = self.is_lost
-            if self._continuity.takes(message):
+            if self._continuity.accepts(message):
                 self._change(message, time_ns)
             elif self.is_lost and not was_lost:
                 self.lose(time_ns)

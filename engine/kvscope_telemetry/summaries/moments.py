@@ -53,7 +53,7 @@ class FirstTokens:
         return [number for number in numbers.tolist() if number in self._without]
 
 
-class MomentNotes:
+class MomentRecorder:
     """Collects moments. Feed it every snapshot and frame in order; `take` returns the moments packed as `PHASE`."""
 
     def __init__(self) -> None:

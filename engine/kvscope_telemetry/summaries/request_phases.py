@@ -27,7 +27,7 @@ _CODES: Final = {phase: code for code, phase in enumerate(_STORED)}
 PhaseRows = npt.NDArray[np.void]
 
 
-class PhaseNotes:
+class PhaseRecorder:
     """Detects the start of phases. Feed it every snapshot and frame in order; `take` returns the phases packed."""
 
     def __init__(self) -> None:

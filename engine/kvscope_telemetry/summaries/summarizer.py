@@ -36,11 +36,11 @@ from kvscope_telemetry.running_time import RunningTime
 from kvscope_telemetry.summaries import latency_buckets
 from kvscope_telemetry.summaries.address_bins import bin_rows, count_by_size, free_run_lengths
 from kvscope_telemetry.summaries.histograms import Buckets, joined
-from kvscope_telemetry.summaries.moments import MomentNotes
-from kvscope_telemetry.summaries.request_phases import PhaseNotes
+from kvscope_telemetry.summaries.moments import MomentRecorder
+from kvscope_telemetry.summaries.request_phases import PhaseRecorder
 from kvscope_telemetry.summaries.second_peaks import Peak, SecondPeaks
 from kvscope_telemetry.summaries.summary import SECOND_NS, AddressBins, CarriedStep, Latency, Summary, TimedEvent
-from kvscope_telemetry.summaries.unknown import unknown_fields
+from kvscope_telemetry.summaries.unknown_fields import unknown_fields
 
 _LATE_NS: Final = 2_000_000_000
 """Longest expected interval of heartbeats, which are sent twice a second. After a longer one, the whole process had no
@@ -82,8 +82,8 @@ class Summarizer:
         self._seen_version = -1
         self._events: list[TimedEvent] = []
         self._stall = Stall()
-        self._phases = PhaseNotes()
-        self._moments = MomentNotes()
+        self._phases = PhaseRecorder()
+        self._moments = MomentRecorder()
         self._used_share = self._peak_share = -1.0
         self._newest_ns = self._stops_told_ns = 0
         self._peaks = SecondPeaks()
@@ -114,7 +114,7 @@ class Summarizer:
             self._stalled_s = self._stall.seen(message)
         return done
 
-    def go_on_from(self, snapshot: Snapshot, log_time_ns: int) -> None:
+    def resume_from(self, snapshot: Snapshot, log_time_ns: int) -> None:
         """Continue from the state of `follower`, whose events and phases were reported elsewhere. The snapshot's
         blocks are not used.
         """
@@ -125,7 +125,7 @@ class Summarizer:
 
     def close(self) -> list[Summary]:
         """Return the summary of the current second so far; empty if there is no state."""
-        self._follower.settle()
+        self._follower.apply_pending()
         mirror = self._follower.mirror
         done = []
         if mirror.hello is not None and mirror.epoch == self._epoch and self._second >= 0:

@@ -34,10 +34,10 @@ from kvscope_telemetry.messages.commands import (
 )
 from kvscope_telemetry.messages.telemetry import MAX_MESSAGE_BYTES, MAX_TELEMETRY_BYTES
 from kvscope_telemetry.messages.wire import encode
-from kvscope_telemetry.transport.absence import Absence
 from kvscope_telemetry.transport.connection_watch import Connections
 from kvscope_telemetry.transport.endpoints import endpoints, is_ipv6, require_curve
 from kvscope_telemetry.transport.ssh_tunnel import SCHEME, SshAddress, SshTunnel
+from kvscope_telemetry.transport.unreachable_engine import UnreachableEngine
 from kvscope_telemetry.transport.wakeup import Wakeup
 
 RECEIVE_HIGH_WATER: Final = 10_000
@@ -76,7 +76,7 @@ HANDSHAKE_EVENTS: Final = (
 )
 FINAL_EVENTS: Final = (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_AUTH)
 """Events after which ZeroMQ does not reconnect automatically."""
-HANG_UPS_TO_TELL: Final = 3
+MAX_HANG_UPS: Final = 3
 """Number of consecutive disconnections during the handshake that are reported as a refusal: single ones have many
 causes (an engine that just ended, a tunnel without an engine).
 """
@@ -135,7 +135,7 @@ class ClientSockets:
         self._lines = (self._telemetry_line, self._command_line)
         self._pollers = {replies: self._make_poller(replies=replies) for replies in (False, True)}
         self._big_command: zmq.MessageTracker | None = None
-        self._absence = Absence(endpoint)
+        self._absence = UnreachableEngine(endpoint)
 
     def wait(self, timeout_ms: int, *, replies: bool = True) -> None:
         """Return when something arrived (replies only if `replies`), when woken, or after `timeout_ms`."""
@@ -274,10 +274,10 @@ class _Line:
         """Return queued messages, oldest first (`Intake.receive`). Reconnects after a flood."""
         messages = self._intake.receive(max_messages)
         if messages:
-            self._connections.heard_all()
+            self._connections.record_activity_of_all()
         if self._intake.is_flooded and not self._intake.is_skipping:
             self._num_floods += 1
-            self._connect_anew()
+            self._reconnect()
         return messages
 
     def look(self, now_s: float, *, has_news: bool = True) -> None:
@@ -289,7 +289,7 @@ class _Line:
             self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
         if self._retry_s is not None and now_s >= self._retry_s and not self._intake.is_skipping:
             self._retry_s = None  # ZeroMQ does not retry after a refusal, but the key may be added to the list
-            self._connect_anew()
+            self._reconnect()
         if now_s >= self._look_s:
             self._look_s = now_s + WATCH_S
             self._connections.watch()
@@ -313,7 +313,7 @@ class _Line:
             if event in FINAL_EVENTS:
                 self._retry_s = now_s + KNOCK_AGAIN_S
 
-    def _connect_anew(self) -> None:
+    def _reconnect(self) -> None:
         """Reconnect. Queued messages are discarded."""
         with contextlib.suppress(zmq.ZMQError):  # ZeroMQ may already have dropped the address
             self.socket.disconnect(self._address)
@@ -407,7 +407,7 @@ class Handshakes:
             self.refusal = self._other_mechanism()
         else:
             self._num_hang_ups += 1
-            if self._num_hang_ups >= HANG_UPS_TO_TELL:
+            if self._num_hang_ups >= MAX_HANG_UPS:
                 self.refusal = self.refusal or self._hung_up()
 
     def _unknown_key(self) -> str:

@@ -257,7 +257,7 @@ class ServerSockets:
             self._poller.register(source, zmq.POLLIN)
         next_beat, crowding = time.monotonic(), Crowding()
         while not self._closing:
-            wait_s = max(0.0, min(next_beat, self._watch.next_look_s) - time.monotonic())
+            wait_s = max(0.0, min(next_beat, self._watch.next_check_s) - time.monotonic())
             if not self._sender.is_empty:
                 wait_s = min(wait_s, self._sender.retry_s)
             ready = {source for source, _ in self._poller.poll(math.ceil(1000 * wait_s))}

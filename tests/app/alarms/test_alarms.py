@@ -19,7 +19,7 @@ from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
 from kvscope_app.alarms.alarm_strip import AlarmLine, AlarmStrip
 from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_telemetry.alarms.alarm_engine import Alarm
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, parse_rule
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import Stop

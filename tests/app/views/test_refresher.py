@@ -51,7 +51,7 @@ def clock(monkeypatch):
 
 def test_slow_views_take_turns(setup, clock, engine, session, poll):
     _, refresher, (fast, one, two) = setup
-    begin_anew(clock, refresher)
+    start_segment(clock, refresher)
     assert (one.count, two.count) in ((1, 0), (0, 1))
     refresher.run()
     assert (one.count, two.count) == (1, 1)
@@ -75,7 +75,7 @@ def test_a_turn_is_of_the_fast_view_or_of_one_of_the_others(setup, clock):
 
 def test_the_fast_view_comes_before_a_slow_one_that_waited_less(setup, clock):
     _, refresher, (fast, one, two) = setup
-    begin_anew(clock, refresher)
+    start_segment(clock, refresher)
     refresher.run()
     add(clock, 150)
     refresher.touch(fast)
@@ -92,7 +92,7 @@ def test_the_fast_view_comes_before_a_slow_one_that_waited_less(setup, clock):
 
 def test_a_view_is_refreshed_at_its_own_rate(setup, clock, engine, session, poll):
     _, refresher, (_, one, two) = setup
-    begin_anew(clock, refresher)
+    start_segment(clock, refresher)
     refresher.run()
     for _ in range(5):
         engine.frame()
@@ -107,7 +107,7 @@ def test_a_view_is_refreshed_at_its_own_rate(setup, clock, engine, session, poll
 
 def test_an_update_soon_after_a_late_one_has_a_frame_of_its_own(setup, clock, session, qtbot):
     _, refresher, (fast, *_) = setup
-    begin_anew(clock, refresher)
+    start_segment(clock, refresher)
     for milliseconds in (24, 8, 16):  # one is late by half a frame
         add(clock, milliseconds)
         before = fast.count
@@ -126,7 +126,7 @@ def test_who_waits_for_its_turn_is_come_back_to(setup, engine, session, poll, qt
 
 def test_a_turn_right_after_an_update_is_put_off_once(setup, clock, session):
     _, refresher, (_, one, two) = setup
-    begin_anew(clock, refresher)
+    start_segment(clock, refresher)
     add(clock, 1000)
     before = one.count + two.count
     session.timeline.shown.emit(None)
@@ -147,7 +147,7 @@ def test_a_frame_that_comes_alone_is_shown_in_step(setup, clock, engine, session
     shown = {}
     for view in (fast, counted):
         view.refresh = lambda view=view: shown.update({view: session.mirror.seq})
-    begin_anew(clock, refresher)
+    start_segment(clock, refresher)
     for _ in range(4):
         add(clock, 250)
         engine.heartbeat()
@@ -175,7 +175,7 @@ def test_slow_views_that_take_long_leave_the_time_to_the_fast_one(setup, clock):
     _, refresher, (fast, one, two) = setup
     for view in (one, two):
         view.refresh = lambda view=view: (setattr(view, "count", view.count + 1), add(clock, 40))
-    begin_anew(clock, refresher)
+    start_segment(clock, refresher)
     assert (fast.count, one.count + two.count) == (1, 1)
     for turn, past_ms in enumerate((30, 30, 59), 2):
         add(clock, past_ms)
@@ -187,7 +187,7 @@ def test_slow_views_that_take_long_leave_the_time_to_the_fast_one(setup, clock):
     assert (one.count, two.count) == (1, 1)
 
 
-def begin_anew(clock, refresher):
+def start_segment(clock, refresher):
     """All views are due, whatever was before the test's first line."""
     add(clock, 1000)
     for view in refresher.parent().findChildren(Counting):
@@ -227,7 +227,7 @@ def test_paused_nothing_is_refreshed_but_a_selection(setup, engine, session, pol
 def test_signs_of_life_alone_are_followed_at_leisure(setup, clock, engine, session, poll):
     """Curves come to rest in seconds; from then on an engine that idles costs a refresh every three seconds."""
     _, refresher, views = setup
-    begin_anew(clock, refresher)
+    start_segment(clock, refresher)
 
     def is_followed(beat):
         """Half a second goes by, in which each view has its turn if anything is to be shown."""

@@ -20,7 +20,7 @@ from kvscope_app.views.inspector.finder import Finder
 from kvscope_app.views.inspector.inspector_view import REQUEST, InspectorView
 from kvscope_app.views.prefixes.prefix_columns import PREFIX
 from kvscope_app.views.prefixes.prefixes_view import PrefixesView
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextQuery
 from kvscope_telemetry.block_texts.published_texts import PublishedTexts
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent
@@ -250,7 +250,7 @@ def test_the_kept_past_tells_what_the_engine_no_longer_has(live, qtbot):
     keeping.set_on(False)
     ring_recording = live.kept.open_recording(lambda share: True)
     text = next(text for text in ring_recording.texts() if text.hash)
-    gone = Asked(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # no row of the engine's
+    gone = BlockTextQuery(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # no row of the engine's
 
     def tells():
         live.texts.want("test", [gone])

@@ -24,7 +24,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import count, num_bytes, percent, plural, seconds, short
 from kvscope_app.window.main_window import MainWindow
 from kvscope_telemetry.alarms.rules import Rule
-from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.run_summary import digest
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Accepted, Submit, Tokens
@@ -518,7 +518,7 @@ class LiveRecording:
     def go_on_until(self, at_s: float) -> None:
         self._until = bisect_right(self._times, at_s)
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         new = [message for _, message in self.messages[self._told : self._until]]
         if not new:
             return None

@@ -79,9 +79,7 @@ def test_texts_are_asked_for_between_steps_and_written(
         recorder.give(engine.snapshot())
         for _ in range(30):
             take(recorder, engine.advance())
-            recorder.give_texts(
-                BlockContent(block=block, token_ids=(1, 2), text="hi") for block in recorder.wants_texts
-            )
+            recorder.add_texts(BlockContent(block=block, token_ids=(1, 2), text="hi") for block in recorder.wants_texts)
     recording = Recording.open(tmp_path / "x.mcap")
     assert recording.has_texts
     assert {text.text for text in recording.texts()} == {"hi"}
@@ -92,7 +90,7 @@ def test_without_being_asked_for_there_are_no_texts(engine: SimulatedEngine, tmp
         recorder.give(engine.snapshot())
         take(recorder, engine.advance())
         assert recorder.wants_texts == ()
-        recorder.give_texts([BlockContent(block=1, token_ids=(1,), text="secret")])
+        recorder.add_texts([BlockContent(block=1, token_ids=(1,), text="secret")])
     assert not Recording.open(tmp_path / "x.mcap").has_texts
     assert b"secret" not in (tmp_path / "x.mcap").read_bytes()
 

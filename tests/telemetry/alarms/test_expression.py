@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.alarms.expression import Expression
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES, value_text
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.telemetry import Stop
 from kvscope_telemetry.summaries.session_overview import SessionOverview

@@ -1,10 +1,10 @@
-"""A made-up engine: everything that somebody writes to add one, except for its line in `collectors/engines.py`."""
+"""A made-up engine: what it takes to add one, except for its line in `collectors/external_engines.py`."""
 
 from __future__ import annotations
 
-from kvscope_telemetry.collectors.engine import ExternalEngine, Fields, watched_capabilities
-from kvscope_telemetry.collectors.page import ScrapedPage
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields, watched_capabilities
 from kvscope_telemetry.collectors.readings import EngineReading, count, number, share
+from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 from kvscope_telemetry.collectors.server_facts import Ask, ServerFacts, mapping, text
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.structured import Structured

@@ -8,8 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kvscope_telemetry.collectors.slots import MAX_ROWS, Slots
-from kvscope_telemetry.collectors.tiers import tier_of
+from kvscope_telemetry.collectors.cached_rows import MAX_ROWS, Slots
+from kvscope_telemetry.collectors.row_allocator import tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 
@@ -20,7 +20,7 @@ def stored(
     return BlockStored(hashes, parent, tuple(range(4 * len(hashes))), 4, medium=medium, group_idx=group)
 
 
-def settle(slots: Slots) -> None:
+def apply_pending(slots: Slots) -> None:
     if slots.must_change:
         slots.lay_out(Ledger(sum(slots.num_rows.values())))
     ids, columns = slots.take_changes()
@@ -40,7 +40,7 @@ def held(slots: Slots, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
 def test_repeated_block_takes_no_row_and_unknown_removal_is_ignored() -> None:
     slots = Slots(8)
     slots.apply(stored(1, 2))
-    settle(slots)
+    apply_pending(slots)
     before = slots.ledger.hash.copy()
     slots.apply(stored(1, 2))
     slots.apply(BlockRemoved((99,), "GPU"))
@@ -59,10 +59,10 @@ def test_block_in_several_media_and_groups_has_a_row_in_each() -> None:
         stored(1, medium="STORAGE"),
     ):
         slots.apply(event)
-    settle(slots)
+    apply_pending(slots)
     assert (held(slots), held(slots, Tier.HOST), held(slots, Tier.DISK)) == ([(1, 0)] * 2, [(1, 0)], [(1, 0)])
     slots.apply(BlockRemoved((1,), "GPU", 1))
-    settle(slots)
+    apply_pending(slots)
     assert (held(slots), held(slots, Tier.HOST)) == ([(1, 0)], [(1, 0)])
 
 
@@ -73,10 +73,10 @@ def test_row_is_freed_when_the_last_of_several_copies_is_removed() -> None:
     slots.apply(stored(7, group=1))
     for num_left in (1, 1, 0):
         slots.apply(BlockRemoved((7,), "GPU", 0))
-        settle(slots)
+        apply_pending(slots)
         assert len(held(slots)) == num_left + 1
     slots.apply(BlockRemoved((7,), "GPU", 0))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(7, 0)]
     assert slots.num_removed[Tier.HBM] == 1
 
@@ -90,7 +90,7 @@ def test_block_reported_again_after_an_event_loss_is_counted_once() -> None:
     slots.apply(stored(2))
     slots.apply(stored(2))
     slots.apply(BlockRemoved((1, 2), "GPU"))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(2, 1)]
 
 
@@ -113,7 +113,7 @@ def test_block_is_found_however_its_medium_is_written() -> None:
     slots.apply(BlockRemoved((1,), "CPU"))
     slots.apply(stored(2, medium=None))
     slots.apply(BlockRemoved((2,), "gpu"))
-    settle(slots)
+    apply_pending(slots)
     assert slots.num_held == 0
 
 
@@ -121,7 +121,7 @@ def test_unknown_medium_is_a_tier_of_its_own() -> None:
     slots = Slots(8)
     slots.apply(stored(1, medium="STORAGE"))
     slots.apply(stored(1, medium="FRIDGE"))
-    settle(slots)
+    apply_pending(slots)
     assert (held(slots, Tier.DISK), held(slots, Tier.UNKNOWN)) == ([(1, 0)], [(1, 0)])
     assert slots.unknown_media == ["fridge"]
 
@@ -131,19 +131,19 @@ def test_removal_without_a_group_removes_the_block_from_all_groups() -> None:
     slots.apply(stored(1, group=0))
     slots.apply(stored(1, group=1))
     slots.apply(BlockRemoved((1,), None))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == []
 
 
 def test_freed_row_is_reused() -> None:
     slots = Slots(2)
-    settle(slots)
+    apply_pending(slots)
     for number in range(1, 100):
         slots.apply(stored(number))
         slots.apply(BlockRemoved((number,), "GPU"))
     slots.apply(stored(100, 101))
     assert not slots.must_change
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(100, 0), (101, 100)]
 
 
@@ -151,23 +151,23 @@ def test_tiers_grow_and_keep_their_blocks() -> None:
     slots = Slots(2)
     slots.apply(stored(*range(1, 6)))
     assert slots.must_change
-    settle(slots)
+    apply_pending(slots)
     assert len(held(slots)) == 5
     slots.apply(stored(7, medium="CPU"))
-    settle(slots)
+    apply_pending(slots)
     slots.apply(stored(*range(100, 100 + slots.num_rows[Tier.HBM])))
     assert slots.must_change
-    settle(slots)
+    apply_pending(slots)
     assert held(slots, Tier.HOST) == [(7, 0)]
 
 
 def test_unused_rows_can_be_removed() -> None:
     slots = Slots()
     slots.apply(stored(1, 2))
-    settle(slots)
+    apply_pending(slots)
     assert not slots.shrink(Tier.HBM, 1)
     assert slots.shrink(Tier.HBM, 2)
-    settle(slots)
+    apply_pending(slots)
     assert slots.ledger.num_blocks == 2
     assert held(slots) == [(1, 0), (2, 1)]
 
@@ -176,17 +176,17 @@ def test_number_of_rows_is_bounded() -> None:
     slots = Slots(4)
     slots.want(Tier.HBM, 1 << 40)
     slots.want(Tier.HOST, 1 << 40)
-    settle(slots)
+    apply_pending(slots)
     assert slots.ledger.num_blocks == MAX_ROWS
 
 
 def test_hash_zero_is_a_block_too() -> None:
     slots = Slots(4)
     slots.apply(stored(0, 5))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(5, HASH_MASK), (HASH_MASK, 0)]
     slots.apply(BlockRemoved((0,), "GPU"))
-    settle(slots)
+    apply_pending(slots)
     assert held(slots) == [(5, HASH_MASK)]
 
 
@@ -211,7 +211,7 @@ def test_random_events_match_a_counting_model() -> None:
                 model[medium] = +model[medium]
         slots.apply(event)
         if chance.randrange(10) == 0:
-            settle(slots)
+            apply_pending(slots)
             assert [each for each, _ in held(slots)] == sorted(model["GPU"])
             assert [each for each, _ in held(slots, Tier.HOST)] == sorted(model["CPU"])
             assert slots.num_held == sum(map(len, model.values()))

@@ -13,14 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvscope_telemetry.collectors import translator as module
-from kvscope_telemetry.collectors.engine import ExternalEngine
-from kvscope_telemetry.collectors.engines import find_engine
-from kvscope_telemetry.collectors.page import ScrapedPage
+from kvscope_telemetry.collectors import rank_translator as module
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
+from kvscope_telemetry.collectors.external_engines import find_engine
+from kvscope_telemetry.collectors.rank_translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.collectors.readings import EngineReading
+from kvscope_telemetry.collectors.scraped_page import ScrapedPage
 from kvscope_telemetry.collectors.server_facts import ServerFacts
 from kvscope_telemetry.collectors.sglang import SGLANG
-from kvscope_telemetry.collectors.translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.collectors.vllm import VLLM
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
 from kvscope_telemetry.kv_events.decoding import decode_batch
@@ -71,7 +71,7 @@ class TranslatorDriver:
         messages = self.translator.messages(self.now_ns, is_heard=True)
         for message in messages:
             self.follower.feed(accepted(message, Unknowns()))
-        self.follower.settle()
+        self.follower.apply_pending()
         assert not self.follower.is_lost or not messages
         self.messages += messages
         return messages

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_nvml import CODES, GIB, LOST, NOT_SUPPORTED, UNINITIALIZED, FakeGpu, FakeNvml, NVMLError, two_gpus
 
 from kvscope_telemetry.devices.gpus import RETRY_NS, Gpus
-from kvscope_telemetry.devices.host import HostReader, own_process
+from kvscope_telemetry.devices.host_reader import HostReader, own_process
 from kvscope_telemetry.devices.sampler import DevicesSampler
 from kvscope_telemetry.devices.throttling import in_words, is_slowed, names_of
 from kvscope_telemetry.messages.devices import Devices, Gpu, GpuProcess

@@ -14,8 +14,8 @@ import pyarrow.parquet as parquet
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
-from kvscope_telemetry.exports.digest import digest
 from kvscope_telemetry.exports.export import ExportTarget, export
+from kvscope_telemetry.exports.run_summary import digest
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.mirror.follower import Follower
@@ -74,7 +74,7 @@ def highest_usage(recording: Recording) -> tuple[float, float]:
     follower = Follower()
     for seconds, message in recording.messages():
         follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         usage = follower.mirror.num_active / recording.info.hello.cache.num_blocks
         if usage > peak:
             peak, at_s = usage, seconds

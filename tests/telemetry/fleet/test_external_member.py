@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvscope_telemetry.addresses import Address
-from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.external_member import ExternalMember
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.ledger import BlockState, Ledger
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (

@@ -44,7 +44,7 @@ class PlaybackWatcher:
     def take(self) -> Mirror:
         """Apply everything available once it belongs to the position."""
         assert self.source.wait(lambda: not self.source.is_seeking, WAIT_S)
-        while (update := self.source.take_update()) is not None:
+        while (update := self.source.poll_update()) is not None:
             if self.source.has_jumped:
                 self.mirror, self.updates = Mirror(), []
                 self.num_jumps += 1

@@ -66,7 +66,7 @@ class RecordedSession:
         follower = Follower()
         for message in [state, *self.messages[begin:count]]:
             follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         return follower.mirror
 
     @property

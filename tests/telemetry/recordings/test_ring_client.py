@@ -94,13 +94,13 @@ def test_ring_status_is_current_after_a_flush(ring: RingClient, make_session: Ma
     )
     assert ring.num_bytes > 1000
     assert ring.num_dropped == 0
-    overview = ring.take_overview()
+    overview = ring.drain_overview()
     summaries = [item for item in overview if isinstance(item, Summary)]
     seconds = [summary.time_ns for summary in summaries]
     assert seconds == sorted(seconds)
     assert len(seconds) >= 3
     assert any(isinstance(item, TimedEvent) for item in overview)
-    assert ring.take_overview() == []
+    assert ring.drain_overview() == []
 
 
 def test_bookmarks_texts_and_bounds_reach_the_ring_process(ring: RingClient, make_session: MakeSession) -> None:

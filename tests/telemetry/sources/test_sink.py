@@ -27,8 +27,8 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
 )
 from kvscope_telemetry.messages.wire import decode_telemetry
-from kvscope_telemetry.mirror.continuity import Continuity
 from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.sources.sink import SinkFeed

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.run_summary import digest
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.ledger import BlockRows, BlockState, pack_u4
 from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Heartbeat, Snapshot, TelemetryMessage, Timings
 from kvscope_telemetry.mirror.follower import Follower
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.figures import BY_KEY
+from kvscope_telemetry.summaries.run_figures import BY_KEY
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, CarriedStep, Summary
 
@@ -46,13 +46,13 @@ def test_peaks_are_the_largest_values_of_all_frames_of_a_second(record: Callable
     second = -1
     for at_s, message in recording.messages():
         log_ns = recording.start_ns + round(at_s * 1e9)
-        follower.settle()
+        follower.apply_pending()
         mirror = follower.mirror
         if log_ns // SECOND_NS != second and mirror.hello is not None:
             second = log_ns // SECOND_NS
             reached[second].append((mirror.num_active, mirror.counters.num_running, mirror.counters.num_waiting))
         follower.feed(message)
-        follower.settle()
+        follower.apply_pending()
         second = log_ns // SECOND_NS
         reached[second].append((mirror.num_active, mirror.counters.num_running, mirror.counters.num_waiting))
     expected = np.array([np.max(reached[int(time_ns) // SECOND_NS], axis=0) for time_ns in overview.time_ns])

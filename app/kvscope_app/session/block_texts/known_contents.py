@@ -24,7 +24,7 @@ class KnownContents:
         """Read the contents on a thread. Never blocks."""
         self._open.append(Background(partial(self._answer, question), "kvscope-contents"))
 
-    def take_replies(self) -> list[Reply]:
+    def poll_replies(self) -> list[Reply]:
         """Return and remove the replies since the last call. A failed question has none."""
         if not self._open:
             return []

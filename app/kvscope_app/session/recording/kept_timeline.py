@@ -79,7 +79,7 @@ class KeptTimeline:
 
         Returns whether there was anything new.
         """
-        fresh = self.ring.take_overview()
+        fresh = self.ring.drain_overview()
         if not fresh:
             return False
         summaries = [item for item in fresh if isinstance(item, Summary)]

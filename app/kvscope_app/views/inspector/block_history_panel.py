@@ -18,7 +18,7 @@ from kvscope_app.views.inspector.block_history import BlockHistory, known_text
 from kvscope_app.views.inspector.block_history_strip import BlockHistoryStrip
 from kvscope_app.views.inspector.moment_model import WHAT, MomentModel
 from kvscope_app.views.table import RowTable
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextQuery
 from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
 
 _ROOM_FOR_STEPS: Final = 380
@@ -130,11 +130,11 @@ class BlockHistoryPanel(QWidget):
         wanted = (self._asked(moment) for moment in seen if moment is not None)
         self._session.texts.want(self, [asked for asked in wanted if asked is not None])
 
-    def _asked(self, moment: BlockMoment) -> Asked | None:
+    def _asked(self, moment: BlockMoment) -> BlockTextQuery | None:
         block = self.history.block
         if block is None or moment.kind not in _WITH_TEXT or not moment.hash:
             return None
-        return Asked(moment.epoch, block, moment.request, moment.filled, moment.hash)
+        return BlockTextQuery(moment.epoch, block, moment.request, moment.filled, moment.hash)
 
     def _text_of(self, moment: BlockMoment) -> str:
         asked = self._asked(moment)

@@ -38,7 +38,7 @@ from kvscope_app.views.memory.segments.sheet import SegmentsSheet, why_not
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 from kvscope_app.views.memory.workspace import allocator_rows
-from kvscope_telemetry.alarms.figures import forecast_at
+from kvscope_telemetry.alarms.alarm_figures import forecast_at
 from kvscope_telemetry.alarms.forecast import WINDOW_S
 from kvscope_telemetry.source import Update
 

@@ -18,7 +18,7 @@ from kvscope_app.ui.sheet import Sheet
 from kvscope_app.window.dialogs.attach_address import OWN, kind_of, kinds, shown_of
 from kvscope_app.window.dialogs.attach_fields import AttachFields
 from kvscope_telemetry.addresses import Address
-from kvscope_telemetry.collectors.engines import find_engine
+from kvscope_telemetry.collectors.external_engines import find_engine
 from kvscope_telemetry.credentials.api_keys import keep_api_key, read_api_keys
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.transport.connections import Connection, forget, read_connections, remember, rename

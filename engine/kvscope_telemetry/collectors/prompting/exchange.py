@@ -21,8 +21,8 @@ from kvscope_telemetry.collectors.http_client import (
     content_type,
     why_no_stream,
 )
+from kvscope_telemetry.collectors.prompting.completion_query import Question
 from kvscope_telemetry.collectors.prompting.error_text import error_text
-from kvscope_telemetry.collectors.prompting.question import Question
 from kvscope_telemetry.collectors.prompting.reply_box import ReplyBox
 from kvscope_telemetry.collectors.prompting.served_model import ServedModel
 from kvscope_telemetry.collectors.prompting.streamed_answer import DONE, AnswerError, EventLines, StreamedAnswer
@@ -111,7 +111,7 @@ class Exchange:
         model = self._model.get()
         fields = {"model": model.name, **self._question.fields}
         fields = self._address.engine.fit_version(fields, self._model.version)
-        if model.tells_token_ids:
+        if model.returns_token_ids:
             fields["return_token_ids"] = True
         return msgspec.json.encode(fields)
 
@@ -139,7 +139,7 @@ class Exchange:
                 with self._lock:
                     if not self._is_over:
                         self._box.put(self._telling.take(event))
-            self._box.wait_for_room()
+            self._box.wait_for_capacity()
 
     def _fail(self, why: str) -> None:
         kind = Failed if self._is_accepted else Refused

@@ -12,8 +12,8 @@ from typing import Final
 
 from kvscope_telemetry.collectors.address import ExternalAddress
 from kvscope_telemetry.collectors.http_client import HttpClient
+from kvscope_telemetry.collectors.prompting.completion_query import question_of
 from kvscope_telemetry.collectors.prompting.exchange import SILENCE_S, Exchange
-from kvscope_telemetry.collectors.prompting.question import question_of
 from kvscope_telemetry.collectors.prompting.reply_box import ReplyBox
 from kvscope_telemetry.collectors.prompting.served_model import ServedModel
 from kvscope_telemetry.errors import BadInput, EngineDead
@@ -55,7 +55,7 @@ class Prompter:
         return self._model.adapters
 
     def send(self, command: Command) -> None:
-        """Execute a command; replies are returned by `take_replies`. Thread-safe and non-blocking.
+        """Execute a command; replies are returned by `poll_replies`. Thread-safe and non-blocking.
 
         Unsupported commands get a refusal as a reply. GetStatus has no reply, and queries `adapters` again. Raises
         BadInput for a prompt that is too large, EngineDead after `close`.
@@ -74,7 +74,7 @@ class Prompter:
     def has(self, request_id: str) -> bool:
         return request_id in self._open
 
-    def take_replies(self) -> list[Reply]:
+    def poll_replies(self) -> list[Reply]:
         """Return and clear the replies since the last call, oldest first."""
         return self._box.take_all()
 

@@ -34,7 +34,7 @@ class ReplyBox:
                 self._changed.notify_all()
         return taken
 
-    def wait_for_room(self) -> None:
+    def wait_for_capacity(self) -> None:
         """Wait until fewer than `MAX_WAITING` replies are queued, or the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._replies) < MAX_WAITING)

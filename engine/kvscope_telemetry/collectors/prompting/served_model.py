@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from kvscope_telemetry.collectors.address import ExternalAddress
-from kvscope_telemetry.collectors.engine import Version
-from kvscope_telemetry.collectors.engines import find_engine
+from kvscope_telemetry.collectors.external_engine import Version
+from kvscope_telemetry.collectors.external_engines import find_engine
 from kvscope_telemetry.collectors.http_client import HttpClient, NoAnswer
 from kvscope_telemetry.messages.commands import MAX_ADAPTER_CHARACTERS, LoadedAdapter
 
@@ -40,7 +40,7 @@ class _Cards(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class _Model:
     name: str
-    tells_token_ids: bool
+    returns_token_ids: bool
     """Whether the server supports, or at least ignores, the option that adds token ids to its answers."""
 
 

@@ -20,15 +20,15 @@ from kvscope_telemetry.exports.comparison.spread import (
     Verdict,
     judge,
 )
-from kvscope_telemetry.exports.digest import Digest, digest
+from kvscope_telemetry.exports.run_summary import RunSummary, digest
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries import figures
-from kvscope_telemetry.summaries.figures import Figure, rows_in
+from kvscope_telemetry.summaries import run_figures
+from kvscope_telemetry.summaries.run_figures import Figure, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
-FIGURES: Final = tuple(figure for figure in figures.FIGURES if figure.is_compared)
+FIGURES: Final = tuple(figure for figure in run_figures.FIGURES if figure.is_compared)
 _EACH, _BOUNDS = "exact", "upper bounds, from histograms"
 _POOL: Final = {
     "num_blocks": "blocks",
@@ -99,8 +99,8 @@ class SettingDifference(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    a: Digest
-    b: Digest
+    a: RunSummary
+    b: RunSummary
     settings: tuple[SettingDifference, ...]
     rows: tuple[ComparisonRow, ...]
 
@@ -154,7 +154,7 @@ def _parts(figure: Figure, run: Run) -> RunParts | None:
     return RunParts(*np.quantile(known, (0.05, 0.5, 0.95)).tolist()) if known.size else None
 
 
-def _unlike(a: Digest, b: Digest) -> tuple[SettingDifference, ...]:
+def _unlike(a: RunSummary, b: RunSummary) -> tuple[SettingDifference, ...]:
     pairs = [
         ("model", a.model, b.model),
         ("device", a.device, b.device),

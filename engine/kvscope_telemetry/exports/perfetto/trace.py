@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 import numpy as np
 
-from kvscope_telemetry.exports.marks import end_of, name_of
+from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
 from kvscope_telemetry.exports.perfetto import packets
 from kvscope_telemetry.exports.phase_spans import RequestHistory, within
 from kvscope_telemetry.exports.span import Span
@@ -20,9 +20,9 @@ from kvscope_telemetry.messages.model_names import short_name
 from kvscope_telemetry.messages.telemetry import Frame, TelemetryMessage
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.request_phase import PREEMPTED_PHASES
-from kvscope_telemetry.running_time import stop_words
+from kvscope_telemetry.running_time import stop_text
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.figures import ends_of, peak_usage_of, rows_in, usage_of
+from kvscope_telemetry.summaries.run_figures import ends_of, peak_usage_of, rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import FloatArray, SessionOverview
 
 _ENGINE, _STEPS, _REQUESTS, _EVENTS, _MARKS, _STOPS = 1, 2, 3, 4, 5, 6
@@ -159,7 +159,7 @@ def _stops(overview: SessionOverview, span: Span) -> Iterator[bytes]:
             yield packets.track(_STOPS, _ENGINE, "Engine paused or suspended", rank=len(COUNTERS) + 2)
         begin_ns, last_ns = max(stop.begin_ns, last_ns), max(stop.end_ns, last_ns)
         if begin_ns < last_ns:
-            yield packets.slice_begin(_STOPS, begin_ns, stop_words(stop), "engine", {"by": stop.by})
+            yield packets.slice_begin(_STOPS, begin_ns, stop_text(stop), "engine", {"by": stop.by})
             yield packets.slice_end(_STOPS, last_ns)
 
 

@@ -14,10 +14,8 @@ from typing import BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.about import program_version
-from kvscope_telemetry.exports.digest import Digest, digest
-from kvscope_telemetry.exports.goals_kept import GoalsKept, goals_kept
-from kvscope_telemetry.exports.marks import end_of, name_of
+from kvscope_telemetry.exports.exported_bookmarks import end_of, name_of
+from kvscope_telemetry.exports.goodput import GoodputReport, evaluate_goals
 from kvscope_telemetry.exports.phase_spans import RequestHistory, within
 from kvscope_telemetry.exports.report.charts import (
     ALARM_INK,
@@ -38,17 +36,19 @@ from kvscope_telemetry.exports.report.charts import (
     svg,
 )
 from kvscope_telemetry.exports.report.inks import DARK, LIGHT, rgb
-from kvscope_telemetry.exports.report.page import clean, figures, keys, page, section, table
 from kvscope_telemetry.exports.report.png import png
-from kvscope_telemetry.exports.report.requests import event_rows, missed_rows, request_lanes, request_rows
+from kvscope_telemetry.exports.report.report_page import clean, figures, keys, page, section, table
+from kvscope_telemetry.exports.report.report_requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
+from kvscope_telemetry.exports.run_summary import RunSummary, digest
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.latencies import LATENCIES
+from kvscope_telemetry.program_version import program_version
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.running_time import stop_words
+from kvscope_telemetry.running_time import stop_text
 from kvscope_telemetry.slo import Goals
 from kvscope_telemetry.summaries.bookmark import Bookmark
-from kvscope_telemetry.summaries.figures import FIGURES, Figure, ends_of, pool_of, rows_in, usage_of
+from kvscope_telemetry.summaries.run_figures import FIGURES, Figure, ends_of, pool_of, rows_in, usage_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -86,14 +86,14 @@ def write_report(
         _bookmarks(marks, span),
         *_curves(overview, span, axis),
         _heatmap(overview, span, axis),
-        _goals(goals_kept(histories, overview, recording, span, goals, MAX_MISSED)) if goals else "",
+        _goals(evaluate_goals(histories, overview, recording, span, goals, MAX_MISSED)) if goals else "",
         *_requests(overview, histories, span, axis),
         f"<footer>Made by kvscope {clean(program_version())}. Times count from the recording's start.</footer>",
     ]
     file.write(page(title, [part for part in body if part]).encode("utf-8", "replace"))
 
 
-def _head(title: str, recording: Recording, found: Digest) -> str:
+def _head(title: str, recording: Recording, found: RunSummary) -> str:
     begun = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
     pool, seconds = found.pool, (found.start_ns - recording.start_ns) / 1e9
     facts = [
@@ -105,7 +105,7 @@ def _head(title: str, recording: Recording, found: Digest) -> str:
     return f'<h1>{clean(title)}</h1>\n<p class="soft">{clean("; ".join(facts))}</p>{notes}'
 
 
-def _figures(found: Digest) -> list[tuple[str, str, str]]:
+def _figures(found: RunSummary) -> list[tuple[str, str, str]]:
     """Return name, value and secondary text of each figure. Figures that the engine does not report are left out."""
 
     texts = {figure.key: _text(figure, found) for figure in FIGURES}
@@ -121,7 +121,7 @@ def _figures(found: Digest) -> list[tuple[str, str, str]]:
     return [(name, value, "" if _UNKNOWN in more else more) for name, value, more in items if _UNKNOWN not in value]
 
 
-def _text(figure: Figure, found: Digest) -> str:
+def _text(figure: Figure, found: RunSummary) -> str:
     value = found.figures[figure.key]
     if value is None:
         return _UNKNOWN
@@ -140,7 +140,7 @@ def _stopped(overview: SessionOverview, span: Span) -> str:
         return ""
     whose: dict[str, int] = {}
     for stop in overview.stops.within(span.from_ns, span.until_ns):
-        whose[stop_words(stop)] = whose.get(stop_words(stop), 0) + stop.end_ns - stop.begin_ns
+        whose[stop_text(stop)] = whose.get(stop_text(stop), 0) + stop.end_ns - stop.begin_ns
     parts = ", ".join(f"{words} for {length_ns / 1e9:,.1f} s" for words, length_ns in whose.items())
     left_out = "Excluded from latencies and rates; shown as a band in the charts."
     return f'<p class="note">The engine stood still for {stopped_ns / 1e9:,.1f} s: {clean(parts)}. {left_out}</p>'
@@ -255,7 +255,7 @@ def _requests(
     ]
 
 
-def _goals(kept: GoalsKept) -> str:
+def _goals(kept: GoodputReport) -> str:
     more = kept.num_missed - len(kept.missed)
     header = (("Request", False), ("Missed", False), ("What delayed it, since its arrival", False))
     return section(
@@ -275,7 +275,7 @@ def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> R
         Band(
             span.seconds(stop.begin_ns),
             span.seconds(stop.end_ns),
-            clean(f"{stop_words(stop)}, {(stop.end_ns - stop.begin_ns) / 1e9:,.1f} s"),
+            clean(f"{stop_text(stop)}, {(stop.end_ns - stop.begin_ns) / 1e9:,.1f} s"),
         )
         for stop in overview.stops.within(span.from_ns, span.until_ns)[:MAX_BANDS]
     )

@@ -21,7 +21,7 @@ from kvscope_app.views.prefixes.prefix_columns import COLUMNS
 from kvscope_app.views.prefixes.prefixes_view import NO_CACHE, NO_PARENTS, NOTHING_YET, SEVERAL_GROUPS, PrefixesView
 from kvscope_app.views.prefixes.shown_nodes import Which
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextQuery
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
@@ -274,7 +274,7 @@ def test_no_text_of_another_prefix_in_the_same_row(view, engine, session, poll, 
 
 def test_a_viewer_asks_for_nothing(view, engine, session, poll, qtbot):
     session.status = replace(session.status, role=Role.VIEWER)
-    session.texts.want(view, [Asked(7, 18, 0, 0, 118)])
+    session.texts.want(view, [BlockTextQuery(7, 18, 0, 0, 118)])
     session.texts.look()
     assert engine.source.sent == []
     view.refresh()

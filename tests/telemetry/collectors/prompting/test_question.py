@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvscope_telemetry.collectors.engine import ExternalEngine
-from kvscope_telemetry.collectors.prompting.question import CHAT, COMPLETIONS, question_of
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
+from kvscope_telemetry.collectors.prompting.completion_query import CHAT, COMPLETIONS, question_of
 from kvscope_telemetry.collectors.sglang import SGLANG
 from kvscope_telemetry.collectors.vllm import VLLM
 from kvscope_telemetry.errors import BadInput

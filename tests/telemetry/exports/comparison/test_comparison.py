@@ -17,12 +17,12 @@ from kvscope_telemetry.exports.comparison.alignment import PEAK, AlignedMoment, 
 from kvscope_telemetry.exports.comparison.comparison import FIGURES, Comparison, ComparisonRow, Run, compare, windows
 from kvscope_telemetry.exports.comparison.comparison_table import comparison_table, write_comparison_csv
 from kvscope_telemetry.exports.comparison.spread import NUM_WINDOWS, Method, Verdict
-from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.run_summary import digest
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.figures import rows_in
+from kvscope_telemetry.summaries.run_figures import rows_in
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
 __all__ = ["record"]

@@ -13,8 +13,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
-from kvscope_telemetry.kv_events.addresses import is_ipv6
-from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES
+from kvscope_telemetry.kv_events.event_endpoints import is_ipv6
+from kvscope_telemetry.kv_events.event_wire import MAX_BATCH_BYTES
 from kvscope_telemetry.transport.connection_watch import Connections
 
 HIGH_WATER: Final = 64
@@ -24,7 +24,7 @@ MAX_HALF_BYTES: Final = 4 * MAX_BATCH_BYTES
 RECONNECT_MS: Final = (50, 1_000)
 KNOCK_AGAIN_S: Final = 1.0
 WATCH_S: Final = 0.25
-HANG_UPS_TO_TELL: Final = 3
+MAX_HANG_UPS: Final = 3
 GREETING_S: Final = 2.0
 """Seconds within which a new peer must complete the ZeroMQ handshake."""
 MAX_PUBLISHERS: Final = 16
@@ -40,7 +40,7 @@ _EVENTS: Final = (
 )
 
 
-class KVEventLine:
+class KVEventConnection:
     """Subscribing connection to `endpoint`; with `bind`, publishers connect to it.
 
     Raises EndpointInUse or BadInput if the endpoint cannot be used.
@@ -81,7 +81,7 @@ class KVEventLine:
             while len(messages) < max_messages:
                 messages.append(self.socket.recv_multipart(zmq.NOBLOCK))
         if messages:
-            self._connections.heard_all()
+            self._connections.record_activity_of_all()
         return messages
 
     def look(self, now_s: float) -> None:
@@ -142,5 +142,5 @@ class KVEventLine:
         self._greeted_s = None
         self._retry_s = now_s + KNOCK_AGAIN_S  # ZeroMQ does not retry on its own after some refusals
         self._num_hang_ups += 1
-        if self._num_hang_ups >= HANG_UPS_TO_TELL:
+        if self._num_hang_ups >= MAX_HANG_UPS:
             self.refusal = f"{self._endpoint} closes the connection: it does not publish KV events"

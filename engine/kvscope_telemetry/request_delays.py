@@ -40,7 +40,7 @@ _WAITED_FOR: Final[dict[int, str]] = {
 """Reported reasons for waiting that are independent of other requests."""
 
 
-class Delays:
+class RequestDelays:
     """Explains the delays of the requests of one engine start.
 
     `batch_limit` is the maximum number of running requests, 0 if it is unknown.

@@ -12,7 +12,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import Bookmark, in_order, settled
 
 
-def marks_in(recording: Recording, span: Span, more: Iterable[Bookmark] = ()) -> list[Bookmark]:
+def bookmarks_in(recording: Recording, span: Span, more: Iterable[Bookmark] = ()) -> list[Bookmark]:
     """Return the bookmarks of the range, from the recording and from `more` (those of a complete file are stored next
     to it).
     """

@@ -26,7 +26,7 @@ from kvscope_telemetry.metrics.tally import Tally
 from kvscope_telemetry.source import SourceState, SourceStatus
 from kvscope_telemetry.sources.live_source import LiveSource
 
-TAKE_EVERY_S: Final = 0.5
+UPDATE_INTERVAL_S: Final = 0.5
 """Interval of updates of the mirror, so that they do not accumulate until a scrape."""
 NAP_S: Final = 0.1
 """Sleep of the reading thread after each pass: scrapes do not need lower latency, and large batches of frames cost the
@@ -179,7 +179,7 @@ class EngineWatch:
         self._source.close()
 
     def _run(self) -> None:
-        while not self._closing.wait(TAKE_EVERY_S):
+        while not self._closing.wait(UPDATE_INTERVAL_S):
             with self._mirror_lock:
                 self._take()
 

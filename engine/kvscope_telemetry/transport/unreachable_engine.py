@@ -25,7 +25,7 @@ _AGAIN_S: Final = (1.0, 15.0)
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR)
 
 
-class Absence:
+class UnreachableEngine:
     """Reason why one endpoint cannot be reached. Call `look` regularly while there is no connection."""
 
     def __init__(self, endpoint: str) -> None:

@@ -15,12 +15,12 @@ from typing import Final
 from kvscope_telemetry.collectors.address import ExternalAddress, waits_for_publisher
 from kvscope_telemetry.collectors.block_contents import BlockContents
 from kvscope_telemetry.collectors.prompted_source import PromptedSource
+from kvscope_telemetry.collectors.rank_translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.scrape import Scraper
 from kvscope_telemetry.collectors.server_facts import ServerFacts
-from kvscope_telemetry.collectors.translator import SEVERAL_ENGINES, RankTranslator
 from kvscope_telemetry.errors import KvscopeError
-from kvscope_telemetry.kv_events.stream import KvEventStream
+from kvscope_telemetry.kv_events.event_stream import KvEventStream
 from kvscope_telemetry.kv_events.stream_items import Reset, StreamItem, StreamState, StreamStatus
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.source import SourceState, SourceStatus
@@ -31,7 +31,7 @@ RETRY_S: Final = 5.0
 _Where = tuple[str, str, str]
 FRAME_S: Final = 0.1
 """Seconds between passes of the thread; a frame is published only if something changed."""
-HEARD_NS: Final = 3_000_000_000
+ALIVE_NS: Final = 3_000_000_000
 """Time for which the engine counts as alive after a scrape or a batch of KV events."""
 SILENT_NS: Final = 60_000_000_000
 """Time without a KV event, while tokens are computed, after which events are reported missing."""
@@ -61,7 +61,7 @@ class ExternalSource(PromptedSource):
         tokens, hash_in = self._translator.tokens, self._translator.hash_in
         self._contents = BlockContents(tokens, hash_in, address.tokenizer)
         self._heard_ns = self._num_batches = 0
-        self._silence = Silence()
+        self._silence = MissingEventsDetector()
         self._begun_ns = time.monotonic_ns()
         self._failure = self._inside = ""
         self._scraper = scraper(address)
@@ -113,19 +113,19 @@ class ExternalSource(PromptedSource):
 
     def _pass(self, now_ns: int) -> None:
         translator = self._translator
-        scraped = self._scraper.take_scraped()
+        scraped = self._scraper.poll_result()
         if scraped is not None:
             self._events.learn(scraped.facts)
             self._inside = scraped.reading.inside
             self._silence.look(scraped.reading, self._num_batches, now_ns)
             translator.read(scraped.reading, scraped.facts, now_ns, are_events_live=self._events.is_live)
         if self._may_take_events(now_ns):
-            translator.apply_events(self._events.take_items(), now_ns)
+            translator.apply_events(self._events.poll_items(), now_ns)
         if self._hand_over.wants_snapshot(now_ns) or self._resync_wanted:
             self._resync_wanted = False
             translator.restate()
         self._note_life(now_ns, is_scraped=scraped is not None)
-        messages = translator.messages(now_ns, is_heard=now_ns - self._heard_ns < HEARD_NS)
+        messages = translator.messages(now_ns, is_heard=now_ns - self._heard_ns < ALIVE_NS)
         if messages:
             self._hand_over.give(messages)
             with self._changed:
@@ -239,7 +239,7 @@ def _start_with(parts: AttachedParts) -> str:
     return f": start the server with {parts.events_option}" if parts.events_option else ""
 
 
-class Silence:
+class MissingEventsDetector:
     """Detects missing KV events: `FLOWING_TOKENS` were computed within `SILENT_NS`, and no event arrived."""
 
     def __init__(self) -> None:
@@ -295,12 +295,12 @@ class EventPart:
         if not self._address.kv_events and facts.kv_events:
             self._open(facts.kv_events, facts.replay, self._address.topic or facts.topic)
 
-    def take_items(self) -> list[StreamItem]:
+    def poll_items(self) -> list[StreamItem]:
         """Return and clear the items received since the last call, in order."""
         if self.failure and time.monotonic() >= self._retry_s:
             self._open(*self._where)
         moved, self._moved = self._moved, []
-        return moved if self._stream is None else [*moved, *self._stream.take_items()]
+        return moved if self._stream is None else [*moved, *self._stream.poll_items()]
 
     def close(self) -> None:
         """Stop reading. Idempotent."""

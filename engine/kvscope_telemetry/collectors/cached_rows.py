@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_telemetry.collectors.groups import Groups
-from kvscope_telemetry.collectors.tiers import RowAllocator, medium_word, tier_of
+from kvscope_telemetry.collectors.kv_groups import Groups
+from kvscope_telemetry.collectors.row_allocator import RowAllocator, medium_name, tier_of
 from kvscope_telemetry.kv_events.batches import HASH_MASK, AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from kvscope_telemetry.ledger import COLUMNS, BlockState, Column, Ledger, Tier
 from kvscope_telemetry.tier_rows import BLOCK_TIERS, TierRows
@@ -160,7 +160,7 @@ class Slots:
         return int(self.ledger.hash[row]) if is_row else 0
 
     def _store(self, event: BlockStored) -> None:
-        medium = medium_word(event.medium)
+        medium = medium_name(event.medium)
         table = self._tables.setdefault((medium, event.group_idx), _Table())
         tier = tier_of(medium)
         if tier is Tier.UNKNOWN and medium not in self.unknown_media and len(self.unknown_media) < MAX_UNKNOWN_MEDIA:
@@ -192,7 +192,7 @@ class Slots:
         return row
 
     def _remove(self, event: BlockRemoved) -> None:
-        medium = medium_word(event.medium)
+        medium = medium_name(event.medium)
         tables = [self._tables.get((medium, event.group_idx))]
         if tables == [None] and event.group_idx is None:  # the event has no group, so it applies to all
             tables = [table for (other, _), table in self._tables.items() if other == medium]

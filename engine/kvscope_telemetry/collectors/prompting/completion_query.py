@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_telemetry.collectors.engine import ExternalEngine, Fields
+from kvscope_telemetry.collectors.external_engine import ExternalEngine, Fields
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage, Submit
 from kvscope_telemetry.messages.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.messages.telemetry import Counters, Histogram, MemoryBreakdown
 
 
-class Tallies:
+class ReadingTotals:
     """Counters and latencies as of the newest reading. Values missing in a reading keep their previous value."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ _FAMILIES: Final = {
 other machines counts as disk, too, because it is in neither of this machine's memories."""
 
 
-def medium_word(medium: str | None) -> str:
+def medium_name(medium: str | None) -> str:
     """Return the normalized name of a medium: case-folded, `gpu` if missing."""
     return _DEVICE if medium is None else medium.casefold()
 
@@ -37,7 +37,7 @@ def medium_word(medium: str | None) -> str:
 @lru_cache(maxsize=256)
 def tier_of(medium: str | None) -> Tier:
     """Return the tier of a medium of KV events; `Tier.UNKNOWN` if its name is not recognized."""
-    name = medium_word(medium).strip()
+    name = medium_name(medium).strip()
     name = name.removeprefix("local").lstrip("_- ") or name
     return next((tier for tier, words in _FAMILIES.items() if name.startswith(words)), Tier.UNKNOWN)
 

@@ -19,12 +19,12 @@ from typing import Final
 from msgspec.structs import asdict
 
 from kvscope_telemetry.collectors.block_tokens import BlockTokens
-from kvscope_telemetry.collectors.engine import ExternalEngine
+from kvscope_telemetry.collectors.cached_rows import Slots
+from kvscope_telemetry.collectors.external_engine import ExternalEngine
 from kvscope_telemetry.collectors.hello import hello_of
+from kvscope_telemetry.collectors.reading_totals import ReadingTotals, breakdown
 from kvscope_telemetry.collectors.readings import EngineReading
 from kvscope_telemetry.collectors.server_facts import ServerFacts
-from kvscope_telemetry.collectors.slots import Slots
-from kvscope_telemetry.collectors.tallies import Tallies, breakdown
 from kvscope_telemetry.kv_events.batches import BlockStored, EventBatch
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamItem
 from kvscope_telemetry.ledger import Tier
@@ -66,10 +66,10 @@ class RankTranslator:
         """Number of frames over all epochs."""
         self.has_begun = False
         """Whether there is a cache state to publish."""
-        self.restarts = Restarts()
+        self.restarts = RestartDetector()
         self._engine = engine
         self._slots = Slots()
-        self._tallies = Tallies()
+        self._tallies = ReadingTotals()
         self._reading = EngineReading()
         self._facts = ServerFacts()
         self._has_reading = False
@@ -104,7 +104,7 @@ class RankTranslator:
                 self._take_batch(item.batch, now_ns)
             elif isinstance(item, Gap):
                 self._slots.doubt_copies()
-                self._notes.add(gap_words(item), now_ns)
+                self._notes.add(gap_text(item), now_ns)
             elif isinstance(item, Reset) and self._slots.num_held:
                 self._forget_blocks()
                 self._notes.add(f"the cache is reported from the start again: {item.why}", now_ns)
@@ -145,7 +145,7 @@ class RankTranslator:
                 tokens.add(event)
             slots.apply(event)
         for medium in slots.unknown_media[self._num_media_told :]:
-            self._notes.add(unknown_medium_words(medium), now_ns)
+            self._notes.add(unknown_medium_text(medium), now_ns)
         self._num_media_told = len(slots.unknown_media)
         if batch.num_unreadable_events:
             count = batch.num_unreadable_events
@@ -303,7 +303,7 @@ class Notes:
         return tuple(notes)
 
 
-def gap_words(gap: Gap) -> str:
+def gap_text(gap: Gap) -> str:
     count = gap.last - gap.first + 1
     which = f"batch {gap.first}" if count == 1 else f"{count} batches, {gap.first} to {gap.last},"
     return (
@@ -312,7 +312,7 @@ def gap_words(gap: Gap) -> str:
     )
 
 
-def unknown_medium_words(medium: str) -> str:
+def unknown_medium_text(medium: str) -> str:
     """Describe a storage medium with an unknown name for users."""
     return (
         f"KV events tell of blocks in {medium[:40]!r}, a place that kvscope does not know: "
@@ -320,7 +320,7 @@ def unknown_medium_words(medium: str) -> str:
     )
 
 
-class Restarts:
+class RestartDetector:
     """Distinguishes restarts of one engine from several engines that answer at one address, as behind a load balancer.
 
     The counters of one engine grow, and fall when it restarts. Those of several engines also jump back up to values

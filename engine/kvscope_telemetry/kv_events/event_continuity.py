@@ -1,7 +1,7 @@
 """Orders batches of KV events and removes duplicates, and handles gaps, restarts and unreadable batches.
 
 Owns the position in the sequence, the batches held while a replay fills a gap, and the reason for any uncertainty. Uses
-no sockets and no clock: `stream` passes in what it receives and requests the replays that `wants` asks for.
+no sockets and no clock: `event_stream` passes in what it receives and requests the replays that `wants` asks for.
 
 A publisher has no identity, and its sequence numbers restart at 0 with each start, so a number alone proves nothing.
 Each replay therefore begins with the last batch that was passed on: if the engine sends exactly that batch again, it is
@@ -52,7 +52,7 @@ class EventContinuity:
         """Whether a replay failed that could have removed the uncertainty."""
         self._give = give
         self._can_replay = can_replay
-        self._held = HeldBatches()
+        self._held = BufferedBatches()
         self._seen = SeenBatches()
         self._is_proven = True
         self._is_check = False
@@ -78,7 +78,7 @@ class EventContinuity:
         """Handle the loss of a published batch in this process, because the queue was full."""
         self._ask("more came than was taken")
 
-    def connected_anew(self) -> None:
+    def reconnected(self) -> None:
         """Handle a reconnection: batches may be missing, or the engine may be another one."""
         if self._can_replay:
             self._ask("reconnected")
@@ -276,7 +276,7 @@ class EventContinuity:
             self.wants, self._is_check = why, False
 
 
-class HeldBatches:
+class BufferedBatches:
     """Batches received while earlier ones are awaited, as bytes by sequence number; bounded.
 
     A batch that does not fit is dropped, which leaves a gap that a later replay fills.

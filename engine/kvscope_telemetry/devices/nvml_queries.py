@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_telemetry.devices.known import counted, known, measured
+from kvscope_telemetry.devices.optional_values import counted, known, measured
 from kvscope_telemetry.devices.throttling import names_of
 from kvscope_telemetry.messages.devices import MAX_PROCESSES, Gpu, GpuProcess
 

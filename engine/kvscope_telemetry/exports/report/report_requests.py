@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
-from kvscope_telemetry.exports.goals_kept import MissedRequest
+from kvscope_telemetry.exports.goodput import MissedRequest
 from kvscope_telemetry.exports.phase_spans import RequestHistory
 from kvscope_telemetry.exports.report.charts import (
     BOTTOM,
@@ -18,12 +18,12 @@ from kvscope_telemetry.exports.report.charts import (
     mark_lines,
     svg,
 )
-from kvscope_telemetry.exports.report.page import clean
+from kvscope_telemetry.exports.report.report_page import clean
 from kvscope_telemetry.exports.report.worst import WorstRequest, without
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.messages.event_kinds import EVENT_KINDS, STOP_KINDS, cause_text, kind_text
 from kvscope_telemetry.request_phase import RequestPhase
-from kvscope_telemetry.summaries.figures import rows_in
+from kvscope_telemetry.summaries.run_figures import rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
