@@ -63,7 +63,9 @@ class RequestHistory:
 def measure(run: int) -> tuple[float, float, float, float]:
     """Events a second, and ns an event for decoding, translating and mirroring."""
     history, translator, mirror = RequestHistory(run), RankTranslator(VLLM), Mirror()
-    translator.read(EngineReading(num_blocks=BLOCKS + 64, block_size=TOKENS), ServerFacts(), 1, are_events_live=True)
+    translator.apply_reading(
+        EngineReading(num_blocks=BLOCKS + 64, block_size=TOKENS), ServerFacts(), 1, are_events_live=True
+    )
     for _ in range(FILLING):
         payload = history.batch(BLOCKS // run // FILLING, with_removals=False)
         translator.apply_events([Received(0, decode_batch(payload))], 1)
@@ -88,7 +90,7 @@ def measure(run: int) -> tuple[float, float, float, float]:
 
 def updates(translator: RankTranslator, now_ns: int) -> Update:
     """What is told now, as one update."""
-    messages = translator.messages(now_ns, is_heard=False)
+    messages = translator.messages(now_ns, is_alive=False)
     snapshot = next((message for message in messages if isinstance(message, Snapshot)), None)
     return coalesce([message for message in messages if isinstance(message, Frame)], snapshot=snapshot)
 

@@ -115,7 +115,7 @@ class EngineStops:
     def pause(self, by: str) -> None:
         if self._running.open is None:
             self._paused_ns = time.monotonic_ns()
-            self._running.note(self._tell(self._paused_ns, EventData(kind="engine_paused", by=by)))
+            self._running.record(self._tell(self._paused_ns, EventData(kind="engine_paused", by=by)))
         else:
             self._scheduler.note(f"{by} paused the engine as well", time.monotonic_ns())
         self._record()
@@ -126,7 +126,7 @@ class EngineStops:
             now_ns = time.monotonic_ns()
             lasted_ns = now_ns - self._paused_ns
             data = EventData(kind="engine_resumed", by=stop.by, lasted_ns=lasted_ns, why=why)
-            self._running.note(self._tell(now_ns, data))
+            self._running.record(self._tell(now_ns, data))
             self._record()
 
     @contextmanager
@@ -158,7 +158,7 @@ class EngineStops:
             return
         for found in self._watch.drain():
             data = EventData(kind="process_suspended", lasted_ns=found.lasted_ns, slept_ns=found.slept_ns)
-            self._running.note(self._tell(found.end_ns, data))
+            self._running.record(self._tell(found.end_ns, data))
 
     def _tell(self, time_ns: int, data: EventData) -> Event:
         event = with_cause(Event(kind=data.kind, time_ns=time_ns, data=data))

@@ -24,7 +24,7 @@ from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.sources.sink import Sink
 from kvscope_telemetry.transport.connections import key_for
 from kvscope_telemetry.transport.endpoints import require_curve
-from kvscope_telemetry.transport.ssh_tunnel import FORM, SCHEME, require_ssh
+from kvscope_telemetry.transport.ssh_tunnel import SCHEME, SYNTAX, require_ssh
 
 if TYPE_CHECKING:
     from kvscope_telemetry.collectors.address import ExternalAddress
@@ -38,7 +38,7 @@ users.
 
 
 def accepted_addresses() -> str:
-    return f"ipc:///DIR, tcp://HOST:PORT, {FORM}, {each_engine('{scheme}://HOST:PORT')}"
+    return f"ipc:///DIR, tcp://HOST:PORT, {SYNTAX}, {each_engine('{scheme}://HOST:PORT')}"
 
 
 class WatchedSource(Source, Protocol):

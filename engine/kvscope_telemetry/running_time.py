@@ -99,7 +99,7 @@ class RunningTime:
             self.add(replace(stop, end_ns=time_ns))
         self._changed()
 
-    def note(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
         """Apply an event about stops. Other events are ignored."""
         data, time_ns = event.data, event.time_ns
         if event.kind == "engine_paused":

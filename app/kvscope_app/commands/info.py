@@ -48,7 +48,7 @@ def add_info_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Argum
 def info(args: argparse.Namespace) -> int:
     from kvscope_telemetry.exports.content import Content
     from kvscope_telemetry.exports.goodput import evaluate_goals
-    from kvscope_telemetry.exports.run_summary import digest
+    from kvscope_telemetry.exports.run_summary import summarize_run
     from kvscope_telemetry.exports.span import span_of
     from kvscope_telemetry.recordings.overview import read_overview
     from kvscope_telemetry.recordings.reader import Recording
@@ -63,7 +63,7 @@ def info(args: argparse.Namespace) -> int:
             kept = evaluate_goals(
                 histories, overview, recording, span, goals, _MAX_IN_JSON if args.json else _MAX_IN_TEXT
             )
-    found = digest(recording, overview, span)
+    found = summarize_run(recording, overview, span)
     if args.json:
         print(json.dumps(_as_json(recording, found) | ({} if kept is None else {"goodput": _goals_as_json(kept)})))
     else:

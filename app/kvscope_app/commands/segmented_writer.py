@@ -92,7 +92,7 @@ class SegmentedWriter:
 
     def mark(self, bookmark: Bookmark) -> object:
         """Write a revision of a bookmark to the file in progress."""
-        return self._writer.mark(bookmark)
+        return self._writer.add_bookmark(bookmark)
 
     def close(self) -> str:
         """Complete the files, or delete the file if no snapshot arrived. Returns an error text, or ""."""

@@ -183,7 +183,7 @@ class _Notes:
             if isinstance(message, Snapshot) and message.hello.epoch != self._epoch:
                 self._begin(message.hello.epoch, now_ns)
             summaries = self._summarizer.add_message(message, now_ns)
-            self._summarizer.take_events()
+            self._summarizer.drain_events()
             if summaries:
                 self._overview.extend(msgspec.structs.replace(summary, bins=None) for summary in summaries)
                 self._overview.forget_before(now_ns - (WINDOW_S + 2) * SECOND_NS)

@@ -75,7 +75,7 @@ def forecast_at(overview: SessionOverview, time_ns: int) -> float | None:
     Returns None if there is no forecast: no second that ended within the last 5 s, a pause within the window, or no
     clear fall.
     """
-    last = overview.place_at(time_ns + 1 - SECOND_NS) + 1
+    last = overview.index_at(time_ns + 1 - SECOND_NS) + 1
     if not last or time_ns - int(overview.time_ns[last - 1]) > 5_000_000_000:
         return None
     first = max(0, last - WINDOW_S)

@@ -107,7 +107,7 @@ def rule_text_in_words(rule: Rule) -> str:
     10 s`.
     """
     expression = expression_of(rule.expression)
-    words = _FIGURE.sub(_words_of, expression.text)
+    words = _FIGURE.sub(_figure_name, expression.text)
     plain = _PLAIN.fullmatch(expression.text)
     if plain is not None:
         unit = "" if expression.unit in ("blocks", "requests", "frames") else expression.unit
@@ -115,7 +115,7 @@ def rule_text_in_words(rule: Rule) -> str:
     return words + (f" for {rule.seconds:g} s" if rule.seconds else "")
 
 
-def _words_of(name: re.Match[str]) -> str:
+def _figure_name(name: re.Match[str]) -> str:
     figure = SECOND_FIGURES.get(name[0])
     return name[0] if figure is None else f"{figure.words[0].lower()}{figure.words[1:]}".removesuffix(", 0 to 1")
 

@@ -160,11 +160,11 @@ class TextIndex:
         before = [text for text in written if text.time_ns <= at_ns]
         return before[-1].content if before else None
 
-    def containing(self, words: str, limit: int) -> list[RecordedText]:
-        """Return the earliest `limit` texts that contain `words` (case-insensitive), without duplicates, in the order
+    def search(self, query: str, limit: int) -> list[RecordedText]:
+        """Return the earliest `limit` texts that contain `query` (case-insensitive), without duplicates, in the order
         of time.
         """
-        needle = words.casefold()
+        needle = query.casefold()
         found: dict[tuple[int, str, int], RecordedText] = {}
         for text in (text for texts in self._by_block.values() for text in texts):
             key = (text.epoch, text.hash, -1) if text.hash else (text.epoch, f"of {text.owner}", text.block)

@@ -50,14 +50,14 @@ class ExternalEngine:
 
     metrics_prefix: str
     other_prefixes: tuple[str, ...] = ()
-    """Prefixes of other metrics on its page, added by programs inside it, that `read` uses."""
+    """Prefixes of other metrics on its page, added by programs inside it, that `read_metrics` uses."""
     metrics_path: str = "/metrics"
     """Path of its metrics in Prometheus' format."""
     rank_label: str
     """Label of its metrics with the data-parallel rank. Metrics without it apply to all ranks together."""
     replica_labels: tuple[str, ...] = ()
     """Labels that number processes which all report the same values for their rank. The first process is used."""
-    read: Callable[[ScrapedPage], EngineReading]
+    read_metrics: Callable[[ScrapedPage], EngineReading]
     without_metrics: str = ""
     """Advice for users if its server has no metrics."""
 

@@ -50,7 +50,7 @@ LLAMA_CPP: Final = ExternalEngine(
     "wait if it was started with metrics.",
     metrics_prefix="llamacpp:",
     rank_label="rank",
-    read=_read,
+    read_metrics=_read,
     without_metrics="start llama-server with --metrics",
     ask_facts=_ask_facts,
     capabilities=Capabilities(

@@ -36,7 +36,7 @@ class OwnApi:
         """LoRA adapters, as `Prompter.adapters`; None before the server has answered."""
         return None if self._prompter is None else self._prompter.adapters
 
-    def ask(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
+    def send(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
         """Send a prompt or a status query to the API that the engine's hello announced.
 
         Replies are returned by `poll_replies`. Raises BadInput for a prompt that is too large.

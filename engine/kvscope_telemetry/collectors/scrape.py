@@ -143,7 +143,7 @@ class Scraper:
         if not page.has(engine.metrics_prefix):
             raise ProtocolError(self._why_none(page))
         said = page.label("endpoint", _INSIDE)
-        return replace(engine.read(page), inside=said if _ENDPOINT.fullmatch(said) else "")
+        return replace(engine.read_metrics(page), inside=said if _ENDPOINT.fullmatch(said) else "")
 
     def _why_none(self, page: ScrapedPage) -> str:
         other = next((each for each in external_engines.ENGINES if page.has(each.metrics_prefix)), None)
@@ -158,11 +158,11 @@ class Scraper:
         now_s = time.monotonic()
         restarted = self._before is not None and reading.is_restart_of(self._before)
         if self._facts is None or restarted or now_s >= self._facts_s:
-            self._facts = reachable(self._address.engine.ask_facts(self._ask), self._address)
+            self._facts = reachable(self._address.engine.ask_facts(self._get), self._address)
             self._facts_s = now_s + ASK_FACTS_AGAIN_S
         return self._facts
 
-    def _ask(self, path: str) -> Any:
+    def _get(self, path: str) -> Any:
         """Return the JSON at a path; None if there is none. Raises NoAnswer if the server refuses access."""
         try:
             return msgspec.json.decode(self._http.get(path)[1])

@@ -23,7 +23,7 @@ from kvscope_telemetry.sources.sink import Sink, SinkFeed
 
 
 class UpdateQueue:
-    """Passes messages to a sink and coalesces them to updates. `give` must be called from one thread only;
+    """Passes messages to a sink and coalesces them to updates. `enqueue` must be called from one thread only;
     `poll_update` and `set_sink` are thread-safe."""
 
     def __init__(self, sink: Sink | None = None) -> None:
@@ -47,18 +47,18 @@ class UpdateQueue:
         self._feed.begin_pass()
         return self._pending.pop_overflow() or self._feed.wants_snapshot(now_ns)
 
-    def give(self, messages: Iterable[TelemetryMessage]) -> None:
+    def enqueue(self, messages: Iterable[TelemetryMessage]) -> None:
         for message in messages:
             if isinstance(message, Snapshot | Frame):
-                self._feed.passed(message, None)
+                self._feed.add_accepted(message, None)
                 if isinstance(message, Snapshot):
                     self._flush()
                     self._snapshot = message
                 else:
                     self._frames.append(message)
             else:
-                self._feed.other(message, None)
-                self._keep(message)
+                self._feed.add_other(message, None)
+                self._enqueue(message)
         self._flush()
 
     def poll_update(self) -> Update | None:
@@ -69,7 +69,7 @@ class UpdateQueue:
         """Drop pending messages. Updates resume with the next snapshot."""
         self._pending.discard()
 
-    def _keep(self, message: TelemetryMessage) -> None:
+    def _enqueue(self, message: TelemetryMessage) -> None:
         extras = self._extras
         if isinstance(message, Reading):
             extras.readings.append(message)

@@ -16,8 +16,8 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.run_figures import FIGURES, measured, peak_usage_time_ns, rows_in
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
-_BESIDE: Final = ("num_steps", "num_lost_frames")
-_TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and figure.column not in _BESIDE)
+_OTHER_FIELDS: Final = ("num_steps", "num_lost_frames")
+_TOTALS: Final = tuple(figure.column for figure in FIGURES if figure.column and figure.column not in _OTHER_FIELDS)
 """Keys of `RunSummary.totals`."""
 
 
@@ -73,7 +73,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of `summaries.figures` by key, including those above."""
 
 
-def digest(recording: Recording, overview: SessionOverview, span: Span) -> RunSummary:
+def summarize_run(recording: Recording, overview: SessionOverview, span: Span) -> RunSummary:
     """Return the figures of `span`. `overview` must be that of `recording`."""
     hello, rows = recording.info.hello, rows_in(overview, span)
     found = measured(overview, span)

@@ -31,7 +31,7 @@ class ExternalMember:
         self._bins: PoolBins | None = None
         self._bins_version = -1
 
-    def look(self) -> None:
+    def poll(self) -> None:
         update = self._source.update_mirror()
         if update is None:
             return

@@ -30,7 +30,7 @@ _SOCKETS_EACH: Final = 8
 class FleetMember(Protocol):
     """One engine of a fleet. Used by one thread."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Process the pending messages. Never blocks."""
 
     def row(self) -> FleetRow:
@@ -45,7 +45,7 @@ class RefusedMember:
     def __init__(self, entry: FleetEntry, reason: str) -> None:
         self._row = FleetRow(entry, SourceState.REFUSED, reason)
 
-    def look(self) -> None: ...
+    def poll(self) -> None: ...
 
     def row(self) -> FleetRow:
         return self._row
@@ -118,7 +118,7 @@ class Fleet:
             self._news.clear()
             has_changed = self._follow(self._wanted, context)
             for member in self._members.values():
-                member.look()
+                member.poll()
             now_s = time.monotonic()
             if has_changed or now_s - told_s >= ROWS_S:
                 told_s = now_s

@@ -58,7 +58,7 @@ class KVEventConnection:
         self._greeted_s: float | None = None
         """Time since which a peer is connected without having completed the handshake."""
         self._retry_s: float | None = None
-        self._look_s = 0.0
+        self._poll_s = 0.0
         self._connections = Connections(MAX_PUBLISHERS, lambda seconds: MAX_HALF_BYTES, is_client=not bind)
         self._connections.listen(endpoint)
         self.socket = context.socket(zmq.SUB)
@@ -84,11 +84,11 @@ class KVEventConnection:
             self._connections.record_activity_of_all()
         return messages
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Process the socket's monitor events, and reconnect if ZeroMQ has stopped retrying."""
         while self.monitor.poll(0):
             message = recv_monitor_message(self.monitor)
-            self._take(zmq.Event(message["event"]), int(message["value"]), now_s)
+            self._handle_event(zmq.Event(message["event"]), int(message["value"]), now_s)
         if self._retry_s is not None and now_s >= self._retry_s and not self._is_bound:
             self._retry_s = None
             with contextlib.suppress(zmq.ZMQError):
@@ -96,8 +96,8 @@ class KVEventConnection:
             self.socket.connect(self._endpoint)
         if self._greeted_s is not None and now_s - self._greeted_s > GREETING_S:
             self.refusal = f"{self._endpoint} is not a ZeroMQ socket: it does not publish KV events"
-        if now_s >= self._look_s:
-            self._look_s = now_s + WATCH_S
+        if now_s >= self._poll_s:
+            self._poll_s = now_s + WATCH_S
             self._connections.watch()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class KVEventConnection:
                 raise EndpointInUse(f"endpoint {self._endpoint} of KV events is in use") from None
             raise BadInput(f"endpoint {self._endpoint} of KV events is not accepted: {error.strerror}") from None
 
-    def _take(self, event: zmq.Event, value: int, now_s: float) -> None:
+    def _handle_event(self, event: zmq.Event, value: int, now_s: float) -> None:
         if event in (zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED):
             self._connections.accepted(value)
             self._greeted_s = now_s

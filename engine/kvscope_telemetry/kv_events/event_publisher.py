@@ -142,7 +142,7 @@ class KvEventPublisher:
     def _publish_some(self) -> bool:
         """Publish up to `MAX_PER_PASS` batches. Returns whether more may be queued."""
         for _ in range(MAX_PER_PASS):
-            item = self.queue.take()
+            item = self.queue.get()
             if item is None:
                 return False
             seq, batch = item
@@ -192,7 +192,7 @@ class BatchQueue:
     """Bounded, non-blocking queue of numbered batches from the engine's thread to the publisher's thread.
 
     Owns the sequence numbers. A batch that does not fit is dropped but uses up its number, so that consumers see the
-    gap. Holds at most `max_batches`. `put` must be called on one thread, `take` on one other.
+    gap. Holds at most `max_batches`. `put` must be called on one thread, `get` on one other.
     """
 
     def __init__(self, max_batches: int, max_bytes: int = MAX_QUEUED_BYTES) -> None:
@@ -216,7 +216,7 @@ class BatchQueue:
                 self.num_dropped += 1
         return has_capacity
 
-    def take(self) -> tuple[int, EventBatch] | None:
+    def get(self) -> tuple[int, EventBatch] | None:
         """Remove and return the oldest batch with its number; None if the queue is empty."""
         with self._lock:
             if not self._waiting:

@@ -66,12 +66,12 @@ class KvEventStream:
         self._replay_endpoint = replay_endpoint
         self._check_after_s, self._replay_timeout_s = check_after_s, replay_timeout_s
         self._pending = pending or PendingItems()
-        self._continuity = EventContinuity(self._pending.give, can_replay=replay_endpoint is not None)
+        self._continuity = EventContinuity(self._pending.put, can_replay=replay_endpoint is not None)
         self._status = StreamStatus()
         self._num_of_other_ranks = 0
         self._num_connections = 0
         self._replay: ReplayClient | None = None
-        self._heard_s = self._answered_s = time.monotonic()
+        self._last_message_s = self._answered_s = time.monotonic()
         self._try_again_s = 0.0
         self._pause_s = TRY_AGAIN_S[0]
         self._is_closing = False
@@ -119,7 +119,7 @@ class KvEventStream:
             while not self._is_closing:
                 self._wait()
                 now_s = time.monotonic()
-                self._line.look(now_s)
+                self._line.poll(now_s)
                 self._notice_connection()
                 self._read_line(now_s)
                 self._read_replay(now_s)
@@ -152,10 +152,10 @@ class KvEventStream:
             if published is None:
                 self._num_of_other_ranks += 1
             elif self._pending.has_capacity:
-                self._heard_s = now_s
+                self._last_message_s = now_s
                 self._continuity.live(*published)
             else:
-                self._heard_s = now_s
+                self._last_message_s = now_s
                 self._continuity.dropped()
 
     def _read_replay(self, now_s: float) -> None:
@@ -170,15 +170,15 @@ class KvEventStream:
             self._continuity.replayed(*answer)
         if replay.is_over:
             self._pause_s = TRY_AGAIN_S[0]
-            self._heard_s = now_s
+            self._last_message_s = now_s
             self._continuity.end_replay()
         elif now_s - self._answered_s > self._replay_timeout_s:
-            self._give_up_replay(now_s)
+            self._abandon_replay(now_s)
         if not self._continuity.is_replaying:
             self._end_replay()
 
-    def _give_up_replay(self, now_s: float) -> None:
-        self._heard_s = now_s
+    def _abandon_replay(self, now_s: float) -> None:
+        self._last_message_s = now_s
         self._continuity.fail_replay(f"the replay endpoint {self._replay_endpoint} does not answer")
         self._try_again_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, TRY_AGAIN_S[1])
@@ -197,7 +197,7 @@ class KvEventStream:
             return
         if continuity.failed and now_s >= self._try_again_s:
             continuity.try_again()
-        elif now_s - self._heard_s > self._check_after_s and not continuity.failed:
+        elif now_s - self._last_message_s > self._check_after_s and not continuity.failed:
             continuity.check()
         if continuity.wants and self._replay_endpoint is not None:
             self._answered_s = now_s
@@ -242,7 +242,7 @@ class KvEventStream:
 class PendingItems:
     """Queue of items from the reading thread to the follower, bounded by the bytes received for them.
 
-    `give` must be called on one thread, `poll_items` on one other.
+    `put` must be called on one thread, `poll_items` on one other.
     """
 
     def __init__(self, max_bytes: int = MAX_PENDING_BYTES) -> None:
@@ -256,7 +256,7 @@ class PendingItems:
         """Whether the queue is below its limit, so that more may be read."""
         return self._num_bytes < self._max_bytes
 
-    def give(self, item: StreamItem, num_bytes: int) -> None:
+    def put(self, item: StreamItem, num_bytes: int) -> None:
         with self._lock:
             self._items.append(item)
             self._num_bytes += num_bytes + _ITEM_BYTES

@@ -119,7 +119,7 @@ class Mirror:
             self.reset(update.snapshot, update.blocks)
         request_rows = self._checked(update)
         time_ns = int(update.series["time_ns"][-1]) if update.series else self.time_ns
-        self._note_last_hashes(request_rows)
+        self._record_last_hashes(request_rows)
         self.requests.apply(update.new_requests, request_rows, time_ns=time_ns)
         self._write_blocks(update.block_ids, update.block_columns)
         if update.series:
@@ -129,14 +129,14 @@ class Mirror:
         if update.counters is not None:
             self.counters = update.counters
         for event in update.events:
-            self.stops.note(event)
+            self.stops.record(event)
         if update.heartbeat is not None:
-            self._hear(update.heartbeat)
+            self._apply_heartbeat(update.heartbeat)
         if update.readings:
             self.used_share, self.figures = update.readings[-1].used_share, update.readings[-1].figures
         self.version += 1
 
-    def _note_last_hashes(self, rows: RequestRows) -> None:
+    def _record_last_hashes(self, rows: RequestRows) -> None:
         """Record the last hash of each request that ends with this change, because its block tables are empty
         afterwards.
         """
@@ -148,7 +148,7 @@ class Mirror:
         while len(self.last_hashes) > self.requests.max_finished:
             del self.last_hashes[next(iter(self.last_hashes))]
 
-    def _hear(self, beat: Heartbeat) -> None:
+    def _apply_heartbeat(self, beat: Heartbeat) -> None:
         if beat.pinned or self.pinned:
             self.pinned, self.pinned_by = frozenset(np.frombuffer(beat.pinned, "<u4").tolist()), beat.pinned_by
         self.limits = (beat.max_num_seqs, beat.max_num_batched_tokens)
@@ -162,7 +162,7 @@ class Mirror:
             blocks = WholeBlocks(snapshot)
         same_epoch = self.epoch == snapshot.hello.epoch
         self.requests.reset(snapshot.requests_info, snapshot.requests, time_ns=snapshot.time_ns, same_epoch=same_epoch)
-        self._take_over(blocks)
+        self._replace_ledger(blocks)
         if not same_epoch:
             self.pinned, self.pinned_by, self.limits = frozenset(), "", (0, 0)
             self.used_share, self.figures = -1.0, ()
@@ -209,7 +209,7 @@ class Mirror:
         last: npt.NDArray[np.intp] = (self._order[at] == order).nonzero()[0]
         return last
 
-    def _take_over(self, blocks: WholeBlocks) -> None:
+    def _replace_ledger(self, blocks: WholeBlocks) -> None:
         """Write in place if the number of rows is unchanged, so that views of the columns remain valid."""
         if blocks.num_rows == self.num_rows:
             blocks.write_to(self.ledger)

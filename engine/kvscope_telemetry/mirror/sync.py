@@ -97,7 +97,7 @@ class Sync:
     def frame(self, frame: Frame, now_ns: int, data: bytes | None = None) -> None:
         """Process a received frame, encoded as `data`."""
         if frame.epoch != self.epoch:
-            self._held.hold(frame, data)
+            self._held.append(frame, data)
             self.want_snapshot()
             return
         self._last_frame_ns = now_ns
@@ -105,12 +105,12 @@ class Sync:
             self.num_dropped += max(0, frame.seq - self._last_seen - 1)
         self._last_seen = max(self._last_seen or 0, frame.seq)
         if not self.in_sync:
-            self._held.hold(frame, data)
+            self._held.append(frame, data)
         elif self._place.is_before(frame):
             self._pass_on(frame, data)
         elif not self._place.has(frame):
             self.lose()
-            self._held.hold(frame, data)
+            self._held.append(frame, data)
 
     def heartbeat(self, heartbeat: Heartbeat, now_ns: int) -> None:
         """Process a heartbeat, which may show that a frame was missed, or that the engine was restarted."""
@@ -193,7 +193,7 @@ class Sync:
 
     def disconnected(self) -> None:
         """Process the loss of the connection, and with it of all outstanding answers."""
-        self._clock.forget()
+        self._clock.reset()
         self._oldest_tag, self._patience_ns = self._tag + 1, REQUEST_INTERVAL_NS
         self._interval_ns = REQUEST_INTERVAL_NS
         self._wants = self._wants or not self.in_sync
@@ -225,7 +225,7 @@ class Sync:
         self._passed(snapshot, data)
         held = [
             (frame, its_data)
-            for frame, its_data in self._held.take()
+            for frame, its_data in self._held.drain()
             if frame.epoch == self.epoch and self.accepts_time(frame.epoch, frame.time_ns, now_ns)
         ]
         if not is_same:
@@ -236,7 +236,7 @@ class Sync:
             if self._place.is_before(frame):
                 self._pass_on(frame, its_data)
             else:
-                self._held.hold(frame, its_data)
+                self._held.append(frame, its_data)
         if self._held:
             self.lose()
 
@@ -267,7 +267,7 @@ class BufferedFrames:
     def __bool__(self) -> bool:
         return bool(self._frames)
 
-    def hold(self, frame: Frame, data: bytes | None = None) -> None:
+    def append(self, frame: Frame, data: bytes | None = None) -> None:
         """Add a frame and its encoded bytes."""
         num_bytes = len(data or b"")
         while self._frames and (len(self._frames) >= MAX_FRAMES or self._num_bytes + num_bytes > MAX_BYTES):
@@ -275,7 +275,7 @@ class BufferedFrames:
         self._frames.append((frame, data))
         self._num_bytes += num_bytes
 
-    def take(self) -> list[tuple[Frame, bytes | None]]:
+    def drain(self) -> list[tuple[Frame, bytes | None]]:
         """Return and clear all frames."""
         frames = self._frames
         self.clear()

@@ -18,7 +18,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summarizer import Summarizer
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary, TimedEvent
 
-_LOOK_EVERY: Final = 256
+_PROGRESS_EVERY: Final = 256
 _RUN_IN_NS: Final = 2 * SECOND_NS
 """Missing summaries are computed from this long before the first missing second, so that ongoing prefills and a
 stalled engine are known.
@@ -104,15 +104,15 @@ def computed_parts(
     from_ns -= from_ns % SECOND_NS
     part, follower = OverviewPart(), Follower()
     summarizer = Summarizer(follower)
-    begin_s = _go_on_from(recording, from_ns - _RUN_IN_NS, follower, summarizer)
+    begin_s = _resume_from(recording, from_ns - _RUN_IN_NS, follower, summarizer)
     until_s = ((recording.end_ns if until_ns is None else until_ns) - recording.start_ns) / 1e9
     length_s = max(until_s - begin_s, 1e-9)
     for count, (at_s, message) in enumerate(recording.messages(begin_s, until_s, keyframes=True)):
-        if watch is not None and count % _LOOK_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
+        if watch is not None and count % _PROGRESS_EVERY == 0 and not watch(min(1.0, (at_s - begin_s) / length_s)):
             raise OpeningCancelled
         done = summarizer.add_message(message, recording.start_ns + round(at_s * 1e9))
         part.summaries += [summary for summary in done if summary.time_ns >= from_ns]
-        part.events += [event for event in summarizer.take_events() if event.time_ns >= from_ns]
+        part.events += [event for event in summarizer.drain_events() if event.time_ns >= from_ns]
         follower.feed(message)
         if part.is_full:
             yield part
@@ -121,7 +121,7 @@ def computed_parts(
     yield part
 
 
-def _go_on_from(recording: Recording, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
+def _resume_from(recording: Recording, at_ns: int, follower: Follower, summarizer: Summarizer) -> float:
     """Restore both to the state before `at_ns`, if known. Returns the time in seconds from which messages must be fed
     to them.
     """

@@ -83,7 +83,7 @@ class Recording:
         self._segments: dict[int, Segment] = {}  # by number; never modified in place, so that any thread may read it
         self._unreadable: dict[int, str] = {}
         self._is_written = False
-        self._look(watch)
+        self._scan(watch)
         first_ns = self.segments[0].start_ns
         self.start_ns: Final = first_ns if origin_ns is None else min(origin_ns, first_ns)
         """Wall-clock time of position 0, in nanoseconds since 1970."""
@@ -167,7 +167,7 @@ class Recording:
         """Whether `grow` may find more: the recording exists and is being written."""
         if self._is_folder:
             return self._is_written
-        return self.segments[-1].may_grow and not self.segments[-1].is_gone
+        return self.segments[-1].may_grow and not self.segments[-1].is_deleted
 
     def grow(self) -> bool:
         """Read what was written since the last call, and remove deleted segments. Returns whether anything changed.
@@ -327,17 +327,17 @@ class Recording:
 
     def _is_dropped(self, segment: Segment) -> bool:
         """Whether `segment` was deleted from the start of the recent history while other segments remain."""
-        if self._is_folder and segment.is_gone:
+        if self._is_folder and segment.is_deleted:
             self._refresh()
         return segment not in self.segments
 
     def _refresh(self) -> bool:
-        has_changed = self._look(None)
+        has_changed = self._scan(None)
         if has_changed:
             self.info = self._info()
         return has_changed
 
-    def _look(self, watch: ProgressCallback | None) -> bool:
+    def _scan(self, watch: ProgressCallback | None) -> bool:
         """Update the list of segments. Returns whether anything changed."""
         if not self._is_folder:
             if self._segments:
@@ -407,7 +407,7 @@ class Segment:
         """Chunks of block texts, in the order they were written."""
         self.end_ns = self.num_frames = 0
         self._is_written = self._file.is_written()  # before scanning: a writer that releases it has written everything
-        self._look(watch)
+        self._scan(watch)
         self._is_written = self._is_written or self._file.is_written()  # writing may have started in between
         if not self.hellos:
             reason = self._found.limit or next(iter(self._found.damages), "")
@@ -436,8 +436,8 @@ class Segment:
         return self._is_written and not (self._found.is_complete or self._found.limit)
 
     @property
-    def is_gone(self) -> bool:
-        return self._file.is_gone
+    def is_deleted(self) -> bool:
+        return self._file.is_deleted
 
     def grow(self) -> bool:
         """Read what was written since the last call. Returns whether there was anything. Raises BadInput if the file
@@ -448,7 +448,7 @@ class Segment:
         self._is_written = self._file.is_written()
         if not self._file.has_grown():
             return False
-        return self._look(None) or self.is_complete
+        return self._scan(None) or self.is_complete
 
     @property
     def num_damaged(self) -> int:
@@ -556,7 +556,7 @@ class Segment:
     def _is_truncated(self) -> bool:
         return not (self._found.is_complete or self._found.limit or self._is_written)
 
-    def _look(self, watch: ProgressCallback | None) -> bool:
+    def _scan(self, watch: ProgressCallback | None) -> bool:
         """Scan the new part of the file. Returns whether it has more messages."""
         new = survey(self._file, self._surveyor, watch)
         messages, checkpoints, texts = (

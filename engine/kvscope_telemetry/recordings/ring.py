@@ -127,9 +127,9 @@ class Ring:
         """
         return self._writer is not None and self._writer.write(message, data, wait=wait)
 
-    def mark(self, bookmark: Bookmark) -> bool:
-        """Record a revision of a bookmark, like `RecordingWriter.mark`."""
-        return self._writer is not None and self._writer.mark(bookmark)
+    def add_bookmark(self, bookmark: Bookmark) -> bool:
+        """Record a revision of a bookmark, like `RecordingWriter.add_bookmark`."""
+        return self._writer is not None and self._writer.add_bookmark(bookmark)
 
     def write_texts(self, texts: Iterable[RecordedText]) -> bool:
         """Record block texts. Requires the user's consent."""

@@ -37,7 +37,7 @@ class PromptApi(Protocol):
     def adapters(self) -> tuple[LoadedAdapter, ...] | None:
         """LoRA adapters that prompts may use, from the API's latest status; None: not received yet."""
 
-    def ask(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
+    def send(self, command: Submit | GetStatus, announced: str, *, is_same_machine: bool) -> None:
         """Send a prompt or a status request to the API that the engine's hello announced.
 
         Raises BadInput for a prompt that is too large.
@@ -144,7 +144,7 @@ class LiveSource(MirroredSource):
         """Return and clear the replies since the last call, oldest first, without those to the source's own
         requests.
         """
-        replies = self._reader.replies.take_all()
+        replies = self._reader.replies.drain()
         return replies if self._api is None else replies + self._api.poll_replies()
 
     def close(self) -> None:
@@ -163,6 +163,6 @@ class LiveSource(MirroredSource):
         if isinstance(command, Submit | GetStatus) and self._reader.api and self._make_api is not None:
             with self._api_lock:
                 self._api = self._api or self._make_api()
-            self._api.ask(command, self._reader.api, is_same_machine=self._reader.is_same_machine)
+            self._api.send(command, self._reader.api, is_same_machine=self._reader.is_same_machine)
             return isinstance(command, Submit)
         return isinstance(command, Abort) and self._api is not None and self._api.abort(command)

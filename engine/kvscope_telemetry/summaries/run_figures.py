@@ -319,13 +319,13 @@ def _counted(
     )
 
 
-def _a_second(column: str, name: str, counts: str = "", places: FigureUses = NOWHERE) -> Figure:
+def _per_second(column: str, name: str, counts: str = "", places: FigureUses = NOWHERE) -> Figure:
     """A rate in tokens per second. Steps that ran over several seconds are divided among them."""
     measure = partial(_rate, _spread(column), 1.0)
     return Figure(f"{column}_per_s", name, "tokens/s", measure, counts, is_compared=True, places=places)
 
 
-def _a_minute(column: str, name: str) -> Figure:
+def _per_minute(column: str, name: str) -> Figure:
     return Figure(f"{column}_per_min", name, "1/min", partial(_rate, column, 60.0), is_compared=True)
 
 
@@ -387,11 +387,11 @@ FIGURES: Final = (
     _counted(
         "refused", "Requests refused", "requests", places=FigureUses(Card(6, "{aborted} aborted", "Refused"), REQUESTS)
     ),
-    _a_minute("finished", "Requests finished per minute"),
+    _per_minute("finished", "Requests finished per minute"),
     _counted("generation_tokens", "Tokens generated", "tokens", "Output tokens", places=FigureUses(alarms=TOKENS)),
-    _a_second("generation_tokens", "Tokens generated per second", "Output tokens"),
+    _per_second("generation_tokens", "Tokens generated per second", "Output tokens"),
     _counted("decode_tokens", "Decode tokens", "tokens", "Output tokens computed", places=FigureUses(alarms=TOKENS)),
-    _a_second(
+    _per_second(
         "decode_tokens",
         "Decode tokens per second",
         "Output tokens computed",
@@ -404,7 +404,7 @@ FIGURES: Final = (
         "Prompt tokens computed, including recomputation after preemptions",
         places=FigureUses(alarms=TOKENS),
     ),
-    _a_second(
+    _per_second(
         "prefill_tokens",
         "Prefill tokens per second",
         "Prompt tokens computed, including recomputation after preemptions",
@@ -467,7 +467,7 @@ FIGURES: Final = (
         is_compared=True,
         places=FigureUses(Card(5, "{swapped_blocks} blocks swapped out"), REQUESTS, in_range=True),
     ),
-    _a_minute("preemptions", "Preemptions per minute"),
+    _per_minute("preemptions", "Preemptions per minute"),
     _counted(
         "evicted_blocks",
         "Evicted blocks",
@@ -475,9 +475,9 @@ FIGURES: Final = (
         "Blocks evicted from the prefix cache",
         places=FigureUses(Card(14, "{copied_blocks} copied on write", "Blocks evicted"), CACHE, in_range=True),
     ),
-    _a_minute("evicted_blocks", "Evicted blocks per minute"),
+    _per_minute("evicted_blocks", "Evicted blocks per minute"),
     _counted("copied_blocks", "Copied blocks", "blocks", "Blocks copied on write", places=FigureUses(alarms=CACHE)),
-    _a_minute("copied_blocks", "Copied blocks per minute"),
+    _per_minute("copied_blocks", "Copied blocks per minute"),
     _counted(
         "swapped_blocks",
         "Swapped blocks",

@@ -95,7 +95,7 @@ class Connections:
     def closed(self, descriptor: int) -> None:
         self._connections.pop(descriptor, None)
 
-    def heard(self, descriptor: int) -> None:
+    def record_activity(self, descriptor: int) -> None:
         """Record that a complete message of this connection was read."""
         connection = self._connections.get(descriptor)
         if connection is not None:
@@ -107,7 +107,7 @@ class Connections:
     def record_activity_of_all(self) -> None:
         """Record that a complete message was read, if there is hardly more than one connection it can come from."""
         for descriptor in self._connections:
-            self.heard(descriptor)
+            self.record_activity(descriptor)
 
     def cut(self, descriptor: int) -> None:
         if descriptor in self._connections:

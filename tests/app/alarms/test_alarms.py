@@ -25,7 +25,7 @@ from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import Stop
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.summaries.bookmark import settled
+from kvscope_telemetry.summaries.bookmark import newest_revisions
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 WAIT_MS = 120_000
@@ -312,7 +312,7 @@ def test_live_alarms_are_kept_in_the_ring(window, qtbot):
     assert [mark.kind for mark in session.bookmarks.shown] == [KV_USAGE]
     assert session.kept.ring.flush(60.0)
     ring_recording = Recording.open(session.kept.ring.folder, origin_ns=session.kept.ring.origin_ns)
-    assert list(settled(ring_recording.bookmarks()).values()) == session.bookmarks.shown
+    assert list(newest_revisions(ring_recording.bookmarks()).values()) == session.bookmarks.shown
     window.alarm_strip.go.click()
     assert session.timeline.paused
     qtbot.waitUntil(lambda: session.timeline.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QApplication, QLineEdit
 from kvscope_app.alarms.bookmark_actions import NotePopup
 from kvscope_app.recording.recording_actions import keep_last
 from kvscope_telemetry.recordings.reader import Recording
-from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, settled
+from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, newest_revisions
 
 WAIT_MS = 120_000
 SECOND_NS = 1_000_000_000
@@ -213,7 +213,7 @@ def test_saved_with_the_last_minutes_and_added_to_a_file_that_stays_as_it_is(win
     qtbot.waitUntil(lambda: (window.session.kept.range_ns or (0, 0))[1] > made.time_ns + SECOND_NS, timeout=WAIT_MS)
     task = keep_last(window, 600.0, str(path))
     qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
-    assert in_order(settled(Recording.open(path).bookmarks()).values()) == [made]
+    assert in_order(newest_revisions(Recording.open(path).bookmarks()).values()) == [made]
     whole = path.read_bytes()
 
     playing = play(path)

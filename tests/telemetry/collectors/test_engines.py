@@ -15,7 +15,7 @@ from tests.telemetry.collectors.made_up_engine import MADE_UP, METRICS
 from kvscope_telemetry.addresses import Address, open_source
 from kvscope_telemetry.collectors import external_engines
 from kvscope_telemetry.collectors.external_source import ExternalSource
-from kvscope_telemetry.collectors.prompting.completion_query import question_of
+from kvscope_telemetry.collectors.prompting.completion_query import make_completion_query
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.fleet import Fleet
 from kvscope_telemetry.fleet.fleet_list import parse_list
@@ -67,7 +67,7 @@ def test_added_engine_supports_ranks_prompts_and_fleets(made_up: str) -> None:
     with open_source(f"{made_up}/?rank=1") as source:
         wait_for_mirror(source, lambda: source.mirror.counters.num_running == 5)  # type: ignore[arg-type]
     form = SamplingParams(max_tokens=1, structured=Structured(kind="regex", text="a+"))
-    asked = question_of(Submit(request_id="a", prompt="x", raw=True, sampling=form), MADE_UP)
+    asked = make_completion_query(Submit(request_id="a", prompt="x", raw=True, sampling=form), MADE_UP)
     assert asked.fields["pattern"] == "a+"
     fleet = Fleet()
     try:

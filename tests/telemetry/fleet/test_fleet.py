@@ -35,7 +35,7 @@ class FakeMember:
     def __init__(self, entry):
         self.entry, self.num_checks, self.is_closed = entry, 0, False
 
-    def look(self):
+    def poll(self):
         self.num_checks += 1
 
     def row(self):

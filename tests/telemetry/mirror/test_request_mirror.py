@@ -130,7 +130,7 @@ def test_holders_of_a_block_are_found_without_copying_tables(monkeypatch: pytest
     tracemalloc.start()
     try:
         assert mirror.holders(3 * length + 7, limit=9) == [3]
-        assert mirror.place_in_tables(3, 3 * length + 7) == (0, 7)
+        assert mirror.index_in_tables(3, 3 * length + 7) == (0, 7)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -162,7 +162,7 @@ def test_each_kv_group_has_its_own_tables() -> None:
     assert mirror.table(2).tolist() == [7]
     assert mirror.table(2, 2).size == 0
     assert mirror.blocks(1).tolist() == [4, 6, 9, 8]
-    assert (mirror.holders(8, limit=9), mirror.place_in_tables(1, 8)) == ([1], (2, 1))
+    assert (mirror.holders(8, limit=9), mirror.index_in_tables(1, 8)) == ([1], (2, 1))
     assert mirror.num_held.tolist() == [4, 1]
     mirror.num_reserved = 7
     assert mirror.num_held.tolist() == [2, 1]

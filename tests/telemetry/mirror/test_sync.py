@@ -271,17 +271,17 @@ def test_number_of_held_frames_is_bounded() -> None:
     sync = Sync()
     for seq in range(1, 100_000):
         sync.frame(Frame(epoch=1, seq=seq, step=seq, time_ns=1), seq)
-    assert len(sync._held.take()) <= 20_000
+    assert len(sync._held.drain()) <= 20_000
 
 
 def test_bytes_of_held_frames_are_bounded() -> None:
     held, data = BufferedFrames(), bytes(MAX_BYTES // 10)
     for seq in range(1, 1_000):
-        held.hold(Frame(epoch=1, seq=seq, step=seq, time_ns=1), data)
-    frames = held.take()
+        held.append(Frame(epoch=1, seq=seq, step=seq, time_ns=1), data)
+    frames = held.drain()
     assert len(frames) <= 10
     assert frames[-1][0].seq == 999
-    held.hold(frames[0][0], bytes(2 * MAX_BYTES))
+    held.append(frames[0][0], bytes(2 * MAX_BYTES))
     assert held, "a single frame is kept whatever its size"
 
 

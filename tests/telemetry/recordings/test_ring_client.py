@@ -107,7 +107,7 @@ def test_bookmarks_texts_and_bounds_reach_the_ring_process(ring: RingClient, mak
     session = make_session(ring)
     session.go_on(60)
     mark = new_bookmark(session.times_ns[-1], "here")
-    assert ring.mark(mark)
+    assert ring.add_bookmark(mark)
     text = RecordedText(time_ns=session.times_ns[-1], epoch=1, block=3, owner=1, token_ids=(1, 2), text="hé")
     assert ring.write_texts([text])
     ring.set_bounds(max_bytes=1 << 20, max_seconds=60.0)
@@ -153,7 +153,7 @@ def test_unsuitable_folder_is_reported(tmp_path: Path, make_session: MakeSession
     wait_until(lambda: ring.failure)
     assert "not a directory" in ring.failure
     assert not ring.write(make_frame(make_session))
-    assert not ring.mark(new_bookmark(1))
+    assert not ring.add_bookmark(new_bookmark(1))
     assert not ring.flush(WAIT_S)
     ring.close()
     assert (tmp_path / "file").read_text() == "x"

@@ -53,7 +53,7 @@ def test_tokens_that_are_guessed_ahead_are_no_piece_of_a_prompt() -> None:
         number, num_tokens = (np.array(list(column), "<u4").tobytes() for column in (sizes, sizes.values()))
         batch = Batch(number, num_tokens, num_prefill, sum(sizes.values()) - num_prefill)
         notes.frame(Frame(epoch=1, seq=at_ns, step=at_ns, time_ns=at_ns, batch=batch), 0)
-    log.add(notes.take(), 1)
+    log.add(notes.drain(), 1)
     phases = [(time_ns, number, kind) for time_ns, _, number, kind in numbers_of(log.rows)]
     assert phases == [(1, 1, RequestPhase.DECODE), (4, 2, RequestPhase.DECODE)]
 

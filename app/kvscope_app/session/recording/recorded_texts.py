@@ -67,7 +67,7 @@ class RecordedTexts:
         def work(watch: ProgressCallback) -> list[RecordedText]:
             with self._lock:
                 self._read(lambda share: watch(share) and not self._is_closed.is_set())
-                return self._index.containing(words, limit)
+                return self._index.search(words, limit)
 
         return Background(work, "kvscope-texts")
 

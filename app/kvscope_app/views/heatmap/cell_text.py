@@ -17,7 +17,7 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 def place_of_time(overview: SessionOverview, time_ns: int) -> int:
     """Return the index of the second that contains the moment, or -1 if there is no data for it."""
-    place = overview.place_at(time_ns)
+    place = overview.index_at(time_ns)
     return place if place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS else -1
 
 

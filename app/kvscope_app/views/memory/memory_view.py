@@ -330,7 +330,7 @@ class ForecastLine(QWidget):
     def _which(self) -> str:
         """Return which blocks are still available, such as "Free and cached blocks". If none is free, cached ones are
         evicted."""
-        overview, place = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
+        overview, place = self._session.overview, self._session.overview.index_at(self._session.timeline.cursor_ns)
         there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[place] > 0]
         return f"{' and '.join(there)} blocks".strip().capitalize()
 

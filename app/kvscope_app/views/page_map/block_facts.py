@@ -205,7 +205,7 @@ def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     number = holders[0]
     if mirror.ledger.tier[block] == Tier.HOST_STATES:
         return f"the recurrent state of request #{number} (swapped out)"
-    place = mirror.requests.place_in_tables(number, block)
+    place = mirror.requests.index_in_tables(number, block)
     index = None if place is None else place[1]
     return f"block {index} of request #{number}" + (" (swapped out)" if is_swapped_out(mirror, number) else "")
 

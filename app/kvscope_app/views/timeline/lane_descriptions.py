@@ -46,7 +46,7 @@ class LaneHit:
 def found_in_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
     """Return what lane `name` (one above the requests) shows at `time_ns`, or nearby within `reach_ns`."""
     overview = shown.overview
-    place = overview.place_at(time_ns)
+    place = overview.index_at(time_ns)
     is_known = place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS
     if name in ("usage", "running", "waiting"):
         return LaneHit(time_ns, _state_words(overview, place) if is_known else "no data for this second")

@@ -26,7 +26,7 @@ class ReplyBox:
             if not self._is_closed:
                 self._replies.extend(replies)
 
-    def take_all(self) -> list[Reply]:
+    def drain(self) -> list[Reply]:
         """Return and clear all replies, oldest first."""
         with self._changed:
             taken, self._replies = self._replies, []

@@ -40,7 +40,7 @@ from kvscope_telemetry.exports.report.png import png
 from kvscope_telemetry.exports.report.report_page import clean, figures, keys, page, section, table
 from kvscope_telemetry.exports.report.report_requests import event_rows, missed_rows, request_lanes, request_rows
 from kvscope_telemetry.exports.report.worst import worst_requests
-from kvscope_telemetry.exports.run_summary import RunSummary, digest
+from kvscope_telemetry.exports.run_summary import RunSummary, summarize_run
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.latencies import LATENCIES
 from kvscope_telemetry.program_version import program_version
@@ -77,7 +77,7 @@ def write_report(
     """Write the report of `span`. `marks` are the bookmarks and alarms of the range. With `goals`, the requests that
     missed them are listed too.
     """
-    found = digest(recording, overview, span)
+    found = summarize_run(recording, overview, span)
     axis = _axis(overview, span, marks)
     title = f"KV cache of {found.model or 'an engine'}"
     body = [
@@ -154,7 +154,7 @@ def _bookmarks(marks: Sequence[Bookmark], span: Span) -> str:
         [
             f"{span.seconds(mark.time_ns):,.1f} s",
             _lasted(mark),
-            "note" if mark.is_note else "alarm",
+            "note" if mark.is_user_note else "alarm",
             clean(name_of(mark)),
         ]
         for mark in marks[:MAX_MARKS]
@@ -268,7 +268,7 @@ def _goals(kept: GoodputReport) -> str:
 
 def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> ReportTimeAxis:
     drawn = tuple(
-        ChartMark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_note)
+        ChartMark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_user_note)
         for mark in marks[:MAX_MARKS]
     )
     bands = tuple(
@@ -303,7 +303,7 @@ def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> s
     seconds = max(1, round(axis.until_s - axis.from_s))
     num_columns = min(_MAX_COLUMNS, seconds)
     middles = axis.from_s + (np.arange(num_columns) + 0.5) * (axis.until_s - axis.from_s) / num_columns
-    places = np.array([_place(overview, start_ns + round(at_s * 1e9)) for at_s in middles.tolist()], np.int64)
+    places = np.array([_index(overview, start_ns + round(at_s * 1e9)) for at_s in middles.tolist()], np.int64)
     active, cached = overview.bins("active", places), overview.bins("cached", places)
     if not active.size:
         return ""
@@ -324,9 +324,9 @@ def heatmap(overview: SessionOverview, axis: ReportTimeAxis, start_ns: int) -> s
     return svg(HEIGHT, words, frame(axis, HEIGHT) + picture + labels + mark_lines(axis, HEIGHT))
 
 
-def _place(overview: SessionOverview, time_ns: int) -> int:
+def _index(overview: SessionOverview, time_ns: int) -> int:
     """Return the index of the second at `time_ns`, -1 if it was not recorded."""
-    place = overview.place_at(time_ns)
+    place = overview.index_at(time_ns)
     return place if place >= 0 and time_ns - int(overview.time_ns[place]) < 2 * SECOND_NS else -1
 
 

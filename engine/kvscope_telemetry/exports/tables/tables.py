@@ -120,11 +120,11 @@ def requests_table(content: Content) -> Table:
         ints("num_accepted_tokens", lambda history: history.num_accepted_tokens, "tokens", "draft tokens accepted"),
         ints("queue_ns", lambda history: history.moments.queue_ns, "ns", "from arrival until it first ran"),
         ints("first_token_ns", lambda history: history.moments.ttft_ns, "ns", "from arrival to its first token"),
-        ints("preempted_ns", lambda history: history.aside_ns(span.until_ns), "ns", "time preempted, in total"),
+        ints("preempted_ns", lambda history: history.preempted_ns(span.until_ns), "ns", "time preempted, in total"),
         ints("total_ns", lambda history: history.moments.total_ns, "ns", "from arrival to its end"),
         ints(
             "stopped_ns",
-            lambda history: history.stopped_in_all_ns(span.until_ns),
+            lambda history: history.total_stopped_ns(span.until_ns),
             "ns",
             "paused or suspended; excluded",
         ),

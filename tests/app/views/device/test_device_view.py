@@ -11,7 +11,7 @@ from PySide6.QtGui import QGuiApplication, QKeySequence, QResizeEvent
 from PySide6.QtTest import QTest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "telemetry" / "devices"))
-from fake_nvml import GIB, LOST, NVMLError, liven, two_gpus
+from fake_nvml import GIB, LOST, NVMLError, animate, two_gpus
 
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.chart.time_bar import RANGES_S
@@ -147,7 +147,7 @@ def test_a_range_is_shown_though_nothing_is_told(view, tell_host):
 
 def test_charts_of_what_was_told(view, tell, nvml, session):
     for at_s in range(4):
-        liven(nvml, at_s)
+        animate(nvml, at_s)
         tell()
     view.draw_all()
     shown = [title for title, panel in view.charts.panels.items() if panel.isVisibleTo(view)]
