@@ -19,11 +19,11 @@ from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.debugger.pin_limits import why_pins_refused
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import SessionWindow
-from kvscope_app.ui.makers import label, set_look
 from kvscope_app.ui.number_fields import WholeNumberBox
 from kvscope_app.ui.number_text import count
 from kvscope_app.ui.sheet import Sheet
-from kvscope_app.views.places import place_of
+from kvscope_app.ui.widget_factories import label, set_look
+from kvscope_app.views.block_locations import locate_block
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import MAX_TEXT_BLOCKS, Evict, Pin, Preempt, SetLimits, Unpin
 
@@ -84,10 +84,10 @@ def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
     session = window.session
 
     def why_not_preempt() -> str:
-        return permission.why_not_preempt(session.mirror, session.selected_request)
+        return permission.why_not_preempt(session.mirror, session.selection.request)
 
     def why_not_swap() -> str:
-        return permission.why_not_swap(session.mirror, session.selected_request)
+        return permission.why_not_swap(session.mirror, session.selection.request)
 
     return [
         acts.to_selected(
@@ -103,7 +103,7 @@ def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
             "abort_request",
             "Abort the selected request…",
             acts.abort,
-            lambda: permission.why_not_abort(session.mirror, session.selected_request),
+            lambda: permission.why_not_abort(session.mirror, session.selection.request),
             shortcuts=("Del",),
             tip="Abort the selected request, also one of another client",
             within="requests",
@@ -180,7 +180,7 @@ class _Acts:
 
     def __init__(self, window: SessionWindow, debugger: Debugger) -> None:
         self._window, self._debugger = window, debugger
-        self._asked: int | None = None
+        self._chosen_number: int | None = None
         """Number of the request that the confirmation dialog asks about."""
 
     def to_selected(
@@ -198,23 +198,23 @@ class _Acts:
         )
 
     def preempt(self, how: str) -> None:
-        number = self._window.session.selected_request
+        number = self._window.session.selection.request
         if number is not None:
             self._debugger.ask(Preempt, number=number, how=how)
 
     def abort(self) -> None:
-        number = self._asked if self._asked is not None else self._window.session.selected_request
+        number = self._chosen_number if self._chosen_number is not None else self._window.session.selection.request
         if number is not None:
             self._debugger.abort(number, self._window.session.mirror.requests.request_id(number))
 
     def what_abort_ends(self) -> str:
         """Return the question to confirm an abort, or an empty string if the selected request cannot be aborted."""
         session = self._window.session
-        number = session.selected_request
+        number = session.selection.request
         if number is None or permission.why_not_abort(session.mirror, number):
-            self._asked = None
+            self._chosen_number = None
             return ""
-        self._asked = number  # the selection may change before the user answers
+        self._chosen_number = number  # the selection may change before the user answers
         name = session.mirror.requests.request_id(number)
         return f"Abort request {name}? Tokens generated so far are kept."
 
@@ -244,15 +244,15 @@ class _Acts:
     def named(self, text: str) -> str:
         """Return `text` with the number of the selected request or current block filled in."""
         session, block = self._window.session, current_block(self._window)
-        if session.selected_request is not None:
-            text = text.replace("the selected request", f"request #{session.selected_request}")
+        if session.selection.request is not None:
+            text = text.replace("the selected request", f"request #{session.selection.request}")
         if session.mirror.hello is None or not 0 <= block < session.mirror.num_rows:
             return text
-        return text.replace("the block", place_of(session.mirror.hello.cache, block).name.lower())
+        return text.replace("the block", locate_block(session.mirror.hello.cache, block).name.lower())
 
     def nothing_cached(self, which: str = "") -> str:
         """Return why there are no blocks to act on; `which` restricts the cached blocks that are meant."""
-        number = self._window.session.selected_request
+        number = self._window.session.selection.request
         return "No request is selected" if number is None else f"Request #{number} has no cached blocks{which}"
 
 
@@ -263,7 +263,7 @@ def current_block(window: SessionWindow) -> int:
 
 def cached_blocks(window: SessionWindow) -> tuple[int, ...]:
     """Return the pool blocks that the selected request wrote or holds and that the prefix cache can find."""
-    mirror, number = window.session.mirror, window.session.selected_request
+    mirror, number = window.session.mirror, window.session.selection.request
     if number is None:
         return ()
     held = mirror.requests.blocks(number)
@@ -287,19 +287,19 @@ class DebugAnswers(QObject):
         super().__init__(window)
         self._window = window
         for name in (*OF_REQUEST, *OF_BLOCK):
-            actions[name].triggered.connect(self._remember_place)
-        self._place = QCursor.pos()
-        self._is_at_place = False
-        debugger.answered.connect(self._tell)
+            actions[name].triggered.connect(self._remember_position)
+        self._menu_position = QCursor.pos()
+        self._is_from_menu = False
+        debugger.answered.connect(self._show_answer)
 
-    def _remember_place(self) -> None:
-        self._place, self._is_at_place = QCursor.pos(), True
+    def _remember_position(self) -> None:
+        self._menu_position, self._is_from_menu = QCursor.pos(), True
 
-    def _tell(self, words: str, _was_done: bool) -> None:
-        self._window.statusBar().showMessage(words, _NOTICE_MS)
-        if self._is_at_place and self._window.isActiveWindow():
-            QToolTip.showText(self._place, words, self._window)
-        self._is_at_place = False
+    def _show_answer(self, text: str, _was_done: bool) -> None:
+        self._window.statusBar().showMessage(text, _NOTICE_MS)
+        if self._is_from_menu and self._window.isActiveWindow():
+            QToolTip.showText(self._menu_position, text, self._window)
+        self._is_from_menu = False
 
 
 def _ids(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, ...]:
@@ -321,7 +321,7 @@ class LimitsDialog(Sheet):
     def __init__(self, parent: QWidget, debugger: Debugger) -> None:
         super().__init__("Batch limits", parent)
         self._debugger = debugger
-        words = label(
+        text = label(
             "Takes effect at the next step and lasts until the engine stops. Running requests are not "
             "preempted; new ones wait until the batch fits.",
             "muted",
@@ -329,7 +329,7 @@ class LimitsDialog(Sheet):
         )
         self.fields = {name: WholeNumberBox() for name, _ in _FIELDS}
         self.answer = label("", "muted", wraps=True)
-        self.column.addWidget(words)
+        self.column.addWidget(text)
         self.column.addLayout(self._grid())
         self.column.addWidget(self.answer)
         self.column.addLayout(self._buttons())
@@ -337,12 +337,12 @@ class LimitsDialog(Sheet):
 
     def apply(self) -> None:
         num_seqs, num_tokens = (field.value() for field in self.fields.values())
-        self._debugger.ask(SetLimits, heard=self._hear, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+        self._debugger.ask(SetLimits, heard=self._on_answer, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
 
-    def _hear(self, words: str, was_done: bool) -> None:
+    def _on_answer(self, text: str, was_done: bool) -> None:
         if not isValid(self):  # the dialog was closed before the answer arrived
             return
-        self.answer.setText(words)
+        self.answer.setText(text)
         set_look(self.answer, "accent" if was_done else "warning")
 
     def _grid(self) -> QGridLayout:

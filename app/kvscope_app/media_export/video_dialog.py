@@ -22,7 +22,7 @@ from kvscope_app.media_export.picture_spec import PictureSpec
 from kvscope_app.media_export.video_export import make_video
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
-from kvscope_app.ui.makers import choice, label, seconds_box
+from kvscope_app.ui.widget_factories import combo_box, label, seconds_box
 from kvscope_app.views.docks import DOCKS
 
 _VIEWS: Final = {"Page map": "page-map"} | {spec.title: spec.picture_name for spec in DOCKS if spec.is_on_time}
@@ -48,12 +48,12 @@ class VideoDialog(QDialog):
         cursor_s = min(max((timeline.cursor_ns - around[0]) / 1e9, 0.0), length_s)
         self.setWindowTitle("Save video")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.view = choice(list(_VIEWS), "View")
+        self.view = combo_box(list(_VIEWS), "View")
         self.first = seconds_box(0.0, length_s, max(0.0, cursor_s - _FIRST_S), "From")
         self.last = seconds_box(0.0, length_s, max(cursor_s, min(_FIRST_S, length_s)), "Until")
-        self.speed = choice([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
-        self.fps = choice([f"{fps} per second" for fps in _FPS], "Frames")
-        self.form = choice([suffix + _missing(suffix) for suffix in VIDEOS], "Format")
+        self.speed = combo_box([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
+        self.fps = combo_box([f"{fps} per second" for fps in _FPS], "Frames")
+        self.form = combo_box([suffix + _missing(suffix) for suffix in VIDEOS], "Format")
         self.captioned = QCheckBox("Include")
         self.captioned.setToolTip("Model, view and time, below the picture")
         self.captioned.setAccessibleName("Include a caption")
@@ -70,7 +70,7 @@ class VideoDialog(QDialog):
         """Length of the video in seconds."""
         return max(self.last.value() - self.first.value(), 0.0) / _SPEEDS[self.speed.currentIndex()]
 
-    def wish(self, path: Path) -> PictureSpec:
+    def spec(self, path: Path) -> PictureSpec:
         """Return the chosen options of a video written to `path`. Its times count from the timeline's origin."""
         suffix = VIDEOS[self.form.currentIndex()]
         return PictureSpec(
@@ -88,8 +88,8 @@ class VideoDialog(QDialog):
     def accept(self) -> None:
         """Ask for the file name."""
         suffix = VIDEOS[self.form.currentIndex()]
-        wanted = self.wish(self._path)
-        begin = partial(_begin, self._body, wanted)
+        wanted = self.spec(self._path)
+        begin = partial(_start, self._body, wanted)
         ask_save(self._body, "Save video", wanted.path, f"Video (*{suffix})", begin)
         super().accept()
 
@@ -130,5 +130,5 @@ def _missing(suffix: str) -> str:
     return "" if is_there(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
 
 
-def _begin(window: SessionWindow, wish: PictureSpec, path: str) -> None:
-    make_video(window, replace(wish, path=Path(path)))
+def _start(window: SessionWindow, spec: PictureSpec, path: str) -> None:
+    make_video(window, replace(spec, path=Path(path)))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.orphaned_rings import OrphanedRing, RemovedRings
     from kvscope_telemetry.recordings.reader import Recording
 
-_LOOK_MS: Final = 500
+_POLL_MS: Final = 500
 _BEGIN_MS: Final = 1500
 """Delay after the start, so that the search does not slow it down."""
 
@@ -35,8 +35,8 @@ class LeftRings(QObject):
         self._finding: Background[RemovedRings] | None = None
         self._opening: Background[Recording] | None = None
         self._window: SessionWindow | None = None
-        self._clock = QTimer(self, interval=_LOOK_MS)
-        self._clock.timeout.connect(self._look)
+        self._clock = QTimer(self, interval=_POLL_MS)
+        self._clock.timeout.connect(self._poll)
         self._is_over = False
         QTimer.singleShot(_BEGIN_MS, self, self.begin)
 
@@ -50,11 +50,11 @@ class LeftRings(QObject):
             self._finding = find_left_rings()
             self._clock.start()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._opening is not None:
-            self._look_at_opening(self._opening)
-        elif self._finding is not None and self._finding.is_over:
-            found = self._finding.made
+            self._on_opened(self._opening)
+        elif self._finding is not None and self._finding.is_finished:
+            found = self._finding.result
             if found is None or not (found.kept or found.discarded):
                 self._clock.stop()
             else:
@@ -71,14 +71,16 @@ class LeftRings(QObject):
         self._clock.stop()
         self._window = window
         if not found.kept:
-            window.banner.tell("Old session histories deleted", _deleted(found.discarded), is_offer=True, passes=True)
+            window.banner.show_message(
+                "Old session histories deleted", _deleted(found.discarded), is_offer=True, is_temporary=True
+            )
             return
         rings = found.kept
         ring, more = rings[0], len(rings) - 1
         discard = "Delete all" if more else "Delete"
-        window.banner.tell(
+        window.banner.show_message(
             f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
-            _words(ring, "The newest" if more else "Recovered session")
+            _text(ring, "The newest" if more else "Recovered session")
             + (f". {_deleted(found.discarded)}" if found.discarded else ""),
             (
                 ("Open the newest" if more else "Open", lambda: self.open_ring(ring)),
@@ -94,15 +96,15 @@ class LeftRings(QObject):
         self._opening = Background(lambda watch: Recording.open(ring.folder, watch), "kvscope-open")
         self._clock.start()
 
-    def _look_at_opening(self, opening: Background[Recording]) -> None:
-        if not opening.is_over:
+    def _on_opened(self, opening: Background[Recording]) -> None:
+        if not opening.is_finished:
             return
         self._clock.stop()
         self._opening = None
-        if opening.made is not None:
-            self._show(opening.made)
+        if opening.result is not None:
+            self._show(opening.result)
         elif self._window in self._windows() and self._window is not None:
-            self._window.banner.tell("The recovered session cannot be opened", opening.failure)
+            self._window.banner.show_message("The recovered session cannot be opened", opening.failure)
 
     def discard_rings(self, rings: list[OrphanedRing]) -> None:
         self._hide()
@@ -121,7 +123,7 @@ class LeftRings(QObject):
             self._window.banner.hide()
 
 
-def _words(ring: OrphanedRing, what: str) -> str:
+def _text(ring: OrphanedRing, what: str) -> str:
     """Describe a history, the most important part first, because a small window truncates the text."""
     when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
     return f"{what}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"

@@ -18,14 +18,14 @@ from kvscope_app.recent_recordings.recent_files import add_recent, documents_fol
 from kvscope_app.recording.history_dialogs import HistoryLengthDialog, SaveHistoryDialog
 from kvscope_app.recording.text_consent import ask_once, text_actions
 from kvscope_app.session.background import Background
-from kvscope_app.session.state_text import not_kept_text
+from kvscope_app.session.state_text import history_failure_text
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
 from kvscope_app.ui.model_name import model_name
 from kvscope_telemetry.errors import BadInput
 
 _FILES: Final = "Recordings (*.mcap)"
-_LOOK_MS: Final = 50
+_POLL_MS: Final = 50
 _PATIENCE_MS: Final = 500
 NOT_KEPT: Final = "The session continues. File ▸ Start recording… can write to a disk with free space."
 _NOT_SAVED: Final = "The recent history could not be saved"
@@ -106,12 +106,12 @@ def ask_minutes(window: SessionWindow) -> None:
 def _ask_minutes(window: SessionWindow) -> None:
     timeline = window.session.timeline
     around = timeline.range_ns
-    if window.session.kept is None or around is None:
+    if window.session.disk_history is None or around is None:
         window.statusBar().showMessage("No history yet", _NOTICE_MS)
         return
-    kept = window.session.kept
+    kept = window.session.disk_history
     if kept.failure and not kept.ring.num_bytes:
-        window.banner.tell(not_kept_text(kept.failure, has_some=False), NOT_KEPT)
+        window.banner.show_message(history_failure_text(kept.failure, has_some=False), NOT_KEPT)
         return
     there, ago = max((around[1] - around[0]) / 60e9, 0.1), max((around[1] - timeline.cursor_ns) / 60e9, 0.0)
     asked_s = time.monotonic()
@@ -145,47 +145,47 @@ def keep_since(window: SessionWindow, since_s: float, path: str) -> Task | None:
 
 def keep_last(window: SessionWindow, seconds: float, path: str) -> Task | None:
     """Save the last `seconds` to `path` on a thread. Returns None without a history."""
-    kept = window.session.kept
+    kept = window.session.disk_history
     if kept is None:
         return None
     work = kept.save(_with_ending(path), seconds)
 
     def done() -> None:
-        if work.made is not None:
+        if work.result is not None:
             window.banner.withdraw(_NOT_SAVED)
             add_recent(window.themes.settings, _with_ending(path))
-            made = f"; what is kept here is {work.made}" if work.made else ""
+            made = f"; what is kept here is {work.result}" if work.result else ""
             window.statusBar().showMessage(f"Kept in {_with_ending(path)}{made}", _NOTICE_MS)
         elif work.failure:
-            window.banner.tell(_NOT_SAVED, work.failure, passes=True)
+            window.banner.show_message(_NOT_SAVED, work.failure, is_temporary=True)
 
     return Task(window, work, f"Keeping {Path(path).name}", done)
 
 
 def record(window: SessionWindow, path: str) -> None:
-    kept = window.session.kept
+    kept = window.session.disk_history
     if kept is None or kept.recorder is not None:
         return
     try:
         kept.start_recording(_with_ending(path))
         add_recent(window.themes.settings, _with_ending(path))
     except BadInput as error:
-        window.banner.tell("Recording failed", str(error), passes=True)
+        window.banner.show_message("Recording failed", str(error), is_temporary=True)
     window.session.status_changed.emit()
 
 
 def stop_recording(window: SessionWindow) -> Task | None:
     """Stop the recording. A thread completes the file."""
-    work = None if window.session.kept is None else window.session.kept.stop_recording()
+    work = None if window.session.disk_history is None else window.session.disk_history.stop_recording()
     if work is None:
         return None
     window.session.status_changed.emit()
 
     def done() -> None:
-        if work.made is not None:
-            window.statusBar().showMessage(f"Recorded in {work.made}", _NOTICE_MS)
+        if work.result is not None:
+            window.statusBar().showMessage(f"Recorded in {work.result}", _NOTICE_MS)
         elif work.failure:
-            window.banner.tell("Recording stopped early", work.failure)
+            window.banner.show_message("Recording stopped early", work.failure)
 
     return Task(window, work, "Finishing the recording", done)
 
@@ -195,23 +195,23 @@ class Task(QObject):
     the end.
     """
 
-    def __init__(self, window: SessionWindow, work: Background[Any], words: str, done: Callable[[], None]) -> None:
+    def __init__(self, window: SessionWindow, work: Background[Any], text: str, done: Callable[[], None]) -> None:
         super().__init__(window)
         self.work, self._done = work, done
-        self._dialog = QProgressDialog(words, "Cancel", 0, _STEPS, window)
+        self._dialog = QProgressDialog(text, "Cancel", 0, _STEPS, window)
         self._dialog.setWindowTitle("kvscope")
         self._dialog.setWindowModality(Qt.WindowModality.NonModal)
         self._dialog.setAutoClose(False)
         self._dialog.setAutoReset(False)
         self._dialog.setMinimumDuration(_PATIENCE_MS)
         self._dialog.canceled.connect(work.cancel)
-        self._clock = QTimer(self, interval=_LOOK_MS)
-        self._clock.timeout.connect(self._look)
+        self._clock = QTimer(self, interval=_POLL_MS)
+        self._clock.timeout.connect(self._poll)
         self._clock.start()
-        window.closing.connect(self._give_up)
+        window.closing.connect(self._cancel)
 
-    def _look(self) -> None:
-        if not self.work.is_over:
+    def _poll(self) -> None:
+        if not self.work.is_finished:
             self._dialog.setValue(min(round(self.work.share * _STEPS), _STEPS - 1))
             return
         self._clock.stop()
@@ -219,7 +219,7 @@ class Task(QObject):
         self._dialog.deleteLater()
         self.deleteLater()
 
-    def _give_up(self) -> None:
+    def _cancel(self) -> None:
         self._clock.stop()
         self.work.cancel()
         self.work.wait(2.0)
@@ -228,14 +228,14 @@ class Task(QObject):
 def write_file(window: SessionWindow, work: Background[Path], path: Path, doing: str, done: str, failed: str) -> Task:
     """Report in the window that `work` has written `path`, or why it failed. Shows progress if it takes long."""
 
-    def tell() -> None:
-        if work.made:
+    def show_result() -> None:
+        if work.result:
             window.banner.withdraw(failed)
             window.statusBar().showMessage(f"{done} {path}", _WRITTEN_MS)
         elif work.failure:
-            window.banner.tell(failed, work.failure, passes=True)
+            window.banner.show_message(failed, work.failure, is_temporary=True)
 
-    return Task(window, work, f"{doing} {path.name}", tell)
+    return Task(window, work, f"{doing} {path.name}", show_result)
 
 
 def _ask_path(window: SessionWindow, run: Callable[[str], object]) -> None:

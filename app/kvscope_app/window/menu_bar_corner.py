@@ -14,7 +14,7 @@ from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.source import SourceState
 
-_LOOK_MS: Final = 100
+_REFRESH_MS: Final = 100
 _LATER_MS: Final = 1000
 """Update interval of the delay once its tenths of a second are no longer interesting."""
 _TENTHS_S: Final = 10.0
@@ -59,7 +59,7 @@ class MenuBarCorner(QWidget):
         row.addWidget(self._more)
         self._is_narrow = False
         self._state.setFixedWidth(self._state_width())
-        self._clock = QTimer(self, interval=_LOOK_MS)
+        self._clock = QTimer(self, interval=_REFRESH_MS)
         self._clock.timeout.connect(self.refresh)
         session.timeline.paused_changed.connect(self._paused_changed)
         session.status_changed.connect(self.refresh)
@@ -88,7 +88,7 @@ class MenuBarCorner(QWidget):
     def refresh(self) -> None:
         """Show the state, and for a paused timeline the delay behind the present."""
         timeline = self._session.timeline
-        if timeline.paused:
+        if timeline.is_paused:
             word = "PLAYING" if timeline.is_playing else "PAUSED"
             behind = _behind(timeline.behind_seconds)
             self._show(word if self._is_narrow else f"{word}  {behind}", self._theme.warn)
@@ -144,13 +144,13 @@ class MenuBarCorner(QWidget):
     def _keep_pace(self) -> None:
         timeline = self._session.timeline
         is_calm = not timeline.is_playing and timeline.behind_seconds >= _TENTHS_S
-        wanted_ms = _LATER_MS if is_calm else _LOOK_MS
+        wanted_ms = _LATER_MS if is_calm else _REFRESH_MS
         if wanted_ms != self._clock.interval():
             self._clock.setInterval(wanted_ms)
 
     def _paused_changed(self) -> None:
-        self._live.setVisible(self._session.timeline.paused)
-        if self._session.timeline.paused:
+        self._live.setVisible(self._session.timeline.is_paused)
+        if self._session.timeline.is_paused:
             self._clock.start()
         else:
             self._clock.stop()

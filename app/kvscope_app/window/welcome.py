@@ -19,17 +19,17 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.ui.banner import Choice
+from kvscope_app.ui.banner import BannerChoice
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.icons import pixmap
-from kvscope_app.ui.makers import show_choices
 from kvscope_app.ui.number_text import count, num_bytes
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import show_choices
 from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.messages.telemetry import Progress
 
-_TOLD: Final = (
+_FEATURES: Final = (
     ("map", "Page map", "each cell is one KV cache block: owner, fill, sharing"),
     ("chat", "Console", "type a prompt and watch its blocks appear as the answer streams"),
     ("chart", "Throughput and memory", "tokens per second, latencies, and where memory goes"),
@@ -56,8 +56,8 @@ class Welcome(QWidget):
         self.title, self._detail = PlainLabel("Starting the engine"), PlainLabel()
         self._bar = QProgressBar()
         self._bar.setTextVisible(False)
-        self._signs = [PlainLabel() for _ in _TOLD]
-        self._mark = PlainLabel()
+        self._signs = [PlainLabel() for _ in _FEATURES]
+        self._logo = PlainLabel()
         self.card, self.steps_list = QFrame(), QWidget()
         self._column, self._grid = QVBoxLayout(self.card), self._make_list()
         self._offers = QBoxLayout(QBoxLayout.Direction.LeftToRight)
@@ -66,8 +66,8 @@ class Welcome(QWidget):
         self.show_waiting("Starting the engine", "")
 
     def apply_theme(self, theme: Theme) -> None:
-        self._mark.setPixmap(pixmap("kvscope", "#000001", scaled(44)))
-        for sign, (name, _, _) in zip(self._signs, _TOLD, strict=True):
+        self._logo.setPixmap(pixmap("kvscope", "#000001", scaled(44)))
+        for sign, (name, _, _) in zip(self._signs, _FEATURES, strict=True):
             sign.setPixmap(pixmap(name, theme.accent, scaled(20)))
 
     def offer(self, action: QAction) -> None:
@@ -78,7 +78,7 @@ class Welcome(QWidget):
         button.clicked.connect(action.trigger)
         self._offers.insertWidget(self._offers.count() - 1, button)
 
-    def show_waiting(self, title: str, detail: str, choices: Sequence[Choice] = ()) -> None:
+    def show_waiting(self, title: str, detail: str, choices: Sequence[BannerChoice] = ()) -> None:
         """Show that something of unknown duration is awaited.
 
         `choices` are alternatives to waiting, the most common one first.
@@ -115,7 +115,7 @@ class Welcome(QWidget):
         super().resizeEvent(event)
         self._fit()
 
-    def _show_choices(self, choices: Sequence[Choice]) -> None:
+    def _show_choices(self, choices: Sequence[BannerChoice]) -> None:
         show_choices(self._choices, choices)
         if choices:
             self._choices.addStretch(1)
@@ -154,7 +154,7 @@ class Welcome(QWidget):
         words.setSpacing(3)
         words.addWidget(self.title)
         words.addWidget(self._detail)
-        head.addWidget(self._mark, 0, Qt.AlignmentFlag.AlignTop)
+        head.addWidget(self._logo, 0, Qt.AlignmentFlag.AlignTop)
         head.addLayout(words, 1)
         column.addLayout(head)
         column.addSpacing(4)
@@ -181,7 +181,7 @@ class Welcome(QWidget):
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(12)
         grid.setColumnStretch(1, 1)
-        for row, (sign, (_, name, words)) in enumerate(zip(self._signs, _TOLD, strict=True)):
+        for row, (sign, (_, name, words)) in enumerate(zip(self._signs, _FEATURES, strict=True)):
             text = QLabel(f"<b>{name}</b>: {words}.")
             text.setWordWrap(True)
             grid.addWidget(sign, row, 0, Qt.AlignmentFlag.AlignTop)

@@ -15,10 +15,10 @@ from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import Openers, SessionWindow
-from kvscope_app.ui.makers import empty_state, label_boxes
 from kvscope_app.ui.model_name import model_name
 from kvscope_app.ui.passing_strip import FloatingStrips
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
+from kvscope_app.ui.widget_factories import empty_state, label_boxes
 from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.refresher import Refresher
 from kvscope_app.window import dock_state
@@ -36,28 +36,28 @@ class WindowBody(SessionWindow):
     linking = Signal(bool)
     """Emitted when the user turns the linking of all windows' times on or off."""
     link_changed = Signal()
-    """Emitted when `link_words` or `may_link` may have changed."""
+    """Emitted when `.link_text` or `may_link` may have changed."""
 
     def __init__(
         self,
         session: Session,
-        themes: ThemeKeeper,
+        themes: ThemeManager,
         settings: QSettings,
-        keeper: EngineSupervisor | None,
+        supervisor: EngineSupervisor | None,
         openers: Openers,
     ) -> None:
         super().__init__(session, themes, settings, openers)
-        self.keeper = keeper
+        self.supervisor = supervisor
         self.has_own_docks = True
         """Whether the user chose the arrangement of the docks.
 
         False once they were rearranged for a source without a KV pool.
         """
         self._is_squeezed = False
-        self.may_link, self.link_words = False, ""
+        self.may_link, self.link_text = False, ""
         """`may_link`: whether another window exists to link times with.
 
-        `link_words`: state of the link, empty if not linked.
+        `.link_text`: state of the link, empty if not linked.
         """
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)
@@ -126,10 +126,10 @@ class WindowBody(SessionWindow):
         self.may_link = possible
         self.link_changed.emit()
 
-    def show_linked(self, words: str) -> None:
+    def show_linked(self, text: str) -> None:
         """Set the state of the time link; empty if not linked."""
-        if words != self.link_words:
-            self.link_words = words
+        if text != self.link_text:
+            self.link_text = text
             self.link_changed.emit()
 
     def _stay_on_screen(self) -> None:
@@ -170,7 +170,7 @@ class WindowBody(SessionWindow):
 
     def _title(self) -> str:
         name = model_name(self.session.live_mirror.hello)
-        where = "" if self.keeper is not None else f" at {self.session.source.name}"
+        where = "" if self.supervisor is not None else f" at {self.session.source.name}"
         if self.session.timeline.is_file:
             where = f" – {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"

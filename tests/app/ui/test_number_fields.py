@@ -1,4 +1,4 @@
-"""Numbers that a person types: both decimal separators are understood in every locale, grouping is never guessed."""
+"""Tests of number fields: both decimal separators are accepted in every locale, and grouping is never guessed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from PySide6.QtCore import QLocale, Qt
 from PySide6.QtWidgets import QAbstractSpinBox
 
 import kvscope_app
-from kvscope_app.ui.makers import seconds_box
 from kvscope_app.ui.number_fields import (
     NumberBox,
     WholeNumberBox,
@@ -18,6 +17,7 @@ from kvscope_app.ui.number_fields import (
     parse_whole_number,
     with_decimal_point,
 )
+from kvscope_app.ui.widget_factories import seconds_box
 
 
 @pytest.fixture(params=["C", "de_DE", "fr_FR", "fa_IR"])
@@ -80,7 +80,7 @@ def test_numbers_in_line_edits_are_plain_decimals_with_either_separator():
     assert with_decimal_point("22,5GiB") == "22.5GiB"
 
 
-def test_every_spin_box_of_the_desktop_is_one_of_these():
+def test_desktop_uses_no_plain_qt_spin_boxes():
     app = Path(kvscope_app.__file__).parent
     users = {
         path.name

@@ -9,7 +9,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QLabel, QMainWindow
 from tests.app import window_driver as driver
 
-from kvscope_app.window.status_bar import StatusBar, rounded_words
+from kvscope_app.window.status_bar import StatusBar, quantization_text
 from kvscope_telemetry.source import SourceState, Update
 
 
@@ -95,8 +95,8 @@ def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):
 
 
 def test_weights_of_another_form_keep_its_name():
-    assert [rounded_words(form) for form in ("int4", "fp8", "")] == ["4-bit weights", "fp8 weights", ""]
-    assert rounded_words("int4-a8") == "4-bit weights, 8-bit activations"
+    assert [quantization_text(form) for form in ("int4", "fp8", "")] == ["4-bit weights", "fp8 weights", ""]
+    assert quantization_text("int4-a8") == "4-bit weights, 8-bit activations"
 
 
 def test_address_of_the_engine_is_shown_and_a_click_copies_it(bar, qtbot):

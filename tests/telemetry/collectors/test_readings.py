@@ -17,7 +17,7 @@ PREFIXES = ("vllm:", "sglang:", "process_start_time_seconds")
 
 
 def read(engine: ExternalEngine, text: str, rank: int = 0) -> EngineReading:
-    return engine.read(
+    return engine.read_metrics(
         ScrapedPage(
             text, (*PREFIXES, *engine.other_prefixes), rank=(engine.rank_label, rank), replicas=engine.replica_labels
         )

@@ -90,9 +90,9 @@ class LossyWorld:
         self._answers = [(due_ns, s) for due_ns, s in self._answers if due_ns > self.now_ns]
         for snapshot in due:
             self.sync.snapshot(snapshot, self.now_ns)
-        self._apply_pending()
+        self._settle()
 
-    def _look(self) -> None:
+    def _settle(self) -> None:
         """Apply what may be applied. The mirror always equals a state that the engine once had."""
         for run in self.sync.drain_runs():
             self.mirror.apply(coalesce(run.frames, snapshot=run.snapshot))

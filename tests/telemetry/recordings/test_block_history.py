@@ -85,7 +85,7 @@ def test_live_block_history_equals_the_mirror(make_messages: Callable[..., Any])
     mirror.reset(snapshot)
     block_histories = [BlockChanges(block) for block in blocks]
     for block_history in block_histories:
-        block_history.know(mirror.ledger, snapshot.time_ns, 1, snapshot.step)
+        block_history.add_known(mirror.ledger, snapshot.time_ns, 1, snapshot.step)
     rng = random.Random(1)
     while frames:
         count = rng.randint(1, 6)

@@ -104,12 +104,12 @@ def test_it_is_looked_into_at_once() -> None:
     from kvscope_telemetry.transport.unreachable_engine import FIRST_S, UnreachableEngine
 
     absence = UnreachableEngine(f"tcp://127.0.0.1:{free_port()}")
-    absence.look(10.0, is_open=False, is_up=False)
+    absence.poll(10.0, is_open=False, is_up=False)
     assert absence.why == ""
-    absence.look(10.0 + FIRST_S, is_open=False, is_up=False)
+    absence.poll(10.0 + FIRST_S, is_open=False, is_up=False)
     deadline = time.monotonic() + WAIT_S
     while not absence.why and time.monotonic() < deadline:
-        absence.look(10.0 + FIRST_S, is_open=False, is_up=False)
+        absence.poll(10.0 + FIRST_S, is_open=False, is_up=False)
     assert "connection refused" in absence.why
-    absence.look(11.0, is_open=True, is_up=True)
+    absence.poll(11.0, is_open=True, is_up=True)
     assert absence.why == ""

@@ -29,7 +29,7 @@ def test_a_request_is_followed_from_submit_to_its_last_completion() -> None:
     for index in (0, 1, 1):
         requests.record_reply(Tokens(request_id="r", index=index, token_ids=(1,), text="a"))
     requests.record_reply(_finished("r", 0))
-    assert requests.all() == (Awaited(request_id="r", record_reply=(-1, 2)),)
+    assert requests.all() == (Awaited(request_id="r", heard=(-1, 2)),)
     requests.record_reply(_finished("r", 1))
     assert requests.all() == ()
 
@@ -59,4 +59,4 @@ def test_nonsense_from_an_engine_changes_nothing() -> None:
     for index in (-1, 1, 1 << 40):
         requests.record_reply(Tokens(request_id="r", index=index, token_ids=(1,), text="a"))
         requests.record_reply(_finished("r", index))
-    assert requests.all() == (Awaited(request_id="r", record_reply=(0,)),)
+    assert requests.all() == (Awaited(request_id="r", heard=(0,)),)

@@ -181,8 +181,8 @@ def _move(mover: BlockMover, told: Move, channel: Channel) -> None:
         mover.load(sources, targets)
     elif told.how == "drain":
         channel.send(encode(BlocksMoved(whole=bytes((mover.drain(),)))))
-    elif told.how == "rise":
-        channel.send(encode(BlocksMoved(whole=bytes(mover.rise(sources, targets)))))
+    elif told.how == "load_from_disk":
+        channel.send(encode(BlocksMoved(whole=bytes(mover.load_from_disk(sources, targets)))))
     else:
         channel.send(encode(BlocksMoved(whole=bytes(mover.offload(sources, targets, (None,) * len(sources))))))
 

@@ -588,7 +588,7 @@ def _follow_what_is_awaited(requests: Sequence[Request], num_output_tokens: Sequ
     """Whether sampling any row depends on a token that is still in flight (its grammar or penalties follow its
     tokens)."""
     return any(
-        count > len(request.output_token_ids) and request.follows_its_tokens
+        count > len(request.output_token_ids) and request.depends_on_tokens
         for request, count in zip(requests, num_output_tokens, strict=True)
     )
 
@@ -669,7 +669,7 @@ class InFlight:
         if self._later is not None:
             later, self._later = self._later, None
             requests = [item.request for item in self._plan.scheduled if item.samples]
-            is_left = {request: not (request.awaits_its_form or request.is_finished) for request in requests}
+            is_left = {request: not (request.awaits_grammar_mask or request.is_finished) for request in requests}
             self._is_left = [is_left.get(item.request, True) for item in self._plan.scheduled]
             self._drawn = later()
         return keep_items(self._plan, _nothing_said(self._plan), self._is_left)[0] if self._is_left else self._plan

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QTabBar
 
 from kvscope_app.settings.layout_value import read_layout
 from kvscope_app.views.page_map.color_modes import OWNER, STATE
-from kvscope_app.window.dock_layouts.arrangement import KNOWN, layout_of
+from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES, layout_of
 from kvscope_telemetry.errors import BadInput
 
 WITH = ("requests", "throughput", "memory", "events")
@@ -175,9 +175,9 @@ def test_no_layout_at_all_is_named(tmp_path, data):
     path = tmp_path / "x.json"
     path.write_bytes(data)
     with pytest.raises(BadInput, match="is not a layout of kvscope"):
-        read_layout(path, KNOWN)
+        read_layout(path, KNOWN_NAMES)
     with pytest.raises(BadInput, match="No such file"):
-        read_layout(tmp_path / "none.json", KNOWN)
+        read_layout(tmp_path / "none.json", KNOWN_NAMES)
 
 
 def test_a_file_that_cannot_be_written_is_told(window, tmp_path):

@@ -19,7 +19,7 @@ from kvscope_engine.model.kv_cache.kv_offload.tier_stats import TierStats
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_telemetry.errors import EngineDead
 
-MoveKind: TypeAlias = Literal["save", "load", "offload", "rise", "flush", "drain"]
+MoveKind: TypeAlias = Literal["save", "load", "offload", "load_from_disk", "flush", "drain"]
 
 
 class OtherMovers(Protocol):
@@ -100,9 +100,9 @@ class BlockMover:
         if self._disk is not None:
             self._disk.forget_prefixes()
 
-    def kept(self) -> list[tuple[int, Prefix]]:
+    def recovered(self) -> list[tuple[int, Prefix]]:
         """Return the disk slots that hold prefixes of an earlier run, with these prefixes."""
-        return self._disk.kept() if self._disk is not None else []
+        return self._disk.recovered() if self._disk is not None else []
 
     def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
         """Copy blocks of the pool to host slots."""
@@ -131,15 +131,15 @@ class BlockMover:
             there = self._disk.offload([self._rows[place] for place in places], disk_places, prefixes)
             return there if self._others is None else self._others.moved(there)
 
-    def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
+    def load_from_disk(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
         """Read disk slots into host slots. Returns which were intact; the others are lost."""
         with self._moving():
             if self._disk is None:
                 return [False] * len(places)
             if self._others is not None:
-                self._others.move("rise", disk_places, places)
+                self._others.move("load_from_disk", disk_places, places)
             self._copies.settle(places)
-            whole = self._disk.rise(disk_places, [self._rows[place] for place in places])
+            whole = self._disk.load_from_disk(disk_places, [self._rows[place] for place in places])
             return whole if self._others is None else self._others.moved(whole)
 
     def flush(self) -> None:

@@ -93,7 +93,7 @@ class DiskTier:
                 self._kept.offloaded(place, prefix)
         return self._writer.put(places, rows)
 
-    def rise(self, places: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
+    def load_from_disk(self, places: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
         """Read `places[i]` into `rows[i]`. Returns which were intact."""
         started = time.perf_counter()
         came = [self._writer.take(place, row) for place, row in zip(places, rows, strict=True)]
@@ -110,7 +110,7 @@ class DiskTier:
         if self._kept is not None:
             self._kept.forget()
 
-    def kept(self) -> list[tuple[int, Prefix]]:
+    def recovered(self) -> list[tuple[int, Prefix]]:
         """Return the slots that held prefixes at the start, with these prefixes."""
         return [] if self._kept is None else [(block.place, block.prefix) for block in self._kept.found]
 

@@ -92,7 +92,7 @@ class Journey:
         count = some(draw, NUM_HOST)
         sources = [draw.randrange(NUM_DISK) for _ in range(count)]
         places = draw.sample(range(NUM_HOST), count)
-        came = self.mover.rise(sources, places)
+        came = self.mover.load_from_disk(sources, places)
         assert came == [self.cold[source] is not None for source in sources]
         for source, place in zip(sources, places, strict=True):
             self.host[place] = self.cold[source]
@@ -113,7 +113,7 @@ class Journey:
         self._check_host()
         assert self.disk.drain()
         places = [place for place, held in enumerate(self.cold) if held is not None]
-        assert all(self.mover.rise(places, range(len(places))))
+        assert all(self.mover.load_from_disk(places, range(len(places))))
         self.host[: len(places)] = [self.cold[place] for place in places]
         self._check_host()
 
