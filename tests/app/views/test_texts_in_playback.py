@@ -46,7 +46,7 @@ def make_recording(path, *, with_texts):
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(60))):
             writer.write(message, wait=True)
             if with_texts and message is not engine.hello:
-                texts.follow(message)
+                texts.add_message(message)
                 texts._next_s = -1.0
                 texts.add_contents(
                     BlockContent(block=block, token_ids=(1,) * int(engine.ledger.filled[block]), text=word(block))

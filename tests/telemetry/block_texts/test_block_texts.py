@@ -67,9 +67,9 @@ def test_text_search_returns_each_text_once_in_time_order():
             written(1, 5, "red", "a5"),
         ]
     )
-    assert [(text.time_ns, text.text) for text in index.containing("blue", 9)] == [(3, "BLUE"), (7, "The blue sky")]
-    assert [text.block for text in index.containing("blue", 1)] == [4]
-    assert index.containing("green", 9) == []
+    assert [(text.time_ns, text.text) for text in index.search("blue", 9)] == [(3, "BLUE"), (7, "The blue sky")]
+    assert [text.block for text in index.search("blue", 1)] == [4]
+    assert index.search("green", 9) == []
 
 
 def test_full_blocks_are_requested_once_and_filling_blocks_less_often(ledger):
@@ -191,7 +191,7 @@ def recorded(path, with_texts=True):
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(200))):
             writer.write(message, wait=True)
             if message is not engine.hello and with_texts:
-                texts.follow(message)
+                texts.add_message(message)
                 texts._next_s = -1.0
                 texts.add_contents(content(block) for block in texts.due())
         if with_texts:

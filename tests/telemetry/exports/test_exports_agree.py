@@ -15,7 +15,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as trace_pb2
 
 from kvscope_telemetry.exports.export import ExportTarget, export
-from kvscope_telemetry.exports.run_summary import digest
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.messages.telemetry import TelemetryMessage
 from kvscope_telemetry.mirror.follower import Follower
@@ -85,7 +85,7 @@ def test_peak_usage_and_its_time_are_those_of_the_fullest_frame_everywhere(
     recording: Recording, tmp_path: Path
 ) -> None:
     peak, at_s = highest_usage(recording)
-    figures = digest(recording, read_overview(recording), span_of(recording))
+    figures = summarize_run(recording, read_overview(recording), span_of(recording))
     assert figures.peak_usage == pytest.approx(peak)
     assert figures.peak_usage_s == pytest.approx(at_s, abs=1e-6)
     assert max(metrics_of(recording, tmp_path)["peak_usage"]) == pytest.approx(peak)

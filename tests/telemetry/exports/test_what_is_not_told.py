@@ -15,7 +15,7 @@ from kvscope_telemetry.exports.comparison.comparison import Run, compare
 from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.perfetto.trace import write_perfetto
 from kvscope_telemetry.exports.report.report import write_report
-from kvscope_telemetry.exports.run_summary import digest
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.exports.tables.csv_file import write_csv
 from kvscope_telemetry.exports.tables.tables import metrics_table
@@ -135,7 +135,7 @@ def test_metrics_table_is_empty_for_unknown_figures(watched, own):
 
 def test_summary_report_and_trace_leave_out_unknown_figures(watched):
     recording, overview, span = watched
-    found = digest(recording, overview, span)
+    found = summarize_run(recording, overview, span)
     assert found.totals["admitted"] is None
     assert found.num_steps is None
     assert found.latencies_are_bounds

@@ -41,7 +41,7 @@ class PlaybackWatcher:
         self.updates: list[Update] = []
         self.num_jumps = 0
 
-    def take_all(self) -> Mirror:
+    def drain(self) -> Mirror:
         """Apply everything available once it belongs to the position."""
         assert self.source.wait(lambda: not self.source.is_seeking, WAIT_S)
         while (update := self.source.poll_update()) is not None:

@@ -65,7 +65,7 @@ def test_bookmark_is_readable_after_a_flush(make_ring: MakeRing, make_session: M
     session = make_session(ring)
     session.advance(300)
     marked = new_bookmark(session.times_ns[100], "the first")
-    assert ring.mark(marked)
+    assert ring.add_bookmark(marked)
     session.advance(400)
     late = new_bookmark(session.times_ns[-1], "the second")
     assert ring.add_bookmark(late)
@@ -84,7 +84,7 @@ def test_bookmark_outlives_the_segments_before_it(make_ring: MakeRing, make_sess
     session = make_session(ring)
     session.advance(300)
     marked = new_bookmark(session.times_ns[-1], "kept")
-    ring.mark(marked)
+    ring.add_bookmark(marked)
     session.advance(60)
     assert ring.flush(60.0)
     assert current_bookmarks(Recording.open(ring.folder, origin_ns=ring.origin_ns).bookmarks()) == [marked]

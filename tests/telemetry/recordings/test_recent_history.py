@@ -219,7 +219,7 @@ def test_replaced_file_is_not_read(tmp_path: Path, make_session: MakeSession) ->
     (tmp_path / "x.mcap").unlink()
     with pytest.raises(BadInput, match="No such file"):
         recording.state_at(0)
-    assert recording.segments[0].is_gone
+    assert recording.segments[0].is_deleted
     (tmp_path / "moved.mcap.part").rename(tmp_path / "x.mcap.part")
     writer.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvscope_telemetry.exports.run_summary import digest
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.ledger import BlockRows, BlockState, pack_u4
 from kvscope_telemetry.messages.telemetry import Batch, Counters, Frame, Heartbeat, Snapshot, TelemetryMessage, Timings
@@ -74,7 +74,7 @@ def test_usage_between_two_seconds_is_the_peak_with_its_time(record: Callable[..
         frame_after(begun, 3, to_next + 2_500_000_000, counters=idle),
     ]
     recording = Recording.open(record([begun.hello, begun, *frames]).path)
-    found = digest(recording, read_overview(recording), span_of(recording))
+    found = summarize_run(recording, read_overview(recording), span_of(recording))
     level = np.count_nonzero(np.frombuffer(begun.blocks.state, "u1")[: begun.hello.cache.num_blocks] == 1)
     assert found.peak_usage == pytest.approx((level + 4) / begun.hello.cache.num_blocks)
     assert found.peak_usage_s is not None
