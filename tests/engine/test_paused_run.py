@@ -82,6 +82,7 @@ def test_no_latency_differs_from_the_run_without_the_pause(paused_run: list[Tele
     found = [
         summarize_run(recording, overview, span_of(recording))
         for recording, overview in zip(pair, overviews, strict=True)
+        for recording, overview in zip(pair, overviews, strict=True)
     ]
     for name in FIGURES:
         paused, without = (getattr(each, name) for each in found)
