@@ -207,7 +207,7 @@ class FleetWindow(QMainWindow):
         self._timer.start()
         self.search.textChanged.connect(self._search)
         self.search.returnPressed.connect(self._to_table)
-        self.table.open_wanted.connect(self.open_chosen)
+        self.table.open_requested.connect(self.open_chosen)
         self.table.selectionModel().selectionChanged.connect(self._show_buttons)
         self.open_button.clicked.connect(self.open_chosen)
         self.add_button.clicked.connect(self.ask_engine)

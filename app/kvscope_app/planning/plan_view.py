@@ -13,7 +13,7 @@ from kvscope_app.ui.number_text import count, num_bytes, percent
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import label, number_label
 from kvscope_app.ui.widgets import ElidedLabel
-from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
+from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar, Swatch
 from kvscope_telemetry.messages.memory_plan import (
     MISSING,
     Change,

@@ -208,7 +208,7 @@ class MainWindow(WindowBody):
         names = ("play", *(() if is_file else ("record",)), "palette", "theme_toggle", "shortcuts")
         live = None if is_file else actions["to_end"]
         corner = MenuBarCorner(self.session, live, [actions[name] for name in names], self)
-        corner.lie_in(self.menuBar())
+        corner.set_scroll_area(self.menuBar())
         return corner
 
     def _build_playback(self) -> PlaybackBar:

@@ -13,7 +13,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.views.events.events_view import EventsView
 from kvscope_app.views.inspector.inspector_view import REQUEST, STEP, InspectorView
 from kvscope_app.views.throughput.throughput_view import ThroughputView
-from kvscope_app.views.timeline.lane_descriptions import LaneHit, found_in_lane
+from kvscope_app.views.timeline.lane_descriptions import LaneHit, hit_lane
 from kvscope_app.views.timeline.timeline_view import TimelineView
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
@@ -147,7 +147,7 @@ def test_event_is_shown_by_a_click_in_events_table_timeline_or_chart(session, qt
     is_shown()
 
     qtbot.waitUntil(lambda: timeline.refresh() or timeline.canvas.shown is not None)
-    found = found_in_lane("preempted", timeline.canvas.shown, timed.time_ns, 1)
+    found = hit_lane("preempted", timeline.canvas.shown, timed.time_ns, 1)
     assert isinstance(found, LaneHit)
     timeline.canvas.chosen.emit(found)
     is_shown()

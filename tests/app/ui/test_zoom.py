@@ -26,7 +26,7 @@ from kvscope_app.ui.theming.stylesheet import stylesheet
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled, zoom_of
-from kvscope_app.views.memory.bar import Swatch
+from kvscope_app.views.memory.stacked_bar import Swatch
 from kvscope_app.views.page_map import legend_items
 from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_app.window.status_bar import StateDot

@@ -98,30 +98,30 @@ def test_failed_lookup_has_the_reason_and_the_next_one_succeeds(kept_session, qt
 
 def test_failed_step_reading_is_not_retried_immediately(kept_session, qtbot, monkeypatch):
     """A view asks again whenever `changed` is emitted."""
-    monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 1e9)
+    monkeypatch.setattr(step_feed, "RETRY_DELAY_S", 1e9)
     monkeypatch.setattr(step_feed, "read_steps", lambda *_: NO_STEPS)
     feed, span, received = StepFeed(kept_session), TimeSpan(0, 10**9), []
 
     def ask():
         received.append(feed.failure)
-        feed.want(span, span)
+        feed.request(span, span)
 
     feed.changed.connect(ask)
-    feed.want(span, span)
+    feed.request(span, span)
     qtbot.waitUntil(lambda: bool(received) and not feed.is_reading, timeout=WAIT_MS)
     assert received == ["it is gone"]
     assert kept_session.num_opened == 1
-    monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr(step_feed, "RETRY_DELAY_S", 0.0)
     kept_session.is_broken = False
     with qtbot.waitSignal(feed.changed, timeout=WAIT_MS):
-        feed.want(span, span)
+        feed.request(span, span)
     assert feed.failure == ""
     feed.close()
 
 
 def test_steps_are_read_again_only_if_there_may_be_more(kept_session, qtbot, monkeypatch):
     """While an engine is idle, time passes without new steps."""
-    monkeypatch.setattr(step_feed, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(step_feed, "_MIN_INTERVAL_S", 0.0)
     read = []
 
     def read_steps(_recorded, first_ns, last_ns, _watch):
@@ -139,7 +139,7 @@ def test_steps_are_read_again_only_if_there_may_be_more(kept_session, qtbot, mon
 
     def num_read(begin_ns, end_ns, whole_ns):
         read.clear()
-        feed.want(TimeSpan(begin_ns, end_ns), TimeSpan(0, whole_ns))
+        feed.request(TimeSpan(begin_ns, end_ns), TimeSpan(0, whole_ns))
         qtbot.waitUntil(lambda: not feed.is_reading, timeout=WAIT_MS)
         assert not feed.failure
         return len(read)
