@@ -41,7 +41,7 @@ class ChartLine:
 
 
 @dataclass(frozen=True, slots=True)
-class ChartMark:
+class ReportMark:
     """A bookmark or alarm: a moment, or a time range if `end_s` is later than `at_s`."""
 
     at_s: float
@@ -65,7 +65,7 @@ class ReportTimeAxis:
 
     from_s: float
     until_s: float
-    marks: tuple[ChartMark, ...] = ()
+    marks: tuple[ReportMark, ...] = ()
     bands: tuple[Band, ...] = ()
     band_name: str = ""
     """Meaning of the bands in the chart keys, such as `engine suspended`."""

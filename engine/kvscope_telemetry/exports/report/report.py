@@ -28,7 +28,7 @@ from kvscope_telemetry.exports.report.charts import (
     TOP,
     Band,
     ChartLine,
-    ChartMark,
+    ReportMark,
     ReportTimeAxis,
     chart,
     frame,
@@ -268,7 +268,7 @@ def _goals(kept: GoodputReport) -> str:
 
 def _axis(overview: SessionOverview, span: Span, marks: Sequence[Bookmark]) -> ReportTimeAxis:
     drawn = tuple(
-        ChartMark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_user_note)
+        ReportMark(span.seconds(mark.time_ns), span.seconds(end_of(mark)), clean(name_of(mark)), mark.is_user_note)
         for mark in marks[:MAX_MARKS]
     )
     bands = tuple(
