@@ -32,16 +32,16 @@ def server(monkeypatch):
 def test_registered_engine_can_be_attached_and_has_a_row_in_the_fleet(server, qtbot):
     parent, found = QWidget(), []
     qtbot.addWidget(parent)
-    sheet = AttachDialog(parent, found.append)
-    sheet.show()
-    buttons = [button for button in sheet.fields.kinds.findChildren(QAbstractButton) if button.isVisible()]
+    dialog = AttachDialog(parent, found.append)
+    dialog.show()
+    buttons = [button for button in dialog.fields.kinds.findChildren(QAbstractButton) if button.isVisible()]
     assert [button.text() for button in buttons] == ["kvscope", "vLLM", "SGLang", "llama.cpp", "Made-up"]
     buttons[-1].click()
-    assert sheet.fields.where.placeholderText() == "HOST:4242"
-    assert sheet.fields.kv_events.isVisible()
-    assert "Where its server listens." in driver.lines(sheet)
-    sheet.fields.where.setText(f"127.0.0.1:{server.port}")
-    next(button for button in sheet.findChildren(QPushButton) if button.text() == "Attach").click()
+    assert dialog.fields.where.placeholderText() == "HOST:4242"
+    assert dialog.fields.kv_events.isVisible()
+    assert "Where its server listens." in driver.visible_texts(dialog)
+    dialog.fields.where.setText(f"127.0.0.1:{server.port}")
+    next(button for button in dialog.findChildren(QPushButton) if button.text() == "Attach").click()
     (address,) = found
     assert [known.endpoint for known in read_connections()] == [address.text]
     member = ExternalMember(FleetEntry(address), address.open())

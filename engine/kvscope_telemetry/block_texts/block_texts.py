@@ -78,7 +78,7 @@ class RecordedText(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTextQuery:
+class BlockTextLookup:
     """State of a block whose text is looked up."""
 
     epoch: int
@@ -139,7 +139,7 @@ class TextIndex:
                 self._thin_out()
         return newest_ns
 
-    def find(self, asked: BlockTextQuery, at_ns: int) -> BlockContent | None:
+    def find(self, asked: BlockTextLookup, at_ns: int) -> BlockContent | None:
         """Return what the block held at `at_ns`, or None if it is not known.
 
         A block with a hash is found by the hash alone, because moving to another tier does not change its content. For

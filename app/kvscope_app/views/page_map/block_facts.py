@@ -11,7 +11,7 @@ from kvscope_app.session.block_texts.session_texts import asked_of
 from kvscope_app.ui.number_text import UNKNOWN, count, percent, plural
 from kvscope_app.views.block_locations import group_name, is_swapped_out, locate_block
 from kvscope_app.views.tier_style import TIER_STYLES
-from kvscope_telemetry.block_texts.block_texts import BlockTextQuery
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.ledger import (
     LOWER_TIERS,
     NO_OWNER,
@@ -59,7 +59,7 @@ class BlockFacts:
     holders: tuple[int, ...]
     """Requests whose block tables hold the block, at most `MAX_HOLDERS_NAMED`."""
     owner: int | None
-    asked: BlockTextQuery | None
+    asked: BlockTextLookup | None
     """Key for requesting the block's token text; None if the block holds none."""
 
     is_state: bool

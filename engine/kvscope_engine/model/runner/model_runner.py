@@ -55,8 +55,8 @@ from kvscope_engine.model.runner.kernel_launches import Kind, Launches
 from kvscope_engine.model.runner.step_memory import StepLimits, logits_width, step_buffer_bytes
 from kvscope_engine.model.runner.warm_up import idle_decodes, warm_up
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
-from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, keep_items
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.step_plan import Scheduled, StepPlan, StepResult, keep_items
 from kvscope_kernels import Ops, ops_for
 from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.messages.sampling_params import MAX_LOGPROBS

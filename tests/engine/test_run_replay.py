@@ -16,7 +16,14 @@ from msgspec.structs import replace
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
 from kvscope_engine.cli.main import main
-from kvscope_engine.replay import RecordedRun, ReplayComparison, Replayer, check_same_engine, config_of_run, read_run
+from kvscope_engine.run_replay import (
+    RecordedRun,
+    ReplayComparison,
+    Replayer,
+    check_same_engine,
+    config_of_run,
+    read_run,
+)
 from kvscope_engine.server.service import EngineService
 from kvscope_kernels.cpu.library import library
 from kvscope_telemetry import LiveSource
@@ -71,19 +78,19 @@ def record(path: Path, config: EngineConfig, asked: Sequence[Submit], *, texts: 
             recorder.record(message, encode(message))
 
         with Engine(config, publish=publish) as engine:
-            recorder.add_snapshot(engine.snapshot())
-            recorder.add_requests(engine.take_ended())
+            recorder.give(engine.snapshot())
+            recorder.add_requests(engine.drain_ended())
             for submit in asked:
                 engine.submit(submit)
             while engine.has_unfinished:
                 engine.step()
-                recorder.add_requests(engine.take_ended())
+                recorder.add_requests(engine.drain_ended())
     return path
 
 
 def replayed(run: RecordedRun, **options: Any) -> ReplayComparison:
     replayer = Replayer(run)
-    with Engine(config_of_run(run.hello, options), publish=replayer.take) as engine:
+    with Engine(config_of_run(run.hello, options), publish=replayer.receive) as engine:
         return replayer.replay(engine)
 
 
@@ -242,8 +249,8 @@ def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: d
         EngineRecorder(path, texts=True) as recorder,
         Engine(config, publish=lambda message: recorder.record(message, encode(message))) as engine,
     ):
-        recorder.add_snapshot(engine.snapshot())
-        recorder.add_requests(engine.take_ended())
+        recorder.give(engine.snapshot())
+        recorder.add_requests(engine.drain_ended())
         for submit in asked:
             engine.submit(submit)
         step = 0
@@ -252,7 +259,7 @@ def aborting(config: EngineConfig, path: Path, asked: Sequence[Submit], after: d
                 engine.abort(name)
             engine.step()
             step += 1
-        recorder.add_requests(engine.take_ended())
+        recorder.add_requests(engine.drain_ended())
     return read_run(path)
 
 
