@@ -60,13 +60,13 @@ class FakeSource:
         self.num_resyncs = 0
         self.status = SourceStatus(SourceState.CONNECTING)
 
-    def take_update(self):
+    def poll_update(self):
         return self.updates.popleft() if self.updates else None
 
     def send(self, command):
         self.sent.append(command)
 
-    def take_replies(self):
+    def poll_replies(self):
         replies, self.replies = list(self.replies), deque()
         return replies
 

@@ -14,15 +14,15 @@ from kvscope_app.access_options import add_access_options
 from kvscope_app.fleet.fleet_columns import COLUMNS, ENGINE, RUNNING, USAGE
 from kvscope_app.views.capability_messages import why_no_commands
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
-from kvscope_telemetry.collectors import engines
-from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.collectors import external_engines
 from kvscope_telemetry.fleet.external_member import ExternalMember
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
 from kvscope_telemetry.transport.connections import read_connections
 
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, MADE_UP))
+    monkeypatch.setattr(external_engines, "ENGINES", (*external_engines.ENGINES, MADE_UP))
     made = FakeServer()
     made.set_answer("/metrics", METRICS)
     yield made

@@ -19,13 +19,13 @@ from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
 from kvscope_app.alarms.alarm_strip import AlarmLine, AlarmStrip
 from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_telemetry.alarms.alarm_engine import Alarm
-from kvscope_telemetry.alarms.figures import SECOND_FIGURES
+from kvscope_telemetry.alarms.alarm_figures import SECOND_FIGURES
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, parse_rule
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import Stop
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.writer import RecordingWriter
-from kvscope_telemetry.summaries.bookmark import settled
+from kvscope_telemetry.summaries.bookmark import newest_revisions
 from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 
 WAIT_MS = 120_000
@@ -315,7 +315,7 @@ def test_live_alarm_bookmarks_are_saved_in_the_recent_history(window, qtbot):
     assert [mark.kind for mark in session.bookmarks.shown] == [KV_USAGE]
     assert session.disk_history.ring.flush(60.0)
     ring_recording = Recording.open(session.disk_history.ring.folder, origin_ns=session.disk_history.ring.origin_ns)
-    assert list(settled(ring_recording.bookmarks()).values()) == session.bookmarks.shown
+    assert list(newest_revisions(ring_recording.bookmarks()).values()) == session.bookmarks.shown
     window.alarm_strip.go.click()
     assert session.timeline.is_paused
     qtbot.waitUntil(lambda: session.timeline.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)

@@ -19,10 +19,10 @@ from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
-from kvscope_telemetry.fleet.entries import FleetEntry
+from kvscope_telemetry.fleet.fleet_list import FleetEntry
+from kvscope_telemetry.fleet.fleet_row import FleetRow
 from kvscope_telemetry.fleet.list_reader import Listed
 from kvscope_telemetry.fleet.pool_bins import PoolBins
-from kvscope_telemetry.fleet.row import FleetRow
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.transport.connections import read_connections
 

@@ -112,7 +112,7 @@ def test_session_of_a_source_without_commands_sends_none(make_session, make_engi
             self.source = source
 
         def __getattr__(self, name):
-            if name in ("send", "take_replies", "resync"):
+            if name in ("send", "poll_replies", "resync"):
                 raise AttributeError(name)
             return getattr(self.source, name)
 

@@ -23,7 +23,7 @@ from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import count, num_bytes, percent, plural, seconds, short
 from kvscope_app.window.main_window import MainWindow
 from kvscope_telemetry.alarms.rules import Rule
-from kvscope_telemetry.exports.digest import digest
+from kvscope_telemetry.exports.run_summary import summarize_run
 from kvscope_telemetry.exports.span import span_of
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import Accepted, Submit, Tokens
@@ -415,9 +415,9 @@ def recent_figures(recording: Recording, overview: SessionOverview, cursor_ns: i
     """Return the report figures (`kvscope export --from --until`) of the last ten whole wall-clock seconds."""
     end_s = (cursor_ns // SECOND_NS * SECOND_NS - recording.start_ns) / 1e9
     if end_s <= 0:
-        return dict.fromkeys(digest(recording, overview, span_of(recording)).figures)
+        return dict.fromkeys(summarize_run(recording, overview, span_of(recording)).figures)
     span = span_of(recording, max(end_s - RECENT_S, recording.first_s), end_s - 1e-9)
-    return digest(recording, overview, span).figures
+    return summarize_run(recording, overview, span).figures
 
 
 def num_requests(recording: Recording) -> int:
@@ -527,7 +527,7 @@ class LiveRecording:
     def go_on_until(self, at_s: float) -> None:
         self._until = bisect_right(self._times, at_s)
 
-    def take_update(self) -> Update | None:
+    def poll_update(self) -> Update | None:
         new = [message for _, message in self.messages[self._told : self._until]]
         if not new:
             return None

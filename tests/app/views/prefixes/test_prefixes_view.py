@@ -21,7 +21,7 @@ from kvscope_app.views.prefixes.prefix_columns import COLUMNS
 from kvscope_app.views.prefixes.prefixes_view import NO_CACHE, NO_PARENTS, NOTHING_YET, SEVERAL_GROUPS, PrefixesView
 from kvscope_app.views.prefixes.shown_nodes import PrefixFilter
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
-from kvscope_telemetry.block_texts.block_texts import Asked
+from kvscope_telemetry.block_texts.block_texts import BlockTextLookup
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import BlockContent, BlockText, GetBlockText
 from kvscope_telemetry.messages.roles import Role
@@ -274,7 +274,7 @@ def test_text_of_a_replaced_block_is_not_shown(view, engine, session, poll, qtbo
 
 def test_viewer_does_not_request_texts(view, engine, session, poll, qtbot):
     session.status = replace(session.status, role=Role.VIEWER)
-    session.texts.request(view, [Asked(7, 18, 0, 0, 118)])
+    session.texts.request(view, [BlockTextLookup(7, 18, 0, 0, 118)])
     session.texts.poll()
     assert engine.source.sent == []
     view.refresh()
