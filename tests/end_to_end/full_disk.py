@@ -99,7 +99,7 @@ def check_past(folder: Path, endpoint: str) -> None:
         desktop.wait_for("live")
         desktop.send_line(f"record {folder / 'elsewhere.mcap'}")
         desktop.wait_for("recording")
-        print(desktop.wait_for("notice The past is not kept"))
+        print(desktop.wait_for("notice History is not being recorded"))
         assert_continues(desktop)
         assert desktop.quit() == 0
     complete_recording(folder / "elsewhere.mcap")
@@ -142,7 +142,7 @@ def check_serve(folder: Path, _: str) -> None:
 def _assert_answers(source: LiveSource) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     source.send(Submit(request_id="one", prompt_token_ids=tuple(range(3, 60)), sampling=sampling))
-    assert source.wait(lambda: any(isinstance(reply, Finished) for reply in source.take_replies()), PATIENCE_S)
+    assert source.wait(lambda: any(isinstance(reply, Finished) for reply in source.poll_replies()), PATIENCE_S)
 
 
 PARTS: dict[str, Callable[[Path, str], None]] = {

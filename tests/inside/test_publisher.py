@@ -48,7 +48,7 @@ def test_late_and_early_clients_have_the_same_state(publish_state: Any) -> None:
     with late:
         mirror, end_s = Mirror(), time.monotonic() + 10
         while mirror.seq < 3 and time.monotonic() < end_s:
-            if (update := late.take_update()) is not None:
+            if (update := late.poll_update()) is not None:
                 mirror.apply(update)
         assert mirror.ledger.equals(early.mirror.ledger)
         assert mirror.ledger.equals(state.ledger)

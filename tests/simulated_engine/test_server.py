@@ -46,8 +46,8 @@ def test_debugger_commands_work_as_in_a_real_engine(server: SimulatedServer) -> 
     with LiveSource(server.sockets.telemetry_endpoint) as source:
 
         def look() -> None:
-            replies.extend(reply for reply in source.take_replies() if not isinstance(reply, Status))
-            update = source.take_update()
+            replies.extend(reply for reply in source.poll_replies() if not isinstance(reply, Status))
+            update = source.poll_update()
             if update is not None:
                 mirror.apply(update)
 
@@ -95,7 +95,7 @@ def test_pause_ends_when_its_client_disconnects(server: SimulatedServer) -> None
         with LiveSource(server.sockets.telemetry_endpoint) as holder:
             assert holder.wait(lambda: holder.status.state is SourceState.LIVE, 60)
             holder.send(Control(action="pause", tag=1))
-            assert holder.wait(lambda: bool(holder.take_replies()), 60)
+            assert holder.wait(lambda: bool(holder.poll_replies()), 60)
             assert watcher.wait(lambda: watcher.status.state is SourceState.PAUSED, 60)
         step = server.engine.step
         assert watcher.wait(lambda: server.engine.step > step, 60)

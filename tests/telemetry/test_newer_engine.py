@@ -81,7 +81,7 @@ def test_unsupported_protocol_version_is_reported(
     assert source.wait(lambda: "protocol 2" in source.status.reason, WAIT_S), source.status
     assert source.status.reason == "the engine speaks protocol 2, this version up to 1"
     assert source.status.state is SourceState.CONNECTING
-    assert source.take_update() is None or source.mirror.epoch is None
+    assert source.poll_update() is None or source.mirror.epoch is None
 
 
 def test_snapshot_requests_back_off_if_frames_stay_unreadable() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_telemetry.pins import most_held, num_missing
+from kvscope_telemetry.pins import max_held_blocks, num_missing
 
 
 @pytest.mark.parametrize(("window", "expected"), [(0, 63), (32, 11), (10_000, 63)])
 def test_blocks_needed_by_a_request_with_and_without_a_window(window: int, expected: int) -> None:
-    assert most_held(1000, window=window, max_chunk=128, block_size=16) == expected
+    assert max_held_blocks(1000, window=window, max_chunk=128, block_size=16) == expected
 
 
 def test_missing_blocks_count_pins_except_those_of_its_own_prompt() -> None:

@@ -122,7 +122,7 @@ def test_adapter_loaded_by_another_client_is_known_immediately(served: Served, f
 
         def heard(kind: type) -> Callable[[], bool]:
             def look() -> bool:
-                replies.extend(source.take_replies())
+                replies.extend(source.poll_replies())
                 source.update_mirror()
                 return any(isinstance(reply, kind) for reply in replies)
 

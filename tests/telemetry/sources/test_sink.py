@@ -28,8 +28,8 @@ from kvscope_telemetry.messages.telemetry import (
     TelemetryMessage,
 )
 from kvscope_telemetry.messages.wire import decode_telemetry
-from kvscope_telemetry.mirror.continuity import Continuity
 from kvscope_telemetry.mirror.mirror import Mirror
+from kvscope_telemetry.mirror.state_continuity import Continuity
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.sources.live_source import LiveSource
 from kvscope_telemetry.sources.sink import SinkFeed
@@ -67,7 +67,7 @@ class CollectingSink:
         """
         sequence = Continuity()
         for message in self.messages_of_type(Frame, Snapshot):
-            is_taken = sequence.takes(message)
+            is_taken = sequence.accepts(message)
             assert is_taken or isinstance(message, Snapshot), f"frame {message.seq} does not follow {sequence.seq}"
         return len(self.messages_of_type(Frame))
 
@@ -235,21 +235,21 @@ def test_failed_sink_requests_no_snapshots(make_endpoint: MakeEndpoint, serve: S
 def test_snapshot_older_than_the_held_frames_is_not_used() -> None:
     engine = SimulatedEngine(num_blocks=50)
     feed, sink = SinkFeed(), CollectingSink()
-    feed.passed(engine.snapshot(), None)
+    feed.add_accepted(engine.snapshot(), None)
     old = engine.snapshot()
-    feed.passed(engine.advance(), None)
+    feed.add_accepted(engine.advance(), None)
     feed.set(sink)
     feed.begin_pass()
     kept: list[tuple[Any, bytes | None]] = []
     sink.write = lambda message, data=None: kept.append(message) or True  # type: ignore[method-assign,func-returns-value,assignment]
     second = engine.advance()
-    feed.passed(second, None)
+    feed.add_accepted(second, None)
     feed.snapshot(old, None)
     assert kept == []
     assert feed.wants_snapshot(0)
     fresh = engine.snapshot()
     third = engine.advance()
-    feed.passed(third, None)
+    feed.add_accepted(third, None)
     feed.snapshot(fresh, None)
     assert kept == [fresh, third]
     assert not feed.wants_snapshot(0)
@@ -278,22 +278,22 @@ def test_previous_sink_gets_the_frames_in_the_snapshot_of_the_next(is_early: boo
     feed.set(before)
     feed.begin_pass()
     first = engine.snapshot()
-    feed.passed(first, None)
+    feed.add_accepted(first, None)
     frames = [engine.advance() for _ in range(5)]
-    feed.passed(frames[0], None)
+    feed.add_accepted(frames[0], None)
     feed.set(after)
     feed.begin_pass()
-    feed.passed(frames[1], None)
+    feed.add_accepted(frames[1], None)
     place = replace(engine.snapshot(), seq=frames[2].seq)
     if is_early:
         feed.snapshot(place, None)
         assert after.taken == []
         assert not feed.wants_snapshot(0), "it is there; frames are on their way"
     for frame in frames[2:4]:
-        feed.passed(frame, None)
+        feed.add_accepted(frame, None)
     if not is_early:
         feed.snapshot(place, None)
-    feed.passed(frames[4], None)
+    feed.add_accepted(frames[4], None)
     assert before.taken == [first, *frames[:3]]
     assert after.taken == [place, *frames[3:]]
 
@@ -302,11 +302,11 @@ def test_replaced_sink_gets_nothing_more() -> None:
     engine, feed, before, after = SimulatedEngine(num_blocks=50), SinkFeed(), PlainSink(), PlainSink()
     feed.set(before)
     feed.begin_pass()
-    feed.passed(engine.snapshot(), None)
+    feed.add_accepted(engine.snapshot(), None)
     feed.set(None)
     feed.begin_pass()
     feed.set(after)
     feed.begin_pass()
-    feed.passed(engine.advance(), None)
+    feed.add_accepted(engine.advance(), None)
     feed.snapshot(engine.snapshot(), None)
     assert [len(sink.taken) for sink in (before, after)] == [1, 1]

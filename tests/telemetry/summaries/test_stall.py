@@ -18,7 +18,7 @@ def beats(count: int, step: int = 5, first: int = 0, **more: object) -> list[Hea
 
 def stall_times(beats: list[Heartbeat]) -> list[float]:
     stall = Stall()
-    return [stall.seen(beat) for beat in beats]
+    return [stall.update(beat) for beat in beats]
 
 
 def test_stall_grows_until_a_step_ends() -> None:

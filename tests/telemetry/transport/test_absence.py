@@ -101,15 +101,15 @@ def test_engine_that_appears_is_followed_and_clears_the_reason(tmp_path: Path) -
 
 def test_first_check_comes_soon_by_the_given_clock() -> None:
     """The reader thread passes its clock: the first check is at 0.3 s of it."""
-    from kvscope_telemetry.transport.absence import FIRST_S, Absence
+    from kvscope_telemetry.transport.unreachable_engine import FIRST_S, UnreachableEngine
 
-    absence = Absence(f"tcp://127.0.0.1:{free_port()}")
-    absence.look(10.0, is_open=False, is_up=False)
+    absence = UnreachableEngine(f"tcp://127.0.0.1:{free_port()}")
+    absence.poll(10.0, is_open=False, is_up=False)
     assert absence.why == ""
-    absence.look(10.0 + FIRST_S, is_open=False, is_up=False)
+    absence.poll(10.0 + FIRST_S, is_open=False, is_up=False)
     deadline = time.monotonic() + WAIT_S
     while not absence.why and time.monotonic() < deadline:
-        absence.look(10.0 + FIRST_S, is_open=False, is_up=False)
+        absence.poll(10.0 + FIRST_S, is_open=False, is_up=False)
     assert "connection refused" in absence.why
-    absence.look(11.0, is_open=True, is_up=True)
+    absence.poll(11.0, is_open=True, is_up=True)
     assert absence.why == ""

@@ -97,7 +97,7 @@ def test_total_backlog_is_bounded_and_the_longest_is_dropped() -> None:
 def test_capacity_check_before_an_expensive_answer() -> None:
     wire = FakeWire(a=0)
     backlogs = ReplyBacklogs(wire.send, wire.lost.append)
-    assert backlogs.has_room(b"a", 1 << 30), "a single reply always fits"
+    assert backlogs.has_capacity(b"a", 1 << 30), "a single reply always fits"
     backlogs.add(b"a", b"x" * (10 << 20))
-    assert backlogs.has_room(b"a", 5 << 20)
-    assert not backlogs.has_room(b"a", 7 << 20)
+    assert backlogs.has_capacity(b"a", 5 << 20)
+    assert not backlogs.has_capacity(b"a", 7 << 20)

@@ -56,7 +56,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "axk1": ("axk1", LATENTS | EXPERTS),
     "longcat_flash": ("longcat_flash", LATENTS | LONGCAT),
 }
-"""One model of each architecture with latents for which transformers has a causal language model that makes its own mask."""
+"""One model of each architecture with latents for which transformers has a causal model without its own mask."""
 HELD = LayerShape(1, 40, latent_dim=32)
 
 
