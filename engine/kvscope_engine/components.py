@@ -53,6 +53,7 @@ from kvscope_engine.model.runner.kv_cache_spec import expanded_layers, groups_of
 from kvscope_engine.model.runner.model_runner import ModelRunner
 from kvscope_engine.model.runner.pool_size import PoolSize, pool_size
 from kvscope_engine.model.runner.product_choice import choose_products
+from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import logits_width, max_batched_tokens
 from kvscope_engine.model.runner.virtual_cache import VirtualCache, virtual_cache
 from kvscope_engine.model.verification.fuse import Fused
@@ -294,10 +295,10 @@ def build_components(
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
         if leader is not None:
-            leader.join(loaded.module, captures=runner.captures_together)
-            if runner.captures_together:
+            leader.join(loaded.module, captures=runner.captures_shared_graphs)
+            if runner.captures_shared_graphs:
                 progress(Progress(stage="warm up", detail="CUDA graphs of all ranks"))
-                runner.capture_together(leader)
+                runner.capture_shared_graphs(leader)
         guard = _build_guard(config, loaded, size, cache.storage, states, scheduler, runner, register)
         register.end_turn()
         for note in notes:
@@ -670,21 +671,23 @@ def _build_runner(
     return ModelRunner(
         loaded,
         storage,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
-        enforce_eager=config.enforce_eager,
-        piecewise_graphs=has_pieces,
-        together=leader is not None,
-        page_heat=config.page_heat,
-        sparse_decode=config.sparse_decode,
-        others=leader,
-        ops=model.attention.ops,
-        notes=notes,
+        RunnerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
+            max_drafts=config.max_drafts,
+            enforce_eager=config.enforce_eager,
+            piecewise_graphs=has_pieces,
+            shares_graphs=leader is not None,
+            page_heat=config.page_heat,
+            sparse_decode=config.sparse_decode,
+            tile_sizes=model.tiles,
+            fingerprints=config.fingerprints,
+        ),
         states=states,
-        max_drafts=config.max_drafts,
         lora=model.lora,
-        tiles=model.tiles,
-        fingerprints=config.fingerprints,
+        ops=model.attention.ops,
+        others=leader,
+        notes=notes,
     )
 
 

@@ -243,7 +243,7 @@ class Engine:
         guard = self.components.guard
         if guard is not None:
             guard.look(self._settle)
-        has_more = self.components.runner.while_idle()
+        has_more = self.components.runner.do_idle_work()
         self._note(self._eased.look(time.monotonic_ns()))
         if self._tell_notes(time.monotonic_ns()):
             self._record_idle()

@@ -312,7 +312,7 @@ class StepRunner(Protocol):
     def launch(self, plan: StepPlan, after: Any = None) -> Launched:
         """Launch one step, to run after the last one launched."""
 
-    def is_well(self) -> bool:
+    def is_device_usable(self) -> bool:
         """Whether the device still computes after an error other than a lack of memory. Runs a check on the device."""
 
     def recover(self) -> None:
@@ -508,7 +508,7 @@ def is_survived(runner: StepRunner, error: Exception) -> bool:
     """
     if isinstance(error, KvscopeError):
         return False
-    return is_no_memory(error) or (is_of_library(error) and runner.is_well())
+    return is_no_memory(error) or (is_of_library(error) and runner.is_device_usable())
 
 
 def _explained(explain: Explain, plan: StepPlan) -> str:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvscope_engine.model.device_memory.memory_plan import MemoryPlan, StepReserves, with_room_for_blocks
 from kvscope_engine.model.hf_config import position_limit
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.kv_cache.kv_offload.tier_builder import STAGING_BYTES
 from kvscope_engine.model.kv_cache.kv_storage import QUANTIZED_DTYPES, block_bytes, storage_dtype
 from kvscope_engine.model.kv_cache.layer_groups import LayerGroup, group_layers
@@ -34,7 +35,6 @@ from kvscope_engine.model.runner.step_memory import (
     GPU_BATCHED_TOKENS,
     GRAPH_BYTES,
     Processors,
-    StepLimits,
     graph_tensor_bytes,
     head_shape,
     latent_bytes,

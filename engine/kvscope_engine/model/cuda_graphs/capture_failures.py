@@ -75,7 +75,7 @@ class CaptureFailures:
         if key not in self._told:
             self._told.add(key)
             later = "" if math.isinf(self._not_before_s[key]) else "; it will be retried later"
-            self._tell(f"no CUDA graph for {size}, which run slower: {failure_words(error)}{later}")
+            self._tell(f"no CUDA graph for {size}, which run slower: {failure_reason(error)}{later}")
 
     def put_off(self, key: Hashable) -> None:
         """Record that a graph was released because a step needed its memory. It may be captured again after a pause."""
@@ -148,6 +148,6 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "captur" in str(error).lower() and not is_no_memory(error)
 
 
-def failure_words(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """Return the type and the first line of an exception, shortened to 200 characters."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"

@@ -35,13 +35,14 @@ import torch
 from kvscope_engine.model.cuda_graphs.capture_failures import (
     CaptureFailures,
     failure_of,
-    failure_words,
+    failure_reason,
     failures_of,
     is_refusal,
 )
-from kvscope_engine.model.device_memory.read_back import Rows, RowsBack
+from kvscope_engine.model.device_memory.read_back import RowReadBack, Rows
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import StepTensors, put_decodes, put_drafted, table_width
 from kvscope_engine.model.layers.attention.attention_scores import AttentionScores
 
@@ -78,7 +79,7 @@ def drafted_sizes(max_num_seqs: int, max_drafts: int) -> tuple[int, ...]:
     return (*(size for size in DRAFTED_SIZES if size < largest), largest)
 
 
-def most_rows(max_num_seqs: int, max_drafts: int) -> int:
+def max_logits_rows(max_num_seqs: int, max_drafts: int) -> int:
     return max(captured_sizes(max_num_seqs)[-1], *drafted_sizes(max_num_seqs, max_drafts), 0)
 
 
@@ -128,52 +129,45 @@ class DecodeGraphs:
         self,
         forward: Forward,
         buffer: StepBuffer,
-        device: torch.device,
+        limits: StepLimits,
         *,
-        max_num_seqs: int,
-        max_tokens: int,
-        block_size: int,
-        num_groups: int = 1,
         measures: bool = False,
         is_by_length: bool = False,
         pad_state: int | None = None,
-        max_drafts: int = 0,
         failures: CaptureFailures | None = None,
     ) -> None:
         """Create without graphs.
 
         Args:
             forward: Runs the model on a step.
-            buffer: Input buffer of steps.
-            device: CUDA device.
-            max_num_seqs: Maximum number of requests in a step.
-            max_tokens: Maximum tokens of one request.
-            block_size: Tokens per KV block.
-            num_groups: Number of KV groups.
+            buffer: Input buffer of steps, on the device of the model.
+            limits: Sizes of the largest step.
             measures: Whether graphs record attention per block, for `shares_of`.
             is_by_length: Whether there is a graph for each of `captured_lengths`, instead of one for all lengths.
             pad_state: State slot of padding sequences, for models with recurrent layers.
-            max_drafts: Maximum draft tokens per request.
             failures: Record of failed captures.
         """
+        max_num_seqs, max_drafts, max_tokens = limits.max_num_seqs, limits.max_drafts, limits.max_request_tokens
         self.sizes = captured_sizes(max_num_seqs)
         self.drafted_sizes = drafted_sizes(max_num_seqs, max_drafts)
-        self._most_rows = most_rows(max_num_seqs, max_drafts)
+        self._max_logits_rows = max_logits_rows(max_num_seqs, max_drafts)
         self._max_drafts = max_drafts
         self._lengths = captured_lengths(max_tokens) if is_by_length else (max_tokens,)
         self._forward = forward
         self._buffer = buffer
-        self._device = device
+        self._device = buffer.device
         self._tables = [
-            torch.zeros(self.sizes[-1], table_width(max_tokens, block_size), dtype=torch.int32, device=device)
-            for _ in range(num_groups)
+            torch.zeros(
+                self.sizes[-1], table_width(max_tokens, limits.block_size), dtype=torch.int32, device=buffer.device
+            )
+            for _ in range(limits.num_groups)
         ]
         self._sent_tables: list[torch.Tensor] = []
         self._logits: torch.Tensor | None = None
-        self._block_size = block_size
+        self._block_size = limits.block_size
         self._totals: torch.Tensor | None = None
         if measures:
-            self._totals = torch.zeros(num_groups, *self._tables[0].shape, device=device)
+            self._totals = torch.zeros(limits.num_groups, *self._tables[0].shape, device=buffer.device)
         self._pad_state = pad_state
         self._shares: dict[_Key, AttentionScores] = {}
         self._graphs: dict[_Key, Any] = {}
@@ -196,7 +190,7 @@ class DecodeGraphs:
         keys = [_Key(size, self._lengths[-1]) for size in reversed(self.sizes)]
         errors = failures_of(keys, self._try)
         if len(errors) == len(keys):
-            return failure_words(errors[keys[0]])
+            return failure_reason(errors[keys[0]])
         for key, error in errors.items():
             self._note_failure(key, error)
         return ""
@@ -316,7 +310,7 @@ class DecodeGraphs:
         self._graphs[self._put_key._replace(size=size)].replay()
         return self._logits[:num_rows]
 
-    def shares_of(self, size: int, inputs: StepInputs, back: RowsBack) -> Rows | None:
+    def shares_of(self, size: int, inputs: StepInputs, back: RowReadBack) -> Rows | None:
         """Start copying the attention per block of the step that was just replayed to the host."""
         width = table_width(int(inputs.seq_lens.max()), self._block_size)
         return self._shares[self._put_key._replace(size=size)].start(back, len(inputs.seq_lens), width)
@@ -384,6 +378,6 @@ class DecodeGraphs:
             self._totals[:, : tensors.num_single_token].zero_()
         logits = self._forward(tensors, shares)
         if self._logits is None:
-            self._logits = logits.new_empty(self._most_rows, logits.shape[1])
+            self._logits = logits.new_empty(self._max_logits_rows, logits.shape[1])
         self._logits[: len(logits)].copy_(logits)
         return shares

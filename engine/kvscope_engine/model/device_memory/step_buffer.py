@@ -3,7 +3,7 @@
 Owns the buffers and their synchronization. The same shapes reserved in the same order have the same addresses, as CUDA
 graphs require. The device has one buffer, which a step reads before the next step's copy overwrites it. The host has
 three: one is written while two copies may still wait behind a running step, that of the next step's inputs and that of
-its sampling inputs (`InFlight.sample`). On a CPU nothing is copied: tensors share the arrays' memory.
+its sampling inputs (`InFlightStep.sample`). On a CPU nothing is copied: tensors share the arrays' memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StepBuffer:
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self._is_host = device.type == "cpu"
-        self._device = device
+        self.device = device
         self._end = 0
         self._overflow: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.num_bytes = 0 if self._is_host else num_bytes
@@ -87,7 +87,7 @@ class StepBuffer:
     def _reserve_beyond(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> tuple[NDArray[Any], torch.Tensor]:
         size = int(np.prod(shape)) * kind.itemsize
         host, data = pinned_bytes(size)
-        on_device = torch.empty(size, dtype=torch.uint8, device=self._device)
+        on_device = torch.empty(size, dtype=torch.uint8, device=self.device)
         self._overflow.append((on_device, host))
         return data.view(kind).reshape(shape), on_device.view(_DTYPES[kind]).view(shape)
 

@@ -54,6 +54,7 @@ from kvscope_engine.model.runner.kv_cache_spec import groups_of_model, storage_f
 from kvscope_engine.model.runner.model_runner import ModelRunner
 from kvscope_engine.model.runner.pool_size import pool_size
 from kvscope_engine.model.runner.product_choice import choose_products
+from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import max_batched_tokens
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_telemetry.engine_config import EngineConfig
@@ -135,12 +136,14 @@ def _run(
     runner = ModelRunner(
         loaded,
         storage,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
-        enforce_eager=not begin.captures,
-        together=True,
-        sparse_decode=config.sparse_decode,
-        lora_slots=lora,
+        RunnerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
+            enforce_eager=not begin.captures,
+            shares_graphs=True,
+            sparse_decode=config.sparse_decode,
+        ),
+        lora=lora,
     )
     runner.warm_up(lambda progress: None)
     keep_residual_in_float32(loaded.module, begin.float32_residual)
@@ -151,7 +154,7 @@ def _run(
     num_bytes = weights_bytes(loaded.module)
     channel.send(encode(RankJoined(weights_bytes=num_bytes, kv_bytes=storage.num_bytes, device=_name(loaded.device))))
     if begin.captures:
-        runner.capture_together(group)
+        runner.capture_shared_graphs(group)
     while isinstance(told := decode_to_rank(_next(channel)), Step | Fill | Move):
         if isinstance(told, Step):
             threads.look()
@@ -159,7 +162,7 @@ def _run(
             sampled = None
             if inputs.awaited is not None:
                 sampled = group.broadcast(torch.zeros(told.num_sampled, dtype=torch.int64, device=loaded.device))
-            runner.follow(inputs, copies, slots, sampled, told.graph_size)
+            runner.run_as_follower(inputs, copies, slots, sampled, told.graph_size)
             group.num_points += 1
         elif isinstance(told, Fill) and lora is not None:
             lora.fill(told.stack, told.slot, deltas_of(told, loaded.dtype))

@@ -212,7 +212,7 @@ class Leader:
         except GroupBroken as error:
             raise self._lost(error) from error
 
-    def share(self, tokens: torch.Tensor) -> None:
+    def broadcast_tokens(self, tokens: torch.Tensor) -> None:
         """Broadcast the tokens sampled by the previous step to the other ranks, which know their number from `tell`.
 
         Raises KvscopeError when a rank is lost.
@@ -259,7 +259,7 @@ class Leader:
         for index, channel in self._channels.items():
             self._send(index, channel, encode(fill_of(stack, slot, deltas(Rank(index, self.rank.count)))))
 
-    def tell(
+    def send_step(
         self,
         inputs: StepInputs,
         copies: Sequence[tuple[int, int]],
@@ -294,7 +294,7 @@ class Leader:
         for rank, channel in self._channels.items():
             self._send(rank, channel, message)
 
-    def done(self) -> None:
+    def report_step_done(self) -> None:
         """Report that rank 0 has run the step's layers."""
         self._is_in_step = False
         if self._group is not None:

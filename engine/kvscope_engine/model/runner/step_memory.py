@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes, most_rows
-from kvscope_engine.model.cuda_graphs.piecewise.mixed_graphs import mixed_sizes
+from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes, max_logits_rows
+from kvscope_engine.model.cuda_graphs.piecewise.piecewise_graphs import piecewise_sizes
 from kvscope_engine.model.device_memory.memory_plan import StepReserves
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import inputs_bytes, table_width
 from kvscope_engine.model.layers.attention.mla.latent_runs import MOST_TOGETHER, expanded_bytes
 from kvscope_engine.model.layers.attention.mla.latents import Latents
@@ -54,27 +55,6 @@ tables."""
 SAMPLING_BYTES_A_LOGIT: Final = 16
 """Bytes that sampling with every option holds at once per logit, 4 each: raw logits if log-probabilities are requested,
 the processed logits, the candidates searched for the largest ones, and a row padded to whole chunks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
-    """Sizes of the largest step that service can run."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_request_tokens: int
-    """Maximum number of tokens of one request: the capacity of the pool, at most the model's maximum length."""
-    block_size: int
-    num_groups: int = 1
-    max_drafts: int = 0
-    """Maximum number of draft tokens per request. A step with drafts samples at most max(1 + max_drafts, max_num_seqs)
-    rows."""
-    has_experts: bool = False
-    """Whether kernels are launched whose tiles grow with the number of tokens in a step (mixture of experts)."""
-
-    @property
-    def max_request_blocks(self) -> int:
-        return -(-self.max_request_tokens // self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +197,7 @@ def step_buffer_bytes(limits: StepLimits, vocab_size: int) -> int:
 def graph_tensor_bytes(limits: StepLimits, vocab_size: int) -> int:
     """Return the bytes of the logits tensor that all graphs write and of the block tables that they all read."""
     columns = limits.num_groups * table_width(limits.max_request_tokens, limits.block_size)
-    logits = most_rows(limits.max_num_seqs, limits.max_drafts) * vocab_size
+    logits = max_logits_rows(limits.max_num_seqs, limits.max_drafts) * vocab_size
     return FLOAT32_BYTES * (captured_sizes(limits.max_num_seqs)[-1] * columns + logits)
 
 
@@ -228,7 +208,7 @@ def piecewise_bytes(limits: StepLimits, heads: HeadShape) -> int:
     """
     return (
         PIECES_BYTES
-        + 3 * FLOAT32_BYTES * mixed_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.query_dim
+        + 3 * FLOAT32_BYTES * piecewise_sizes(limits.max_num_batched_tokens)[-1] * heads.num_heads * heads.query_dim
     )
 
 

@@ -16,6 +16,7 @@ from kvscope_engine.model.cuda_graphs import capture_failures
 from kvscope_engine.model.cuda_graphs.decode_graphs import DecodeGraphs, captured_lengths, captured_sizes
 from kvscope_engine.model.device_memory.step_buffer import StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import StepTensors, table_width
 
 BLOCK_SIZE, VOCABULARY = 16, 50
@@ -108,7 +109,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     cpu = torch.device("cpu")
     buffer = StepBuffer(cpu, 0)
-    made = DecodeGraphs(forward, buffer, cpu, max_num_seqs=20, max_tokens=1 << 17, block_size=BLOCK_SIZE)
+    limits = StepLimits(max_num_seqs=20, max_num_batched_tokens=512, max_request_tokens=1 << 17, block_size=BLOCK_SIZE)
+    made = DecodeGraphs(forward, buffer, limits)
     found = Recorded(made)
     return found
 

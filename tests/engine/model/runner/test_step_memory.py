@@ -13,12 +13,12 @@ import torch
 from kvscope_engine.model.cuda_graphs.decode_graphs import captured_sizes
 from kvscope_engine.model.device_memory.step_buffer import ALIGNMENT, StepBuffer
 from kvscope_engine.model.input_batch.step_inputs import StepInputs
+from kvscope_engine.model.input_batch.step_limits import StepLimits
 from kvscope_engine.model.input_batch.step_tensors import put_inputs
 from kvscope_engine.model.runner.step_memory import (
     PIECES_BYTES,
     HeadShape,
     Processors,
-    StepLimits,
     graph_tensor_bytes,
     shares_bytes,
     split_partials_bytes,

@@ -42,6 +42,7 @@ from kvscope_engine.model.layers.fused.fused_norm import norm_candidates
 from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
 from kvscope_engine.model.runner import model_runner
 from kvscope_engine.model.runner.model_runner import ModelRunner, OtherRanks
+from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.verification.fuse import replace_part
 from kvscope_kernels import Ops
 from kvscope_kernels.fused_moe.expert_weights import Gate
@@ -354,17 +355,19 @@ def make_runner(
     made = ModelRunner(
         loaded,
         storage,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=512,
-        enforce_eager=enforce_eager,
-        piecewise_graphs=piecewise_graphs,
-        page_heat=page_heat,
-        sparse_decode=sparse_decode,
-        together=together,
-        others=others,
-        ops=ops,
+        RunnerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=512,
+            max_drafts=max_drafts,
+            enforce_eager=enforce_eager,
+            piecewise_graphs=piecewise_graphs,
+            shares_graphs=together,
+            page_heat=page_heat,
+            sparse_decode=sparse_decode,
+        ),
         states=states,
-        max_drafts=max_drafts,
+        ops=ops,
+        others=others,
     )
     if all_reduce is not None:
         reduce_behind_layers(module, all_reduce)

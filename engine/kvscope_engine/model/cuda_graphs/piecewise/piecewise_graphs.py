@@ -37,7 +37,7 @@ SIZES: Final = (16, 32, 64, 128, 256, 512)
 """Token counts. Below the first, the tile of a matrix product is padded anyway."""
 
 
-def mixed_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
+def piecewise_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
     """Return the token counts that get graphs, up to the largest step."""
     largest = min(max_num_batched_tokens, SIZES[-1])
     return (*(size for size in SIZES if size < largest), largest)
@@ -55,7 +55,7 @@ class _Captured:
     input_ids: torch.Tensor
 
 
-class MixedGraphs:
+class PiecewiseGraphs:
     """Replays steps with prefills. Call `size_of`, then `put` first after the buffer's `begin`, then `replay` after its
     `send`."""
 
@@ -69,7 +69,7 @@ class MixedGraphs:
         max_num_batched_tokens: int,
         failures: CaptureFailures | None = None,
     ) -> None:
-        self.sizes = mixed_sizes(max_num_batched_tokens)
+        self.sizes = piecewise_sizes(max_num_batched_tokens)
         self._forward = forward
         self._storage = storage
         self._ops = ops
