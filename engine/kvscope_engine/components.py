@@ -36,8 +36,8 @@ from kvscope_engine.model.kv_cache.kv_offload.tier_builder import make_tier_move
 from kvscope_engine.model.kv_cache.kv_storage import MIB, KVStorage, LayerShape, block_bytes
 from kvscope_engine.model.kv_cache.layer_groups import LayerGroup
 from kvscope_engine.model.kv_cache.state_storage import StateStorage
-from kvscope_engine.model.layers.fused.round_linears import tell_failures
-from kvscope_engine.model.layers.lora.lora_adapters import LoraAdapters, layers_of, read_given
+from kvscope_engine.model.layers.fused.round_linears import watch_fp8_failures
+from kvscope_engine.model.layers.lora.lora_adapters import LoraAdapters, adapted_layers, read_configured_adapters
 from kvscope_engine.model.layers.lora.lora_slots import in_full
 from kvscope_engine.model.layers.own_forward import own_forward, states_of
 from kvscope_engine.model.layers.recurrent.recurrent_layers import recurrent_layers
@@ -56,7 +56,7 @@ from kvscope_engine.model.runner.product_choice import choose_products
 from kvscope_engine.model.runner.runner_config import RunnerConfig
 from kvscope_engine.model.runner.step_memory import logits_width, max_batched_tokens
 from kvscope_engine.model.runner.virtual_cache import VirtualCache, virtual_cache
-from kvscope_engine.model.verification.fuse import Fused
+from kvscope_engine.model.verification.fuse import FusedCounts
 from kvscope_engine.model.verification.hook_check import check_hook
 from kvscope_engine.model.verification.ready_to_run import make_ready_to_run
 from kvscope_engine.policy.allocation.allocators import fitting_model_len, make_allocation, make_pool
@@ -174,7 +174,7 @@ class EngineComponents:
         if self.mover is None:
             return 0.0
         stats = self.mover.stats
-        return stats.saved_seconds + stats.loaded_seconds + stats.risen_seconds
+        return stats.saved_seconds + stats.loaded_seconds + stats.disk_read_seconds
 
     def work_of(self, plan: StepPlan, result: StepResult, copied_s: float) -> Work:
         """Return the work of a completed step: FLOPs, bytes, CUDA graph and times.
@@ -217,7 +217,7 @@ class EngineComponents:
             return ()
         device = self.hello.device
         first = RankJoined(weights_bytes=self.runner.weights_bytes, kv_bytes=self.storage.num_bytes, device=device.name)
-        return self.leader.memory(first, device.uuids)
+        return self.leader.rank_memory(first, device.uuids)
 
     def close(self) -> EngineComponents:
         """Close all components. Returns a copy that references no tensor and whose counters can still be read."""
@@ -267,7 +267,7 @@ def build_components(
         config = _as_model_allows(config, model.loaded.module)
         size = _agreed_size(config, model, leader, progress)
         if size.plan is not None:
-            register.promise(size.plan.needed - size.plan.weights + max(size.plan.kv, 0))
+            register.publish(size.plan.needed - size.plan.weights + max(size.plan.kv, 0))
         loaded, bent = bent_to_allocator(config, model.loaded, size.num_blocks)
         states = _build_states(config, loaded, size, undo)
         cache = _build_cache(config, loaded, size, states, model.fingerprint, cache_log, undo, leader)
@@ -288,14 +288,14 @@ def build_components(
             *(streamed.notes if streamed is not None else ()),
             *cache.notes(config),
             *_notes_on_own_forward(asked, loaded),
-            *_notes_on_states(asked, states, together=recurrent_layers(loaded.module).decode_together),
+            *_notes_on_states(asked, states, together=recurrent_layers(loaded.module).batches_decodes),
             *([PAGING_NOTE] if loaded.device.type == "cuda" and is_wsl() else []),
         ]
-        tell_failures(loaded.module, notes.append)
+        watch_fp8_failures(loaded.module, notes.append)
         runner = _build_runner(config, loaded, cache.storage, model, leader, notes, has_pieces, states)
         runner.warm_up(progress)
         if leader is not None:
-            leader.join(loaded.module, captures=runner.captures_shared_graphs)
+            leader.connect_ranks(loaded.module, captures=runner.captures_shared_graphs)
             if runner.captures_shared_graphs:
                 progress(Progress(stage="warm up", detail="CUDA graphs of all ranks"))
                 runner.capture_shared_graphs(leader)
@@ -337,7 +337,7 @@ class _ReadyModel:
     """A loaded and fused model with its attention and matrix-multiplication kernels chosen."""
 
     loaded: LoadedModel
-    fused: Fused
+    fused: FusedCounts
     attention: LibraryChoice
     products: str
     """Description of the kernels that multiply few rows; empty if there was no choice."""
@@ -410,7 +410,7 @@ def _as_model_allows(config: EngineConfig, module: torch.nn.Module) -> EngineCon
     """
     recurrent = recurrent_layers(module)
     has_bias = any(call.options.bias is not None for call in check_hook(module))
-    if own_forward(module) is not None or has_bias or not recurrent.decode_together:
+    if own_forward(module) is not None or has_bias or not recurrent.batches_decodes:
         return replace(config, enforce_eager=True)
     return replace(config, piecewise_graphs=False) if recurrent.layers else config
 
@@ -422,7 +422,7 @@ def _ready_model(
     undo: ExitStack,
     register: GpuRegister,
 ) -> _ReadyModel:
-    adapters = read_given(config)  # before loading the model, so that a bad adapter fails fast
+    adapters = read_configured_adapters(config)  # before loading the model, so that a bad adapter fails fast
 
     def await_turn(device: torch.device) -> None:
         if device.type == "cuda":
@@ -433,7 +433,7 @@ def _ready_model(
     loaded = load_model(config, progress, rank_of(leader), await_turn)
     undo.callback(close_streaming, loaded.module)
     if leader is not None:
-        leader.load(config, layers_of(adapters))
+        leader.load_model(config, adapted_layers(adapters))
     _device_info(loaded.device, loaded.dtype)  # measures and caches the device's limits while memory is free
     fingerprint = _fingerprint(config, loaded)  # before fusing, which removes the weights' names
     progress(Progress(stage="warm up"))
@@ -468,7 +468,7 @@ def check_options_with_own_forward(config: EngineConfig, loaded: LoadedModel) ->
         ("page_heat", config.page_heat, 0, "its attention is not seen"),
         (lora, config.has_lora, False, "adapters are for batches of several requests"),
     )
-    why = f"{loaded.info.architecture} is run by transformers' own code ({own.why:.120})"
+    why = f"{loaded.info.architecture} is run by transformers' own code ({own.reason:.120})"
     refuse_options(refused, loaded.info.name, why)
 
 
@@ -479,7 +479,7 @@ def _agreed_size(
     with in_full(None if model.lora is None else model.lora.slots):
         size = pool_size(config, model.loaded)
     if leader is not None:
-        size = size._replace(num_blocks=leader.agree(size.num_blocks, model.fused))
+        size = size._replace(num_blocks=leader.agree_on_blocks(size.num_blocks, model.fused))
     if size.plan is not None:
         progress(Progress(stage="warm up", detail=size.plan.summary(str(model.loaded.device))))
     return size
@@ -519,8 +519,8 @@ def _build_cache(
         config.block_size,
         prefix_caching=config.prefix_caching,
         salt=mover.salt if mover is not None and mover.salt is not None else shared_salt(config),
-        num_host=mover.num_host_places if mover is not None else 0,
-        num_disk=mover.num_disk_places if mover is not None else 0,
+        num_host=mover.num_host_slots if mover is not None else 0,
+        num_disk=mover.num_disk_slots if mover is not None else 0,
         num_states=states.num_slots if states is not None else 0,
         num_host_states=size.num_host_states,
         space=virtual.space if virtual is not None else None,
@@ -587,8 +587,8 @@ def _notes_on_own_forward(config: EngineConfig, loaded: LoadedModel) -> list[str
         return []
     graphs = "; no CUDA graphs" if loaded.device.type == "cuda" and not config.enforce_eager else ""
     return [
-        f"{loaded.info.architecture} is run by transformers' own code, {own.how} in each step, which is slower{graphs}:"
-        f" {own.why:.200}"
+        f"{loaded.info.architecture} is run by transformers' own code, {own.batching_description} in each step,"
+        f" which is slower{graphs}: {own.reason:.200}"
     ]
 
 
@@ -714,7 +714,7 @@ def _build_guard(
         runner.notes.append,
         others=None if plan is None else plan.others,
         pages=storage.resident_bytes,
-        promise=register.promise,
+        promise=register.publish,
         paging=PagingWatch() if is_wsl() else None,
     )
 

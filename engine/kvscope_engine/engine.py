@@ -248,7 +248,7 @@ class Engine:
         if self._tell_notes(time.monotonic_ns()):
             self._record_idle()
         if self.components.lora is not None:
-            self.components.lora.forget_unused(())
+            self.components.lora.release_unused(())
         return has_more or self._eased.is_eased or (guard is not None and guard.is_lowered)
 
     def settle(self) -> list[Tokens | Finished]:
@@ -454,7 +454,7 @@ class Engine:
         self.step_count += 1
         self.stops.notice()  # suspensions must be known before latencies are measured
         if self.components.threads is not None:
-            self.components.threads.look()
+            self.components.threads.refresh()
         if self.components.guard is not None:
             self.components.guard.ran(ran.plan, ran.result)
         if ran.result.block_shares is not None:

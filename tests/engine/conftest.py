@@ -453,7 +453,7 @@ class Drive:
 class PastMark:
     """A point of a lane that has nothing left."""
 
-    def is_past(self) -> bool:
+    def has_passed(self) -> bool:
         return True
 
     def seconds_since(self, earlier: Any) -> float:

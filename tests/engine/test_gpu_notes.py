@@ -26,7 +26,7 @@ class FullDriver:
 
 def test_what_was_lost_is_a_fault() -> None:
     notes: list[str] = []
-    CaptureFailures(notes.append).note(8, "batches of 8", RuntimeError("operation not permitted"))
+    CaptureFailures(notes.append).record_and_report(8, "batches of 8", RuntimeError("operation not permitted"))
     slab = HostSlab(1, 4096, FullDriver())
     notes.append(slab.note)
     slab.close()

@@ -106,8 +106,8 @@ class Rerun(DecodeGraphs):
     step: StepTensors
     num_replays = 0
 
-    def put(self, inputs: StepInputs, size: int) -> StepTensors:
-        self.step = super().put(inputs, size)
+    def stage(self, inputs: StepInputs, size: int) -> StepTensors:
+        self.step = super().stage(inputs, size)
         self.num_replays += inputs.is_drafted
         return self.step
 

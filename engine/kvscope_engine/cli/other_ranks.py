@@ -40,4 +40,4 @@ def followed(config: EngineConfig) -> int | None:
 def ends_with_ranks(engine: Engine) -> None:
     """Send this process SIGTERM when a rank is lost, so that the service ends even while idle."""
     if engine.ranks is not None:
-        engine.ranks.when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        engine.ranks.call_when_lost(lambda: os.kill(os.getpid(), signal.SIGTERM))

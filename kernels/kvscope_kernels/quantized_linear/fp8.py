@@ -234,7 +234,7 @@ class GpuFp8:
         launch_product(taken, held, out, self._bias, add, row_scale)
         return out
 
-    def tell_failure(self, tell: Callable[[str], object]) -> None:
+    def on_failure(self, tell: Callable[[str], object]) -> None:
         """Set the callback for a failure of torch's product; it gets one line, now if it has failed already, else when
         it does.
         """

@@ -57,7 +57,7 @@ class SharedGraphs:
         failed: dict[int, str] = {}
         for size in reversed(self._graphs.sizes):
             with rank_sync.recording():
-                why = self._try(size)
+                why = self._try_capture(size)
             if not rank_sync.all_agree(not why):
                 failed[size] = why or FAILED_ON_OTHER_RANK
         self.sizes = tuple(size for size in self._graphs.sizes if size not in failed)
@@ -73,7 +73,7 @@ class SharedGraphs:
             return None
         return padded_size(self.sizes, inputs.num_tokens)
 
-    def _try(self, size: int) -> str:
+    def _try_capture(self, size: int) -> str:
         """Capture one size. Returns why it failed, or an empty text."""
         if self._refusal:
             return self._refusal

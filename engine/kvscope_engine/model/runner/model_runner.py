@@ -267,7 +267,7 @@ class ModelRunner:
         if self._shared_graphs is not None:
             return False
         all_graphs = [graphs for graphs in (self._graphs, self._piecewise_graphs) if graphs is not None]
-        any(graphs.try_again() for graphs in all_graphs)  # one size at most
+        any(graphs.capture_pending() for graphs in all_graphs)  # one size at most
         return any(graphs.is_waiting for graphs in all_graphs)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -292,7 +292,7 @@ class ModelRunner:
             self._others.send_step(inputs, copies, adapted.slots if adapted is not None else None, num_sampled, size)
         buffer = self._buffer
         buffer.begin()
-        tensors = put_inputs(inputs, buffer) if graphs is None else graphs.put(inputs, size)
+        tensors = put_inputs(inputs, buffer) if graphs is None else graphs.stage(inputs, size)
         is_late = after is not None and _depend_on_awaited_tokens(sampling, num_output_tokens)
         options = None if is_late else self._sampler.inputs(sampling, buffer, self._vocab_size, num_output_tokens)
         pairs = buffer.put(np.array(copies, np.int64)) if copies else None
@@ -359,7 +359,7 @@ class ModelRunner:
         """
         self._buffer.begin()
         graphs = self._graphs if graph_size else None
-        tensors = put_inputs(inputs, self._buffer) if graphs is None else graphs.put(inputs, graph_size)
+        tensors = put_inputs(inputs, self._buffer) if graphs is None else graphs.stage(inputs, graph_size)
         pairs = self._buffer.put(np.array(copies, np.int64)) if copies else None
         slots = self._buffer.put(lora_slots) if lora_slots is not None else None
         awaited = self._buffer.put(inputs.awaited) if inputs.awaited is not None else None
@@ -424,7 +424,7 @@ class ModelRunner:
             return
         for graphs, is_kept in ((self._graphs, of_decodes), (self._piecewise_graphs, of_prefills)):
             if graphs is not None:
-                graphs.failures.hold(not is_kept)
+                graphs.failures.set_suspended(not is_kept)
                 if not is_kept and graphs.release():
                     self.recover()
 
@@ -492,7 +492,7 @@ class ModelRunner:
         self._buffer.send()
         with HostReads(self._module, self._device) as reads:
             self._eager_logits(tensors, None)
-        return reads.words
+        return reads.description
 
     def _disable_graphs(self, failure: str) -> None:
         self._graphs = self._piecewise_graphs = None
@@ -623,9 +623,9 @@ def _state_batch(plan: StepPlan, storage: StateStorage) -> StateBatch:
         row = starts[number] + save.num_tokens - plan.scheduled[number].start
         saves[number].append((row, save.slot))
     slots = [item.request.state_slot for item in plan.scheduled]
-    goes_on = [item.start > 0 for item in plan.scheduled]
+    has_initial_state = [item.start > 0 for item in plan.scheduled]
     in_prompt = [item.start < item.request.num_prompt_tokens for item in plan.scheduled]
-    return StateBatch(storage, slots, goes_on, starts, saves, in_prompt)
+    return StateBatch(storage, slots, has_initial_state, starts, saves, in_prompt)
 
 
 def logit_sums(logits: torch.Tensor) -> list[int]:

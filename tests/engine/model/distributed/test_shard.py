@@ -14,7 +14,7 @@ import torch
 
 from kvscope_engine.model.distributed.rank import Rank
 from kvscope_engine.model.distributed.shard import check_fused
-from kvscope_engine.model.layers.fused.all_reduce import reduce_behind_layers
+from kvscope_engine.model.layers.fused.all_reduce import install_all_reduce
 from kvscope_engine.model.loaded_model import LoadedModel
 from kvscope_engine.model.loader.model_loader import load_model
 from kvscope_engine.model.runner.kv_cache_spec import storage_for_model
@@ -110,7 +110,7 @@ def tokens_of(loaded: list[LoadedModel], planned: Any) -> list[list[int]]:
         for one in loaded[1:]
     ]
     for rank, one in enumerate(loaded):
-        reduce_behind_layers(one.module, sums.of(rank))
+        install_all_reduce(one.module, sums.of(rank))
     for prompt in PROMPTS:
         run.add(prompt, 12)
     with ThreadPoolExecutor(len(loaded)) as pool:

@@ -29,9 +29,9 @@ from kvscope_kernels.rotate_write import Turn
 class CompiledFusedLayer:
     """Compiled version of a fused layer. It replaces the layer in the steps that it supports."""
 
-    def __init__(self, layer: FusedLayer, form: LayerForm) -> None:
+    def __init__(self, layer: FusedLayer, spec: LayerForm) -> None:
         self._number, self._head_dim = layer.attention.layer, layer.attention.head_dim
-        self._form = form
+        self._layer_spec = spec
         self._group = 0
         self._ops = ops_for("cpu")
         self._storage: ref[KVStorage] | None = None
@@ -53,9 +53,9 @@ class CompiledFusedLayer:
         Returns:
             The result and the next layer's norm of it.
         """
-        if not isinstance(paged, PagedContext) or not self._knows(paged):
+        if not isinstance(paged, PagedContext) or not self._supports_step(paged):
             return None
-        compiled = self._over(paged.storage)
+        compiled = self._compiled_for(paged.storage)
         step = _step(paged, turn_of(position_embeddings, self._head_dim, paged), self._group)
         if compiled is None or step is None or not compiled.takes(x, normed, step):
             return None
@@ -63,10 +63,10 @@ class CompiledFusedLayer:
             paged.shares.count_layer(self._group)
         return compiled(x, normed, step)
 
-    def _knows(self, paged: PagedContext) -> bool:
+    def _supports_step(self, paged: PagedContext) -> bool:
         return paged.prefill is None and paged.ops is self._ops
 
-    def _over(self, storage: KVStorage) -> CompiledLayer | None:
+    def _compiled_for(self, storage: KVStorage) -> CompiledLayer | None:
         """Return the compiled layer for `storage`; compile it if the storage is not the last one used."""
         if self._storage is None or self._storage() is not storage:
             kv = storage.layer(self._number)
@@ -74,8 +74,8 @@ class CompiledFusedLayer:
             is_plain = (
                 kv.k_scale is None and kv.v_scale is None and kv.bounds is None
             )  # scales and block bounds would have to be written too
-            is_ours = is_plain and can_compile(self._form, kv.k, kv.v)
-            self._compiled = CompiledLayer(self._form, kv.k, kv.v) if is_ours else None
+            is_ours = is_plain and can_compile(self._layer_spec, kv.k, kv.v)
+            self._compiled = CompiledLayer(self._layer_spec, kv.k, kv.v) if is_ours else None
             self._storage = ref(storage)
         return self._compiled
 
@@ -85,14 +85,14 @@ def compile_layers(module: nn.Module) -> int:
     layers = [getattr(part, "kvscope_fused", None) for part in module.modules()]
     count = 0
     for layer in layers:
-        form = _form(layer) if isinstance(layer, FusedLayer) else None
-        if form is not None and isinstance(layer, FusedLayer):
-            layer.whole = CompiledFusedLayer(layer, form)
+        spec = _layer_spec(layer) if isinstance(layer, FusedLayer) else None
+        if spec is not None and isinstance(layer, FusedLayer):
+            layer.whole = CompiledFusedLayer(layer, spec)
             count += 1
     return count
 
 
-def _form(layer: FusedLayer) -> LayerForm | None:
+def _layer_spec(layer: FusedLayer) -> LayerForm | None:
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(mlp, FusedMLP):
         return None
@@ -136,12 +136,12 @@ def _norm(norm: FastRMSNorm) -> Norm:
 
 def _step(paged: PagedContext, turn: Turn, group: int) -> DecodeStep | None:
     """Return the step's decode inputs, cached per step for each KV group and (cos, sin) pair of the model."""
-    known = paged.decode_steps.get((id(turn.cos), group))
-    if known is None:
+    cached_step = paged.decode_steps.get((id(turn.cos), group))
+    if cached_step is None:
         batch = paged.decode
         assert batch is not None, "a step without prefill has decodes"
         tables = batch.block_tables[group]
         shares = None if paged.shares is None else paged.shares.total(tables, group)
         made = DecodeStep(turn, paged.slot_mapping[group], tables, batch.seq_lens, shares)
-        known = paged.decode_steps[id(turn.cos), group] = (made if made.is_sound else None,)
-    return known[0]
+        cached_step = paged.decode_steps[id(turn.cos), group] = (made if made.is_sound else None,)
+    return cached_step[0]

@@ -63,14 +63,14 @@ class FusedAttention(nn.Module):
 def turn_of(position_embeddings: PositionEmbeddings, head_dim: int, paged: AttentionContext) -> Turn:
     """Return cos and signed sin, (T, 1, D), computed once per step for each pair that the model passes."""
     cos, sin = position_embeddings
-    known = paged.scratch.get(id(cos))
-    if known is None:
+    cached = paged.scratch.get(id(cos))
+    if cached is None:
         half = head_dim // 2
         sin_half = sin[0, :, None, :half]
         cos_full = torch.cat((cos, cos), dim=-1) if cos.shape[-1] == half else cos
-        known = (cos, cos_full[0, :, None], torch.cat((-sin_half, sin_half), dim=-1))
-        paged.scratch[id(cos)] = known
-    return Turn(known[1], known[2])
+        cached = (cos, cos_full[0, :, None], torch.cat((-sin_half, sin_half), dim=-1))
+        paged.scratch[id(cos)] = cached
+    return Turn(cached[1], cached[2])
 
 
 def attention_candidates(attention: nn.Module, options: AttentionOptions, packed: bool) -> Iterator[FusedAttention]:

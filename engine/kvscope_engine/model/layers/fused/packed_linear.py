@@ -27,7 +27,7 @@ _CPU_CAPABILITIES: Final = ("AVX2", "AVX512", "AMX")
 class PackedLinear(nn.Module):
     """`x @ weight.T + bias` with the weight in oneDNN's layout. Inference only."""
 
-    adds_as_it_multiplies: Final = True
+    fuses_add: Final = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class PackedLinear(nn.Module):
 class FusedLinear(nn.Module):
     """Counterpart of `PackedLinear` with a plain weight, for devices and dtypes that are not packed."""
 
-    adds_as_it_multiplies: Final = False
+    fuses_add: Final = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()

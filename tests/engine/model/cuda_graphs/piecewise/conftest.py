@@ -106,8 +106,8 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 
 def alias(leaf: Any) -> Any:
     """The same memory, whoever drops the tensor."""
-    is_held = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
-    return torch.ops.aten.alias.default(leaf) if is_held else leaf
+    is_suspended = isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+    return torch.ops.aten.alias.default(leaf) if is_suspended else leaf
 
 
 def poison(tensor: torch.Tensor) -> None:
