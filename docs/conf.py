@@ -1,12 +1,15 @@
-"""How Sphinx builds these pages: `make docs`."""
+"""Sphinx configuration of the documentation, built by `make docs`."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from sphinx.util import logging
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -19,12 +22,27 @@ version = release = version_of("kvscope")
 language = "en"
 smartquotes = False  # options begin with two hyphens
 
-extensions = ["myst_parser", "sphinxcontrib.mermaid", "command_reference"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinxcontrib.mermaid",
+    "command_reference",
+]
 myst_enable_extensions = ["colon_fence"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 exclude_patterns = ["_build"]
 source_suffix = {".md": "markdown"}
+
+# reference/python.md: the public names of these packages, from their docstrings.
+PUBLIC_PACKAGES = ("kvscope_engine", "kvscope_telemetry", "kvscope_inside")
+default_role = "literal"  # docstrings write code in single backticks
+autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource"}
+autodoc_typehints_format = "short"
+autodoc_use_type_comments = False
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # an attribute is described once, by autodoc or by an Attributes section
 
 html_theme = "furo"
 html_title = f"kvscope {version}"
@@ -36,7 +54,7 @@ _ROOT = Path(__file__).parents[1]
 
 
 def link_out(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A link to a file outside these pages, which is right in the repository, leads to the repository from the site."""
+    """Replace links to files outside docs/ by links to the repository's web page."""
 
     def linked(found: re.Match[str]) -> str:
         target = (_ROOT / "docs" / docname).parent.joinpath(found[1]).resolve()
@@ -46,6 +64,27 @@ def link_out(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"\]\((" + r"\.\./" * depth + r"[^)#]+)\)", linked, source[0])
 
 
+def load_public_names(app: Sphinx) -> None:
+    """Load each name in the `__all__` of the public packages, and warn if it has no docstring; `make docs` then fails.
+
+    The packages load their names on first access, and autodoc documents only names that are loaded.
+    """
+    for package in map(importlib.import_module, PUBLIC_PACKAGES):
+        for name in package.__all__:
+            value = getattr(package, name)
+            setattr(package, name, value)
+            if not value.__doc__ or value.__doc__.startswith(f"{name}("):  # the latter is made by dataclasses
+                logging.getLogger(__name__).warning("%s.%s has no docstring", package.__name__, name)
+
+
+def keep_colon(app: Sphinx, what: str, name: str, member: object, options: object, lines: list[str]) -> None:
+    """Put an empty line in front: napoleon takes words before a colon in an attribute's first line for its type."""
+    if what in ("attribute", "property"):
+        lines.insert(0, "")
+
+
 def setup(app: Sphinx) -> None:
-    """What Sphinx calls."""
+    """Connect the functions above. Sphinx calls this."""
+    app.connect("autodoc-process-docstring", keep_colon, priority=400)  # before napoleon
     app.connect("source-read", link_out)
+    app.connect("builder-inited", load_public_names)

@@ -152,8 +152,8 @@ def eviction(folder: Path) -> None:
     from PIL import Image
     from PySide6.QtCore import QSize
 
-    from kvscope_app.media_export.picture import PictureLook, png_of
-    from kvscope_app.media_export.stage import Stage, offscreen_application
+    from kvscope_app.media_export.offscreen_view import OffscreenView, offscreen_application
+    from kvscope_app.media_export.picture import PictureStyle, png_of
     from kvscope_app.ui.theme import DARK
     from kvscope_telemetry.recordings.reader import Recording
 
@@ -168,7 +168,7 @@ def eviction(folder: Path) -> None:
     offscreen_application()
     recording = Recording.open(path)
     changes = list(_captions(times))
-    stage = Stage(recording, "page-map", QSize(800, 340), DARK)
+    stage = OffscreenView(recording, "page-map", QSize(800, 340), DARK)
     frames = []
     try:
         stage.go_to(0.0)
@@ -178,7 +178,7 @@ def eviction(folder: Path) -> None:
             stage.now_ns = round(number / EVICTION_FPS * 1e9)
             stage.play_to(at_s)
             caption = [words for from_s, words in changes if from_s <= at_s][-1]
-            frames.append(Image.open(io.BytesIO(png_of(_captioned(stage.picture(PictureLook()), caption, DARK)))))
+            frames.append(Image.open(io.BytesIO(png_of(_captioned(stage.picture(PictureStyle()), caption, DARK)))))
     finally:
         stage.close()
     durations = [1000 // EVICTION_FPS] * len(frames)

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipes ("To add a …") are true: what is made up here by changing the files of a recipe alone shows up
+"""CONTRIBUTING's recipes are true: what is made up here by changing the files of a recipe alone shows up
 in every place where things of its kind stand.
 
 The tree is not copied: a fresh Python takes the changed files from a folder, and all others from where they are.
@@ -120,7 +120,7 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
         from kvscope_app.ui.theme import DARK
         from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
         from kvscope_app.session.session import Session
-        from kvscope_app.settings.settings_keeper import read_settings
+        from kvscope_app.settings.settings_store import read_settings
         from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
         from kvscope_app.window.main_window import MainWindow
         from kvscope_telemetry.messages.capabilities import Capabilities
@@ -325,7 +325,7 @@ def test_a_view(recipe: Recipe) -> None:
         from kvscope_telemetry.recordings.sample import sample_recording
         from kvscope_app.ui.theme import DARK
         from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
-        from kvscope_app.media_export.stage import offscreen_application
+        from kvscope_app.media_export.offscreen_view import offscreen_application
         from kvscope_app.session.session import Session
         from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
         from kvscope_app.window.main_window import MainWindow
@@ -378,10 +378,10 @@ def test_a_predefined_alarm(recipe: Recipe) -> None:
         """
         from PySide6.QtWidgets import QApplication
         from kvscope_app.ui.theme import DARK
-        from kvscope_app.alarms.alarm_sheet import AlarmSheet
-        from kvscope_app.alarms.alarm_watch import AlarmWatch
+        from kvscope_app.alarms.alarm_dialog import AlarmDialog
+        from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
         from kvscope_app.session.session import Session
-        from kvscope_app.settings.settings_keeper import SettingsKeeper
+        from kvscope_app.settings.settings_store import SettingsStore
         from kvscope_telemetry.alarms.alarm_engine import AlarmEngine, alarm_text
         from kvscope_telemetry.alarms.rules import DEFAULT_RULES
         from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -396,13 +396,13 @@ def test_a_predefined_alarm(recipe: Recipe) -> None:
         assert [alarm_text(alarm) for alarm in rang if alarm.name == "Many refusals"], rang
 
         app = QApplication([])
-        keeper = SettingsKeeper(QSettings("settings.ini", QSettings.Format.IniFormat))
+        keeper = SettingsStore(QSettings("settings.ini", QSettings.Format.IniFormat))
         assert "Many refusals" in [rule.name for rule in keeper.values.alarm_rules]
         engine = FakeEngine()
         session = Session(engine.source)
         poll_all(session)
-        watch = AlarmWatch(session, keeper)
-        sheet = AlarmSheet(watch, DARK, None)
+        watch = AlarmEvaluator(session, keeper)
+        sheet = AlarmDialog(watch, DARK, None)
         row = next(row for row in sheet.rows if row.name.text() == "Many refusals")
         assert row.expression.text() == "refused_per_s > 2" and row.is_on.isChecked()
         session.close()

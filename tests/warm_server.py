@@ -22,7 +22,7 @@ def import_all() -> None:
     """What a process that serves has imported once its model is loaded."""
     for name in ("cli.entry", "cli.main", "server.service"):
         importlib.import_module(f"kvscope_engine.{name}")
-    from kvscope_engine.cli.engine_class import engine_class
+    from kvscope_engine.cli.lazy_engine import engine_class
 
     engine_class()
 

@@ -21,11 +21,11 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from kvscope_app.application import make_application
 from kvscope_app.command_line import PROGRAM, Options
-from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
 from kvscope_app.engine_launcher.engine_process import EngineProcess
+from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.linked_times import LinkedTimes
 from kvscope_app.recent_recordings.recent_files import add_recent
-from kvscope_app.recording.left_rings import LeftRings
+from kvscope_app.recording.crashed_histories import LeftRings
 from kvscope_app.session.group import SessionGroup
 from kvscope_app.session.recording.rings import make_ring
 from kvscope_app.session.session import Session
@@ -34,10 +34,11 @@ from kvscope_app.setting_names import window_group
 from kvscope_app.settings.layout_value import WindowLayout, read_layout
 from kvscope_app.ui.theming.apply_theme import forget_rules
 from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
-from kvscope_app.window import layout
+from kvscope_app.window import dock_state
 from kvscope_app.window.dock_layouts.arrangement import KNOWN
 from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
 from kvscope_app.window.main_window import MainWindow, window_kind
+from kvscope_app.window.override_errors import call_with_exception_objects
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address, WatchedSource
 from kvscope_telemetry.errors import BadInput
@@ -49,7 +50,7 @@ from kvscope_telemetry.termination import handling_signals
 
 if TYPE_CHECKING:
     from kvscope_app.compare.compare_window import CompareWindow
-    from kvscope_app.fleet.fleet_keeper import FleetKeeper
+    from kvscope_app.fleet.fleet_manager import FleetManager
     from kvscope_app.playback.recording_opening import RecordingOpening
     from kvscope_telemetry.playback.playback_source import PlaybackSource
     from kvscope_telemetry.recordings.reader import Recording
@@ -82,12 +83,12 @@ class Desktop(QObject):
         self.comparisons: list[CompareWindow] = []
         self.failures: list[str] = []
         """Error messages of recordings on the command line that could not be opened."""
-        self.layout: WindowLayout | None = None
+        self.initial_layout: WindowLayout | None = None
         """Layout for windows that open; None: their saved layout."""
         self.sessions = SessionGroup(self)
         self.linked_times = LinkedTimes(self)
         self._left_rings: LeftRings | None = None
-        self._fleets: FleetKeeper | None = None
+        self._fleets: FleetManager | None = None
         self._addresses: weakref.WeakKeyDictionary[Source, Address] = weakref.WeakKeyDictionary()
         """Full addresses of watched sources, because a source's name does not contain everything."""
         self._forgetting = QTimer(self, singleShot=True, interval=_FORGET_AFTER_MS)
@@ -103,7 +104,7 @@ class Desktop(QObject):
         address = address if isinstance(address, Address) else Address(address, key)
         source = address.open()
         self._addresses[source] = address
-        window = self.watch(source, None if engine is None else EngineKeeper(engine, self))
+        window = self.watch(source, None if engine is None else EngineSupervisor(engine, self))
         # After the first paint, so that the window does not wait for the disk.
         QTimer.singleShot(_KEEP_AFTER_MS, self, partial(self._keep, source))
         return window
@@ -159,7 +160,7 @@ class Desktop(QObject):
         If `beside` is live, the comparison closes with it.
         """
         from kvscope_app.compare.compare_window import CompareWindow  # imported late: loads plots
-        from kvscope_app.compare.kept_place import KIND, restore_place, save_place
+        from kvscope_app.compare.saved_geometry import KIND, restore_place, save_place
 
         is_live = beside is not None and not beside.session.timeline.is_file
         names = ("live" if is_live else a.path.name, b.path.name)
@@ -221,11 +222,11 @@ class Desktop(QObject):
         self.open_window(address)
 
     @property
-    def fleets(self) -> FleetKeeper:
+    def fleets(self) -> FleetManager:
         if self._fleets is None:
-            from kvscope_app.fleet.fleet_keeper import FleetKeeper  # imported late: fleets are rare
+            from kvscope_app.fleet.fleet_manager import FleetManager  # imported late: fleets are rare
 
-            self._fleets = FleetKeeper(self.themes, self._settings, self._slots, self.show_engine, self)
+            self._fleets = FleetManager(self.themes, self._settings, self._slots, self.show_engine, self)
         return self._fleets
 
     def open_fleet(self) -> None:
@@ -256,20 +257,20 @@ class Desktop(QObject):
         self.sessions.close()
         self._slots.close()
 
-    def watch(self, source: Source, keeper: EngineKeeper | None = None) -> MainWindow:
+    def watch(self, source: Source, keeper: EngineSupervisor | None = None) -> MainWindow:
         session = self.sessions.open(source)
         kind = window_kind(session)
         slot = self._slots.take(kind)
         failed_before = self._slots.start_opening(kind, slot)
-        kept_layout = layout.set_aside(self._settings, window_group(kind, slot)) if failed_before else None
+        kept_layout = dock_state.set_aside(self._settings, window_group(kind, slot)) if failed_before else None
         openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet)
         window = MainWindow(session, self.themes, self._settings, keeper, openers, slot)
         window.alarms.use(self._options.alarms, self._options.alarm_webhook)
-        layout.place_beside(window, self.windows, window.has_own_place)
+        dock_state.place_beside(window, self.windows, window.has_own_place)
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
-        if self.layout is not None:
-            window.views_loaded.connect(partial(window.layouts.put, self.layout, "opening the layout"))
+        if self.initial_layout is not None:
+            window.views_loaded.connect(partial(window.layouts.put, self.initial_layout, "opening the layout"))
         window.views_loaded.connect(partial(self._slots.finish_opening, kind, slot))
         self.windows.append(window)
         self.linked_times.add(window)
@@ -301,7 +302,7 @@ class Desktop(QObject):
             if self.windows:
                 self.windows[-1].banner.tell("A closed window could not save everything", last_words)
 
-    def _let_go(self, keeper: EngineKeeper, session: Session) -> None:
+    def _let_go(self, keeper: EngineSupervisor, session: Session) -> None:
         """Shut down kvscope's own engine with its window, after sending the shutdown command."""
         keeper.deleteLater()
         if not keeper.engine.keep:
@@ -347,7 +348,7 @@ def run_desktop(options: Options, engine: EngineProcess | None, openings: Sequen
     app = make_application()
     errors = InternalErrors(debug=options.debug, parent=app)
     with errors.listening():
-        return _run(app, options, engine, openings, errors)
+        return call_with_exception_objects(partial(_run, app, options, engine, openings, errors))
 
 
 def _run(
@@ -359,7 +360,7 @@ def _run(
 ) -> int:
     arranged = read_layout(options.layout, KNOWN) if options.layout else None
     desktop = Desktop(app, options, QSettings(), errors)
-    desktop.layout = arranged
+    desktop.initial_layout = arranged
     for address in options.attach or ((engine.endpoint,) if engine is not None else ()):
         desktop.open_window(address, engine)
     if options.fleet is not None:

@@ -22,7 +22,7 @@ from kvscope_app.commands.fleet import add_fleet_parser
 from kvscope_app.commands.info import add_info_parser
 from kvscope_app.commands.record import add_record_parser
 from kvscope_app.commands.recover import add_recover_parser
-from kvscope_app.commands.replay import add_replay_parser
+from kvscope_app.commands.replay_command import add_replay_parser
 from kvscope_app.commands.top import add_top_parser
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.home_folder import ensure_home

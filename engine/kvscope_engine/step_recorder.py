@@ -30,7 +30,7 @@ from kvscope_telemetry.messages.telemetry import (
     Timings,
     Work,
 )
-from kvscope_telemetry.producer.frame_builder import FrameBuilder, pack_batch
+from kvscope_telemetry.producer.frame_builder import FrameBuilder, RequestUpdates, pack_batch
 
 _TOTALS: Final = tuple(total.name for total in fields(Totals))
 """Names of the counters that `Totals` and `Counters` share."""
@@ -108,10 +108,12 @@ class StepRecorder:
             step,
             now_ns,
             self._counters(),
-            new_requests=tuple(map(self._info, changes.added)),
-            requests=_changed_requests(changes, plan),
-            tables=changes.tables,
-            groups=changes.groups,
+            requests=RequestUpdates(
+                new=tuple(map(self._info, changes.added)),
+                changed=_changed_requests(changes, plan),
+                unchanged_entries=changes.tables,
+                unchanged_group_entries=changes.groups,
+            ),
             batch=_batch_of(plan) if plan is not None else Batch(),
             timings=timings,
             events=changes.events,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kvscope_inside.publisher import Publisher
-    from kvscope_inside.transformers.watch import watch
+    from kvscope_inside.transformers.transformers_watch import watch
     from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
 
 __all__ = ["CacheState", "KnownRequest", "Publisher", "watch"]
@@ -20,7 +20,7 @@ _PLACES: Final = {
     "CacheState": "kvscope_telemetry.producer.cache_state",
     "KnownRequest": "kvscope_telemetry.producer.cache_state",
     "Publisher": "kvscope_inside.publisher",
-    "watch": "kvscope_inside.transformers.watch",
+    "watch": "kvscope_inside.transformers.transformers_watch",
 }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-LOAD_S: Final = 60.0
+LOAD_TIMEOUT_S: Final = 60.0
 """Maximum seconds to load the tokenizer and answer. If exceeded, no texts are returned from then on."""
 
 
@@ -39,22 +39,22 @@ class DetokenizerProcess:
             if self._has_failed:
                 return nothing
             try:
-                return self._ask(token_ids)
+                return self._query(token_ids)
             except (OSError, ValueError):
                 self._has_failed = True
-                self._end()
+                self._stop()
                 return nothing
 
     def close(self) -> None:
         """End the process without waiting for a query in progress."""
         self._has_failed = True
-        self._end()
+        self._stop()
 
-    def _ask(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+    def _query(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
         process = self._process = self._process or self._start()
         assert process.stdin is not None, "piped"
         assert process.stdout is not None, "piped"
-        late = threading.Timer(LOAD_S, process.kill)
+        late = threading.Timer(LOAD_TIMEOUT_S, process.kill)
         late.start()
         try:
             process.stdin.write(json.dumps([list(ids) for ids in token_ids]) + "\n")
@@ -75,7 +75,7 @@ class DetokenizerProcess:
             text=True,
         )
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -39,7 +39,7 @@ def endpoint_of_rank(endpoint: str, rank: int) -> str:
     return f"{endpoint}-{rank}"
 
 
-def note_api() -> None:
+def hook_api_server() -> None:
     """Set `API` for child processes from the server's TCP socket, which is bound and not listening yet.
 
     An existing value is kept. Nothing is set unless there is exactly one such socket.

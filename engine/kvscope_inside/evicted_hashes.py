@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
-MAX_KNOWN: Final = 200_000
+MAX_HASHES: Final = 200_000
 """Maximum number of hashes, of which the newest are kept."""
 
 
@@ -16,12 +16,12 @@ class EvictedHashes:
     def __init__(self) -> None:
         self._steps: OrderedDict[int, int] = OrderedDict()
 
-    def note(self, hashes: Iterable[int], step: int) -> None:
+    def record(self, hashes: Iterable[int], step: int) -> None:
         """Record that blocks with these hashes were evicted in a step, in order."""
         for value in hashes:
             self._steps[value] = step
             self._steps.move_to_end(value)
-        while len(self._steps) > MAX_KNOWN:
+        while len(self._steps) > MAX_HASHES:
             self._steps.popitem(last=False)
 
     def step_of(self, value: int) -> int | None:

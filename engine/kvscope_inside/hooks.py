@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-Note = Callable[..., None]
+HookCallback = Callable[..., None]
 
 
 class Hooks:
@@ -30,19 +30,19 @@ class Hooks:
         One that other code has wrapped since cannot be removed; it then only calls the original.
         """
 
-    def find(self, owner: Any, name: str) -> Callable[..., Any] | None:
+    def lookup(self, owner: Any, name: str) -> Callable[..., Any] | None:
         """Return a method of `owner`, or None and record its name in `missing`."""
         original: Callable[..., Any] | None = getattr(owner, name, None)
         if original is None:
             self.missing.append(name)
         return original
 
-    def after(self, owner: Any, name: str, note: Note) -> bool:
-        """Call `note(result, *args, **kwargs)` after each call of a method of `owner`, an object or a class.
+    def after(self, owner: Any, name: str, callback: HookCallback) -> bool:
+        """Call `callback(result, *args, **kwargs)` after each call of a method of `owner`, an object or a class.
 
         Returns whether the method exists.
         """
-        original = self.find(owner, name)
+        original = self.lookup(owner, name)
         if original is None:
             return False
 
@@ -51,17 +51,17 @@ class Hooks:
             result = original(*args, **kwargs)
             if self.are_on:
                 try:
-                    note(result, *args, **kwargs)
+                    callback(result, *args, **kwargs)
                 except Exception as error:
                     self.fail(name, error)
             return result
 
-        self.put(owner, name, hooked)
+        self.install(owner, name, hooked)
         return True
 
-    def before(self, owner: Any, name: str, note: Note) -> bool:
-        """Call `note(*args, **kwargs)` before each call of a method. Returns whether the method exists."""
-        original = self.find(owner, name)
+    def before(self, owner: Any, name: str, callback: HookCallback) -> bool:
+        """Call `callback(*args, **kwargs)` before each call of a method. Returns whether the method exists."""
+        original = self.lookup(owner, name)
         if original is None:
             return False
 
@@ -69,20 +69,20 @@ class Hooks:
         def hooked(*args: Any, **kwargs: Any) -> Any:
             if self.are_on:
                 try:
-                    note(*args, **kwargs)
+                    callback(*args, **kwargs)
                 except Exception as error:
                     self.fail(name, error)
             return original(*args, **kwargs)
 
-        self.put(owner, name, hooked)
+        self.install(owner, name, hooked)
         return True
 
-    def around(self, owner: Any, name: str, look: Callable[..., Any], note: Note) -> bool:
-        """Call `look(*args, **kwargs)` before each call, and `note(seen, result, *args, **kwargs)` after it.
+    def around(self, owner: Any, name: str, before_call: Callable[..., Any], callback: HookCallback) -> bool:
+        """Call `before_call(*args, **kwargs)` before each call, and `callback(seen, result, *args, **kwargs)` after it.
 
-        `seen` is the return value of `look`. Returns whether the method exists.
+        `seen` is the return value of `before_call`. Returns whether the method exists.
         """
-        original = self.find(owner, name)
+        original = self.lookup(owner, name)
         if original is None:
             return False
 
@@ -92,21 +92,21 @@ class Hooks:
                 return original(*args, **kwargs)
             seen = None
             try:
-                seen = look(*args, **kwargs)
+                seen = before_call(*args, **kwargs)
             except Exception as error:
                 self.fail(name, error)
             result = original(*args, **kwargs)
             if self.are_on:
                 try:
-                    note(seen, result, *args, **kwargs)
+                    callback(seen, result, *args, **kwargs)
                 except Exception as error:
                     self.fail(name, error)
             return result
 
-        self.put(owner, name, hooked)
+        self.install(owner, name, hooked)
         return True
 
-    def put(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+    def install(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         """Replace a method by `function` until `remove`.
 
         The function must only call the original while `are_on` is False.

@@ -21,17 +21,17 @@ METRICS: Final = "KVSCOPE_METRICS"
 class MetricsProcess:
     """Process that serves the metrics of `endpoint` at the address in `METRICS`; nothing if that is unset.
 
-    Data-parallel rank n uses PORT + n. `tell` is called with one line if the process does not start.
+    Data-parallel rank n uses PORT + n. `on_problem` is called with one line if the process does not start.
     """
 
-    def __init__(self, endpoint: str, rank: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, endpoint: str, rank: int, on_problem: Callable[[str], None]) -> None:
         self._process: subprocess.Popen[str] | None = None
-        self._tell = tell
+        self._on_problem = on_problem
         if listen := os.environ.get(METRICS, ""):
             host, _, port = listen.rpartition(":")
             listen = f"{host}:{int(port) + rank}" if port.isdigit() else listen
             self._process = self._start(endpoint, listen)
-            self._watcher = threading.Thread(target=self._watch, args=(self._process,), name="kvscope-metrics")
+            self._watcher = threading.Thread(target=self._monitor, args=(self._process,), name="kvscope-metrics")
             self._watcher.daemon = True
             self._watcher.start()
 
@@ -54,9 +54,9 @@ class MetricsProcess:
             text=True,
         )
 
-    def _watch(self, process: subprocess.Popen[str]) -> None:
+    def _monitor(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None, "piped"
         with process.stderr as lines:
             said = [line.strip() for line in lines if line.strip()][-1:]
         if self._process is not None:
-            self._tell(f"no metrics are served: {said[0] if said else 'their process ended'}")
+            self._on_problem(f"no metrics are served: {said[0] if said else 'their process ended'}")

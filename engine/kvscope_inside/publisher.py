@@ -1,7 +1,7 @@
 """Sockets of another engine: publishes the telemetry of a `CacheState` and answers clients' queries.
 
     publisher = Publisher("ipc:///tmp/mine", state)
-    with publisher.telling():           # after each step
+    with publisher.updating():         # after each step
         ...                             # change `state`
         publisher.publish(state.frame(step, time.monotonic_ns()))
     publisher.close()
@@ -59,11 +59,11 @@ class OperatorActions(Protocol):
     def paused_by(self) -> str:
         """Name of the user who paused the engine; empty if it is not paused."""
 
-    def heard(self, client: bytes) -> None:
+    def record_activity(self, client: bytes) -> None:
         """Report a message from a client, which renews its pause."""
 
-    def ask(self, client: bytes, command: Abort | Control | Preempt | Evict, by: str, answer: Answer) -> None:
-        """Queue a command for the engine. Called on the sockets' thread, as `heard` is, and must not block."""
+    def submit(self, client: bytes, command: Abort | Control | Preempt | Evict, by: str, answer: Answer) -> None:
+        """Queue a command for the engine. Must not block. Called, like `record_activity`, on the sockets' thread."""
 
 
 class Publisher:
@@ -76,7 +76,7 @@ class Publisher:
         contents: Returns the contents of blocks.
         texts: Returns the text of lists of token ids. May be slow.
         memory: Returns the memory use of the process `memory_pid`.
-        tell: Called with one line about problems of the recording.
+        on_problem: Called with one line about problems of the recording.
 
     Raises:
         BadInput: for an endpoint or a recording file that cannot be used.
@@ -96,7 +96,7 @@ class Publisher:
         texts: Callable[[Sequence[Sequence[int]]], Sequence[str]] | None = None,
         memory: Callable[[], MemoryBreakdown | None] = lambda: None,
         memory_pid: Callable[[], int] = os.getpid,
-        tell: Callable[[str], None] = lambda line: None,
+        on_problem: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.state = state
         self.step_started_ns = 0
@@ -104,7 +104,7 @@ class Publisher:
         self._actions, self._contents, self._texts = actions, contents, texts
         self._writers = ThreadPoolExecutor(1, "kvscope-texts")
         self._lock = threading.Lock()
-        self._recorder = EngineRecorder(record, tell) if record is not None else None
+        self._recorder = EngineRecorder(record, on_problem) if record is not None else None
         self._ready = threading.Event()
         self._closed = False
         self._sockets = ServerSockets(
@@ -115,7 +115,7 @@ class Publisher:
             keyless=keyless,
             on_published=self._recorder.record if self._recorder is not None else None,
         )
-        self._give_state()
+        self._update_recorder()
         self._ready.set()
         self._sockets.publish(state.hello)
         self._devices = DeviceWatch(state.hello, memory, self._sockets.publish, pid=memory_pid)
@@ -131,7 +131,7 @@ class Publisher:
         return self._sockets.messages_dropped
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def updating(self) -> Iterator[None]:
         """Lock the state: inside, it may be changed and its frames published, and no client's query reads it."""
         with self._lock:
             yield
@@ -163,7 +163,7 @@ class Publisher:
     def _receive(self, client: bytes, command: Command) -> None:
         self._ready.wait()
         if self._actions is not None:
-            self._actions.heard(client)
+            self._actions.record_activity(client)
         caller = self._sockets.caller(client)
         by = caller.name if caller is not None else "somebody"
         if isinstance(command, GetSnapshot):
@@ -177,7 +177,7 @@ class Publisher:
                 contents = [] if self._contents is None else list(self._contents(command.blocks))
             self._writers.submit(self._reply_texts, client, command.tag, contents)
         elif isinstance(command, ACTIONS) and self._actions is not None:
-            self._actions.ask(client, command, by, lambda reply: self._sockets.reply(client, reply))
+            self._actions.submit(client, command, by, lambda reply: self._sockets.reply(client, reply))
         else:
             self._sockets.reply(client, refuse(command, CANNOT if self._actions else DOES_NOT_SERVE))
 
@@ -205,7 +205,7 @@ class Publisher:
     def _heartbeat(self) -> Heartbeat | None:
         if not self._ready.is_set():
             return None
-        self._give_state()
+        self._update_recorder()
         state, cache = self.state, self.state.hello.cache
         return Heartbeat(
             epoch=state.hello.epoch,
@@ -219,7 +219,7 @@ class Publisher:
             max_num_batched_tokens=cache.max_num_batched_tokens,
         )
 
-    def _give_state(self) -> None:
+    def _update_recorder(self) -> None:
         """Pass a snapshot to the recorder if it needs one: at the start and after a gap."""
         if self._recorder is not None and self._recorder.wants_snapshot:
             with self._lock:

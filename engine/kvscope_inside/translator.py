@@ -1,9 +1,9 @@
 """Translates what happens in a host engine to ledger rows, requests and events with causes.
 
-A host module derives from `Translator`. It reads the notes that the host's hooks recorded, and for each event calls the
-method here that publishes it: a request was added, started, was preempted or finished; blocks were allocated, found by
-a prompt, cached or evicted. Only this module decides how a fact changes the ledger, the counters and the requests, and
-the kind and text of the event.
+A host module derives from `Translator`. It reads the records that the host's hooks made, and for each event calls the
+method that publishes it: those of requests are here (a request started, was preempted or finished), those of blocks in
+`block_updates` (blocks were allocated, found by a prompt, cached or evicted), those of events in `event_reporter`. Only
+these modules decide how a fact changes the ledger, the counters and the requests, and the kind and text of the event.
 
 Used on the publishing thread only. Of the host's objects it reads only what never changes again, or only grows.
 
@@ -16,23 +16,23 @@ import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from kvscope_inside.block_updates import BlockUpdates, StepChanges
 from kvscope_inside.cached_texts import BlockNotes, CachedText, CachedTexts
+from kvscope_inside.event_reporter import EventReporter
 from kvscope_inside.evicted_hashes import EvictedHashes
-from kvscope_telemetry.ledger import NO_OWNER, BlockState
+from kvscope_inside.host_request import HostRequest
 from kvscope_telemetry.messages.commands import BlockContent
-from kvscope_telemetry.messages.event_kinds import aborted_text, emptied_text, finished_text, with_cause
+from kvscope_telemetry.messages.event_kinds import aborted_text, finished_text
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
-from kvscope_telemetry.messages.telemetry import Event, EventData, Frame, Timings
-from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
+from kvscope_telemetry.messages.telemetry import EventData, Frame, Timings
+from kvscope_telemetry.producer.cache_state import CacheState
 
 
-class HostNote(Protocol):
+class HostRecord(Protocol):
     """Record of everything that happened in the host up to a moment, made on the host's thread; usually one step."""
 
     @property
@@ -41,43 +41,14 @@ class HostNote(Protocol):
 
     @property
     def timings(self) -> Timings | None:
-        """Durations of the step; None if the note was recorded between two steps."""
-
-
-@dataclass(slots=True)
-class HostRequest:
-    """A request of the host, with what is published about it. Host modules add fields that they need."""
-
-    host: Any
-    """The host's own request object."""
-    known: KnownRequest
-    waits_since_ns: int
-    """Time of its arrival or its last preemption."""
-    was_admitted: bool = False
-    """Whether it ever ran. A request that found a prefix may be preempted before that."""
-
-    @property
-    def is_running(self) -> bool:
-        return self.known.state is RequestState.RUNNING
+        """Durations of the step; None if it was made between two steps."""
 
 
 Request = TypeVar("Request", bound=HostRequest)
 
 
-@dataclass(slots=True)
-class StepChanges:
-    """Changes that are collected while one frame is built."""
-
-    number: int
-    time_ns: int
-    evicted: list[int] = field(default_factory=list)
-    """Rows of blocks whose cached prefix was evicted, in order."""
-    used: set[int] = field(default_factory=set)
-    """Rows of blocks that were written, found or released."""
-
-
-class StepFigures(NamedTuple):
-    """Counts of the host after a note."""
+class StepCounts(NamedTuple):
+    """Counts of the host after a record."""
 
     num_running: int
     num_waiting: int
@@ -106,18 +77,20 @@ class MissedBlock(NamedTuple):
 
 
 class Translator(ABC, Generic[Request]):
-    """Applies the notes of one host to `state`, in order."""
+    """Applies the records of one host to `state`, in order."""
 
     def __init__(self, state: CacheState) -> None:
         self.state = state
         self.handlers: Mapping[str, Callable[..., object]] = {}
-        """Methods that `handle` calls, by kind of event; set by the host module."""
+        """Methods that `dispatch` calls, by kind of event; set by the host module."""
         self.requests: dict[Any, Request] = {}
         """Requests by the host module's key."""
         self.texts = CachedTexts()
         self.evicted_hashes = EvictedHashes()
-        self.step = StepChanges(0, 0)
+        self.step = StepChanges()
         """Changes of the frame that is being built."""
+        self.blocks = BlockUpdates(state, self.step, self.texts, self.evicted_hashes)
+        self.events = EventReporter(state, self.step)
         self.block_size = state.hello.cache.block_size
         self.block_sizes = state.hello.cache.block_sizes
         self.num_reserved = state.hello.cache.num_reserved_blocks
@@ -127,8 +100,8 @@ class Translator(ABC, Generic[Request]):
     # Defined by host modules.
 
     @abstractmethod
-    def convert(self, note: Any) -> StepFigures:
-        """Publish the changes that a note recorded, with the methods below."""
+    def convert(self, record: Any) -> StepCounts:
+        """Publish the changes that `record` contains, with the methods below."""
 
     @abstractmethod
     def request_tokens(self, request: Request, start: int, end: int) -> Sequence[int]:
@@ -151,26 +124,36 @@ class Translator(ABC, Generic[Request]):
         start = entry * self.block_sizes[group]
         return start, start + int(self.state.ledger.filled[row])
 
-    # One note.
+    def blocks_written(self, request: Request, before: int, now: int) -> Iterator[tuple[int, int]]:
+        """Yield (row, tokens in the block) of blocks that changed as the computed tokens went from `before` to
+        `now`.
+        """
+        low, high = sorted((before, now))
+        for table, size in zip(request.known.tables, self.block_sizes, strict=True):
+            for entry in range(low // size, min(-(-high // size), len(table))):
+                if table[entry] >= self.num_reserved:
+                    yield table[entry], min(max(now - entry * size, 0), size)
 
-    def apply(self, note: HostNote) -> Frame:
+    # One record.
+
+    def apply(self, record: HostRecord) -> Frame:
         state = self.state
-        self.step = StepChanges(state.step + (note.timings is not None), note.time_ns)
-        figures = self.convert(note)
-        state.totals["num_running"], state.totals["num_waiting"] = figures.num_running, figures.num_waiting
+        self.step.start(state.step + (record.timings is not None), record.time_ns)
+        progress = self.convert(record)
+        state.totals["num_running"], state.totals["num_waiting"] = progress.num_running, progress.num_waiting
         state.add_moves("evicted", self.step.evicted)
         return state.frame(
             self.step.number,
-            note.time_ns,
-            batch=figures.batch,
-            num_decode_tokens=figures.num_decode_tokens,
-            timings=note.timings,
+            record.time_ns,
+            batch=progress.batch,
+            num_decode_tokens=progress.num_decode_tokens,
+            timings=record.timings,
         )
 
-    def handle(self, happened: Iterable[tuple[Any, ...]]) -> None:
+    def dispatch(self, events: Iterable[tuple[Any, ...]]) -> None:
         """Call the handler of each event, a tuple of its kind and the handler's arguments."""
-        for kind, *about in happened:
-            self.handlers[kind](*about)
+        for kind, *arguments in events:
+            self.handlers[kind](*arguments)
 
     # Requests.
 
@@ -212,8 +195,8 @@ class Translator(ABC, Generic[Request]):
             self.count_admission(request, num_cached_tokens)
         request.was_admitted, known.state = True, RequestState.RUNNING
         known.num_computed_tokens = num_cached_tokens if num_computed_tokens is None else num_computed_tokens
-        missed = self.find_miss(request, num_cached_tokens, num_known)
-        self.report(
+        missed = self.explain_miss(request, num_cached_tokens, num_known)
+        self.events.report(
             "resumed" if returns else "admitted",
             time_ns=time_ns,
             number=known.number,
@@ -243,20 +226,20 @@ class Translator(ABC, Generic[Request]):
             cached_tokens=min(num_cached_tokens, num_prompt),
         )
 
-    def update_figures(self, figures: Iterable[tuple[Request, int, int]]) -> None:
+    def update_progress(self, progress: Iterable[tuple[Request, int, int]]) -> None:
         """Publish the progress of running requests: (request, tokens whose KV is or will soon be in blocks, output
         tokens).
         """
         filled: dict[int, int] = {}
-        for request, num_computed, num_outputs in figures:
+        for request, num_computed, num_outputs in progress:
             known = request.known
-            self.state.tokens_came(known, num_outputs, self.step.time_ns)
+            self.state.set_num_output_tokens(known, num_outputs, self.step.time_ns)
             if known.num_computed_tokens == num_computed and request.is_running:
                 continue
             filled.update(self.blocks_written(request, known.num_computed_tokens, num_computed))
             known.num_computed_tokens, known.state = num_computed, RequestState.RUNNING
             self.state.touch(known)
-        self.fill_blocks(filled)
+        self.blocks.fill(filled)
 
     def count_drafts(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Publish a request's total numbers of draft tokens and accepted ones."""
@@ -290,9 +273,11 @@ class Translator(ABC, Generic[Request]):
             cause = finished_text(reason, num_tokens, num_blocks, max_tokens=known.info.max_tokens)
         self.state.finish(known)
         self.state.count(aborted=is_aborted, finished=not is_aborted)
-        self.report("aborted" if is_aborted else "finished", number=known.number, num_blocks=num_blocks, cause=cause)
+        self.events.report(
+            "aborted" if is_aborted else "finished", number=known.number, num_blocks=num_blocks, cause=cause
+        )
 
-    def set_waits(self, reasons: Iterable[tuple[Request, WaitsFor]]) -> list[tuple[Request, WaitsFor]]:
+    def set_wait_reasons(self, reasons: Iterable[tuple[Request, WaitsFor]]) -> list[tuple[Request, WaitsFor]]:
         """Publish what these requests wait for, and no reason for all others.
 
         Returns the others that had a reason before, with that reason.
@@ -311,7 +296,7 @@ class Translator(ABC, Generic[Request]):
                 self.state.touch(request.known)
         return ended
 
-    def find_miss(self, request: Request, num_cached: int, num_known: int) -> PrefixMiss:
+    def explain_miss(self, request: Request, num_cached: int, num_known: int) -> PrefixMiss:
         """Return why no more than `num_cached` of a request's `num_known` tokens were cached."""
         token = num_cached // self.block_size * self.block_size
         if token + self.block_size >= num_known:
@@ -338,108 +323,13 @@ class Translator(ABC, Generic[Request]):
             return "new"
         return "adapter" if text.key[0] != adapter else "salt"
 
-    # Blocks.
-
-    def allocate_blocks(self, request: Request | None, rows: Sequence[int], *, group: int = 0, start: int = 0) -> None:
-        """Publish new blocks of a request, as entries of its table from `start` on."""
-        owner = NO_OWNER if request is None else request.known.number
-        self.step.used.update(rows)
-        self.state.set_blocks(
-            rows,
-            state=BlockState.ACTIVE,
-            ref_count=1,
-            filled=0,
-            owner=owner,
-            prefix_hits=0,
-            hash=0,
-            parent=0,
-            group=group,
-        )
-        if request is not None:
-            self.set_table(request, rows, group=group, start=start)
-
-    def hit_blocks(self, rows: Sequence[int], **columns: npt.ArrayLike) -> None:
-        """Publish that a prompt found these blocks; `columns` of the ledger change with that."""
-        self.step.used.update(rows)
-        self.state.set_blocks(rows, prefix_hits=self.state.more_hits(rows), **columns)
-
-    def cache_block(self, row: int, *, hash_value: int, parent: int, filled: int, group: int = 0) -> None:
-        """Publish that prompts can find a block. `parent`: hash of the preceding block, 0 for the first."""
-        self.state.set_blocks([row], hash=hash_value, parent=parent, filled=filled, group=group)
+    # Contents.
 
     def text_of(self, request: Request, start: int, count: int) -> CachedText:
         """Return `count` tokens of a request from `start` on, to be stored in `texts` once they are cached."""
         tokens = array("i", self.request_tokens(request, start, start + count))
         notes = self.request_notes(request, start, count)
         return CachedText(request.known.number, start, tokens, self.request_key(request), notes)
-
-    def uncache_blocks(self, rows: Sequence[int]) -> list[int]:
-        """Forget what was cached in blocks that are overwritten or freed. Returns those that had been cached."""
-        hashes = self.state.ledger.hash[np.asarray(rows, np.int64)].tolist()
-        cached = [row for row, value in zip(rows, hashes, strict=True) if value]
-        for row in cached:
-            self.texts.discard(row)
-        self.evicted_hashes.note(filter(None, hashes), self.step.number)
-        return cached
-
-    def evict_blocks(self, rows: Sequence[int]) -> list[int]:
-        """Publish that cached blocks of the pool were evicted. Returns those that had a cached prefix."""
-        evicted = self.uncache_blocks(rows)
-        self.step.evicted += evicted
-        self.state.count(evicted_blocks=len(evicted))
-        return evicted
-
-    def set_table(self, request: Request, rows: Sequence[int], *, group: int = 0, start: int = 0) -> None:
-        """Set entries of a request's block table from `start` on."""
-        request.known.set_table(rows, group, start)
-        self.state.touch(request.known)
-
-    def release_tables(self, request: Request) -> int:
-        """Clear a request's block tables. Returns the number of blocks it had."""
-        num_blocks = self.num_held(request)
-        for group, table in enumerate(request.known.tables):
-            self.step.used.update(row for row in table if row >= self.num_reserved)
-            request.known.set_table((), group)
-        self.state.touch(request.known)
-        return num_blocks
-
-    def num_held(self, request: Request) -> int:
-        """Return the number of blocks of a request, summed over all KV groups."""
-        return sum(row >= self.num_reserved for table in request.known.tables for row in table)
-
-    def blocks_written(self, request: Request, before: int, now: int) -> Iterator[tuple[int, int]]:
-        """Yield (row, tokens in the block) of blocks that changed as the computed tokens went from `before` to
-        `now`.
-        """
-        low, high = sorted((before, now))
-        for table, size in zip(request.known.tables, self.block_sizes, strict=True):
-            for entry in range(low // size, min(-(-high // size), len(table))):
-                if table[entry] >= self.num_reserved:
-                    yield table[entry], min(max(now - entry * size, 0), size)
-
-    def fill_blocks(self, filled: Mapping[int, int]) -> None:
-        """Set the number of tokens in blocks, by row."""
-        self.step.used.update(filled)
-        self.state.set_blocks(list(filled), filled=list(filled.values()))
-
-    def set_ref_counts(
-        self, rows: npt.NDArray[np.integer[Any]], ref_counts: npt.ArrayLike, hashes: npt.ArrayLike
-    ) -> None:
-        """Set the reference counts and hashes (0: none) of blocks as in the host. Blocks with neither are free."""
-        refs, own = np.asarray(ref_counts, np.int32), np.asarray(hashes, np.uint64)
-        state = np.where(refs > 0, BlockState.ACTIVE, np.where(own != 0, BlockState.CACHED, BlockState.FREE))
-        self.state.set_blocks(rows, state=state, ref_count=refs, hash=own)
-        self.state.set_blocks(rows[own == 0], parent=0)
-        free = rows[state == BlockState.FREE]
-        self.state.free_blocks(free)
-        for row in free.tolist():
-            self.texts.discard(row)
-
-    def mark_used(self) -> None:
-        """Publish which blocks were used in this step, after everything else of the step was published."""
-        self.state.set_blocks(sorted(self.step.used), last_used_step=self.step.number)
-
-    # Contents.
 
     def contents(self, blocks: Sequence[int]) -> list[BlockContent]:
         """Return the contents of blocks as far as known; without tokens for blocks that hold nothing."""
@@ -461,23 +351,3 @@ class Translator(ABC, Generic[Request]):
             return BlockContent(block=block)
         ids = tuple(text.token_ids)
         return BlockContent(block=block, number=text.number, start=text.start, token_ids=ids, notes=text.notes)
-
-    # Events.
-
-    def report(self, kind: str, *, time_ns: int = 0, **fields: Any) -> None:
-        """Publish an event with the next frame. `fields` are those of `Event`.
-
-        The cause is derived from `data`, if given, and otherwise taken from `cause`.
-        """
-        self.state.add_event(with_cause(Event(kind=kind, time_ns=time_ns or self.step.time_ns, **fields)))
-
-    def report_pause(self, by: str) -> None:
-        self.report("engine_paused", data=EventData(kind="engine_paused", by=by))
-
-    def report_resume(self, by: str, lasted_ns: int, why: str) -> None:
-        """Publish that the host was resumed after a pause by `by`; `why` names who resumed it."""
-        self.report("engine_resumed", data=EventData(kind="engine_resumed", by=by, lasted_ns=lasted_ns, why=why))
-
-    def report_emptied(self, num_blocks: int, *, num_states: int = 0, place: str = "the prefix cache") -> None:
-        """Publish that everything cached in `place` was dropped."""
-        self.report("note", num_blocks=num_blocks, cause=emptied_text(place, num_blocks, num_states))

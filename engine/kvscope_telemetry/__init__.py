@@ -25,7 +25,7 @@ __all__ = [
 
 _PLACES: Final = {
     "LiveSource": "sources.live_source",
-    "Mirror": "state.mirror",
+    "Mirror": "mirror.mirror",
     "Recording": "recordings.reader",
     "RecordingWriter": "recordings.writer",
     "Source": "source",

@@ -33,6 +33,8 @@ from kvscope_telemetry.mirror.whole_blocks import WholeBlocks
 
 
 class SourceState(StrEnum):
+    """State of the connection to an engine, or of the engine itself."""
+
     CONNECTING = "connecting"
     LOADING = "loading"
     """The engine responds, but its model is not ready."""
@@ -53,6 +55,8 @@ class SourceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
+    """State of a source and counters of what it received."""
+
     state: SourceState
     reason: str = ""
     frames_received: int = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.inside.conftest import hello_of
-from tests.telemetry.collectors.prompting.conftest import to_the_end, wait_for
+from tests.telemetry.collectors.prompting.conftest import replies_until_end, wait_for
 
 from kvscope_app.access_options import add_access_options, addresses_of
 from kvscope_inside import CacheState, Publisher
@@ -105,7 +105,7 @@ def test_address_announced_by_a_watched_engine_never_receives_the_api_key(
         wait_for(has_state)
         source.send(GetStatus(tag=FIRST_TAG))
         source.send(Submit(request_id="mine", prompt="hello"))
-        to_the_end(source)
+        replies_until_end(source)
     if announced.startswith(("vllm://127.0.0.1:{port}", "vllm://localhost")):
         assert hostile.received, "the prompt was sent there, without the key"
     assert KEY.encode() not in b"".join(hostile.received)

@@ -13,7 +13,7 @@ from tests.telemetry.collectors.made_up_engine import MADE_UP, METRICS
 from kvscope_app.access_options import add_access_options
 from kvscope_app.fleet.fleet_columns import COLUMNS, ENGINE, RUNNING, USAGE
 from kvscope_app.views.capability_messages import why_no_commands
-from kvscope_app.window.dialogs.attach_sheet import AttachSheet
+from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.collectors import engines
 from kvscope_telemetry.fleet.entries import FleetEntry
 from kvscope_telemetry.fleet.external_member import ExternalMember
@@ -32,7 +32,7 @@ def server(monkeypatch):
 def test_it_is_attached_in_the_sheet_and_has_its_row_in_a_fleet(server, qtbot):
     parent, found = QWidget(), []
     qtbot.addWidget(parent)
-    sheet = AttachSheet(parent, found.append)
+    sheet = AttachDialog(parent, found.append)
     sheet.show()
     buttons = [button for button in sheet.fields.kinds.findChildren(QAbstractButton) if button.isVisible()]
     assert [button.text() for button in buttons] == ["kvscope", "vLLM", "SGLang", "llama.cpp", "Made-up"]

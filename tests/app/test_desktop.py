@@ -18,7 +18,7 @@ from kvscope_app import desktop as desktop_module
 from kvscope_app.command_line import Options, parse
 from kvscope_app.desktop import Desktop, run_desktop
 from kvscope_app.engine_launcher.engine_process import EngineProcess
-from kvscope_app.recording import left_rings
+from kvscope_app.recording import crashed_histories
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.sample import sample_recording
@@ -138,7 +138,7 @@ def test_a_desktop_that_is_closed_offers_nothing_any_more(desktop, monkeypatch):
     offer = desktop.offer_left_rings()
     desktop.close()
     looked = []
-    monkeypatch.setattr(left_rings, "find_left_rings", lambda: looked.append(1))
+    monkeypatch.setattr(crashed_histories, "find_left_rings", lambda: looked.append(1))
     offer.begin()
     assert not looked
     assert is_at_rest(offer)

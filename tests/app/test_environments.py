@@ -39,7 +39,7 @@ sys.exit(main(["export", "sample", "--to", "png", "--out", picture]))
 @pytest.fixture(scope="module")
 def warm_desktop():
     views = [f"kvscope_app.views.{spec.folder}.{spec.folder}_view" for spec in DOCKS]
-    python = WarmPython("kvscope_app.desktop", "kvscope_app.media_export.stage", *views)
+    python = WarmPython("kvscope_app.desktop", "kvscope_app.media_export.offscreen_view", *views)
     yield python
     python.close()
 

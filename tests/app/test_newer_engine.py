@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.app.window_driver import poll_until, status
 
 from kvscope_app.ui.theme import DARK
-from kvscope_app.views.console.answer import ChatAnswer
+from kvscope_app.views.console.chat_answer import ChatAnswer
 from kvscope_app.views.console.conversation import Conversation, Message
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, FREE, STATE, UNKNOWN

@@ -11,10 +11,10 @@ from tests.simulated_engine.server import SimulatedServer
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
 from kvscope_app.load_generator.generator import LoadGenerator
-from kvscope_app.load_generator.settings import LoadSettings
+from kvscope_app.load_generator.load_settings import LoadSettings
 from kvscope_app.views.console import chat as chat_module
 from kvscope_app.views.console.chat import Chat
-from kvscope_app.views.console.store import ConversationStore
+from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.messages.commands import Abort, Control, Done, Failed, GetBlockText, Tokens
 from kvscope_telemetry.messages.roles import Role

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 HANG_S = 120
@@ -264,6 +265,7 @@ def run(folder, kind, seed, num_events):
     from kvscope_app.command_line import Options
     from kvscope_app.desktop import Desktop
     from kvscope_app.planning import plan_process
+    from kvscope_app.window.override_errors import remove_placeholder
 
     problems, warnings = [], []
     plan_process.engine_command = lambda *_: ["/bin/sh", "-c", 'while read -r _; do echo \'{"error": "none"}\'; done']
@@ -272,6 +274,7 @@ def run(folder, kind, seed, num_events):
     storm = None
 
     def note(*error):
+        remove_placeholder(error[1])
         problems.append("".join(traceback.format_exception(*error)) + str(storm.log[-5:] if storm is not None else ""))
 
     sys.excepthook = note
@@ -295,8 +298,8 @@ def run(folder, kind, seed, num_events):
         if server is not None:
             server.close(goodbye=seed % 2 == 0)  # it dies while windows watch it
         storm.run(num_events - num_events * 4 // 5)
-    except Exception:
-        problems.append(traceback.format_exc() + str(storm.log[-5:]))
+    except Exception as error:
+        note(type(error), error, error.__traceback__)
     storm.popups.stop()
     _close_all(desktop)
     if server is not None:
@@ -366,11 +369,14 @@ def _left(app, desktop, storm):
 
 
 def main():
+    from kvscope_app.window.override_errors import call_with_exception_objects
+
     folder = Path(sys.argv[1])
     os.environ |= {"QT_QPA_PLATFORM": "offscreen", "TMPDIR": str(folder / "tmp"), "HOME": str(folder)}
     os.chdir(folder)
     faulthandler.enable()
-    print(json.dumps(run(folder, sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    storm = partial(run, folder, sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print(json.dumps(call_with_exception_objects(storm)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kvscope_engine import Engine, EngineConfig, SamplingParams
-from kvscope_engine.cli.arguments.prompts import read_prompts
+from kvscope_engine.cli.arguments.prompt_options import read_prompts
 from kvscope_telemetry.messages.commands import Submit
 
 pytestmark = pytest.mark.timeout(1_500)

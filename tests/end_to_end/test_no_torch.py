@@ -21,7 +21,7 @@ def _loaded_after(code: str) -> set[str]:
     [
         "import kvscope_app.main",
         "import kvscope_telemetry, kvscope_telemetry.sources.live_source, kvscope_telemetry.transport.server_sockets",
-        "import kvscope_app.commands.record, kvscope_app.commands.segments, kvscope_telemetry.exports.export",
+        "import kvscope_app.commands.record, kvscope_app.commands.segmented_writer, kvscope_telemetry.exports.export",
         "import kvscope_engine, kvscope_engine.cli.main",
         "import kvscope_engine.policy.scheduling.scheduler, kvscope_engine.step_recorder",
     ],

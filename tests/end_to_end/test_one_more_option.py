@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from kvscope_app import command_line
-from kvscope_engine.cli.arguments import options as engines
+from kvscope_engine.cli.arguments import engine_options as engines
 from kvscope_engine.command_parser import CommandParser
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput

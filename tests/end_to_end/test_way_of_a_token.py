@@ -47,7 +47,7 @@ WAY: Final = (
     "engine/kvscope_telemetry/transport/client_sockets.py",
     "engine/kvscope_engine/http/engine_client.py",
     "engine/kvscope_engine/http/completions.py",
-    "engine/kvscope_engine/http/protocol.py",
+    "engine/kvscope_engine/http/http_connection.py",
 )
 
 

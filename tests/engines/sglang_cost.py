@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from tests.inside.fake_sglang import Batch, Mode, Request, Scheduler
 
-import kvscope_inside.sglang.facts as facts
+import kvscope_inside.sglang.sglang_facts as facts
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.sglang.notes import SglangStepNotes
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import pools_of
+from kvscope_inside.sglang.sglang_recorder import SglangRecorder
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_telemetry.producer.cache_state import CacheState
 
@@ -134,9 +134,9 @@ def main() -> None:
     notes = None
 
     def tell() -> None:
-        while not ending.wait(0.004) or notes.notes:
-            while notes.notes and (notes.notes[0].pages is None or notes.notes[0].pages.copy.has_arrived()):
-                note = notes.notes.popleft()
+        while not ending.wait(0.004) or notes.records:
+            while notes.records and (notes.records[0].pages is None or notes.records[0].pages.copy.has_arrived()):
+                note = notes.records.popleft()
                 began = time.perf_counter()
                 translator.apply(note)
                 if note.pages is not None:
@@ -144,7 +144,7 @@ def main() -> None:
 
     thread = threading.Thread(target=tell, daemon=True)
     if not args.plain:
-        notes = SglangStepNotes(scheduler, hooks, reader, lambda: None)
+        notes = SglangRecorder(scheduler, hooks, reader, lambda: None)
         thread.start()
     if args.device == "cuda":
         torch.cuda.synchronize()

@@ -17,9 +17,9 @@ def load() -> None:
     if not os.environ.get("KVSCOPE_TRUTH"):
         return
     if os.environ.get("KVSCOPE_BREAKING"):
-        from kvscope_inside.sglang.notes import SglangStepNotes
+        from kvscope_inside.sglang.sglang_recorder import SglangRecorder
 
-        break_hook(SglangStepNotes, os.environ["KVSCOPE_BREAKING"])
+        break_hook(SglangRecorder, os.environ["KVSCOPE_BREAKING"])
     if os.environ.get("KVSCOPE_HICACHE"):
         transfers_that_only_take_their_time()
     if os.environ.get("KVSCOPE_WINDOWS"):
@@ -30,23 +30,23 @@ def load() -> None:
 
 
 def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    from kvscope_inside.sglang import notes
-    from kvscope_inside.sglang.notes import SglangStepNotes
+    from kvscope_inside.sglang import sglang_recorder
+    from kvscope_inside.sglang.sglang_recorder import SglangRecorder
 
     path = Path(os.environ["KVSCOPE_TRUTH"])
     path.touch()
-    note = SglangStepNotes._note
+    note = SglangRecorder._record
 
     def noted(self: Any, *given: Any, **named: Any) -> None:
         note(self, *given, **named)
-        last = self.notes[-1] if self.notes else None
+        last = self.records[-1] if self.records else None
         if last is not None and last.pages is not None and last.pages.is_whole:
             line = json.dumps(truth_of(scheduler) | {"time_ns": last.time_ns}) + "\n"
             with path.open("a") as file:
                 file.write(line)
 
-    SglangStepNotes._note = noted
-    notes.COPIES_PER_S = int(os.environ.get("KVSCOPE_TRUTH_COPIES") or notes.COPIES_PER_S)
+    SglangRecorder._record = noted
+    sglang_recorder.COPIES_PER_S = int(os.environ.get("KVSCOPE_TRUTH_COPIES") or sglang_recorder.COPIES_PER_S)
 
 
 def read_windows_by_pages_of_full_attention() -> None:

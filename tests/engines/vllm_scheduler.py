@@ -385,9 +385,9 @@ def below_truth(scheduler: Any) -> list[tuple[int, str | None]]:
 
 def break_hook(name: str) -> None:
     """Have a hook of ours raise when it is called for the fifth time."""
-    from kvscope_inside.vllm.notes import VllmStepNotes
+    from kvscope_inside.vllm.vllm_recorder import VllmRecorder
 
-    hook, calls = getattr(VllmStepNotes, name), 0
+    hook, calls = getattr(VllmRecorder, name), 0
 
     def broken(*given: Any, **named: Any) -> Any:
         nonlocal calls
@@ -396,7 +396,7 @@ def break_hook(name: str) -> None:
             raise RuntimeError("broken by a test")
         return hook(*given, **named)
 
-    setattr(VllmStepNotes, name, broken)
+    setattr(VllmRecorder, name, broken)
 
 
 def drive(args: argparse.Namespace) -> None:
@@ -461,7 +461,7 @@ def cost(args: argparse.Namespace) -> None:
         driver.step()
         steps_us.append((time.perf_counter() - began) * 1e6)
         hooks_us.append(spent * 1e6)
-        time.sleep(0.005)  # a model would run: the thread that tells has its turn
+        time.sleep(0.005)  # a model would run: the publishing thread has its turn
     decodes = sorted(hooks_us[10:])
     figures = {
         "step_median_us": round(statistics.median(steps_us[10:]), 1),

@@ -158,10 +158,10 @@ class Pool:
 
 
 class OffloadingManager:
-    """Of places in host memory, each for `blocks_per_place` blocks; the oldest that nobody reads make way."""
+    """Of places in host memory, each for `blocks_per_slot` blocks; the oldest that nobody reads make way."""
 
-    def __init__(self, num_places: int) -> None:
-        self._num_chunks = num_places
+    def __init__(self, num_slots: int) -> None:
+        self._num_chunks = num_slots
         self.places: dict[bytes, int] = {}
         self.refs: dict[bytes, int] = {}
         """-1: it is being written."""
@@ -199,9 +199,9 @@ class OffloadingManager:
 
 
 class OffloadingConnector:
-    def __init__(self, num_places: int, blocks_per_place: int) -> None:
-        config = SimpleNamespace(blocks_per_chunk=blocks_per_place)
-        self.connector_scheduler = SimpleNamespace(manager=OffloadingManager(num_places), config=config)
+    def __init__(self, num_slots: int, blocks_per_slot: int) -> None:
+        config = SimpleNamespace(blocks_per_chunk=blocks_per_slot)
+        self.connector_scheduler = SimpleNamespace(manager=OffloadingManager(num_slots), config=config)
 
     def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
         """Tests load by hand."""
@@ -226,11 +226,11 @@ class Scheduler:
         num_blocks: int = 16,
         budget: int = 12,
         max_running: int = 100,
-        num_places: int = 0,
-        blocks_per_place: int = 1,
+        num_slots: int = 0,
+        blocks_per_slot: int = 1,
     ) -> None:
         self.pool, self.manager, self.budget, self.max_running = Pool(num_blocks), Manager(), budget, max_running
-        self.connector = OffloadingConnector(num_places, blocks_per_place) if num_places else Connector()
+        self.connector = OffloadingConnector(num_slots, blocks_per_slot) if num_slots else Connector()
         self.skipped_waiting: list[Request] = []
         self.kv_cache_manager = SimpleNamespace(
             block_pool=self.pool, coordinator=SimpleNamespace(single_type_managers=[self.manager])

@@ -92,9 +92,9 @@ def test_totals_are_told_with_each_frame() -> None:
 def test_tokens_that_came_are_counted_with_the_time_they_took() -> None:
     state = CacheState(hello_of())
     request = state.add_request("a", num_prompt_tokens=4, arrival_ns=100)
-    state.tokens_came(request, 2, 400)
-    state.tokens_came(request, 2, 450)
-    state.tokens_came(request, 4, 1000)
+    state.set_num_output_tokens(request, 2, 400)
+    state.set_num_output_tokens(request, 2, 450)
+    state.set_num_output_tokens(request, 4, 1000)
     frame = state.frame(1, 1000)
     assert np.frombuffer(frame.first_token_ns, "<u8").tolist() == [300]
     assert np.frombuffer(frame.inter_token_ns, "<u8").tolist() == [0, 300, 300], "two that came at once share the time"

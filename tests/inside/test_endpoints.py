@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvscope_inside.endpoints import API, api_of, endpoint_of_rank, file_of_rank, free_file, note_api
+from kvscope_inside.endpoints import API, api_of, endpoint_of_rank, file_of_rank, free_file, hook_api_server
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_a_server_that_has_bound_its_port_says_where_prompts_go(monkeypatch: pyt
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         other.bind(("127.0.0.1", 0))
-        note_api()
+        hook_api_server()
         assert api_of("vllm") == "", "one that listens may be anybody's"
         bound.bind(("0.0.0.0", 0))
         port = bound.getsockname()[1]
         monkeypatch.setattr(sys, "argv", ["vllm", "serve", "--ssl-keyfile=k"])
-        note_api()
+        hook_api_server()
     assert api_of("vllm") == f"vllm://0.0.0.0:{port}/?tls=1"
     assert api_of("vllm", 3) == f"vllm://0.0.0.0:{port}/?tls=1&rank=3"
 
@@ -61,13 +61,13 @@ def test_of_two_ports_none_is_believed() -> None:
     with socket.socket() as one, socket.socket() as other:
         one.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
-        note_api()
+        hook_api_server()
     assert api_of("vllm") == ""
 
 
 def test_what_a_person_said_of_the_api_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API, "http://gateway:80/")
-    note_api()
+    hook_api_server()
     assert api_of("sglang", said="http://127.0.0.1:30000") == "sglang://gateway:80"
     monkeypatch.setenv(API, "")
     assert api_of("sglang", said="http://[::1]:30000") == "sglang://[::1]:30000"

@@ -29,7 +29,7 @@ class WatchedEngine:
         self.engine = PretendedEngine(NUM_BLOCKS)
         self.jobs: dict[str, Job] = {}
         self.events: list[Event] = []
-        self.teller = watch(self.engine, endpoint)
+        self.thread = watch(self.engine, endpoint)
         self.client = FrameByFrame(endpoint)
         self.client.begin()
         self._frames = self.client.frames(seconds=10)
@@ -78,7 +78,7 @@ class WatchedEngine:
 def watched(tmp_path: Path) -> Iterator[WatchedEngine]:
     made = WatchedEngine(f"ipc://{tmp_path}/pretended")
     yield made
-    made.teller.close()
+    made.thread.close()
     made.client.close()
 
 

@@ -32,7 +32,7 @@ from kvscope_telemetry.messages.commands import (
 
 
 def tell(publisher: Publisher, step: int, blocks: list[int]) -> None:
-    with publisher.telling():
+    with publisher.updating():
         publisher.state.set_blocks(blocks, state=BlockState.ACTIVE, ref_count=1, filled=step % 5, owner=1)
         publisher.publish(publisher.state.frame(step, time.monotonic_ns()))
 
@@ -78,10 +78,10 @@ class Paused:
 
     paused_by = ""
 
-    def heard(self, client: bytes) -> None:
+    def record_activity(self, client: bytes) -> None:
         """Nothing ends here."""
 
-    def ask(self, client: bytes, command: Any, by: str, answer: Any) -> None:
+    def submit(self, client: bytes, command: Any, by: str, answer: Any) -> None:
         self.paused_by = by
         answer(Done(tag=command.tag))
 

@@ -13,7 +13,7 @@ from tests.inside.conftest import hello_of
 from kvscope_inside import CacheState
 from kvscope_inside.cached_texts import CachedText, CachedTexts
 from kvscope_inside.vllm.block_texts import hash_of_row
-from kvscope_inside.vllm.offloading import untold
+from kvscope_inside.vllm.offloading import unpublished_connectors
 from kvscope_inside.vllm.second_pool import SecondPoolRows, second_pool_of
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 
@@ -32,7 +32,7 @@ def test_it_is_found_and_said_where_it_is(medium: str, is_on_disk: bool) -> None
     found = second_pool_of([SimpleNamespace(), connector])
     assert found is not None
     assert (found.num_blocks, found.is_on_disk) == (NUM_HOST, is_on_disk)
-    assert untold(SimpleNamespace(connector=connector)) == ""
+    assert unpublished_connectors(SimpleNamespace(connector=connector)) == ""
     assert second_pool_of([SimpleNamespace(scheduler_manager=None), connector_of(num_blocks=0)]) is None
 
 
@@ -54,17 +54,17 @@ def test_a_block_is_written_found_read_and_evicted(state: CacheState) -> None:
         columns = (ledger.state, ledger.ref_count, ledger.filled, ledger.owner, ledger.prefix_hits)
         return tuple(int(column[row]) for column in columns)  # type: ignore[return-value]
 
-    assert rows.stand(1, [2], [1], [None]) == []
+    assert rows.update(1, [2], [1], [None]) == []
     assert stands() == (BlockState.ACTIVE, 1, 0, NO_OWNER, 0)
-    assert rows.stand(2, [2, 2], [1, 0], [None, ONE]) == []
+    assert rows.update(2, [2, 2], [1, 0], [None, ONE]) == []
     assert stands() == (BlockState.CACHED, 0, 4, 3, 0)
     assert (int(ledger.parent[row]), texts.get(row)) == (77, text)
-    rows.stand(3, [2], [1], [ONE])
+    rows.update(3, [2], [1], [ONE])
     assert stands() == (BlockState.ACTIVE, 1, 4, 3, 1)
-    assert rows.stand(4, [2], [1], [OTHER]) == [hash_of_row(ONE)]
+    assert rows.update(4, [2], [1], [OTHER]) == [hash_of_row(ONE)]
     assert stands() == (BlockState.ACTIVE, 1, 4, NO_OWNER, 0), "of what the first pool does not have any more"
     assert row not in texts
-    assert rows.stand(5, [0, 2], [1, 0], [None, None]) == [hash_of_row(OTHER)]
+    assert rows.update(5, [0, 2], [1, 0], [None, None]) == [hash_of_row(OTHER)]
     assert stands() == (BlockState.FREE, 0, 0, NO_OWNER, 0)
     assert ledger.state[NUM_BLOCKS] == BlockState.UNMAPPED, "its null block"
     frame = state.frame(6, 6)

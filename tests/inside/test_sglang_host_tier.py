@@ -11,11 +11,11 @@ from tests.inside.fake_sglang import Request, Scheduler, Tensor, tensor
 
 from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.sglang import notes as notes_module
-from kvscope_inside.sglang.facts import hello_of
-from kvscope_inside.sglang.notes import SglangStepNotes
+from kvscope_inside.sglang import sglang_recorder
 from kvscope_inside.sglang.pages import reader_of
 from kvscope_inside.sglang.pools import pools_of
+from kvscope_inside.sglang.sglang_facts import hello_of
+from kvscope_inside.sglang.sglang_recorder import SglangRecorder
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.telemetry import Frame
@@ -45,8 +45,8 @@ def slots_of(pages: Any) -> Tensor:
 
 class Told:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
-        monkeypatch.setattr(notes_module, "COPIES_PER_S", 1_000_000_000)
+        monkeypatch.setattr("kvscope_inside.sglang.sglang_facts._version", lambda: "0.0")
+        monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", 1_000_000_000)
         self.failures: list[str] = []
         self.scheduler, self.controller = Scheduler(num_pages=NUM_PAGES), Controller()
         self.cache: Any = self.scheduler.tree_cache
@@ -57,8 +57,8 @@ class Told:
         self.state = CacheState(hello_of(self.scheduler, 7))
         hooks = Hooks(lambda name, error: self.failures.append(f"{name}: {error!r}"))
         reader = reader_of(self.scheduler.req_to_token_pool.req_to_token, pools)
-        self.notes, self.translator = (
-            SglangStepNotes(self.scheduler, hooks, reader, lambda: None),
+        self.recorder, self.translator = (
+            SglangRecorder(self.scheduler, hooks, reader, lambda: None),
             SglangTranslator(self.state, pools=pools),
         )
         self.scheduler.add(Request("first", list(range(12)), 1))
@@ -68,8 +68,8 @@ class Told:
 
     def step(self) -> Frame:
         self.scheduler.step()
-        while self.notes.notes:
-            self.frame = self.translator.apply(self.notes.notes.popleft())
+        while self.recorder.records:
+            self.frame = self.translator.apply(self.recorder.records.popleft())
         assert self.failures == []
         return self.frame
 
@@ -135,7 +135,7 @@ def test_what_is_written_at_once_is_what_its_page_holds_now(monkeypatch: pytest.
     had = told.state.ledger.hash[told.pages].tolist()
     told.cache.evict(12)
     request = told.scheduler.add(Request("other", [50 + each for each in range(4 * NUM_PAGES - 2)], 1))
-    monkeypatch.setattr(notes_module, "COPIES_PER_S", 1)
+    monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", 1)
     while request.finished_reason is None:
         told.scheduler.step()
     told.controller.write(slots_of(told.pages[1:]), node_id=5)
@@ -149,7 +149,7 @@ def test_what_is_written_at_once_is_what_its_page_holds_now(monkeypatch: pytest.
 
 def test_what_ended_and_made_way_between_two_looks_is_known_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch)
-    monkeypatch.setattr(notes_module, "COPIES_PER_S", 1)
+    monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", 1)
     request = told.scheduler.add(Request("short", [90 + each for each in range(8)], 1))
     while request.finished_reason is None:
         if request.kv.req_pool_idx is not None:
@@ -166,7 +166,7 @@ def test_what_ended_and_made_way_between_two_looks_is_known_all_the_same(monkeyp
     for _ in range(7):
         told.scheduler.step()
     assert other.finished_reason is None
-    monkeypatch.setattr(notes_module, "COPIES_PER_S", 1_000_000_000)
+    monkeypatch.setattr(sglang_recorder, "COPIES_PER_S", 1_000_000_000)
     told.step()
     hashes = told.host[2][:2]
     assert 0 not in hashes

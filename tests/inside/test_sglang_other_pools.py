@@ -10,12 +10,12 @@ import numpy.typing as npt
 from tests.inside.fake_sglang import Request, Scheduler
 
 from kvscope_inside import CacheState
-from kvscope_inside.sglang.asking import Evicted
-from kvscope_inside.sglang.facts import hello_of, kv_bytes
-from kvscope_inside.sglang.memory import SchedulerMemory
-from kvscope_inside.sglang.notes import SglangNote
+from kvscope_inside.sglang.eviction_beneficiary import Evicted
 from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows, hashes_of_windows
 from kvscope_inside.sglang.pools import pools_of
+from kvscope_inside.sglang.sglang_facts import hello_of, kv_bytes
+from kvscope_inside.sglang.sglang_memory import SchedulerMemory
+from kvscope_inside.sglang.sglang_recorder import SglangRecord
 from kvscope_inside.sglang.sglang_translator import SglangTranslator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
@@ -27,7 +27,7 @@ NUM_PAGES, NUM_WINDOWS, NUM_STATES = 8, 5, 3
 
 def hybrid(monkeypatch: Any) -> Any:
     """A scheduler with three pools: rows 1 to 8 are pages, 9 to 13 pages of windows, and 14 to 16, the last, states."""
-    monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
+    monkeypatch.setattr("kvscope_inside.sglang.sglang_facts._version", lambda: "0.0")
     scheduler = Scheduler(num_pages=NUM_PAGES)
     own = Scheduler(num_pages=NUM_WINDOWS).token_to_kv_pool_allocator
     allocator = SimpleNamespace(
@@ -85,11 +85,11 @@ def test_figures_of_the_pool_are_of_pages_alone(monkeypatch: Any) -> None:
     scheduler = hybrid(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     rows, mirror = StateRows(state, pools_of(scheduler)), Mirror()
-    told = state.add_request("a", num_prompt_tokens=9)
-    told.state = RequestState.RUNNING
-    state.set_blocks([1, 2], state=BlockState.ACTIVE, ref_count=1, owner=told.number)
+    known = state.add_request("a", num_prompt_tokens=9)
+    known.state = RequestState.RUNNING
+    state.set_blocks([1, 2], state=BlockState.ACTIVE, ref_count=1, owner=known.number)
     free: npt.NDArray[np.bool_] = np.zeros(NUM_STATES + 1, bool)
-    rows.read(1, free, [np.array([[0], [2]])], [(Holder(told, np.empty(0, np.int64), 0, 9), 1)])
+    rows.read(1, free, [np.array([[0], [2]])], [(Holder(known, np.empty(0, np.int64), 0, 9), 1)])
     state.frame(1, 1)
     mirror.reset(state.snapshot())
     figures = pool_figures(mirror)
@@ -100,7 +100,7 @@ def test_figures_of_the_pool_are_of_pages_alone(monkeypatch: Any) -> None:
 
 
 def test_latents_are_named_with_what_keys_and_values_would_take(monkeypatch: Any) -> None:
-    monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
+    monkeypatch.setattr("kvscope_inside.sglang.sglang_facts._version", lambda: "0.0")
     scheduler: Any = Scheduler(num_pages=NUM_PAGES)
     pool = type("MLATokenToKVPool", (), {"get_kv_size_bytes": lambda self: 36 * NUM_PAGES, "layer_num": 2})()
     scheduler.token_to_kv_pool_allocator.get_kvcache = lambda: pool
@@ -118,45 +118,45 @@ def test_a_page_of_windows_is_held_while_somebody_looks_back_to_it(monkeypatch: 
     scheduler = hybrid(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     rows, ledger = WindowRows(state, pools_of(scheduler)), state.ledger
-    told = state.add_request("a", num_prompt_tokens=15)
-    told.state = RequestState.RUNNING
+    known = state.add_request("a", num_prompt_tokens=15)
+    known.state = RequestState.RUNNING
     pages = np.array([3, 1, 2, 5])
-    state.set_blocks(pages, state=BlockState.ACTIVE, owner=told.number, filled=[4, 4, 4, 3], hash=[11, 12, 0, 0])
+    state.set_blocks(pages, state=BlockState.ACTIVE, owner=known.number, filled=[4, 4, 4, 3], hash=[11, 12, 0, 0])
 
     def read(num_tokens: int, of_pages: list[int]) -> tuple[list[int], list[int]]:
         mapping: npt.NDArray[np.int64] = np.zeros(NUM_PAGES + 1, np.int64)
         mapping[pages] = of_pages
-        lost = rows.read(1, mapping, [Holder(told, pages, 2, num_tokens)])
+        lost = rows.read(1, mapping, [Holder(known, pages, 2, num_tokens)])
         state.frame(1, 1)
         return lost.rows.tolist(), lost.hashes.tolist()
 
     assert read(11, [4, 5, 1, 0]) == ([], [])
-    assert told.tables[1] == [0, 13, 9, 0], "its window begins in the second page"
+    assert known.tables[1] == [0, 13, 9, 0], "its window begins in the second page"
     assert ledger.state[9:14].tolist() == [1, 0, 0, 2, 1]
     assert ledger.ref_count[9:14].tolist() == [1, 0, 0, 0, 1]
-    assert ledger.owner[[9, 12, 13]].tolist() == [told.number] * 3
+    assert ledger.owner[[9, 12, 13]].tolist() == [known.number] * 3
     assert ledger.hash[[12, 13]].tolist() == hashes_of_windows(np.array([11, 12], np.uint64)).tolist()
     assert ledger.filled[[9, 12, 13]].tolist() == [4, 4, 4]
     assert rows.page_of(13) == 1
     assert read(15, [4, 5, 1, 3])[0] == []
-    assert told.tables[1] == [0, 0, 9, 11]
+    assert known.tables[1] == [0, 0, 9, 11]
     assert ledger.state[13] == BlockState.CACHED
     assert read(15, [0, 5, 1, 3])[0] == [12], "the tree keeps the page of full attention alone"
     assert ledger.state[12] == BlockState.FREE
     assert ledger.group[12] == 1
     rows.empty()
-    told.set_table((), 1)
+    known.set_table((), 1)
     assert read(15, [0, 0, 1, 3])[0] == []
-    assert told.tables[1] == [0, 0, 9, 11]
+    assert known.tables[1] == [0, 0, 9, 11]
 
 
 def test_a_state_is_held_or_cached_or_free(monkeypatch: Any) -> None:
     scheduler = hybrid(monkeypatch)
     state = CacheState(hello_of(scheduler, 7))
     rows, ledger = StateRows(state, pools_of(scheduler)), state.ledger
-    told = state.add_request("a", num_prompt_tokens=9)
-    told.state = RequestState.RUNNING
-    holder = Holder(told, np.empty(0, np.int64), 0, 9)
+    known = state.add_request("a", num_prompt_tokens=9)
+    known.state = RequestState.RUNNING
+    holder = Holder(known, np.empty(0, np.int64), 0, 9)
 
     def read(free: list[int], of_row: list[int], holders: list[tuple[Holder, int]]) -> list[int]:
         mask: npt.NDArray[np.bool_] = np.zeros(NUM_STATES + 1, bool)
@@ -165,12 +165,12 @@ def test_a_state_is_held_or_cached_or_free(monkeypatch: Any) -> None:
         return rows.read(1, mask, columns, holders).tolist()
 
     assert read([3], [2, 1], [(holder, 1)]) == []
-    assert told.tables[2] == [15, 14], "the one that it writes, and the one that is kept for the tree"
+    assert known.tables[2] == [15, 14], "the one that it writes, and the one that is kept for the tree"
     assert ledger.state[14:17].tolist() == [1, 1, 0]
     assert ledger.filled[14:17].tolist() == [0, 9, 0]
     assert read([2, 3], [2, 1], []) == []
     assert ledger.state[14:17].tolist() == [BlockState.CACHED, 0, 0]
-    assert ledger.owner[14:17].tolist() == [told.number, NO_OWNER, NO_OWNER]
+    assert ledger.owner[14:17].tolist() == [known.number, NO_OWNER, NO_OWNER]
     assert read([1, 2, 3], [2, 1], []) == [14]
     assert ledger.group[14:17].tolist() == [2, 2, 2]
 
@@ -181,7 +181,7 @@ def test_states_are_told_of_beside_blocks(monkeypatch: Any) -> None:
     translator = SglangTranslator(state, pools=pools_of(scheduler))
 
     def cause_of(*happened: tuple[Any, ...]) -> tuple[str, int]:
-        (event,) = translator.apply(SglangNote(1, list(happened), None, [], [], [], [], None, None)).events
+        (event,) = translator.apply(SglangRecord(1, list(happened), None, [], [], [], [], None, None)).events
         return event.cause, event.num_blocks
 
     request = Request("a", range(12))
@@ -203,7 +203,7 @@ def test_states_are_told_of_beside_blocks(monkeypatch: Any) -> None:
 def test_memory_is_told_by_part(monkeypatch: Any) -> None:
     scheduler = hybrid(monkeypatch)
     scheduler.tp_worker.model_runner.graph_memory_usage = {"decode": 0.5, "prefill": 0.25}
-    memory = SchedulerMemory(scheduler, hello_of(scheduler, 7)).told()
+    memory = SchedulerMemory(scheduler, hello_of(scheduler, 7)).breakdown()
     assert memory is not None
     assert memory.weights_bytes == 1000, "tied weights are there once"
     assert [(part.name, part.num_bytes) for part in memory.modules] == [("embeddings", 1000)]
@@ -215,4 +215,4 @@ def test_memory_is_told_by_part(monkeypatch: Any) -> None:
 def test_memory_that_cannot_be_read_is_unknown(monkeypatch: Any) -> None:
     scheduler = hybrid(monkeypatch)
     del scheduler.tp_worker
-    assert SchedulerMemory(scheduler, hello_of(scheduler, 7)).told() is None
+    assert SchedulerMemory(scheduler, hello_of(scheduler, 7)).breakdown() is None

@@ -177,7 +177,7 @@ def test_entries_arrive_as_they_were_when_they_were_gathered(device: Device) -> 
     copy = reader.copy()
     allocator.free_pages = Tensor(device, np.array([9]))
     assert not copy.has_arrived()
-    assert not reader.is_settled()
+    assert not reader.can_copy()
     reader.gather([PageSpan(0, 0, 5)])  # what is given back meanwhile
     device.run()
     assert copy.has_arrived()
@@ -186,7 +186,7 @@ def test_entries_arrive_as_they_were_when_they_were_gathered(device: Device) -> 
     assert free is not None
     assert np.flatnonzero(free).tolist() == [1, 2, 7]
     copy.done()
-    assert reader.is_settled()
+    assert reader.can_copy()
     second = reader.copy()
     device.run()
     assert second.entries().tolist() == [0] * 5
@@ -211,7 +211,7 @@ def test_a_pool_in_host_memory_is_read_at_once(device: Device) -> None:
 def test_pages_are_not_read_while_the_allocator_holds_some_back(device: Device) -> None:
     table, allocator = pool_of(device, 1)
     allocator.free_group = []
-    assert not reader_of(table, pools_with(allocator, 39)).is_settled()
+    assert not reader_of(table, pools_with(allocator, 39)).can_copy()
 
 
 def test_an_allocator_without_a_list_says_nothing_of_free_pages(device: Device) -> None:

@@ -17,7 +17,7 @@ from tests.engines.watching import FrameByFrame
 from tests.inside.fake_sglang import Request, Scheduler
 
 from kvscope_inside.endpoints import ENDPOINT, endpoint_of_rank, file_of_rank, keys_for
-from kvscope_inside.sglang import plugin, watch
+from kvscope_inside.sglang import plugin, sglang_watch
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import (
     Abort,
@@ -35,14 +35,14 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def watched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Scheduler, FrameByFrame, watch.SglangWatch]]:
-    monkeypatch.setattr("kvscope_inside.sglang.facts._version", lambda: "0.0")
+) -> Iterator[tuple[Scheduler, FrameByFrame, sglang_watch.SglangWatch]]:
+    monkeypatch.setattr("kvscope_inside.sglang.sglang_facts._version", lambda: "0.0")
     texts = SimpleNamespace(texts=lambda ids: [str(list(each)) for each in ids], close=lambda: None)
-    monkeypatch.setattr(watch, "DetokenizerProcess", lambda tokenizer: texts)
+    monkeypatch.setattr(sglang_watch, "DetokenizerProcess", lambda tokenizer: texts)
     requests = SimpleNamespace(AbortReq=lambda rid: SimpleNamespace(rid=rid))
     monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", requests)
     scheduler = Scheduler(num_pages=40)
-    watching = watch.SglangWatch(scheduler, f"ipc://{tmp_path}/s")
+    watching = sglang_watch.SglangWatch(scheduler, f"ipc://{tmp_path}/s")
     client = FrameByFrame(f"ipc://{tmp_path}/s")
     yield scheduler, client, watching
     client.close()
@@ -109,7 +109,7 @@ def test_a_thread_that_fails_takes_the_hooks_away_and_says_why(watched: Any, mon
     monkeypatch.setattr(watching._translator, "apply", broken)
     scheduler.add(Request("a", list(range(10)), 2))
     scheduler.step()
-    assert client.goodbye(5.0) == "kvscope stopped watching: RuntimeError in the thread that tells: ours"
+    assert client.goodbye(5.0) == "kvscope stopped watching: RuntimeError in the publishing thread: ours"
     while scheduler.step():
         pass
     assert not vars(scheduler).keys() & {"run_batch", "process_batch_result"}
@@ -135,7 +135,7 @@ def test_a_rank_that_does_what_another_does_is_not_watched(monkeypatch: pytest.M
     parallel = SimpleNamespace(pp_rank=0, attn_tp_rank=1, attn_cp_rank=0, dp_rank=None)
     monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", SimpleNamespace(get_parallel=lambda: parallel))
     scheduler = SimpleNamespace(server_args=SimpleNamespace(tp_size=2, pp_size=1))
-    assert watch.watch(scheduler, "ipc:///tmp/nowhere") is None
+    assert sglang_watch.watch(scheduler, "ipc:///tmp/nowhere") is None
 
 
 def test_sglang_finds_it() -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from kvscope_inside import CacheState
 from kvscope_inside.hooks import Hooks
-from kvscope_inside.transformers.facts import Rows, hello_of
-from kvscope_inside.transformers.notes import TransformersStepNotes
+from kvscope_inside.transformers.transformers_facts import LedgerRows, hello_of
+from kvscope_inside.transformers.transformers_recorder import TransformersRecorder
 from kvscope_inside.transformers.transformers_translator import TransformersTranslator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.request_state import RequestState
@@ -83,7 +83,7 @@ class Told:
         self.failures: list[str] = []
         self.hooks = Hooks(lambda name, error: self.failures.append(f"{name}: {error!r}"))
         self.hello = hello_of(self.manager, self.processor, 1)
-        self.rows = Rows.of(self.processor.cache)
+        self.rows = LedgerRows.of(self.processor.cache)
         self.hash_of = compute_block_hash
         self.begin(CacheState(self.hello))
         self.frames: list[Frame] = []
@@ -93,7 +93,7 @@ class Told:
         """Watch from now on."""
         self.state, self.mirror = state, Mirror()
         self.mirror.apply(coalesce([], snapshot=state.snapshot()))
-        self.notes = TransformersStepNotes(self.processor, self.hooks)
+        self.recorder = TransformersRecorder(self.processor, self.hooks)
         self.translator = TransformersTranslator(self.state, self.rows, self.hash_of)
 
     def step(self) -> list[Event]:
@@ -106,8 +106,8 @@ class Told:
 
     def tell(self) -> list[Event]:
         told = []
-        while self.notes.notes:
-            self.frames.append(self.translator.apply(self.notes.notes.popleft()))
+        while self.recorder.records:
+            self.frames.append(self.translator.apply(self.recorder.records.popleft()))
             self.mirror.apply(coalesce([self.frames[-1]]))
             told += self.frames[-1].events
         assert self.failures == []
@@ -115,7 +115,7 @@ class Told:
         return told
 
 
-def differences(processor: Any, mirror: Mirror, rows: Rows) -> list[str]:
+def differences(processor: Any, mirror: Mirror, rows: LedgerRows) -> list[str]:
     """Of every block, table and request, between transformers' objects and a mirror."""
     found = [*differing_blocks(processor.cache, mirror, rows), *differing_requests(processor.scheduler, mirror, rows)]
     counts = mirror.counters.num_running, mirror.counters.num_waiting
@@ -124,7 +124,7 @@ def differences(processor: Any, mirror: Mirror, rows: Rows) -> list[str]:
     return found
 
 
-def differing_blocks(cache: Any, mirror: Mirror, rows: Rows) -> Iterator[str]:
+def differing_blocks(cache: Any, mirror: Mirror, rows: LedgerRows) -> Iterator[str]:
     ledger, reserved = mirror.ledger, (rows.num_sectors - cache.num_sectors) * rows.per_sector
     expected = dict.fromkeys(range(reserved), (BlockState.UNMAPPED, 0, 0, 0))
     expected |= dict.fromkeys(range(reserved, ledger.num_blocks), (BlockState.FREE, 0, 0, 0))
@@ -148,7 +148,7 @@ def differing_blocks(cache: Any, mirror: Mirror, rows: Rows) -> Iterator[str]:
             yield f"row {row} has the owner {ledger.owner[row]}"
 
 
-def differing_requests(scheduler: Any, mirror: Mirror, rows: Rows) -> Iterator[str]:
+def differing_requests(scheduler: Any, mirror: Mirror, rows: LedgerRows) -> Iterator[str]:
     requests, ledger = mirror.requests, mirror.ledger
     theirs = scheduler.active_requests | scheduler.waiting_requests
     unfinished = np.flatnonzero(requests.state != RequestState.FINISHED).tolist()
@@ -350,4 +350,4 @@ def test_a_reset_for_a_next_session_ends_requests_and_keeps_prefixes() -> None:
     (admitted,) = told.step()
     assert admitted.num_tokens == 28
     told.processor.cache.reset()
-    told.notes.flush()
+    told.recorder.flush()

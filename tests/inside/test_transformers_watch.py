@@ -21,8 +21,8 @@ from tests.engines.watching import FrameByFrame, wait_for
 from tests.inside.test_transformers import differences, make_manager, tiny_model
 
 import kvscope_inside
-from kvscope_inside.transformers import notes
-from kvscope_inside.transformers.facts import Rows
+from kvscope_inside.transformers import transformers_recorder
+from kvscope_inside.transformers.transformers_facts import LedgerRows
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.messages.commands import GetBlockText
 from kvscope_telemetry.recordings.reader import Recording
@@ -82,7 +82,7 @@ def test_tokens_are_the_same_and_a_mirror_follows(manager: Any, endpoint: str) -
             assert mirror.hello is not None
             assert mirror.hello.model.architecture == "LlamaForCausalLM"
             assert mirror.hello.capabilities.engine == "transformers"
-            assert differences(manager.batch_processor, mirror, Rows.of(manager.batch_processor.cache)) == []
+            assert differences(manager.batch_processor, mirror, LedgerRows.of(manager.batch_processor.cache)) == []
             cached = int((mirror.ledger.hash != 0).argmax())
             (content,) = watcher.ask(GetBlockText(blocks=(cached,))).contents
             assert len(content.token_ids) == 4
@@ -145,7 +145,7 @@ def test_a_stopped_manager_is_not_kept_in_memory(endpoint: str) -> None:
         manager.stop()
 
 
-@pytest.mark.parametrize("name", ["_begins", "_scheduled", "_ran", "_freed", "_ended", "touch", "_note"])
+@pytest.mark.parametrize("name", ["_begins", "_scheduled", "_ran", "_freed", "_ended", "touch", "_record"])
 def test_a_hook_that_raises_ends_ours_and_generation_goes_on(
     name: str, manager: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,10 +160,10 @@ def test_a_hook_that_raises_ends_ours_and_generation_goes_on(
     log = logging.getLogger("transformers.kvscope")
     monkeypatch.setattr(log, "error", lambda form, *about, **_: lines.append(form % about))
     watch = kvscope_inside.watch(manager, endpoint)
-    monkeypatch.setattr(notes.TransformersStepNotes, name, broken)
+    monkeypatch.setattr(transformers_recorder.TransformersRecorder, name, broken)
     assert answers(manager) == expected
     assert len(lines) == 1
-    assert re.search("kvscope stopped watching: RuntimeError in .*: ours; generation goes on", lines[0])
+    assert re.search("kvscope stopped watching: RuntimeError in .*: ours; generation continues", lines[0])
     assert "stop" not in vars(manager)
     watch.close()
 

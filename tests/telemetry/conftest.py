@@ -1,4 +1,4 @@
-"""Endpoints, simulated engines on real sockets, a proxy that loses what it is told to lose, and recordings."""
+"""Fixtures: endpoints, simulated engines on real sockets, a proxy that loses chosen messages, and recordings."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ REQUEST_FIELDS = (
     "num_blocks",
 )
 WAIT_S = 60.0
-"""How long anything may take before the test fails; nothing waits this long when all is well."""
+"""Timeout of every wait. Passing tests never wait this long."""
 
 
 @pytest.fixture(autouse=True)
-def _nobodys_own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and connections of the person who runs the tests are neither read nor written."""
+def _isolated_config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither read nor write the keys and connections of the user who runs the tests."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @pytest.fixture
 def make_endpoint() -> Iterator[Callable[[str], str]]:
-    """`make_endpoint("ipc" or "tcp")`: an endpoint that nobody uses."""
+    """Function that returns an unused endpoint: `make_endpoint("ipc" or "tcp")`."""
     folders: list[str] = []
 
     def make(kind: str = "ipc") -> str:
@@ -69,7 +69,7 @@ def make_endpoint() -> Iterator[Callable[[str], str]]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., SimulatedServer]]:
-    """`serve(endpoint, rate=…, **engine options)`: a simulated engine on real sockets."""
+    """Function that serves a simulated engine on real sockets: `serve(endpoint, rate=…, **engine options)`."""
     servers: list[SimulatedServer] = []
 
     def start(
@@ -91,7 +91,7 @@ def serve() -> Iterator[Callable[..., SimulatedServer]]:
 
 @pytest.fixture
 def watch() -> Iterator[Callable[..., LiveSource]]:
-    """`watch(endpoint)`: a live source."""
+    """Function that opens a live source: `watch(endpoint)`."""
     sources: list[LiveSource] = []
 
     def start(endpoint: str, **options: Any) -> LiveSource:
@@ -104,8 +104,9 @@ def watch() -> Iterator[Callable[..., LiveSource]]:
 
 
 class Proxy:
-    """Stands between an engine and a client; `treat` maps each telemetry message to those passed on, `answer` each
-    reply to another."""
+    """Proxy between an engine and a client. `treat` maps each telemetry message to those passed on, `answer` each
+    reply to another.
+    """
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class Proxy:
 
 @pytest.fixture
 def proxy(make_endpoint: Callable[[str], str]) -> Iterator[Callable[..., str]]:
-    """`proxy(engine_endpoint, treat, answer)`: the endpoint to watch instead."""
+    """Function that returns the endpoint of a proxy: `proxy(engine_endpoint, treat, answer)`."""
     proxies: list[Proxy] = []
 
     def start(engine: str, treat: Callable[[bytes], list[bytes]], *answer: Callable[[bytes], bytes]) -> str:
@@ -182,7 +183,9 @@ def proxy(make_endpoint: Callable[[str], str]) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def assert_mirrors() -> Callable[..., None]:
-    """`assert_mirrors(source, server)`: hold the engine, let the source catch up, compare everything."""
+    """Function that pauses the engine, lets the source catch up and compares all state: `assert_mirrors(source,
+    server)`.
+    """
 
     def check(source: LiveSource, server: SimulatedServer, *, go_on: bool = True) -> None:
         server.hold()
@@ -205,7 +208,7 @@ def _follow(source: LiveSource, engine: SimulatedEngine) -> bool:
 
 
 def assert_same_requests(mirror: Mirror, engine: SimulatedEngine) -> None:
-    """The mirror's unfinished requests are those of the engine, field for field and block for block."""
+    """Check that the mirror's unfinished requests equal those of the engine in all fields and blocks."""
     truth = Mirror()
     truth.reset(engine.snapshot())
     going_on = mirror.requests.state != RequestState.FINISHED
@@ -220,13 +223,15 @@ def assert_same_requests(mirror: Mirror, engine: SimulatedEngine) -> None:
 
 @pytest.fixture
 def same_requests() -> Callable[[Mirror, SimulatedEngine], None]:
-    """`assert_same_requests`, for tests without sockets."""
+    """The function `assert_same_requests`, for tests without sockets."""
     return assert_same_requests
 
 
 def _free_port_pair() -> int:
-    """A port such that it and the next one are free now, and that no system gives to who asks for any."""
-    choose = random.SystemRandom()  # tests that run at the same time have the same seed
+    """Return a port that is free together with the next one, and is outside of the range that systems assign to
+    clients.
+    """
+    choose = random.SystemRandom()  # tests that run in parallel share the seed of `random`
     while True:
         with socket.socket() as first, socket.socket() as second:
             port = choose.randrange(20_000, 32_000, 2)
@@ -238,13 +243,13 @@ def _free_port_pair() -> int:
             return port
 
 
-# Recordings of a simulated engine on a clock of its own, with the messages that went in.
+# Recordings of a simulated engine with its own clock, and the messages they were written from.
 
 STEP_NS = 20_000_000
 
 
 class SteppedClock:
-    """A frame every 20 ms."""
+    """Clock that advances by 20 ms per frame."""
 
     def __init__(self, now_ns: int = 1_000_000_000) -> None:
         self.now_ns = now_ns
@@ -256,7 +261,7 @@ class SteppedClock:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A file and what is in it."""
+    """A recording file and the messages in it."""
 
     path: Path
     messages: list[TelemetryMessage]
@@ -276,7 +281,7 @@ class Recorded:
 def simulated_messages(
     num_frames: int, *, num_blocks: int = 400, epoch: int = 1, seed: int = 0
 ) -> list[TelemetryMessage]:
-    """Hello, snapshot and frames."""
+    """Return a hello, a snapshot and frames of a simulated engine."""
     clock = SteppedClock()
     engine = SimulatedEngine(num_blocks=num_blocks, num_running=8, epoch=epoch, seed=seed, clock=clock)
     return [engine.hello, engine.snapshot(), *(engine.advance() for _ in range(num_frames))]
@@ -284,7 +289,7 @@ def simulated_messages(
 
 @pytest.fixture
 def record(tmp_path: Path) -> Callable[..., Recorded]:
-    """`record(num_frames or messages)`: a whole recording with a keyframe a second."""
+    """Function that writes a recording with one keyframe per second: `record(num_frames or messages)`."""
 
     def make(what: int | list[TelemetryMessage] = 300, name: str = "session.mcap", **options: int) -> Recorded:
         return record_in(tmp_path, what, name, **options)
@@ -293,7 +298,7 @@ def record(tmp_path: Path) -> Callable[..., Recorded]:
 
 
 def record_in(folder: Path, what: int | list[TelemetryMessage], name: str, **options: int) -> Recorded:
-    """As `record`, in a folder that others may read too."""
+    """Write a recording like `record`, into a folder that several tests may share."""
     messages = simulated_messages(what) if isinstance(what, int) else what
     with RecordingWriter(folder / name, **{"keyframe_interval_ns": 1_000_000_000, **options}) as writer:
         for message in messages:
@@ -304,25 +309,25 @@ def record_in(folder: Path, what: int | list[TelemetryMessage], name: str, **opt
 
 @pytest.fixture
 def make_messages() -> Callable[..., list[TelemetryMessage]]:
-    """`simulated_messages`."""
+    """The function `simulated_messages`."""
     return simulated_messages
 
 
 @pytest.fixture
 def assert_same_state() -> Callable[[Mirror, Mirror], None]:
-    """Everything but the requests that ended: a keyframe does not have them."""
+    """Function that compares two mirrors except for ended requests, which a keyframe does not contain."""
 
     def check(left: Mirror, right: Mirror) -> None:
         assert (left.epoch, left.seq, left.step, left.time_ns) == (right.epoch, right.seq, right.step, right.time_ns)
         assert left.ledger.differences(right.ledger) == []
         assert left.counters == right.counters
         columns = [name for name in REQUEST_COLUMNS if name not in ("first_seen_ns", "finished_ns")]
-        assert equal_requests(_going_on(left), _going_on(right), columns)
+        assert equal_requests(_unfinished_requests(left), _unfinished_requests(right), columns)
 
     return check
 
 
-def _going_on(mirror: Mirror):  # type: ignore[no-untyped-def]
+def _unfinished_requests(mirror: Mirror):  # type: ignore[no-untyped-def]
     requests = mirror.requests
     requests._keep((requests.state != RequestState.FINISHED).nonzero()[0])
     return requests

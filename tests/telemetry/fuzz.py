@@ -1,10 +1,10 @@
-"""Damage done on purpose: mutated telemetry messages and recordings, and what reading them does.
+"""Fuzzing of telemetry messages and recordings by mutation.
 
     python -m tests.telemetry.fuzz --messages 100000 --recordings 10000 [--seed N]
 
-prints counts. It ends with exit code 1 at the first exception that is not of our own families, at a case that takes
-longer than its time, and when memory grows. The tests run a small part of it. Everything follows from the seed and the
-number of the case: `--seed N --first K` begins with case K.
+prints counts. It exits with code 1 at the first exception that is not one of ours, at a case that takes longer than
+its limit, and when memory grows. The tests run a small part of it. Everything follows from the seed and the number of
+the case: `--seed N --first K` starts with case K.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from kvscope_telemetry.recordings.request_index import recorded_requests
 from kvscope_telemetry.recordings.writer import RecordingWriter
 
 CASE_S = 20
-"""A case that takes longer hangs, however busy the machine is."""
+"""A case that takes longer is considered to hang, even on a busy machine."""
 MAX_GROWTH_KIB = 192 << 10
-"""Of the peak of memory after the first tenth: what one case may need for a moment."""
+"""Allowed growth of the memory peak after the first tenth of the cases: what one case may need temporarily."""
 _INTERESTING = (0, 1, 2, 3, 4, 0x7F, 0x80, 0x81, 0xC0, 0xC1, 0xC4, 0xC6, 0xCA, 0xCF, 0xD3, 0xDB, 0xDD, 0xDF, 0xFF)
 
 
@@ -45,7 +45,7 @@ class Hang(Exception):
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """`data` with one to four pieces of damage: cut, bytes put in, taken out, doubled, moved, flipped, overwritten."""
+    """Return `data` with one to four mutations: cut, insert, remove, repeat, move, flip, overwrite."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         data = rng.choice(_MUTATIONS)(data, rng) or data
     return data
@@ -85,7 +85,7 @@ def _flip(data: bytes, rng: random.Random) -> bytes:
 
 
 def _overwrite(data: bytes, rng: random.Random) -> bytes:
-    """With values that mean something to msgpack, or the largest numbers of 4 and 8 bytes."""
+    """Overwrite with values that have a meaning in msgpack, or with the largest numbers of 4 and 8 bytes."""
     damaged, at = bytearray(data), rng.randrange(len(data))
     if rng.random() < 0.3:
         width = rng.choice((4, 8))
@@ -109,7 +109,7 @@ _MUTATIONS: Sequence[Callable[[bytes, random.Random], bytes]] = (
 
 
 def fuzz_messages(count: int, seed: int, first: int = 0) -> Counter[str]:
-    """Decode `count` mutated messages, and apply to a mirror what can be read. Counts by outcome."""
+    """Decode `count` mutated messages and apply the readable ones to a mirror. Returns counts by outcome."""
     engine = SimulatedEngine(num_blocks=200, seed=seed)
     snapshot = engine.snapshot()
     good = [wire.encode(message) for message in _messages(engine)]
@@ -123,7 +123,7 @@ def fuzz_messages(count: int, seed: int, first: int = 0) -> Counter[str]:
 
 
 def fuzz_recordings(count: int, seed: int, folder: Path, first: int = 0) -> Counter[str]:
-    """Open `count` mutated recordings and read all that can be read of them. Counts by outcome."""
+    """Open `count` mutated recordings and read them completely. Returns counts by outcome."""
     good = [_recording(folder, number, seed) for number in range(3)]
     outcomes: Counter[str] = Counter()
     path = folder / "mutated.mcap"
@@ -196,7 +196,7 @@ def _read_recording(path: Path, rng: random.Random) -> str:
 
 @contextmanager
 def _case(name: str) -> Iterator[None]:
-    """Named where it fails, and ended when it hangs."""
+    """Name the case if it fails, and raise `Hang` if it takes too long."""
 
     def hangs(*_: object) -> None:
         raise Hang(f"longer than {CASE_S} s")
@@ -233,7 +233,7 @@ def _in_tenths(name: str, count: int, first: int, fuzz: Callable[[int, int], Cou
 
 
 def main() -> None:
-    """Run as told on the command line."""
+    """Run with the options of the command line."""
     parser = argparse.ArgumentParser(description="Mutate telemetry messages and recordings, and read them.")
     parser.add_argument("--messages", type=int, default=100_000, metavar="N", help="mutated messages to decode")
     parser.add_argument("--recordings", type=int, default=10_000, metavar="N", help="mutated recordings to open")

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.actions.keymap import Command, keys_of
 from kvscope_app.settings.settings import Settings
-from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_app.ui.asking import ask
 from kvscope_app.ui.icons import icon
 from kvscope_app.ui.theme import Theme
@@ -96,7 +96,7 @@ class Actions(QObject):
 
     keys_changed = Signal()
 
-    def __init__(self, parent: QWidget, choices: SettingsKeeper) -> None:
+    def __init__(self, parent: QWidget, choices: SettingsStore) -> None:
         super().__init__(parent)
         self._parent = parent
         self._choices = choices

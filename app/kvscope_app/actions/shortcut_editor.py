@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.actions.action_registry import Actions
 from kvscope_app.actions.keymap import Chosen, Command, given, keys_of, rivals
-from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_app.ui.makers import label
 from kvscope_app.ui.sheet import Sheet
 
@@ -32,7 +32,7 @@ _HINT = "Select a command, press its new shortcut, then Set."
 class ShortcutEditor(Sheet):
     """Editor for the shortcuts of `actions`. Changes apply immediately in all windows and are saved in `choices`."""
 
-    def __init__(self, parent: QWidget, actions: Actions, choices: SettingsKeeper, accent: QColor) -> None:
+    def __init__(self, parent: QWidget, actions: Actions, choices: SettingsStore, accent: QColor) -> None:
         super().__init__("Change shortcuts", parent)
         self._actions, self._choices, self._accent = actions, choices, accent
         self._doubted: tuple[str, str] | None = None

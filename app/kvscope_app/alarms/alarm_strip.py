@@ -13,7 +13,7 @@ from PySide6.QtCore import QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QPushButton, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
-from kvscope_app.alarms.alarm_watch import AlarmWatch
+from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
 from kvscope_app.ui.clock_text import wall_text
 from kvscope_app.ui.folding import FoldingFrame
 from kvscope_app.ui.icons import icon
@@ -36,7 +36,7 @@ class AlarmStrip(PassingStrip):
     `go_to` is called with the time in ns at which the alarm began; `show_all` shows the list of alarms.
     """
 
-    def __init__(self, watch: AlarmWatch, go_to: Callable[[int], None], show_all: Callable[[], None]) -> None:
+    def __init__(self, watch: AlarmEvaluator, go_to: Callable[[int], None], show_all: Callable[[], None]) -> None:
         super().__init__()
         self._go_to = go_to
         self._shown_alarms: dict[str, Alarm] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_app.commands.progress import ProgressBar
-from kvscope_app.media_export.names import STILLS, VIDEOS, is_picture
+from kvscope_app.media_export.media_names import STILLS, VIDEOS, is_picture
 from kvscope_app.media_export.picture_options import add_picture_options, wish_of
 from kvscope_app.option_values import add_goals, moment
 from kvscope_telemetry.errors import BadInput

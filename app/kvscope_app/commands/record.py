@@ -31,7 +31,7 @@ from kvscope_telemetry.termination import handling_signals
 
 if TYPE_CHECKING:
     from kvscope_app.commands.recorded_alarms import RecordedAlarms
-    from kvscope_app.commands.segments import SegmentedWriter
+    from kvscope_app.commands.segmented_writer import SegmentedWriter
     from kvscope_telemetry.addresses import WatchedSource
 
 ASK_EVERY_S: Final = 0.5
@@ -82,7 +82,7 @@ def add_record_parser(commands: argparse._SubParsersAction[Any]) -> argparse.Arg
 
 def record(args: argparse.Namespace) -> int:
     """Record and return the exit code, which is 1 if the recording ended before the requested time."""
-    from kvscope_app.commands.segments import SegmentedWriter
+    from kvscope_app.commands.segmented_writer import SegmentedWriter
 
     started_s = time.monotonic()
     (address,) = addresses_of(args, [args.endpoint], "ADDRESS")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kvscope_app.commands.segments import SegmentedWriter
+from kvscope_app.commands.segmented_writer import SegmentedWriter
 from kvscope_telemetry.alarms.alarm_engine import Alarm, AlarmEngine, alarm_text, bookmark_of
 from kvscope_telemetry.alarms.expression import MAX_WINDOW_S
 from kvscope_telemetry.alarms.rules import Rule, rule_text

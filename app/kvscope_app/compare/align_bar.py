@@ -8,7 +8,7 @@ from typing import Final
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QComboBox
 
-from kvscope_app.compare.pair import Pair
+from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.session.mark_labels import name_of
 from kvscope_app.session.session import Session
 from kvscope_telemetry.exports.comparison.alignment import AlignedMoment, Alignment, moments, shared
@@ -29,7 +29,7 @@ class AlignBox(QComboBox):
     chosen = Signal(object, object)
     """Emitted with the `Alignment` and the time of A to move to, or None to stay."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: SessionPair) -> None:
         super().__init__()
         self._pair = pair
         self.ways: dict[str, _Way | None] = {}

@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.actions.action_registry import Actions, ActionSpec
 from kvscope_app.actions.command_palette import CommandPalette
+from kvscope_app.actions.shortcut_dialog import shortcut_dialog
 from kvscope_app.actions.shortcut_editor import ShortcutEditor
-from kvscope_app.actions.shortcut_sheet import shortcut_sheet
 from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.ui.file_dialogs import ask_save
@@ -94,7 +94,7 @@ def _help(window: CompareBody, actions: Actions) -> list[ActionSpec]:
             "shortcuts",
             "Keyboard shortcuts",
             HELP,
-            lambda: shortcut_sheet(window, entries(), change).show(),
+            lambda: shortcut_dialog(window, entries(), change).show(),
             ("F1", "?"),
             "keyboard",
         ),

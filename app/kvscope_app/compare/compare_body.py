@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMainWindow, QSplitter, QVBox
 from kvscope_app.compare.align_bar import AlignBox
 from kvscope_app.compare.curves_view import SIDES, CurvesView
 from kvscope_app.compare.figures_view import FiguresView
-from kvscope_app.compare.pair import Pair
+from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.compare.side_view import SideView
 from kvscope_app.session.session import Session
 from kvscope_app.ui.banner import Banner
@@ -31,7 +31,7 @@ class CompareBody(QMainWindow):
         self.themes = themes
         self.setWindowTitle(f"{names[0]} | {names[1]} – kvscope")
         self.sessions = [Session(PlaybackSource(each, is_playing=False), self) for each in (a, b)]
-        self.pair = Pair(self.sessions[0], self.sessions[1], self)
+        self.pair = SessionPair(self.sessions[0], self.sessions[1], self)
         self.sides = [SideView(*each) for each in zip(self.sessions, names, SIDES, strict=True)]
         self.curves = CurvesView(self.pair)
         self.figures = FiguresView()

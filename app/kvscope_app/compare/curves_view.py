@@ -13,7 +13,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
-from kvscope_app.compare.pair import Pair
+from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.playback.playback import time_text
 from kvscope_app.session.shown_stops import stop_bands
 from kvscope_app.session.time_span import TimeSpan
@@ -32,7 +32,7 @@ _TOO_LITTLE_S: Final = 1e-3
 class CurvesView(QWidget):
     """Six panels, as many side by side as fit, for the visible range of the pair."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: SessionPair) -> None:
         super().__init__()
         self._pair = pair
         self.setAccessibleName("Curves of both runs")

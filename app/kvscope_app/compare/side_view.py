@@ -11,7 +11,7 @@ from PySide6.QtCore import QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from kvscope_app.compare.pair import Side
+from kvscope_app.compare.session_pair import Side
 from kvscope_app.session.session import Session
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.makers import set_look
@@ -29,7 +29,7 @@ _AFTER: Final = "after the end of this recording"
 _NOT_YET: Final = "not recorded yet"
 
 
-class Letter(QWidget):
+class RunLetter(QWidget):
     """Letter A or B, framed in the colour and line style of its curves."""
 
     def __init__(self, look: CurveSpec) -> None:
@@ -64,7 +64,7 @@ class SideView(QWidget):
         self.session = session
         self._look = look
         self.setAccessibleName(f"Run {look.label}: {name}")
-        self._letter = Letter(look)
+        self._letter = RunLetter(look)
         self._name = ElidedLabel(name)
         self._name.setProperty("look", "heading")
         self._about = ElidedLabel()

@@ -14,7 +14,7 @@ from shiboken6 import isValid
 
 from kvscope_app.actions.action_registry import Actions, ActionSpec
 from kvscope_app.debugger import permission
-from kvscope_app.debugger.adapters_sheet import AdaptersSheet
+from kvscope_app.debugger.adapters_dialog import AdaptersDialog
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.debugger.pin_limits import why_pins_refused
 from kvscope_app.session.session import Session
@@ -162,14 +162,14 @@ def _of_pool(window: SessionWindow, debugger: Debugger, acts: _Acts) -> list[Act
             "limits",
             "Batch limits…",
             DEBUG,
-            lambda: LimitsSheet(window, debugger).show(),
+            lambda: LimitsDialog(window, debugger).show(),
             why_not=lambda: permission.why_not_limit(window.session),
         ),
         ActionSpec(
             "adapters",
             "LoRA adapters…",
             DEBUG,
-            lambda: AdaptersSheet(window, debugger).show(),
+            lambda: AdaptersDialog(window, debugger).show(),
             why_not=lambda: permission.why_not_adapters(window.session),
         ),
     ]
@@ -312,7 +312,7 @@ def _limited(blocks: tuple[int, ...], nothing: str) -> str:
     return "" if blocks else nothing
 
 
-class LimitsSheet(Sheet):
+class LimitsDialog(Sheet):
     """Dialog that changes the batch limits while the engine runs, and shows the engine's answer.
 
     The dialog is not modal, so the effect is visible in the views behind it.

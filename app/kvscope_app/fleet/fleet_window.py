@@ -1,6 +1,6 @@
 """Fleet window: search field, table, and status of the list. A row opens in its own window.
 
-Owns its widgets. The `FleetKeeper` owns the readers of engines and list; the desktop opens windows.
+Owns its widgets. The `FleetManager` owns the readers of engines and list; the desktop opens windows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.table import Index, OpenableTable, TableHead, TableModel
-from kvscope_app.window.dialogs.attach_sheet import AttachSheet
+from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.entries import FleetEntry
@@ -145,7 +145,7 @@ class FleetWindow(QMainWindow):
         def add(address: Address) -> None:
             self._add(FleetEntry(address, sheet.fields.name.text().strip()))
 
-        sheet = AttachSheet(self, add, "Add engine", "Add")
+        sheet = AttachDialog(self, add, "Add engine", "Add")
         sheet.show()
 
     # Qt overrides

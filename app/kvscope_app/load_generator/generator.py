@@ -14,8 +14,8 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
+from kvscope_app.load_generator.load_settings import MAX_CONCURRENCY, LoadSettings, Pace, make_request
 from kvscope_app.load_generator.sample_prompts import sample_prompts
-from kvscope_app.load_generator.settings import MAX_CONCURRENCY, LoadSettings, Pace, make_request
 from kvscope_app.session.session import Session
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import Abort, Accepted, Command, Failed, Finished, Refused, Reply, Tokens

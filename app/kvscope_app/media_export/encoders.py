@@ -31,7 +31,7 @@ _FFMPEG: Final = "ffmpeg"
 
 
 @dataclass(frozen=True, slots=True)
-class Film:
+class VideoEncoder:
     """Frames of a video, all of the same size, and their rate."""
 
     frames: Iterator[Frame]
@@ -58,7 +58,7 @@ def require_encoder(suffix: str, num_frames: int, width: int, height: int) -> No
         raise BadInput(_too_many(num_frames, _MAX_PIXELS[suffix] // (width * height), suffix))
 
 
-def encode(film: Film, suffix: str, file: BinaryIO) -> None:
+def encode(film: VideoEncoder, suffix: str, file: BinaryIO) -> None:
     """Write `film` to `file`, which must be open and empty."""
     _ENCODERS[suffix](film, file)
 
@@ -70,19 +70,19 @@ def _too_many(num_frames: int, most: int, suffix: str) -> str:
     )
 
 
-def _write_apng(film: Film, file: BinaryIO) -> None:
+def _write_apng(film: VideoEncoder, file: BinaryIO) -> None:
     from PIL import Image
 
     first, *rest = map(Image.fromarray, film.frames)
     first.save(file, "PNG", save_all=True, append_images=rest, duration=film.frame_ms, loop=0)
 
 
-def _write_webp(film: Film, file: BinaryIO) -> None:
+def _write_webp(film: VideoEncoder, file: BinaryIO) -> None:
     moving = _moving_image(film)
     moving.save(file, "WEBP", save_all=True, duration=film.frame_ms, loop=0, lossless=True, quality=60, method=4)
 
 
-def _write_gif(film: Film, file: BinaryIO) -> None:
+def _write_gif(film: VideoEncoder, file: BinaryIO) -> None:
     from PIL import Image
 
     first, *rest = [
@@ -92,7 +92,7 @@ def _write_gif(film: Film, file: BinaryIO) -> None:
     first.save(file, "GIF", save_all=True, append_images=rest, duration=film.frame_ms, loop=0)
 
 
-def _moving_image(film: Film) -> Image:
+def _moving_image(film: VideoEncoder) -> Image:
     """Return an image that makes each frame when Pillow seeks to it: a list of images would have to fit in memory."""
     from PIL import Image
 
@@ -117,7 +117,7 @@ def _moving_image(film: Film) -> Image:
     return Moving()
 
 
-def _write_mp4(film: Film, file: BinaryIO) -> None:
+def _write_mp4(film: VideoEncoder, file: BinaryIO) -> None:
     command = [_FFMPEG, "-v", "error", "-nostdin", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"]
     command += ["-s", f"{film.width}x{film.height}", "-r", f"{film.fps:g}", "-i", "pipe:0"]
     # Video players require even dimensions and this pixel format.
@@ -144,7 +144,7 @@ def _feed(command: list[str], frames: Iterator[Frame]) -> None:
         raise KvscopeError(f"ffmpeg failed: {words[-1] if words else f'exit code {process.returncode}'}")
 
 
-_ENCODERS: Final[dict[str, Callable[[Film, BinaryIO], Any]]] = {
+_ENCODERS: Final[dict[str, Callable[[VideoEncoder, BinaryIO], Any]]] = {
     ".apng": _write_apng,
     ".webp": _write_webp,
     ".gif": _write_gif,

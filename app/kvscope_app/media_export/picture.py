@@ -30,7 +30,7 @@ _FLAGS: Final = QWidget.RenderFlag.DrawWindowBackground | QWidget.RenderFlag.Dra
 
 
 @dataclass(frozen=True, slots=True)
-class PictureLook:
+class PictureStyle:
     """Options of a picture of a view."""
 
     scale: int = 1
@@ -41,9 +41,9 @@ class PictureLook:
     """Text of the line below the picture; empty for no caption."""
 
 
-def picture_of(view: View, look: PictureLook | None = None) -> QImage:
+def picture_of(view: View, look: PictureStyle | None = None) -> QImage:
     """Return an image of `view` as it is shown now."""
-    look = look or PictureLook()
+    look = look or PictureStyle()
     scale = view.devicePixelRatioF() * look.scale
     image = QImage(picture_size(view, look), QImage.Format.Format_RGB32)
     with _in_theme(view, look.theme):
@@ -57,33 +57,33 @@ def picture_of(view: View, look: PictureLook | None = None) -> QImage:
     return image
 
 
-def picture_size(view: View, look: PictureLook) -> QSize:
+def picture_size(view: View, look: PictureStyle) -> QSize:
     """Return the size in pixels of the picture that `picture_of` would make."""
     return (_size(view, look).toSizeF() * (view.devicePixelRatioF() * look.scale)).toSize()
 
 
-def svg_of(view: View, look: PictureLook | None = None) -> QByteArray:
+def svg_of(view: View, look: PictureStyle | None = None) -> QByteArray:
     """Return `view` as an SVG file.
 
     Text and lines stay vector graphics; bitmaps in the view are embedded as bitmaps.
     """
     from kvscope_app.media_export.svg_file import svg_painter  # imported late, because few windows need it
 
-    look = look or PictureLook()
+    look = look or PictureStyle()
     with _in_theme(view, look.theme), svg_painter(_size(view, look), view.title) as (painter, made):
         _paint(painter, view, look)
     return made()
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenPicture:
     """Picture taken when the user asked for it, as image and as SVG, because the file name is asked afterwards."""
 
     image: QImage
     drawing: bytes
 
     @classmethod
-    def of(cls, view: View, look: PictureLook | None = None) -> Taken:
+    def of(cls, view: View, look: PictureStyle | None = None) -> TakenPicture:
         return cls(picture_of(view, look), bytes(svg_of(view, look).data()))
 
     def save(self, path: Path) -> str:
@@ -102,7 +102,7 @@ def png_of(image: QImage) -> bytes:
     return bytes(buffer.data().data())
 
 
-def copy_picture(view: View, look: PictureLook | None = None) -> None:
+def copy_picture(view: View, look: PictureStyle | None = None) -> None:
     QApplication.clipboard().setImage(picture_of(view, look))
 
 
@@ -111,11 +111,11 @@ def caption_height(view: View) -> int:
     return round(QFontMetricsF(sans(0.92)).height()) + _MARGIN
 
 
-def _size(view: View, look: PictureLook) -> QSize:
+def _size(view: View, look: PictureStyle) -> QSize:
     return view.size() + QSize(0, caption_height(view) if look.caption else 0)
 
 
-def _paint(painter: QPainter, view: View, look: PictureLook) -> None:
+def _paint(painter: QPainter, view: View, look: PictureStyle) -> None:
     theme = look.theme or view.theme
     painter.fillRect(QRect(QPoint(), _size(view, look)), QColor(theme.panel))
     view.render(painter, QPoint(), renderFlags=_FLAGS)

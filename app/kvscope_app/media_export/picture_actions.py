@@ -12,7 +12,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.media_export.picture import PictureLook, Taken, copy_picture
+from kvscope_app.media_export.picture import PictureStyle, TakenPicture, copy_picture
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
 from kvscope_app.ui.model_name import model_name
@@ -78,7 +78,7 @@ def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
     return dialog
 
 
-def save_taken(window: SessionWindow, title: str, taken: Taken, path: str) -> bool:
+def save_taken(window: SessionWindow, title: str, taken: TakenPicture, path: str) -> bool:
     """Write the picture and report the result in the window. Returns whether it was written."""
     failure = taken.save(Path(path))
     if failure:
@@ -88,7 +88,7 @@ def save_taken(window: SessionWindow, title: str, taken: Taken, path: str) -> bo
     return not failure
 
 
-def copy_view(window: SessionWindow, view: View, look: PictureLook | None = None) -> None:
+def copy_view(window: SessionWindow, view: View, look: PictureStyle | None = None) -> None:
     """Copy a picture of `view` to the clipboard and report it in the status bar."""
     copy_picture(view, look)
     window.statusBar().showMessage(f"Picture of {view.title.lower()} copied", _NOTICE_MS)
@@ -113,8 +113,8 @@ def suggested(window: SessionWindow, what: str) -> Path:
     return folder / f"{model}-{what.lower().replace(' ', '-')}"
 
 
-def _ask_path(window: SessionWindow, view: View, look: PictureLook) -> None:
-    path, taken = suggested(window, view.title), Taken.of(view, look)
+def _ask_path(window: SessionWindow, view: View, look: PictureStyle) -> None:
+    path, taken = suggested(window, view.title), TakenPicture.of(view, look)
     save = partial(save_taken, window, view.title, taken)
     ask_save(window, f"Save a picture of {view.title.lower()}", path, _STILLS, save)
 

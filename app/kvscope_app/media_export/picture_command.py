@@ -13,11 +13,11 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QImage
 
 from kvscope_app.media_export.content_fit import hidden_note
-from kvscope_app.media_export.encoders import Film, Frame, encode, require_encoder
-from kvscope_app.media_export.names import STILLS, VIDEO_VIEWS
-from kvscope_app.media_export.picture import PictureLook, caption_height, png_of, svg_of
-from kvscope_app.media_export.stage import Stage, offscreen_application
-from kvscope_app.media_export.wish import DEFAULT_SIZE, PictureWish
+from kvscope_app.media_export.encoders import Frame, VideoEncoder, encode, require_encoder
+from kvscope_app.media_export.media_names import STILLS, VIDEO_VIEWS
+from kvscope_app.media_export.offscreen_view import OffscreenView, offscreen_application
+from kvscope_app.media_export.picture import PictureStyle, caption_height, png_of, svg_of
+from kvscope_app.media_export.picture_spec import DEFAULT_SIZE, PictureSpec
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.docks import VIEWS_ON_TIME
 from kvscope_telemetry.errors import BadInput
@@ -30,7 +30,7 @@ _LARGEST_FIT: Final = (1920, 2400)
 """Maximum size in pixels to which a picture without `--size` grows to show all rows of a list."""
 
 
-def make(recording: Recording, wish: PictureWish, watch: Watch) -> None:
+def make(recording: Recording, wish: PictureSpec, watch: Watch) -> None:
     """Write the picture or video. On BadInput and KvscopeError, whose texts are one line, no file is left."""
     span = span_of(recording, wish.from_s, wish.until_s)
     if wish.suffix in STILLS:
@@ -48,7 +48,7 @@ def moments(span: Span, speed: float, fps: float) -> tuple[int, Iterator[float]]
     return num_frames, iter(np.linspace(span.from_s, span.until_s, num_frames).tolist())
 
 
-def _make_still(recording: Recording, wish: PictureWish, span: Span, watch: Watch) -> None:
+def _make_still(recording: Recording, wish: PictureSpec, span: Span, watch: Watch) -> None:
     at_s = span.until_s if wish.at_s is None else wish.at_s
     if at_s > (recording.end_ns - recording.start_ns) / 1e9:
         raise BadInput(f"--at {at_s:g} is after the end of the recording, which is {span.until_s:.1f} s long")
@@ -72,19 +72,19 @@ def _make_still(recording: Recording, wish: PictureWish, span: Span, watch: Watc
             stage.close()
 
 
-def _leave_space_for_caption(stage: Stage) -> None:
+def _leave_space_for_caption(stage: OffscreenView) -> None:
     """Make the view smaller, so that the picture including its caption has the requested size."""
     stage.resize(stage.view.size() - QSize(0, caption_height(stage.view)))
 
 
-def _write_still(stage: Stage, look: PictureLook, suffix: str, file: BinaryIO) -> None:
+def _write_still(stage: OffscreenView, look: PictureStyle, suffix: str, file: BinaryIO) -> None:
     if suffix == ".svg":
         file.write(svg_of(stage.view, look).data())
     else:
         file.write(png_of(stage.picture(look)))
 
 
-def _make_video(recording: Recording, wish: PictureWish, span: Span, watch: Watch) -> None:
+def _make_video(recording: Recording, wish: PictureSpec, span: Span, watch: Watch) -> None:
     if wish.view not in VIDEO_VIEWS:
         raise BadInput(f"a video of {wish.view} is not accepted: one of {', '.join(VIDEO_VIEWS)}")
     if wish.at_s is not None:
@@ -111,13 +111,13 @@ def _make_video(recording: Recording, wish: PictureWish, span: Span, watch: Watc
                 stage.go_to(span.from_s)
             frames = _frames(stage, wish, shown, num_frames, watch)
             first = next(frames)
-            film = Film(_with(first, frames), num_frames, wish.fps, first.shape[1], first.shape[0])
+            film = VideoEncoder(_with(first, frames), num_frames, wish.fps, first.shape[1], first.shape[0])
             encode(film, wish.suffix, file)
         finally:
             stage.close()
 
 
-def _frames(stage: Stage, wish: PictureWish, shown: Iterator[float], num: int, watch: Watch) -> Iterator[Frame]:
+def _frames(stage: OffscreenView, wish: PictureSpec, shown: Iterator[float], num: int, watch: Watch) -> Iterator[Frame]:
     for number, at_s in enumerate(shown):
         stage.now_ns = round(number / wish.fps * 1e9)
         stage.play_to(at_s)
@@ -138,11 +138,11 @@ def _pixels(image: QImage) -> Frame:
     return np.array(lines[:, : image.width() * 3]).reshape(image.height(), image.width(), 3)
 
 
-def _stage(recording: Recording, wish: PictureWish, watch: Watch) -> Stage:
-    return Stage(recording, wish.view, QSize(*(wish.size or DEFAULT_SIZE)), THEMES[wish.theme], watch)
+def _stage(recording: Recording, wish: PictureSpec, watch: Watch) -> OffscreenView:
+    return OffscreenView(recording, wish.view, QSize(*(wish.size or DEFAULT_SIZE)), THEMES[wish.theme], watch)
 
 
-def _look(stage: Stage, wish: PictureWish, span: Span | None) -> PictureLook:
+def _look(stage: OffscreenView, wish: PictureSpec, span: Span | None) -> PictureStyle:
     """Return the options of a picture.
 
     Its caption describes what is shown, if requested, and names what a still picture had no space for.
@@ -150,4 +150,4 @@ def _look(stage: Stage, wish: PictureWish, span: Span | None) -> PictureLook:
     notes = [stage.caption(None if span is None else (span.from_s, span.until_s))] if wish.captioned else []
     if wish.suffix in STILLS and (note := hidden_note(stage.view)):
         notes.append(note)
-    return PictureLook(caption="  ·  ".join(notes))
+    return PictureStyle(caption="  ·  ".join(notes))

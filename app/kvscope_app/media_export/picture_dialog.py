@@ -8,8 +8,8 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QComboBox, QDialog, QDialogButtonBox, QFormLayout, QVBoxLayout
 
 from kvscope_app.media_export.caption import caption_of
-from kvscope_app.media_export.names import MAX_SCALE
-from kvscope_app.media_export.picture import PictureLook, picture_size
+from kvscope_app.media_export.media_names import MAX_SCALE
+from kvscope_app.media_export.picture import PictureStyle, picture_size
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.setting_names import PICTURE_CAPTION, PICTURE_SCALE, PICTURE_THEME
 from kvscope_app.ui.makers import label
@@ -23,9 +23,9 @@ class PictureDialog(QDialog):
     """Dialog with the options of a picture of one view."""
 
     saved = Signal(object)
-    """Emitted with the `PictureLook` of a picture to save to a file."""
+    """Emitted with the `PictureStyle` of a picture to save to a file."""
     copied = Signal(object)
-    """Emitted with the `PictureLook` of a picture to copy to the clipboard."""
+    """Emitted with the `PictureStyle` of a picture to copy to the clipboard."""
 
     def __init__(self, window: SessionWindow, view: View) -> None:
         super().__init__(window)
@@ -46,10 +46,10 @@ class PictureDialog(QDialog):
         self.captioned.toggled.connect(self._show_size)
 
     @property
-    def look(self) -> PictureLook:
+    def look(self) -> PictureStyle:
         theme = THEMES.get(self.theme.currentText())
         caption = caption_of(self._session, self._view.title) if self.captioned.isChecked() else ""
-        return PictureLook(self.scale.currentIndex() + 1, theme, caption)
+        return PictureStyle(self.scale.currentIndex() + 1, theme, caption)
 
     def _recall(self) -> None:
         scale, theme = self._settings.value(PICTURE_SCALE, 2), str(self._settings.value(PICTURE_THEME, _AS_SHOWN))

@@ -7,8 +7,8 @@ import math
 import re
 from typing import Any, Final
 
-from kvscope_app.media_export.names import LARGEST, MAX_SCALE, SMALLEST, STILLS, VIEWS, suffix_of
-from kvscope_app.media_export.wish import PictureWish
+from kvscope_app.media_export.media_names import LARGEST, MAX_SCALE, SMALLEST, STILLS, VIEWS, suffix_of
+from kvscope_app.media_export.picture_spec import PictureSpec
 from kvscope_app.option_values import moment
 from kvscope_telemetry.errors import BadInput
 
@@ -43,7 +43,7 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tell-progress", action="store_true", help=argparse.SUPPRESS)
 
 
-def wish_of(args: argparse.Namespace, *, is_wanted: bool = True) -> PictureWish | None:
+def wish_of(args: argparse.Namespace, *, is_wanted: bool = True) -> PictureSpec | None:
     """Return what picture or video the options request; None if no picture `is_wanted`.
 
     Raises BadInput for options that exclude each other and, if no picture is wanted, for any picture option.
@@ -59,7 +59,7 @@ def wish_of(args: argparse.Namespace, *, is_wanted: bool = True) -> PictureWish 
             raise BadInput(f"{_flag(name)} is for videos and cannot go with {suffix}")
     if args.kind is not None:
         raise BadInput(f"a kind ({args.kind}) goes with tables, not with {suffix}")
-    return PictureWish(args.out, suffix, from_s=args.from_s, until_s=args.until_s, **_renamed(given))
+    return PictureSpec(args.out, suffix, from_s=args.from_s, until_s=args.until_s, **_renamed(given))
 
 
 def _renamed(given: dict[str, Any]) -> dict[str, Any]:

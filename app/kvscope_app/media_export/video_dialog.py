@@ -17,9 +17,9 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.media_export.encoders import is_there
-from kvscope_app.media_export.names import VIDEOS
-from kvscope_app.media_export.video_making import make_video
-from kvscope_app.media_export.wish import PictureWish
+from kvscope_app.media_export.media_names import VIDEOS
+from kvscope_app.media_export.picture_spec import PictureSpec
+from kvscope_app.media_export.video_export import make_video
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
 from kvscope_app.ui.makers import choice, label, seconds_box
@@ -70,10 +70,10 @@ class VideoDialog(QDialog):
         """Length of the video in seconds."""
         return max(self.last.value() - self.first.value(), 0.0) / _SPEEDS[self.speed.currentIndex()]
 
-    def wish(self, path: Path) -> PictureWish:
+    def wish(self, path: Path) -> PictureSpec:
         """Return the chosen options of a video written to `path`. Its times count from the timeline's origin."""
         suffix = VIDEOS[self.form.currentIndex()]
-        return PictureWish(
+        return PictureSpec(
             path if path.suffix.lower() == suffix else path.with_name(path.name + suffix),
             suffix,
             _VIEWS[self.view.currentText()],
@@ -130,5 +130,5 @@ def _missing(suffix: str) -> str:
     return "" if is_there(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
 
 
-def _begin(window: SessionWindow, wish: PictureWish, path: str) -> None:
+def _begin(window: SessionWindow, wish: PictureSpec, path: str) -> None:
     make_video(window, replace(wish, path=Path(path)))

@@ -1,7 +1,7 @@
 """Computes memory plans with `kvscope-engine plan --lines`. If several are requested, only the newest is answered.
 
-Owns the pending request; `LineChild` owns the process and its lines. A process is used because the app does not import
-torch.
+Owns the pending request; `LineProcess` owns the process and its lines. A process is used because the app does not
+import torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.engine_launcher.line_child import LineChild, complaint, engine_command
+from kvscope_app.engine_launcher.line_process import LineProcess, complaint, engine_command
 from kvscope_telemetry.messages.memory_plan import PlanAnswer
 
 NOT_INSTALLED: Final = "Planning needs the engine, which is not installed: pip install 'kvscope[engine]'."
@@ -38,7 +38,7 @@ class PlanProcess(QObject):
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
         """`command` replaces the engine's command."""
         super().__init__(parent)
-        self.child = LineChild(command or engine_command("plan", "--lines"), MAX_ANSWER_BYTES, self)
+        self.child = LineProcess(command or engine_command("plan", "--lines"), MAX_ANSWER_BYTES, self)
         self.child.line_came.connect(self._take)
         self.child.failed.connect(self._on_failure)
         self._is_asked = False

@@ -13,6 +13,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QProgressDialog
 
 from kvscope_app.playback.file_opening import FileOpening
+from kvscope_app.recent_recordings.recent_files import recording_folder
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_open
 
@@ -27,12 +28,8 @@ _STEPS: Final = 1000
 
 def ask_file(window: SessionWindow) -> None:
     """Ask for a recording and open it. The dialog is not modal."""
-    ask_open(window, "Open recording", recording_folder(window), FILES, lambda path: try_to_open(window, path))
-
-
-def recording_folder(window: SessionWindow) -> str:
-    """Return the folder of the last recording, or "" (the current folder) before the first."""
-    return window.themes.settings.values.recording_folder
+    folder = str(recording_folder(window.themes.settings.values))
+    ask_open(window, "Open recording", folder, FILES, lambda path: try_to_open(window, path))
 
 
 def try_to_open(

@@ -12,13 +12,13 @@ from typing import Final
 from PySide6.QtCore import QStandardPaths
 
 from kvscope_app.settings.settings import Settings
-from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_telemetry.recordings.layout import PART_SUFFIX
 
 MAX_RECENT: Final = 10
 
 
-def add_recent(settings: SettingsKeeper, path: Path | str) -> None:
+def add_recent(settings: SettingsStore, path: Path | str) -> None:
     """Put the recording at `path` first in the list of recent ones.
 
     A file that is still being written is listed under its final name.

@@ -72,13 +72,13 @@ class ExportDialog(QDialog):
         self._lay_out()
         self._show_description()
 
-    def wish(self) -> ExportWish:
+    def wish(self) -> ExportSelection:
         """Return the choices, with an unused file name."""
         form = _FORMS[self.what.currentIndex()]
         name, suffix = (form.form, form.suffix) if form.kind is None else _TABLE_FORMS[self.table_form.currentText()]
         path = free_path(self._body)
         stem = path.stem if form.kind is None else f"{path.stem}-{form.kind}"
-        return ExportWish(path.with_name(stem + suffix), name, form.kind, *self._range_ns())
+        return ExportSelection(path.with_name(stem + suffix), name, form.kind, *self._range_ns())
 
     def accept(self) -> None:
         wish = self.wish()
@@ -135,12 +135,12 @@ class ExportDialog(QDialog):
         self.setMinimumWidth(scaled(400))
 
 
-def _begin(window: SessionWindow, wish: ExportWish, path: str) -> None:
+def _begin(window: SessionWindow, wish: ExportSelection, path: str) -> None:
     begin_export(window, replace(wish, path=Path(path)))
 
 
 @dataclass(frozen=True, slots=True)
-class ExportWish:
+class ExportSelection:
     """Destination, format and range of an export.
 
     Times are on the wall clock, nanoseconds since 1970. None: from the start, to the end of the recording.
@@ -155,7 +155,7 @@ class ExportWish:
     until_ns: int | None = None
 
 
-def begin_export(window: SessionWindow, wish: ExportWish) -> Task:
+def begin_export(window: SessionWindow, wish: ExportSelection) -> Task:
     """Start the export on a thread, with a progress dialog if it takes long.
 
     An existing file is replaced on completion.
@@ -164,7 +164,7 @@ def begin_export(window: SessionWindow, wish: ExportWish) -> Task:
     return write_file(window, work, wish.path, "Exporting", "Exported to", _FAILED)
 
 
-def _work(session: Session, wish: ExportWish) -> Callable[[ProgressCallback], Path]:
+def _work(session: Session, wish: ExportSelection) -> Callable[[ProgressCallback], Path]:
     """Return the function for the thread. Everything needed of the session is read now, on the GUI thread."""
     handle, is_kept, marks = session.own_handle(), session.kept is not None, list(session.bookmarks.shown)
 

@@ -15,8 +15,8 @@ from PySide6.QtWidgets import QMenu, QProgressDialog
 
 from kvscope_app.actions.action_registry import ActionSpec
 from kvscope_app.recent_recordings.recent_files import add_recent, documents_folder, recording_folder
-from kvscope_app.recording.kept_dialog import KeptDialog, SaveHistoryDialog
-from kvscope_app.recording.text_agreement import ask_once, text_actions
+from kvscope_app.recording.history_dialogs import HistoryLengthDialog, SaveHistoryDialog
+from kvscope_app.recording.text_consent import ask_once, text_actions
 from kvscope_app.session.background import Background
 from kvscope_app.session.state_text import not_kept_text
 from kvscope_app.session_window import SessionWindow
@@ -251,4 +251,4 @@ def _with_ending(path: str) -> Path:
 
 
 def _ask_bounds(window: SessionWindow) -> None:
-    KeptDialog(window).open()
+    HistoryLengthDialog(window).open()

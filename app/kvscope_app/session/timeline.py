@@ -1,7 +1,7 @@
 """Interface of a timeline: a time range with a cursor, and the operations that move the cursor.
 
 A session has one (`source_timeline.py`), for a live engine with its recorded history or for a recording. Two compared
-sessions share one (`compare/pair.py`). The playback bar and the shortcuts use only this interface.
+sessions share one (`compare/session_pair.py`). The playback bar and the shortcuts use only this interface.
 
 Owns the loop: a range that is played repeatedly, available on every timeline.
 """

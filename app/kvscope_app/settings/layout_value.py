@@ -53,7 +53,7 @@ class LayoutPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             yield from part.leaves()
 
 
-class Known(NamedTuple):
+class KnownNames(NamedTuple):
     """The names that a layout may contain."""
 
     views: tuple[str, ...]
@@ -92,7 +92,7 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         docked = [name for part in self.areas.values() for leaf in part.leaves() for name in leaf.tabs]
         return [*docked, *self.floating]
 
-    def check(self, known: Known) -> None:
+    def check(self, known: KnownNames) -> None:
         """Raise BadInput for names that are not in `known`, a view that occurs twice, and invalid parts."""
         for part in self.areas.values():
             _check_part(part)
@@ -107,7 +107,7 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise BadInput(f"color_mode={mode!r:.40} is not accepted: one of {', '.join(known.color_modes)}")
 
 
-def read_layout(path: str | Path, known: Known) -> WindowLayout:
+def read_layout(path: str | Path, known: KnownNames) -> WindowLayout:
     """Read and check a layout file. Raises BadInput with a one-line message."""
     try:
         if os.path.getsize(path) > _MAX_BYTES:

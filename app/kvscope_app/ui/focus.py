@@ -30,17 +30,33 @@ def tab_order(start: QWidget, *, forward: bool = True) -> Iterator[QWidget]:
     """Yield the widgets after `start` in the Tab order of its window, including the window, until `start` is reached
     again.
 
-    PySide makes the Python object that `nextInFocusChain` returns a child of the widget it was called on, whatever the
-    widget's actual parent is. A window would then never be freed, and a widget would count as deleted together with its
-    predecessor. Therefore `setParent` is called with the actual parent, which Qt ignores.
+    The Python objects of the widgets and of their ancestors are children of their actual parents afterwards.
     """
     found = start
     while True:
         found = (found.nextInFocusChain() if forward else found.previousInFocusChain()) or start
-        found.setParent(found.parentWidget())
+        _set_actual_parents(found)
         if found is start:
             return
         yield found
+
+
+def _set_actual_parents(widget: QWidget) -> None:
+    """Make the Python objects of `widget` and its ancestors children of their actual parents, which Qt ignores.
+
+    PySide makes the Python object that `nextInFocusChain` returns a child of the widget it was called on, whatever the
+    widget's actual parent is. A window would then never be freed, and a widget would count as deleted together with its
+    predecessor.
+
+    All ancestors are needed: nothing else keeps the Python object of a parent that Qt created itself, such as the tab
+    bar of docks, and PySide marks the objects of its children as deleted when it goes. Shift+Tab meets the children
+    first.
+    """
+    around: QWidget | None = widget
+    while around is not None:
+        parent = around.parentWidget()
+        around.setParent(parent)  # also without one: the object is then no longer its predecessor's child
+        around = parent
 
 
 def draw_focus(painter: QPainter, around: QRect, theme: Theme) -> None:

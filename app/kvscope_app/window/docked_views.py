@@ -17,8 +17,8 @@ from kvscope_app.ui.makers import label_boxes
 from kvscope_app.views.docks import DOCKS, DockSpec
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.window.dock import Dock
-from kvscope_app.window.remembered import note_widths, remember_view
 from kvscope_app.window.tab_stops import focus_next
+from kvscope_app.window.view_choices import note_widths, remember_view
 
 if TYPE_CHECKING:
     from kvscope_app.actions.undo_stack import UndoStack

@@ -7,10 +7,10 @@ from typing import Final
 
 from PySide6.QtCore import QObject
 
-from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
+from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.recording.recording_actions import NOT_KEPT
-from kvscope_app.window.dialogs.attach_sheet import AttachSheet
-from kvscope_app.window.dialogs.help_sheets import log_sheet
+from kvscope_app.window.dialogs.attach_dialog import AttachDialog
+from kvscope_app.window.dialogs.help_dialogs import log_dialog
 from kvscope_app.window.welcome import progress_text
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.addresses import Address
@@ -27,7 +27,7 @@ _LAST_STATE: Final = "Showing the last known state."
 class EngineNotices(QObject):
     """Connects the session and the engine keeper of one window to its banner and welcome page."""
 
-    def __init__(self, window: WindowBody, keeper: EngineKeeper | None) -> None:
+    def __init__(self, window: WindowBody, keeper: EngineSupervisor | None) -> None:
         super().__init__(window)
         self._window = window
         self._keeper = keeper
@@ -65,7 +65,7 @@ class EngineNotices(QObject):
 
     def show_log(self) -> None:
         if self._keeper is not None:
-            log_sheet(self._window, self._keeper.engine.log_text()).show()
+            log_dialog(self._window, self._keeper.engine.log_text()).show()
 
     def engine_ended(self, reason: str) -> None:
         self._has_ended = True
@@ -140,7 +140,7 @@ class EngineNotices(QObject):
             window.openers.attach(address)
             window.close()
 
-        AttachSheet(window, attach, where=window.session.source.name).show()
+        AttachDialog(window, attach, where=window.session.source.name).show()
 
     def _is_over(self, message: str) -> bool:
         """Whether the banner's message is outdated now that the engine is live."""

@@ -33,7 +33,8 @@ from kvscope_app.ui.number_text import count, plural
 from kvscope_app.ui.passing_strip import FloatingStrips
 from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.window.dialogs.help_sheets import versions_text
+from kvscope_app.window.dialogs.help_dialogs import versions_text
+from kvscope_app.window.override_errors import remove_placeholder
 from kvscope_app.window.window_body import WindowBody
 from kvscope_telemetry.printable import print_line, print_text
 
@@ -46,16 +47,16 @@ _AGAIN_MS: Final = 1_000
 _OTHER_PARTS: Final = {"page_map": "Page map", "chart": "a chart"}
 _FEATURES: Final = {
     "recording": "Recording",
-    "pictures": "the export of a picture",
+    "media_export": "the export of pictures and videos",
     "playback": "Playback",
     "compare": "the comparison",
     "fleet": "the fleet",
     "recent_recordings": "the list of recordings",
-    "marks": "bookmarks and alarms",
+    "alarms": "bookmarks and alarms",
     "planning": "the memory plan",
-    "load": "the load generator",
+    "load_generator": "the load generator",
     "debugger": "the step debugger",
-    "own_engine": "the start of the engine",
+    "engine_launcher": "the start of the engine",
 }
 """Names of the packages other than views, as shown in the strip."""
 _QUOTED: Final = re.compile(r"""['"](?:.*['"]|.*$)""")
@@ -151,6 +152,7 @@ class InternalErrors(QObject):
         if issubclass(kind, KeyboardInterrupt):
             return
         try:
+            remove_placeholder(error)
             exception = traceback.TracebackException(kind, error or kind(), trace)
             text = "\n".join(_without_texts(exception))
             times = self._count(kind.__name__, _part_of(exception), text, _action_of(error))

@@ -13,15 +13,15 @@ from PySide6.QtCore import QEvent, QSettings, Signal
 from PySide6.QtGui import QCloseEvent, QCursor, QDragEnterEvent, QDragLeaveEvent, QDropEvent, QShowEvent
 
 from kvscope_app.alarms.alarm_strip import AlarmStrip
-from kvscope_app.alarms.mark_actions import offer_undo
+from kvscope_app.alarms.bookmark_actions import offer_undo
 from kvscope_app.debugger.debug_actions import NUM_STEPS, DebugAnswers
 from kvscope_app.debugger.paused_bar import PausedBar
 from kvscope_app.debugger.selection_menus import add_to_requests
-from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
+from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.recent_recordings.file_drops import DropSign, accept_drag, open_dropped
 from kvscope_app.recording.recording_actions import recording_menu
-from kvscope_app.recording.text_agreement import follow_agreement
+from kvscope_app.recording.text_consent import follow_agreement
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import NO_OPENERS, Openers
 from kvscope_app.setting_names import window_group
@@ -31,15 +31,15 @@ from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.ui.window_size import default_size
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.in_sight import in_sight
-from kvscope_app.window import layout
-from kvscope_app.window.dock_layouts.kept_layouts import KeptLayouts
-from kvscope_app.window.dock_layouts.kept_lengths import KeptLengths
-from kvscope_app.window.dock_layouts.layout_watch import LayoutWatch
+from kvscope_app.window import dock_state
+from kvscope_app.window.dock_layouts.dock_lengths import DockLengths
+from kvscope_app.window.dock_layouts.layout_undo import LayoutUndo
+from kvscope_app.window.dock_layouts.named_layouts import NamedLayouts
 from kvscope_app.window.dock_layouts.zoomed_sizes import ZoomedSizes
 from kvscope_app.window.engine_notices import EngineNotices
-from kvscope_app.window.menu_corner import Corner
-from kvscope_app.window.remembered import remember_map
+from kvscope_app.window.menu_bar_corner import MenuBarCorner
 from kvscope_app.window.status_bar import StatusBar
+from kvscope_app.window.view_choices import remember_map
 from kvscope_app.window.window_actions import add_actions, build_menus, what_closing_ends
 from kvscope_app.window.window_body import WindowBody
 
@@ -58,7 +58,7 @@ class MainWindow(WindowBody):
         session: Session,
         themes: ThemeKeeper,
         settings: QSettings,
-        keeper: EngineKeeper | None = None,
+        keeper: EngineSupervisor | None = None,
         openers: Openers = NO_OPENERS,
         slot: int = 1,
     ) -> None:
@@ -76,11 +76,11 @@ class MainWindow(WindowBody):
         self.strips.add(self.alarm_strip)
         add_actions(self, self.actions_by_name, self.notices)
         DebugAnswers(self, self.debugger, self.actions_by_name)
-        self.layout_watch = LayoutWatch(self)
-        self._lengths = KeptLengths(self, self.layout_watch)
+        self.layout_watch = LayoutUndo(self)
+        self._lengths = DockLengths(self, self.layout_watch)
         self._zoomed = ZoomedSizes(self, self.docks, themes)
         self._lengths.edge_moved.connect(self._zoomed.note_moved_edge)
-        self.layouts = KeptLayouts(self, self.actions_by_name, self.layout_watch)
+        self.layouts = NamedLayouts(self, self.actions_by_name, self.layout_watch)
         build_menus(self, self.actions_by_name, self.layouts)
         offer_undo(self)
         follow_agreement(self)
@@ -147,7 +147,7 @@ class MainWindow(WindowBody):
             return
         if self._is_console_spared:  # the next engine may accept prompts
             self.docks["console"].show()
-        layout.save(self, self.settings, self._group, with_docks=self.has_own_docks)
+        dock_state.save(self, self.settings, self._group, with_docks=self.has_own_docks)
         if self.has_own_docks:
             self._lengths.save(self.settings, self._group)
         self.notices.forget()
@@ -202,12 +202,12 @@ class MainWindow(WindowBody):
     def _on_link(self) -> None:
         self.status_bar.show_linked(self.link_words)
 
-    def _build_corner(self) -> Corner:
+    def _build_corner(self) -> MenuBarCorner:
         actions = self.actions_by_name
         is_file = self.session.timeline.is_file
         names = ("play", *(() if is_file else ("record",)), "palette", "theme_toggle", "shortcuts")
         live = None if is_file else actions["to_end"]
-        corner = Corner(self.session, live, [actions[name] for name in names], self)
+        corner = MenuBarCorner(self.session, live, [actions[name] for name in names], self)
         corner.lie_in(self.menuBar())
         return corner
 
@@ -231,7 +231,7 @@ class MainWindow(WindowBody):
         default_size(self)
         self.reset_layout()
         self._lengths.restore(self.settings, self._group)
-        return layout.restore(self, self.settings, self._group), layout.has_place(self.settings, self._group)
+        return dock_state.restore(self, self.settings, self._group), dock_state.has_place(self.settings, self._group)
 
     @property
     def _group(self) -> str:
@@ -240,9 +240,9 @@ class MainWindow(WindowBody):
     def _keep_sizes(self) -> None:
         """Restore the dock sizes, because a loaded view brings its own size hints."""
         if self._has_own_layout:
-            layout.restore_docks(self, self.settings, self._group)
+            dock_state.restore_docks(self, self.settings, self._group)
         else:
-            layout.share_out(self, self.docks)
+            dock_state.share_out(self, self.docks)
         self._spare_console()
 
     def _on_loaded(self, name: str) -> None:

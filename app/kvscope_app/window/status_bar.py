@@ -70,7 +70,7 @@ _MESSAGE_SHARE: Final = 0.8
 """Maximum share of the bar's width for a message."""
 
 
-class Dot(QWidget):
+class StateDot(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._color = QColor()
@@ -103,7 +103,7 @@ class StatusBar(QStatusBar):
         super().__init__(parent)
         self._session, self._is_own = session, is_own
         self._theme = DARK
-        self._dot = Dot()
+        self._dot = StateDot()
         self._frames_color = ""
         self._labels = {name: _label(name) for name in _TIPS}
         self._steps: list[tuple[int, int]] = []  # (monotonic time in ns, step) of the last second

@@ -11,15 +11,15 @@ from PySide6.QtWidgets import QApplication, QDockWidget, QMenu
 
 from kvscope_app.actions.action_registry import Actions, ActionSpec
 from kvscope_app.actions.command_palette import CommandPalette
+from kvscope_app.actions.shortcut_dialog import shortcut_dialog
 from kvscope_app.actions.shortcut_editor import ShortcutEditor
-from kvscope_app.actions.shortcut_sheet import shortcut_sheet
-from kvscope_app.alarms.mark_actions import clear_choice, mark_actions
-from kvscope_app.compare.ask import ask_other
+from kvscope_app.alarms.bookmark_actions import bookmark_actions, clear_choice
+from kvscope_app.compare.comparison_opener import ask_other
 from kvscope_app.debugger.debug_actions import debug_actions
 from kvscope_app.debugger.permission import FOR_OPERATORS
 from kvscope_app.debugger.selection_menus import add_selection_menus, fill_debug_menu
 from kvscope_app.media_export.picture_actions import picture_actions
-from kvscope_app.planning.plan_sheet import PlanSheet
+from kvscope_app.planning.plan_dialog import PlanDialog
 from kvscope_app.playback.playback_actions import TIME, EventJumps, event_kind_actions, playback_actions
 from kvscope_app.recent_recordings.open_file import ask_file
 from kvscope_app.recent_recordings.recent_menu import RecentMenu
@@ -31,9 +31,9 @@ from kvscope_app.ui.number_text import plural
 from kvscope_app.ui.theming.theme_keeper import CHOICES, PALETTES
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_actions import color_actions
-from kvscope_app.window.dialogs.attach_sheet import AttachSheet
-from kvscope_app.window.dialogs.help_sheets import about_sheet
-from kvscope_app.window.dock_layouts.kept_layouts import LAYOUTS, KeptLayouts
+from kvscope_app.window.dialogs.attach_dialog import AttachDialog
+from kvscope_app.window.dialogs.help_dialogs import about_sheet
+from kvscope_app.window.dock_layouts.named_layouts import LAYOUTS, NamedLayouts
 from kvscope_app.window.edit_actions import EDIT, edit_actions
 from kvscope_app.window.engine_notices import EngineNotices
 from kvscope_app.window.inspector_actions import inspector_actions
@@ -91,7 +91,7 @@ def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) ->
     for spec in (
         *_file(window),
         *time,
-        *mark_actions(window, window.alarms),
+        *bookmark_actions(window, window.alarms),
         *_engine(window, notices),
         *debug_actions(window, window.debugger),
         *edit_actions(window),
@@ -117,7 +117,7 @@ def add_actions(window: WindowBody, actions: Actions, notices: EngineNotices) ->
     keys()
 
 
-def build_menus(window: WindowBody, actions: Actions, layouts: KeptLayouts) -> None:
+def build_menus(window: WindowBody, actions: Actions, layouts: NamedLayouts) -> None:
     """Create the menus in the order of the action groups."""
     bar = window.menuBar()
     file = bar.addMenu("&File")
@@ -225,7 +225,7 @@ def _rounds_activations(window: WindowBody) -> bool | None:
 
 def _plan(window: WindowBody) -> None:
     hello = window.session.mirror.hello
-    PlanSheet(window, window.themes.theme, "default" if hello is None else hello.model.name, window.plans).show()
+    PlanDialog(window, window.themes.theme, "default" if hello is None else hello.model.name, window.plans).show()
 
 
 def _open_fleet(window: WindowBody) -> None:
@@ -398,7 +398,7 @@ def _open_palette(window: WindowBody) -> None:
 
 
 def _open_shortcuts(window: WindowBody) -> None:
-    shortcut_sheet(window, entries(window), partial(_open_editor, window)).show()
+    shortcut_dialog(window, entries(window), partial(_open_editor, window)).show()
 
 
 def _open_editor(window: WindowBody) -> None:
@@ -436,4 +436,4 @@ def _what_a_restart_ends(window: WindowBody) -> str:
 
 def _ask_endpoint(window: WindowBody) -> None:
     if window.openers.attach is not None:
-        AttachSheet(window, window.openers.attach).show()
+        AttachDialog(window, window.openers.attach).show()

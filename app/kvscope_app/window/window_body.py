@@ -9,9 +9,9 @@ from __future__ import annotations
 from PySide6.QtCore import QEvent, QSettings, Signal
 from PySide6.QtWidgets import QApplication, QStackedWidget, QVBoxLayout, QWidget
 
-from kvscope_app.alarms.alarm_watch import AlarmWatch
+from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
 from kvscope_app.debugger.debugger import Debugger
-from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
+from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import Openers, SessionWindow
@@ -21,7 +21,7 @@ from kvscope_app.ui.passing_strip import FloatingStrips
 from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
 from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.refresher import Refresher
-from kvscope_app.window import layout
+from kvscope_app.window import dock_state
 from kvscope_app.window.dock import Dock
 from kvscope_app.window.docked_views import DockedViews
 from kvscope_app.window.tab_stops import focus_next
@@ -43,7 +43,7 @@ class WindowBody(SessionWindow):
         session: Session,
         themes: ThemeKeeper,
         settings: QSettings,
-        keeper: EngineKeeper | None,
+        keeper: EngineSupervisor | None,
         openers: Openers,
     ) -> None:
         super().__init__(session, themes, settings, openers)
@@ -63,12 +63,12 @@ class WindowBody(SessionWindow):
         self.debugger = Debugger(session, self)
         self.plans = PlanProcess(self)
         self.closing.connect(self.plans.close)
-        self.alarms = AlarmWatch(session, themes.settings, self)
+        self.alarms = AlarmEvaluator(session, themes.settings, self)
         self.welcome = Welcome()
         self.refresher = Refresher(session, self)
         self.no_pool_label = empty_state(DEVICES_ALONE)
         self._build_middle()
-        layout.prepare(self)
+        dock_state.prepare(self)
         self.docked = DockedViews(self, session, themes, settings, self.refresher, self.undo)
         self.docks: dict[str, Dock] = self.docked.docks
         self.views = self.docked.views
@@ -97,7 +97,7 @@ class WindowBody(SessionWindow):
 
     def reset_layout(self) -> None:
         """Restore the layout of the first start."""
-        layout.arrange(self, self.docks)
+        dock_state.arrange(self, self.docks)
         self.docks["console"].setVisible(not self.session.timeline.is_file)
 
     def zoom_by(self, steps: int) -> None:

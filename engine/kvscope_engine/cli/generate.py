@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvscope_engine.cli.answers import JsonPrinter, PrintedAnswer, Printer, StreamPrinter, TextPrinter
-from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
-from kvscope_engine.cli.arguments.prompts import read_prompts
+from kvscope_engine.cli.arguments.engine_options import add_engine_options, engine_config
+from kvscope_engine.cli.arguments.prompt_options import read_prompts
 from kvscope_engine.cli.arguments.sampling_options import add_sampling_options, sampling_params
-from kvscope_engine.cli.engine_class import engine_class
-from kvscope_engine.cli.notes import print_notes
+from kvscope_engine.cli.completion_printers import JsonPrinter, PrintedCompletion, Printer, StreamPrinter, TextPrinter
+from kvscope_engine.cli.lazy_engine import engine_class
+from kvscope_engine.cli.notices import print_notes
 from kvscope_engine.cli.other_ranks import followed
 from kvscope_engine.command_parser import whole_number
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
@@ -115,7 +115,7 @@ def _generate(engine: Engine, submits: list[Submit], printer: Printer) -> int:
     return 2 if any(answer.finish_reason == "error" for answer in answers) else 0
 
 
-def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedAnswer]:
+def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedCompletion]:
     """Return the answers to fill; a single one with the error if the prompt is refused."""
     from kvscope_engine.inputs import prompt_token_ids
 
@@ -127,8 +127,8 @@ def _submit(engine: Engine, index: int, submit: Submit) -> list[PrintedAnswer]:
         tokens = msgspec.structs.replace(submit, prompt=None, messages=None, prompt_token_ids=tuple(ids), raw=raw)
         accepted = engine.submit(tokens)
     except BadInput as error:
-        return [PrintedAnswer(index, submit, ids, 0, finish_reason="error", error=str(error))]
-    return [PrintedAnswer(index, submit, ids, completion) for completion in range(len(accepted.numbers))]
+        return [PrintedCompletion(index, submit, ids, 0, finish_reason="error", error=str(error))]
+    return [PrintedCompletion(index, submit, ids, completion) for completion in range(len(accepted.numbers))]
 
 
 @contextmanager

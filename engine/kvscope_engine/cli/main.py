@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "simulate": "cli.simulate",
     "plan": "cli.plan",
     "what-if": "cli.what_if",
-    "sample": "cli.sample",
+    "sample": "cli.sample_devices",
     "replay": "cli.replay",
     "doctor": "cli.doctor",
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from kvscope_engine.cli.engine_class import quick_imports
+from kvscope_engine.cli.lazy_engine import quick_imports
 from kvscope_engine.command_parser import CommandParser, number, parse_size, whole_number
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES, PlanAnswer

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from kvscope_engine.cli.arguments.options import add_engine_options, given_options
-from kvscope_engine.cli.engine_class import engine_class
-from kvscope_engine.cli.notes import print_notes
+from kvscope_engine.cli.arguments.engine_options import add_engine_options, given_options
+from kvscope_engine.cli.lazy_engine import engine_class
+from kvscope_engine.cli.notices import print_notes
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.replay import ReplayComparison, Replayer, config_of_run, read_run
 from kvscope_engine.server.service import one_line

@@ -12,14 +12,14 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvscope_engine.cli.arguments.options import add_engine_options, engine_config
-from kvscope_engine.cli.arguments.sample_interval import add_interval
-from kvscope_engine.cli.engine_class import engine_class
-from kvscope_engine.cli.notes import print_note, print_notes
+from kvscope_engine.cli.arguments.engine_options import add_engine_options, engine_config
+from kvscope_engine.cli.arguments.sample_interval_option import add_interval
+from kvscope_engine.cli.lazy_engine import engine_class
+from kvscope_engine.cli.notices import print_note, print_notes
 from kvscope_engine.cli.other_ranks import ends_with_ranks, followed
-from kvscope_engine.cli.stopping import STOP_S, stopped_by_signals
+from kvscope_engine.cli.signal_shutdown import STOP_S, stopped_by_signals
 from kvscope_engine.command_parser import whole_number
-from kvscope_engine.http.child import HttpChild, connectable
+from kvscope_engine.http.http_child import HttpChild, connectable
 from kvscope_engine.http.http_command import add_api_options, api_key
 from kvscope_engine.model.loader.download.progress import IMPORT, TerminalProgress
 from kvscope_engine.server.parent_watch import watch_parent

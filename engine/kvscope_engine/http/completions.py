@@ -17,13 +17,16 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvscope_engine.http.api import Api
-from kvscope_engine.http.engine_client import EngineClient, Inbox
+from kvscope_engine.http.api_state import Api
+from kvscope_engine.http.engine_client import EngineClient, ReplyInbox
+from kvscope_engine.http.http_connection import Events, EventStream, TextEvents, encoded, unless_gone
+from kvscope_engine.http.info_endpoints import json_response
 from kvscope_engine.http.middleware import asker_of, read_body, slot_of
-from kvscope_engine.http.pages import json_response
-from kvscope_engine.http.prompts import Prompt, chat_prompt, text_prompts
-from kvscope_engine.http.protocol import Events, EventStream, TextEvents, encoded, unless_gone
-from kvscope_engine.http.schemas.answers import (
+from kvscope_engine.http.request_prompts import Prompt, chat_prompt, text_prompts
+from kvscope_engine.http.schemas.api_errors import ApiError, failed, refused
+from kvscope_engine.http.schemas.logprobs import chat_logprobs, completion_logprobs, joined
+from kvscope_engine.http.schemas.request_bodies import MAX_PROMPTS, ChatBody, CompletionBody
+from kvscope_engine.http.schemas.responses import (
     CachedTokens,
     CalledTool,
     ChatChoice,
@@ -38,11 +41,14 @@ from kvscope_engine.http.schemas.answers import (
     CompletionResponse,
     UsageInfo,
 )
-from kvscope_engine.http.schemas.bodies import MAX_PROMPTS, ChatBody, CompletionBody
-from kvscope_engine.http.schemas.errors import ApiError, failed, refused
-from kvscope_engine.http.schemas.logprobs import chat_logprobs, completion_logprobs, joined
-from kvscope_engine.http.schemas.mapping import StreamUsage, chat_sampling, completion_sampling, submission, wants_usage
-from kvscope_engine.http.tool_calling.use import ToolUse, check_tool_choice, tool_use
+from kvscope_engine.http.schemas.sampling_mapping import (
+    StreamUsage,
+    chat_sampling,
+    completion_sampling,
+    submission,
+    wants_usage,
+)
+from kvscope_engine.http.tool_calling.tool_use import ToolUse, check_tool_choice, tool_use
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Submit, Tokens
@@ -335,7 +341,7 @@ class Generation:
         self._request_ids = [submit.request_id for submit in submits]
         self._submits = list(submits)
         """Submissions to be sent; dropped with their prompts afterwards."""
-        self._inbox = Inbox(is_stream=is_stream)
+        self._inbox = ReplyInbox(is_stream=is_stream)
         self._early: News = []
         self._num_each = submits[0].sampling.n
         self._num_left = len(submits) * self._num_each

@@ -40,7 +40,7 @@ from kvscope_telemetry.messages.wire import decode_reply, encode
 from kvscope_telemetry.transport.client_sockets import NO_ENGINE, AwaitedRequests, ClientSockets, Outgoing
 from kvscope_telemetry.transport.connections import key_for
 
-Said: TypeAlias = Accepted | Refused | Tokens | Finished
+EngineReply: TypeAlias = Accepted | Refused | Tokens | Finished
 
 MAX_REPLIES: Final = 4_096
 """Maximum number of replies read in one pass."""
@@ -72,7 +72,7 @@ SAID_OVERHEAD_BYTES: Final = 200
 class _Open:
     """A request that has not ended."""
 
-    inbox: Inbox
+    inbox: ReplyInbox
     prompt: int
     num_left: int
     abort: Abort
@@ -126,7 +126,7 @@ class EngineClient:
     def num_open(self) -> int:
         return len(self._open)
 
-    def submit(self, submit: Submit, inbox: Inbox, prompt: int) -> None:
+    def submit(self, submit: Submit, inbox: ReplyInbox, prompt: int) -> None:
         """Send a submission.
 
         Its replies are put into `inbox` under the index `prompt`. Raises BadInput or EngineDead.
@@ -191,7 +191,7 @@ class EngineClient:
             if future is not None and not future.done():
                 future.set_result(reply)
 
-    def _hand(self, reply: Said, num_bytes: int) -> None:
+    def _hand(self, reply: EngineReply, num_bytes: int) -> None:
         request = self._open.get(reply.request_id)
         if request is None:
             if isinstance(reply, Accepted):  # accepted after it was abandoned
@@ -306,7 +306,7 @@ def _lost(request_id: str, why: str) -> Finished:
     return Finished(request_id=request_id, finish_reason="error", usage=Usage(), timing=RequestTiming(), error=why)
 
 
-class Inbox:
+class ReplyInbox:
     """Bounded queue of the replies to one HTTP request's prompts, read by one task on the event loop.
 
     `is_stream`: wake the reader for every token, otherwise only when a prompt is accepted or refused or ends.
@@ -317,11 +317,11 @@ class Inbox:
         """Whether the bound was exceeded; further replies are dropped."""
         self._wakes_on_tokens = is_stream
         self._max_bytes = MAX_STREAM_BYTES if is_stream else MAX_WHOLE_BYTES
-        self._waiting: deque[tuple[int, Said]] = deque()
+        self._waiting: deque[tuple[int, EngineReply]] = deque()
         self._num_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, prompt: int, reply: Said, num_bytes: int) -> None:
+    def put(self, prompt: int, reply: EngineReply, num_bytes: int) -> None:
         if self.overflowed:
             return
         self._num_bytes += num_bytes + SAID_OVERHEAD_BYTES
@@ -332,7 +332,7 @@ class Inbox:
         if self.overflowed or self._wakes_on_tokens or not isinstance(reply, Tokens):
             self._wake()
 
-    async def take(self) -> list[tuple[int, Said]]:
+    async def take(self) -> list[tuple[int, EngineReply]]:
         """Wait for replies and return all of them, oldest first."""
         while not self._waiting and not self.overflowed:
             self._waiter = asyncio.get_running_loop().create_future()

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.command_parser import parse_size, whole_number
-from kvscope_engine.http.listening import listen, url
-from kvscope_engine.http.tool_calling.formats import BY_NAME
+from kvscope_engine.http.listen_address import listen, url
+from kvscope_engine.http.tool_calling.tool_call_formats import BY_NAME
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from kvscope_engine.http.api import HttpSettings
+    from kvscope_engine.http.api_state import HttpSettings
 
 API_KEY_VARIABLE: Final = "KVSCOPE_API_KEY"
 MAX_API_KEY: Final = 4096
@@ -128,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
     if args.max_requests < 1 or args.max_connections < 1 or args.drain_seconds < 0:
         names = "--max-requests, --max-connections and --drain-seconds"
         raise BadInput(f"{names} must be whole numbers above 0 (the last: 0 or more)")
-    from kvscope_engine.http.api import HttpLimits, HttpSettings
-    from kvscope_engine.http.server import HttpServer
+    from kvscope_engine.http.api_state import HttpLimits, HttpSettings
+    from kvscope_engine.http.http_server import HttpServer
     from kvscope_engine.server.parent_watch import watch_parent
     from kvscope_telemetry.metrics.page import PATH
 
@@ -168,7 +168,7 @@ def _pages(args: argparse.Namespace, settings: HttpSettings) -> Iterator[list[Ba
     if args.no_metrics:
         yield []
         return
-    from kvscope_engine.http.server import metrics_route
+    from kvscope_engine.http.http_server import metrics_route
     from kvscope_telemetry.metrics.page import MetricsPage
 
     page = MetricsPage(settings.endpoint, key=settings.key, served_name=settings.served_name)

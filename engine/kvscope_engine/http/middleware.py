@@ -14,11 +14,11 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
-from kvscope_engine.http.api import HttpLimits, api_keys
-from kvscope_engine.http.clients import Clients, Slot, client_name, too_large
-from kvscope_engine.http.protocol import MAX_HEAD_BYTES
-from kvscope_engine.http.schemas.errors import ApiError, ClientGone, error_response
-from kvscope_engine.http.text import Asker
+from kvscope_engine.http.api_state import HttpLimits, api_keys
+from kvscope_engine.http.client_limits import Clients, Slot, client_name, too_large
+from kvscope_engine.http.http_connection import MAX_HEAD_BYTES
+from kvscope_engine.http.schemas.api_errors import ApiError, ClientGone, error_response
+from kvscope_engine.http.tokenizer_threads import Asker
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -9,7 +9,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvscope_engine.http.schemas.answers import (
+from kvscope_engine.http.schemas.api_errors import ErrorBody
+from kvscope_engine.http.schemas.request_bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    LoadAdapterBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
+from kvscope_engine.http.schemas.responses import (
     ChatCompletion,
     CompletionResponse,
     Detokenized,
@@ -20,15 +29,6 @@ from kvscope_engine.http.schemas.answers import (
     Tokenized,
     Version,
 )
-from kvscope_engine.http.schemas.bodies import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    LoadAdapterBody,
-    TokenizeBody,
-    UnloadAdapterBody,
-)
-from kvscope_engine.http.schemas.errors import ErrorBody
 from kvscope_telemetry.about import program_version
 
 REFS: Final = "#/components/schemas/{name}"

@@ -36,10 +36,10 @@ def _either(is_first: npt.NDArray[np.bool_], first: PageContent, second: PageCon
 
 
 class HostRows:
-    """Ledger rows of host pages. `places`: index of each row's page in its owner's text."""
+    """Ledger rows of host pages. `positions`: index of each row's page in its owner's text."""
 
-    def __init__(self, state: CacheState, places: npt.NDArray[np.int32]) -> None:
-        self._state, self._places, self._size = state, places, state.hello.cache.block_size
+    def __init__(self, state: CacheState, positions: npt.NDArray[np.int32]) -> None:
+        self._state, self._places, self._size = state, positions, state.hello.cache.block_size
         self._tier = LowerTierRows(state)
         self._loading: dict[int, Ids] = {}
         """Node of the tree -> rows that are being copied into the pool."""
@@ -58,20 +58,20 @@ class HostRows:
             between: Their contents after the tables of requests that released their row were read.
         """
         rows = moved.pages + self._tier.first
-        if moved.word == "saves":
+        if moved.kind == "saves":
             content = self._copied(moved, of_pool, before, between)
             self._places[rows] = content.place
             blocks = StoredBlocks(rows, content.hash, content.parent, content.owner, self._size)
             self._tier.begin_store(moved.node, blocks, step)
-        elif moved.word == "saved":
+        elif moved.kind == "saved":
             self._tier.end_store(moved.node, step)
-        elif moved.word == "loads":
+        elif moved.kind == "loads":
             self._loading[moved.node] = self._tier.begin_load(rows, step)
             self._state.add_moves("loaded", of_pool.tolist())
             self._state.count(loaded_blocks=of_pool.size)
-        elif moved.word == "was read":
+        elif moved.kind == "was read":
             self._tier.end_load(self._loading.pop(moved.node, rows[:0]), step)
-        elif moved.word == "frees":
+        elif moved.kind == "frees":
             return self._tier.held(rows)
         return rows[:0]
 
@@ -91,4 +91,4 @@ class HostRows:
         now = self.content(pages)
         was_given_back = (between.hash != before.hash) & (between.hash != 0)
         now = _either(was_given_back | (now.hash == 0), between, now)
-        return _either(before.hash != 0, before, now) if moved.is_as_told else now
+        return _either(before.hash != 0, before, now) if moved.is_unchanged else now

@@ -32,21 +32,21 @@ class HostTier(NamedTuple):
 class HostPageEvent(NamedTuple):
     """An event of host pages."""
 
-    word: str
+    kind: str
     """One of "saves", "saved", "loads", "was read", "frees" and "nothing"."""
     node: int
     """Node of the radix tree, whose pages are copied together."""
     pages: Ids
     num_entries: int = 0
     """Number of ids of the pool's pages in the copy of page tables: the source or destination of these host pages."""
-    is_as_told: bool = False
+    is_unchanged: bool = False
     """Whether the source pages held what was last published of them: nothing was evicted since, or they are evicted
     now.
     """
 
     def dropped(self) -> HostPageEvent:
         """Return the event with its ids to be ignored: the cache was emptied."""
-        return self._replace(word="nothing")
+        return self._replace(kind="nothing")
 
 
 def host_tier_of(scheduler: Any) -> HostTier | None:
@@ -63,10 +63,10 @@ def host_tier_of(scheduler: Any) -> HostTier | None:
     return HostTier(cache, controller, pool, size, num_pages) if 0 < num_pages <= MAX_BLOCKS else None
 
 
-def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[HostPageEvent, Any], None]) -> None:
+def hook_host_tier(hooks: Hooks, tier: HostTier, on_event: Callable[[HostPageEvent, Any], None]) -> None:
     """Install hooks on the tier.
 
-    `happen` is called with the event, and the tensor of the pool's slots that belong to it, or None.
+    `on_event` is called with the event, and the tensor of the pool's slots that belong to it, or None.
     """
 
     def writes(result: Any, device_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
@@ -75,15 +75,15 @@ def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[HostPageEvent
     def loads(result: Any, host_indices: Any, *_: Any, node_id: int = -1, **__: Any) -> None:
         copies("loads", node_id, host_indices, result)
 
-    def copies(word: str, node: int, host: Any, device: Any) -> None:
+    def copies(kind: str, node: int, host: Any, device: Any) -> None:
         if host is not None and device is not None and len(host):
             pages = _pages(host, tier.page_size)
-            happen(
-                HostPageEvent(word, node, pages, len(pages), bool(getattr(tier.cache, "is_write_back", False))), device
+            on_event(
+                HostPageEvent(kind, node, pages, len(pages), bool(getattr(tier.cache, "is_write_back", False))), device
             )
 
     def saved(_: Any, node: int, *__: Any, **___: Any) -> None:
-        happen(HostPageEvent("saved", node, _NONE), None)
+        on_event(HostPageEvent("saved", node, _NONE), None)
 
     def loading(*_: Any, **__: Any) -> list[int]:
         return list(tier.cache.ongoing_load_back)
@@ -91,11 +91,11 @@ def note_host_tier(hooks: Hooks, tier: HostTier, happen: Callable[[HostPageEvent
     def loaded(before: list[int] | None, *_: Any, **__: Any) -> None:
         for node in before or ():
             if node not in tier.cache.ongoing_load_back:
-                happen(HostPageEvent("was read", node, _NONE), None)
+                on_event(HostPageEvent("was read", node, _NONE), None)
 
     def frees(indices: Any, *_: Any, **__: Any) -> None:
         if len(indices):
-            happen(HostPageEvent("frees", -1, _pages(indices, tier.page_size)), None)
+            on_event(HostPageEvent("frees", -1, _pages(indices, tier.page_size)), None)
 
     hooks.after(tier.controller, "write", writes)
     hooks.after(tier.controller, "load", loads)

@@ -25,14 +25,14 @@ Hashes = npt.NDArray[np.uint64]
 class Holder(NamedTuple):
     """A request that holds pages, as of the last copy."""
 
-    told: KnownRequest
+    known: KnownRequest
     pages: Ids
     num_published: int
     """Number of leading pages that are in the radix tree."""
     num_tokens: int
 
 
-class Lost(NamedTuple):
+class LostPrefixes(NamedTuple):
     """Rows that lost a cached prefix, and their former hashes."""
 
     rows: Ids
@@ -70,7 +70,7 @@ class WindowRows:
         self._state.ledger.group[rows] = self.GROUP
         self._used[:], self._tables = False, {}
 
-    def read(self, step: int, mapping: Ids, holders: Iterable[Holder]) -> Lost:
+    def read(self, step: int, mapping: Ids, holders: Iterable[Holder]) -> LostPrefixes:
         """Publish the window pages. Returns the rows that lost a cached prefix.
 
         `mapping`: window page of each page of full attention.
@@ -80,12 +80,12 @@ class WindowRows:
         numbers: set[int] = set()
         held_by: list[Ids] = []
         for holder in holders:
-            begin = min(max(0, holder.num_tokens - self._window) // self._size, holder.num_published)
-            entries = rows_of[holder.pages[begin:]]
+            start = min(max(0, holder.num_tokens - self._window) // self._size, holder.num_published)
+            entries = rows_of[holder.pages[start:]]
             held_by.append(entries)
-            if holder.told.state == RequestState.RUNNING:
-                self._tell_table(holder.told, begin, entries)
-                numbers.add(holder.told.number)
+            if holder.known.state == RequestState.RUNNING:
+                self._update_table(holder.known, start, entries)
+                numbers.add(holder.known.number)
         self._tables = {number: table for number, table in self._tables.items() if number in numbers}
         pages = np.flatnonzero(rows_of)
         pages = pages[ledger.state[pages] != BlockState.FREE]
@@ -110,25 +110,25 @@ class WindowRows:
         found = np.flatnonzero(self._mapping == row - self._first)
         return int(found[0]) if found.size else None
 
-    def _tell_table(self, told: KnownRequest, begin: int, entries: Ids) -> None:
+    def _update_table(self, known: KnownRequest, first: int, entries: Ids) -> None:
         """Publish a request's table from the first changed entry on. Entries before the window are 0."""
-        before, had = self._tables.get(told.number, (0, entries[:0]))
-        table = told.tables[self.GROUP]
-        self._tables[told.number] = begin, entries
-        start = min(begin, before)
+        before, had = self._tables.get(known.number, (0, entries[:0]))
+        table = known.tables[self.GROUP]
+        self._tables[known.number] = first, entries
+        start = min(first, before)
         old = np.concatenate((np.zeros(before - start, np.int64), had))
-        new = np.concatenate((np.zeros(begin - start, np.int64), entries))
+        new = np.concatenate((np.zeros(first - start, np.int64), entries))
         common = min(old.size, new.size, max(0, len(table) - start))
         differ = np.flatnonzero(old[:common] != new[:common])
         same = int(differ[0]) if differ.size else common
         if same < new.size or start + new.size != len(table):
             if start + same > len(table):  # the first time, or after `empty`
-                told.set_table([0] * start + new.tolist(), self.GROUP)
+                known.set_table([0] * start + new.tolist(), self.GROUP)
             else:
-                told.set_table(new[same:].tolist(), self.GROUP, start + same)
-            self._state.touch(told)
+                known.set_table(new[same:].tolist(), self.GROUP, start + same)
+            self._state.touch(known)
 
-    def _free(self, rows: Ids) -> Lost:
+    def _free(self, rows: Ids) -> LostPrefixes:
         ledger, used = self._state.ledger, np.zeros_like(self._used)
         used[rows - self._first] = True
         gone = np.flatnonzero(self._used & ~used) + self._first
@@ -136,10 +136,10 @@ class WindowRows:
         hashes = ledger.hash[gone]
         self._state.free_blocks(gone)
         self._state.set_blocks(gone, group=self.GROUP)
-        return Lost(gone[hashes != 0], hashes[hashes != 0])
+        return LostPrefixes(gone[hashes != 0], hashes[hashes != 0])
 
     def _write(self, step: int, rows: Ids, **columns: Any) -> None:
-        _write_what_differs(self._state, step, rows, self.GROUP, columns)
+        _write_changes(self._state, step, rows, self.GROUP, columns)
 
 
 class StateRows:
@@ -184,13 +184,13 @@ class StateRows:
             ids = np.concatenate([each[row] for each in columns])
             ids = ids[(ids > 0) & ~free[np.clip(ids, 0, self._num_states)]]
             refs[ids] += 1
-            self._owners[ids] = holder.told.number
+            self._owners[ids] = holder.known.number
             filled[ids[:1]] = min(holder.num_tokens, self._size)
-            if holder.told.state == RequestState.RUNNING:
+            if holder.known.state == RequestState.RUNNING:
                 table = (ids + self._before).tolist()
-                if holder.told.tables[self._group] != table:
-                    holder.told.set_table(table, self._group)
-                    self._state.touch(holder.told)
+                if holder.known.tables[self._group] != table:
+                    holder.known.set_table(table, self._group)
+                    self._state.touch(holder.known)
         ledger, ids = self._state.ledger, np.arange(1, self._num_states + 1)
         is_free = free[ids] & (refs[ids] == 0)
         freed = ids[is_free] + self._before
@@ -206,11 +206,11 @@ class StateRows:
             "owner": self._owners[ids],
             "filled": filled[ids],
         }
-        _write_what_differs(self._state, step, ids + self._before, self._group, columns_of)
+        _write_changes(self._state, step, ids + self._before, self._group, columns_of)
         return lost
 
 
-def _write_what_differs(state: CacheState, step: int, rows: Ids, group: int, columns: dict[str, Any]) -> None:
+def _write_changes(state: CacheState, step: int, rows: Ids, group: int, columns: dict[str, Any]) -> None:
     ledger, differ = state.ledger, np.zeros(rows.size, bool)
     for name, values in columns.items():
         differ |= getattr(ledger, name)[rows] != values

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_inside.evicted_hashes import MAX_KNOWN
+from kvscope_inside.evicted_hashes import MAX_HASHES
+from kvscope_inside.host_request import HostRequest
 from kvscope_inside.sglang.host_rows import HostRows, PageContent
 from kvscope_inside.sglang.host_tier import HostPageEvent
-from kvscope_inside.sglang.notes import Pages, Row
 from kvscope_inside.sglang.other_pools import Holder, StateRows, WindowRows
 from kvscope_inside.sglang.pools import Pools
+from kvscope_inside.sglang.sglang_recorder import Pages, Row
 from kvscope_inside.sglang.text_hashes import Hashes, hashes_of, text_sums, tokens_of
-from kvscope_inside.sglang.texts import TextKey
-from kvscope_inside.translator import HostRequest, Translator
+from kvscope_inside.sglang.text_keys import TextKey
+from kvscope_inside.translator import Translator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 
 Ids = npt.NDArray[np.int64]
@@ -109,11 +110,11 @@ class PageRows:
         """Number of rows of full attention; padding is written to the first."""
         self.windows = WindowRows(state, pools) if pools.windows is not None else None
         self.recurrent_states = StateRows(state, pools) if pools.states is not None else None
-        self.places = np.zeros(state.hello.cache.num_rows, np.int32)
+        self.positions = np.zeros(state.hello.cache.num_rows, np.int32)
         """Index of each row's page in its owner's text."""
         self.evicted_at = 0
         """Step of the last eviction since pages were read; 0 without one."""
-        self._host = HostRows(state, self.places)
+        self._host = HostRows(state, self.positions)
         self._refs = np.zeros(self.num_rows, np.int32)
         """Number of tables that contain each page."""
         self._free = np.ones(self.num_rows, bool)
@@ -123,7 +124,7 @@ class PageRows:
         self._used: list[Ids] = []
         """Pages of tables that changed in the current copy."""
 
-    def forget(self, request: SglangRequest) -> None:
+    def release(self, request: SglangRequest) -> None:
         """Release the pages of a request."""
         self._refs[request.pages] -= 1
 
@@ -143,35 +144,37 @@ class PageRows:
         entries, free = pages.copy.entries(), pages.copy.free()
         windows, states = pages.copy.windows(), pages.copy.states()
         pages.copy.done()
-        ends = np.cumsum([each.num_entries for each in (*pages.gone, *pages.rows)], dtype=np.int64)
+        ends = np.cumsum([each.num_entries for each in (*pages.released, *pages.rows)], dtype=np.int64)
         spans = iter(np.split(entries, ends)[: len(ends)])
         moved: list[tuple[HostPageEvent, Ids, PageContent]] = []
-        for row in pages.gone:
+        for row in pages.released:
             ids = next(spans)
             if isinstance(row, HostPageEvent):
                 moved.append((row, ids, self._host.content(ids)))
                 continue
             request = self._find(row.request)
             if request is not None:
-                self._hold([(request, row)], ids)
-                self._give_up(request, row.is_last)
+                self._add_entries([(request, row)], ids)
+                self._release(request, row.is_last)
         between = [self._host.content(ids) for _, ids, _ in moved]
         found = [(self._find(row.request), row, ids) for row, ids in zip(pages.rows, spans, strict=True)]
         held = [(request, row) for request, row, _ in found if request is not None]
-        self._hold(held, np.concatenate([entries[:0], *(ids for request, _, ids in found if request is not None)]))
+        self._add_entries(
+            held, np.concatenate([entries[:0], *(ids for request, _, ids in found if request is not None)])
+        )
         self._fill(held)
         for request, row in held:
             request.num_published = row.published
         for (each, ids, before), after_gone in zip(moved, between, strict=True):
             freed = self._host.moved(self._translator.step.number, each, ids, before, after_gone)
-            self._lose_cached(freed)
+            self._discard_cached(freed)
             self._state.free_blocks(freed)
         self._write_states(free, pages.is_whole)
         self._read_other_pools(pages, windows, states)
         if pages.is_whole:
             self.evicted_at = 0
 
-    def _hold(self, held: Sequence[tuple[SglangRequest, Row]], entries: Ids) -> None:
+    def _add_entries(self, held: Sequence[tuple[SglangRequest, Row]], entries: Ids) -> None:
         """Publish table entries from `first` of each row on, and which of them are in the radix tree."""
         if not held:
             return
@@ -179,17 +182,17 @@ class PageRows:
         counts = np.array([row.end - row.first for _, row in held])
         firsts = np.array([row.first for _, row in held])
         starts = np.cumsum(counts) - counts
-        places = np.arange(entries.size) - np.repeat(starts - firsts, counts)
+        positions = np.arange(entries.size) - np.repeat(starts - firsts, counts)
         own, parents = np.zeros(entries.size, np.uint64), np.zeros(entries.size, np.uint64)
         tails: list[Ids] = []
-        texts, begins = entries.tolist(), starts.tolist()
-        for (request, row), begin, count in zip(held, begins, counts.tolist(), strict=True):
+        texts, starts_at = entries.tolist(), starts.tolist()
+        for (request, row), begin, count in zip(held, starts_at, counts.tolist(), strict=True):
             end = begin + count
             if row.first < request.num_pages:
                 tails.append(request.table[row.first : request.num_pages].copy())
             request.set_pages(row.first, entries[begin:end])
             if not request.has_ended and request.is_running:
-                self._translator.set_table(request, texts[begin:end], start=row.first)
+                self._translator.blocks.set_table(request, texts[begin:end], start=row.first)
             num_published = min(row.published, row.end) - row.first
             if num_published > 0:
                 hashes = request.hashes(row.published, self._size)
@@ -201,10 +204,10 @@ class PageRows:
             np.subtract.at(self._refs, np.concatenate(tails), 1)
         self._used += [*tails, entries]
         had = ledger.hash[entries]
-        self._lose(entries[(had != 0) & (had != own)])
+        self._discard_prefixes(entries[(had != 0) & (had != own)])
         are_new = (own == 0) | (had != own) | (ledger.owner[entries] == NO_OWNER)
         new = entries[are_new]
-        self.places[new] = places[are_new]
+        self.positions[new] = positions[are_new]
         numbers = np.repeat([request.known.number for request, _ in held], counts)
         self._state.set_blocks(new, owner=numbers[are_new], prefix_hits=0)
         self._state.set_blocks(entries, hash=own, parent=parents)
@@ -218,31 +221,31 @@ class PageRows:
         ids, request.num_hits_counted = request.table[request.num_hits_counted : end], end
         self._state.set_blocks(ids, prefix_hits=self._state.more_hits(ids))
 
-    def _give_up(self, request: SglangRequest, is_last: bool) -> None:
+    def _release(self, request: SglangRequest, is_last: bool) -> None:
         """Release the pages of a request that released its table row."""
         self._used.append(request.pages.copy())
         if request.has_ended and is_last:
             self._request_ended(request)
         else:
-            self.forget(request)
+            self.release(request)
             request.forget_pages()
 
     def _fill(self, held: Sequence[tuple[SglangRequest, Row]]) -> None:
         """Publish the number of tokens in pages. Pages in the radix tree are all full."""
         size = self._size
         ids: list[Ids] = []
-        begins: list[int] = []
+        starts_at: list[int] = []
         for request, row in held:
             begin = max(min(row.first, request.num_filled // size), row.published)
-            begins.append(begin)
+            starts_at.append(begin)
             ids.append(request.table[begin : request.num_pages])
             request.num_filled = row.num_tokens
         if not ids:
             return
         counts = np.array([each.size for each in ids])
-        places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - np.array(begins), counts)
+        positions = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - np.array(starts_at), counts)
         lengths = np.repeat([row.num_tokens for _, row in held], counts)
-        self._state.set_blocks(np.concatenate(ids), filled=np.clip(lengths - places * size, 0, size))
+        self._state.set_blocks(np.concatenate(ids), filled=np.clip(lengths - positions * size, 0, size))
 
     def _write_states(self, free: npt.NDArray[np.bool_] | None, is_whole: bool) -> None:
         """Set the states of pages that were freed or allocated since the last copy, and of those in changed tables."""
@@ -262,7 +265,7 @@ class PageRows:
             self._undecided = ids[:0]
         is_free &= refs == 0
         freed, others = ids[is_free], ids[~is_free]
-        self._lose_cached(freed)
+        self._discard_cached(freed)
         self._state.free_blocks(freed)
         others_refs = refs[~is_free]
         state = np.where(others_refs > 0, BlockState.ACTIVE, BlockState.CACHED)
@@ -277,21 +280,21 @@ class PageRows:
         if self.windows is not None and windows is not None:
             holders = (each.holder for each in self._translator.requests.values() if each.num_pages)
             lost = self.windows.read(step.number, windows, holders)
-            self._lost(lost.rows, lost.hashes)
+            self._record_evicted(lost.rows, lost.hashes)
         if self.recurrent_states is not None and states is not None:
-            found = [(self._find(host), row) for host, row in pages.places]
+            found = [(self._find(host), row) for host, row in pages.table_rows]
             of_rows = [(request.holder, row) for request, row in found if request is not None]
             step.evicted += self.recurrent_states.read(step.number, *states, of_rows).tolist()
 
-    def _lose_cached(self, rows: Ids) -> None:
+    def _discard_cached(self, rows: Ids) -> None:
         """Record that cached prefixes in these rows are lost. Rows without one are skipped."""
-        self._lose(rows[self._state.ledger.hash[rows] != 0])
+        self._discard_prefixes(rows[self._state.ledger.hash[rows] != 0])
 
-    def _lose(self, rows: Ids) -> None:
-        self._lost(rows, self._state.ledger.hash[rows])
+    def _discard_prefixes(self, rows: Ids) -> None:
+        self._record_evicted(rows, self._state.ledger.hash[rows])
 
-    def _lost(self, rows: Ids, hashes: Hashes) -> None:
+    def _record_evicted(self, rows: Ids, hashes: Hashes) -> None:
         """Record that cached prefixes with these hashes are lost."""
         step = self._translator.step
         step.evicted += rows.tolist()
-        self._translator.evicted_hashes.note(hashes[-MAX_KNOWN:].tolist(), self.evicted_at or step.number)
+        self._translator.evicted_hashes.record(hashes[-MAX_HASHES:].tolist(), self.evicted_at or step.number)

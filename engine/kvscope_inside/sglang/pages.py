@@ -72,7 +72,7 @@ class Reader(Protocol):
     def num_entries_left(self) -> int:
         """Return the number of entries that the next copy can still take."""
 
-    def is_settled(self) -> bool:
+    def can_copy(self) -> bool:
         """Whether the list of free pages is complete now, and no copy is in progress."""
 
     def copy(self) -> Copy:
@@ -168,7 +168,7 @@ class HostPoolReader:
     def num_entries_left(self) -> int:
         return MAX_ENTRIES - sum(map(len, self._gathered))
 
-    def is_settled(self) -> bool:
+    def can_copy(self) -> bool:
         return getattr(self._allocator, "free_group", None) is None
 
     def copy(self) -> Copy:
@@ -197,9 +197,9 @@ def _columns(of_rows: npt.NDArray[Any]) -> Ids:
 
 
 class _DeviceCopy:
-    def __init__(self, reader: DeviceReader, num_entries: int, keeps: list[Any], has_free: bool) -> None:
+    def __init__(self, reader: DeviceReader, num_entries: int, references: list[Any], has_free: bool) -> None:
         self._reader, self._num_entries, self._has_free = reader, num_entries, has_free
-        self._keeps = keeps
+        self._references = references
         """Tensors that the copy reads. The references keep torch's allocator from reusing their memory too early."""
 
     def has_arrived(self) -> bool:
@@ -213,8 +213,8 @@ class _DeviceCopy:
         return self._reader.host_free.astype(bool) if self._has_free else None
 
     def windows(self) -> Ids | None:
-        there = self._reader.host_windows
-        return there.astype(np.int64) if there is not None else None
+        host = self._reader.host_windows
+        return host.astype(np.int64) if host is not None else None
 
     def states(self) -> tuple[npt.NDArray[np.bool_], list[Ids]] | None:
         reader = self._reader
@@ -223,7 +223,7 @@ class _DeviceCopy:
         return reader.host_free_states.astype(bool), [_columns(each) for each in reader.host_states]
 
     def done(self) -> None:
-        self._keeps = []
+        self._references = []
         self._reader.is_busy = False
 
 
@@ -239,7 +239,7 @@ class DeviceReader:
         self._pools, self._allocator, self.page_size = pools, pools.full, pools.page_size
         num_rows = pools.num_pages + 1
         self._stream = self._module.Stream(device=table.device)
-        self._begun, self.sent = self._module.Event(), self._module.Event()
+        self._started, self.sent = self._module.Event(), self._module.Event()
         self._slots = torch.empty(2 * MAX_ENTRIES, dtype=torch.int64, pin_memory=True)
         self._half = 0
         """Offset of the half of `_slots` that is written next.
@@ -248,28 +248,30 @@ class DeviceReader:
         """
         self._entries = torch.empty(MAX_ENTRIES, dtype=table.dtype, pin_memory=True)
         self._free = torch.empty(num_rows, dtype=torch.uint8, device=table.device)
-        self._free_there = torch.empty(num_rows, dtype=torch.uint8, pin_memory=True)
+        self._host_free_buffer = torch.empty(num_rows, dtype=torch.uint8, pin_memory=True)
         self._host_slots = self._slots.numpy()
-        self.host_entries, self.host_free = self._entries.numpy(), self._free_there.numpy()
+        self.host_entries, self.host_free = self._entries.numpy(), self._host_free_buffer.numpy()
         self._num_gathered = 0
         self._gathered: list[Any] = []
         self.is_busy = False
         self.host_windows: npt.NDArray[Any] | None = None
         self.host_free_states: npt.NDArray[Any] | None = None
         self.host_states: list[npt.NDArray[Any]] = []
-        self._make_room_for_others(table, num_rows)
+        self._allocate_other_buffers(table, num_rows)
 
-    def _make_room_for_others(self, table: Any, num_rows: int) -> None:
+    def _allocate_other_buffers(self, table: Any, num_rows: int) -> None:
         torch, states = self._torch, self._pools.states
         if self._pools.windows is not None:
-            self._windows_there = torch.empty(num_rows, dtype=torch.int32, pin_memory=True)
-            self.host_windows = self._windows_there.numpy()
+            self._host_windows_buffer = torch.empty(num_rows, dtype=torch.int32, pin_memory=True)
+            self.host_windows = self._host_windows_buffer.numpy()
         if states is not None:
             self._free_states = torch.empty(states.num_states + 1, dtype=torch.uint8, device=table.device)
-            self._free_states_there = torch.empty(states.num_states + 1, dtype=torch.uint8, pin_memory=True)
-            self._states_there = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in states.of_rows]
-            self.host_free_states = self._free_states_there.numpy()
-            self.host_states = [each.numpy() for each in self._states_there]
+            self._host_free_states_buffer = torch.empty(states.num_states + 1, dtype=torch.uint8, pin_memory=True)
+            self._host_states_buffers = [
+                torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in states.of_rows
+            ]
+            self.host_free_states = self._host_free_states_buffer.numpy()
+            self.host_states = [each.numpy() for each in self._host_states_buffers]
 
     def gather(self, spans: Sequence[PageSpan]) -> None:
         slots = _slots(spans, self._num_columns, self.page_size)
@@ -288,7 +290,7 @@ class DeviceReader:
     def num_entries_left(self) -> int:
         return MAX_ENTRIES - self._num_gathered
 
-    def is_settled(self) -> bool:
+    def can_copy(self) -> bool:
         return not self.is_busy and getattr(self._allocator, "free_group", None) is None
 
     def copy(self) -> Copy:
@@ -296,10 +298,10 @@ class DeviceReader:
         free = _free_lists(self._allocator)
         self._gathered, self._num_gathered, self.is_busy = [], 0, True
         self._half = MAX_ENTRIES - self._half
-        others = self._others_as_they_are()
-        self._begun.record(self._module.current_stream(self._device))
+        others = self._copy_other_pools()
+        self._started.record(self._module.current_stream(self._device))
         with self._module.stream(self._stream):
-            self._stream.wait_event(self._begun)
+            self._stream.wait_event(self._started)
             if gathered:
                 joined = torch.cat(gathered)
                 self._entries[:num_entries].copy_(joined, non_blocking=True)
@@ -308,19 +310,19 @@ class DeviceReader:
                 self._free.zero_()
                 for ids in free:
                     self._free.index_fill_(0, ids, 1)
-                self._free_there.copy_(self._free, non_blocking=True)
-            for there, here in others:
-                there.copy_(here, non_blocking=True)
+                self._host_free_buffer.copy_(self._free, non_blocking=True)
+            for host, device in others:
+                host.copy_(device, non_blocking=True)
             if (states := self._pools.states) is not None:
                 free_states = states.allocator.free_slots
                 self._free_states.zero_()
                 self._free_states.index_fill_(0, free_states, 1)
-                self._free_states_there.copy_(self._free_states, non_blocking=True)
-                others.append((self._free_states_there, free_states))
+                self._host_free_states_buffer.copy_(self._free_states, non_blocking=True)
+                others.append((self._host_free_states_buffer, free_states))
             self.sent.record(self._stream)
         return _DeviceCopy(self, num_entries, [*gathered, *free, *others], bool(free))
 
-    def _others_as_they_are(self) -> list[tuple[Any, Any]]:
+    def _copy_other_pools(self) -> list[tuple[Any, Any]]:
         """Return (destination, source) tensors of the other pools.
 
         SGLang modifies the sources in place, so they are copied in the order of its own stream.
@@ -329,7 +331,9 @@ class DeviceReader:
         others: list[tuple[Any, Any]] = []
         if windows is not None:
             of_pages = windows.mapping[: self._free.shape[0] * size : size]
-            others.append((self._windows_there, (of_pages // size).to(self._torch.int32)))
+            others.append((self._host_windows_buffer, (of_pages // size).to(self._torch.int32)))
         if states is not None:
-            others += [(there, each.clone()) for there, each in zip(self._states_there, states.of_rows, strict=True)]
+            others += [
+                (host, each.clone()) for host, each in zip(self._host_states_buffers, states.of_rows, strict=True)
+            ]
         return others

@@ -26,7 +26,7 @@ def load() -> None:
 
 def made(_: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     try:
-        from kvscope_inside.sglang.watch import watch
+        from kvscope_inside.sglang.sglang_watch import watch
 
         watch(scheduler, os.environ[ENDPOINT], os.environ.get(RECORD))
         announce(os.environ[ENDPOINT])

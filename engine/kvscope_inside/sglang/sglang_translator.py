@@ -1,4 +1,4 @@
-"""Translates the notes of SGLang's hooks.
+"""Translates the records of SGLang's hooks.
 
 Owns the texts of ended requests of which pages are left, and for which request something was evicted. `page_rows`
 publishes where pages are. Used on the publishing thread only; of SGLang's objects it reads only what never changes
@@ -14,23 +14,23 @@ from typing import Any, Final
 import numpy as np
 
 from kvscope_inside.cached_texts import BlockNotes
-from kvscope_inside.sglang.asking import Evicted
-from kvscope_inside.sglang.notes import SglangNote
+from kvscope_inside.sglang.eviction_beneficiary import Evicted
 from kvscope_inside.sglang.other_pools import hashes_of_windows
 from kvscope_inside.sglang.page_rows import PageRows, SglangRequest
 from kvscope_inside.sglang.pools import Pools
+from kvscope_inside.sglang.sglang_recorder import SglangRecord
 from kvscope_inside.sglang.text_hashes import hashes_of, text_sums, tokens_of
-from kvscope_inside.sglang.texts import Beginnings, NameOf, TextKey, key_of, media_of
-from kvscope_inside.translator import MissedBlock, StepFigures, Translator
+from kvscope_inside.sglang.text_keys import NameOf, TextBeginnings, TextKey, key_of, media_of
+from kvscope_inside.translator import MissedBlock, StepCounts, Translator
 from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.messages.event_kinds import evicted_text, retracted_text
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.producer.cache_state import CacheState
 
-MAX_ENDED_KNOWN: Final = 1_000
+MAX_ENDED_REQUESTS: Final = 1_000
 """Maximum number of ended requests whose pages were not read yet."""
-TEXTS_ARE_SORTED_OUT_EVERY: Final = 256
+TEXT_CLEANUP_INTERVAL: Final = 256
 """Number of ended requests after which texts without remaining pages are dropped."""
 _ABORTED: Final = "FINISH_ABORT"
 _REASONS: Final = {
@@ -71,10 +71,10 @@ class SglangTranslator(Translator[SglangRequest]):
             "evicted": self._evicted,
             "flushed": self._flushed,
         }
-        self.pages = PageRows(self, pools, self._find, self._forget)
+        self.pages = PageRows(self, pools, self._find, self._drop)
         self._by_priority, self._policy = by_priority, policy
         self._drafts_per_step, self._name_of = drafts_per_step, name_of
-        self._beginnings = Beginnings()
+        self._beginnings = TextBeginnings()
         self._ended: OrderedDict[int, SglangRequest] = OrderedDict()
         """Ended requests that still have their table row, by the same key as in `requests`."""
         self._ended_texts: dict[int, tuple[Any, TextKey, list[tuple[str, int, int]]]] = {}
@@ -85,20 +85,20 @@ class SglangTranslator(Translator[SglangRequest]):
         attention, window blocks, and states.
         """
 
-    def convert(self, note: SglangNote) -> StepFigures:
+    def convert(self, record: SglangRecord) -> StepCounts:
         self._evictions = {}
-        self.handle(note.happened)
+        self.dispatch(record.happened)
         self._report_evictions()
-        decoding = self._decoding(note)
-        batch = self._figures(note)
-        for host, reason in note.ended:
+        decoding = self._decoding(record)
+        batch = self._update_progress(record)
+        for host, reason in record.ended:
             self._finished(host, type(reason).__name__)
-        if note.pages is not None:
-            self.pages.read(note.pages)
+        if record.pages is not None:
+            self.pages.read(record.pages)
         states = [known.state for known in self.state.requests.values()]
         num_running = states.count(RequestState.RUNNING)
         num_decode_tokens = sum(batch.get(number, 0) for number in decoding)
-        return StepFigures(num_running, len(states) - num_running, batch, num_decode_tokens)
+        return StepCounts(num_running, len(states) - num_running, batch, num_decode_tokens)
 
     def request_tokens(self, request: SglangRequest, start: int, end: int) -> Sequence[int]:
         tokens: list[int] = tokens_of(request.host, start, end).tolist()
@@ -118,8 +118,8 @@ class SglangTranslator(Translator[SglangRequest]):
         """Search for texts that begin with the same tokens under other keys."""
         plain = int(hashes_of(text_sums(tokens_of(request.host, 0, self.block_size), 0, 0)[-1:])[0])
         hashes = self.state.ledger.hash
-        missed = self._beginnings.missed(plain, request.key, lambda value: bool((hashes == value).any()))
-        self._beginnings.note(plain, request.key, int(request.hashes(1, self.block_size)[0]))
+        missed = self._beginnings.explain_miss(plain, request.key, lambda value: bool((hashes == value).any()))
+        self._beginnings.record(plain, request.key, int(request.hashes(1, self.block_size)[0]))
         return missed
 
     def block_content(self, block: int) -> BlockContent:
@@ -135,9 +135,9 @@ class SglangTranslator(Translator[SglangRequest]):
         if number not in self._ended_texts and request is not None:
             text = tokens_of(request.host, 0, request.known.num_computed_tokens)
             key, media = request.key, media_of(request.host)
-        start = int(self.pages.places[page]) * self.block_size
+        start = int(self.pages.positions[page]) * self.block_size
         tokens = tuple(map(int, text[start : start + int(ledger.filled[block])]))
-        notes = _notes(key, media, start, len(tokens))
+        notes = _block_notes(key, media, start, len(tokens))
         return BlockContent(block=block, number=number, start=start, token_ids=tokens, notes=notes)
 
     def _find(self, host: Any) -> SglangRequest | None:
@@ -152,12 +152,12 @@ class SglangTranslator(Translator[SglangRequest]):
 
     # What happened.
 
-    def _added(self, host: Any, at_ns: int, num_retractions: int, num_free: int, for_whom: Any = None) -> None:
+    def _added(self, host: Any, at_ns: int, num_retractions: int, num_free: int, victim_of: Any = None) -> None:
         request = self._find(host)
         if request is None or request.has_ended:
             self._add(host, at_ns)
         elif num_retractions > request.num_retractions:
-            self._retracted(request, num_free, self._number(for_whom))
+            self._retracted(request, num_free, self._number(victim_of))
             request.num_retractions = num_retractions
 
     def _add(self, host: Any, at_ns: int) -> SglangRequest:
@@ -202,9 +202,9 @@ class SglangTranslator(Translator[SglangRequest]):
             num_blocks=num_blocks,
             num_free_tokens=num_free,
         )
-        self.release_tables(request)
+        self.blocks.release_tables(request)
         self.preempt_request(request, self.step.time_ns)
-        self.report(
+        self.events.report(
             "preempted", number=known.number, other=other, num_blocks=num_blocks, num_tokens=num_tokens, cause=cause
         )
 
@@ -230,20 +230,20 @@ class SglangTranslator(Translator[SglangRequest]):
                 number=number,
                 order=f"whole ends of prefixes, {order}" if counts[0] else order,
             )
-            self.report("evicted", other=number, num_blocks=num_blocks, cause=cause)
+            self.events.report("evicted", other=number, num_blocks=num_blocks, cause=cause)
 
     def _flushed(self) -> None:
         is_cached = self.state.ledger.state == BlockState.CACHED
         first_state = self.state.hello.cache.first_state
         num_blocks, num_states = (int(np.count_nonzero(part)) for part in np.split(is_cached, [first_state]))
         for request in [request for request in self.requests.values() if request.has_ended]:
-            self._forget(request)
+            self._drop(request)
         for request in self.requests.values():
             request.forget_pages()
         self._ended_texts.clear()
         self.evicted_hashes.clear()
         self.pages.clear()
-        self.report_emptied(num_blocks, num_states=num_states)
+        self.events.report_emptied(num_blocks, num_states=num_states)
 
     def _finished(self, host: Any, reason: str) -> None:
         request = self._find(host)
@@ -254,63 +254,63 @@ class SglangTranslator(Translator[SglangRequest]):
         why = _REASONS.get(reason, reason.lower())
         self.finish_request(request, why, num_blocks, is_aborted=reason == _ABORTED)
         if not request.was_admitted:
-            self._forget(request)
+            self._drop(request)
             return
         tokens = tokens_of(host, 0, len(host.origin_input_ids) + len(host.output_ids)).astype(np.int32)
         self._ended_texts[request.known.number] = tokens, request.key, media_of(host)
         self._ended[id(host)] = request
-        if len(self._ended) > MAX_ENDED_KNOWN:
-            self._forget(next(iter(self._ended.values())))
+        if len(self._ended) > MAX_ENDED_REQUESTS:
+            self._drop(next(iter(self._ended.values())))
         self._num_ended += 1
-        if self._num_ended % TEXTS_ARE_SORTED_OUT_EVERY == 0:
-            self._sort_out_texts()
+        if self._num_ended % TEXT_CLEANUP_INTERVAL == 0:
+            self._drop_unused_texts()
 
-    def _sort_out_texts(self) -> None:
+    def _drop_unused_texts(self) -> None:
         ended = {request.known.number for request in self._ended.values()}
         needed = set(np.unique(self.state.ledger.owner).tolist()) | ended
         self._ended_texts = {number: text for number, text in self._ended_texts.items() if number in needed}
 
-    def _forget(self, request: SglangRequest) -> None:
+    def _drop(self, request: SglangRequest) -> None:
         """Drop a request that ended and has released its row."""
         key = id(request.host)
         self._ended.pop(key, None)
         if self.requests.pop(key, None) is not None:
-            self.pages.forget(request)
+            self.pages.release(request)
 
     # State after the step.
 
-    def _decoding(self, note: SglangNote) -> list[int]:
+    def _decoding(self, record: SglangRecord) -> list[int]:
         """Return the numbers of requests that decode in the step."""
-        if note.ran is None:
+        if record.ran is None:
             return []
-        found = [self._find(host) for host in note.ran.requests]
+        found = [self._find(host) for host in record.ran.requests]
         return [
             request.known.number
-            for request, num_tokens in zip(found, note.ran.num_tokens, strict=True)
+            for request, num_tokens in zip(found, record.ran.num_tokens, strict=True)
             if request is not None and request.known.num_output_tokens and num_tokens == 1
         ]
 
-    def _figures(self, note: SglangNote) -> dict[int, int]:
+    def _update_progress(self, record: SglangRecord) -> dict[int, int]:
         """Publish the progress of each request that ran. Returns the tokens that each ran, by request number."""
         batch: dict[int, int] = {}
-        if note.ran is None:
+        if record.ran is None:
             return batch
-        for place, (host, num_tokens) in enumerate(zip(note.ran.requests, note.ran.num_tokens, strict=True)):
+        for index, (host, num_tokens) in enumerate(zip(record.ran.requests, record.ran.num_tokens, strict=True)):
             request = self._find(host)
             if request is None or request.has_ended:
                 continue
-            self.state.tokens_came(request.known, note.num_outputs[place], self.step.time_ns)
+            self.state.set_num_output_tokens(request.known, record.num_outputs[index], self.step.time_ns)
             if request.is_running:
-                request.known.num_computed_tokens = note.computed[place]
+                request.known.num_computed_tokens = record.computed[index]
             batch[request.known.number] = num_tokens
-            if note.guessed and self._drafts_per_step:
-                num_steps, num_right = note.guessed[place]
-                self.count_drafts(request, num_steps * self._drafts_per_step, num_right)
+            if record.guessed and self._drafts_per_step:
+                num_steps, num_accepted = record.guessed[index]
+                self.count_drafts(request, num_steps * self._drafts_per_step, num_accepted)
             self.state.touch(request.known)
         return batch
 
 
-def _notes(key: TextKey, media: Sequence[tuple[str, int, int]], start: int, count: int) -> BlockNotes:
+def _block_notes(key: TextKey, media: Sequence[tuple[str, int, int]], start: int, count: int) -> BlockNotes:
     """Return further facts about `count` tokens of a text from `start` on."""
     here = [each for each in media if each[1] < start + count and start <= each[2]]
     return (*key.notes(), *((kind, f"tokens {first} to {last} of the prompt") for kind, first, last in here))

@@ -1,4 +1,4 @@
-"""Translates the notes of the hooks on transformers' continuous batching.
+"""Translates the records of the hooks on transformers' continuous batching.
 
 Owns what transformers does differently: rows of sectors, windows that are ring buffers of blocks, forks, and requests
 that get another object after a soft reset. Used on the publishing thread only; of transformers' objects it reads only
@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from kvscope_inside.transformers.facts import Rows
-from kvscope_inside.transformers.notes import TransformersNote
-from kvscope_inside.translator import HostRequest, MissedBlock, StepFigures, Translator
+from kvscope_inside.host_request import HostRequest
+from kvscope_inside.transformers.transformers_facts import LedgerRows
+from kvscope_inside.transformers.transformers_recorder import TransformersRecord
+from kvscope_inside.translator import MissedBlock, StepCounts, Translator
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.event_kinds import evicted_text
 from kvscope_telemetry.messages.telemetry import EventData
@@ -53,7 +54,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
     transformers does.
     """
 
-    def __init__(self, state: CacheState, rows: Rows, hash_of: Callable[[int | None, list[int]], int]) -> None:
+    def __init__(self, state: CacheState, rows: LedgerRows, hash_of: Callable[[int | None, list[int]], int]) -> None:
         super().__init__(state)
         self.handlers = {
             "added": self._added,
@@ -62,7 +63,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
             "freed sectors": self._freed_sectors,
             "emptied": self._emptied,
             "had cached": self._had_cached,
-            "gave": self._gave,
+            "gave": self._allocated,
             "hit": self._hit,
             "scheduled": self._scheduled,
             "shared": self._shared,
@@ -87,20 +88,20 @@ class TransformersTranslator(Translator[TransformersRequest]):
         """Id of the request that got no block, for which others are preempted."""
         self._ended_numbers: dict[str, int] = {}
 
-    def convert(self, note: TransformersNote) -> StepFigures:
-        self._began_ns, self._preemptions, self._starved, self._ended_numbers = note.began_ns, [], "", {}
-        self.handle(note.happened)
-        self.update_figures(self._running(note))
-        self._as_they_stand(note)
+    def convert(self, record: TransformersRecord) -> StepCounts:
+        self._began_ns, self._preemptions, self._starved, self._ended_numbers = record.began_ns, [], "", {}
+        self.dispatch(record.happened)
+        self.update_progress(self._running(record))
+        self._update_rows(record)
         batch: dict[int, int] = {}
         num_decode_tokens = 0
-        for each in note.batch or ():
+        for each in record.batch or ():
             request = self.requests.get(each.request_id)
             number = request.known.number if request is not None else self._ended_numbers.get(each.request_id)
             if number is not None:
                 batch[number] = each.num_tokens
                 num_decode_tokens += each.num_tokens if each.is_decode else 0
-        return StepFigures(len(note.active), note.num_waiting, batch, num_decode_tokens)
+        return StepCounts(len(record.active), record.num_waiting, batch, num_decode_tokens)
 
     def request_tokens(self, request: TransformersRequest, start: int, end: int) -> list[int]:
         prompt, generated = request.host.initial_tokens, request.host.generated_tokens
@@ -188,33 +189,33 @@ class TransformersTranslator(Translator[TransformersRequest]):
         rows = self._rows.of_blocks(group, blocks)
         self.state.set_blocks(rows, state=BlockState.CACHED, filled=self.block_size, group=group)
 
-    def _gave(self, group: int, request_id: str, start: int, blocks: list[int]) -> None:
+    def _allocated(self, group: int, request_id: str, start: int, blocks: list[int]) -> None:
         rows = self._rows.of_blocks(group, blocks)
-        self.allocate_blocks(self.requests.get(request_id), rows, group=group, start=start)
+        self.blocks.allocate(self.requests.get(request_id), rows, group=group, start=start)
 
     def _hit(self, group: int, request_id: str, blocks: list[int], num_tokens: int) -> None:
         request, rows = self.requests.get(request_id), self._rows.of_blocks(group, blocks)
-        self.hit_blocks(rows, state=BlockState.ACTIVE)
+        self.blocks.record_hits(rows, state=BlockState.ACTIVE)
         if request is not None:
             request.num_hit_tokens = num_tokens
-            self.set_table(request, rows, group=group)
+            self.blocks.set_table(request, rows, group=group)
 
     def _scheduled(self, hosts: list[Any], offsets: list[int]) -> None:
-        for host, num_there in zip(hosts, offsets, strict=True):
+        for host, num_cached in zip(hosts, offsets, strict=True):
             request = self.requests.get(host.request_id)
             if request is not None and not request.has_started:
-                self._started(request, num_there)
+                self._started(request, num_cached)
 
-    def _started(self, request: TransformersRequest, num_there: int) -> None:
+    def _started(self, request: TransformersRequest, num_cached: int) -> None:
         is_hit = bool(request.num_hit_tokens)
-        num_loaded = 0 if is_hit else -(-num_there // self.block_size) * len(request.known.tables)
+        num_loaded = 0 if is_hit else -(-num_cached // self.block_size) * len(request.known.tables)
         self.state.count(loaded_blocks=num_loaded)
         self.start_request(
             request,
             time_ns=self._began_ns,
-            num_cached_tokens=num_there,
+            num_cached_tokens=num_cached,
             num_blocks=sum(map(len, request.known.tables)),
-            num_pool_blocks=num_there // self.block_size if is_hit else 0,
+            num_pool_blocks=num_cached // self.block_size if is_hit else 0,
             num_loaded_blocks=num_loaded,
             num_computed_tokens=request.num_hit_tokens,
         )
@@ -224,8 +225,8 @@ class TransformersTranslator(Translator[TransformersRequest]):
         """Publish the table of a fork, whose last blocks are copies of its own."""
         request = self._fork(request_id)
         rows, own = self._rows.of_blocks(group, blocks), self._rows.of_blocks(group, copied)
-        self.allocate_blocks(request, own, group=group)
-        self.set_table(request, rows, group=group)
+        self.blocks.allocate(request, own, group=group)
+        self.blocks.set_table(request, rows, group=group)
         self.step.used.update(rows)
         self.state.add_moves("copied", own)
         self.state.count(copied_blocks=len(own))
@@ -246,12 +247,12 @@ class TransformersTranslator(Translator[TransformersRequest]):
             self.requests[request_id] = request
         return request
 
-    def _forked(self, parent: Any, request_id: str, place: int, num_computed: int) -> None:
+    def _forked(self, parent: Any, request_id: str, index: int, num_computed: int) -> None:
         request, number = self._fork(request_id), self.requests[parent.request_id].known.number
         request.num_hit_tokens = num_computed
         self.count_admission(request, num_computed)
         owners = [self.state.ledger.owner[row] for table in request.known.tables for row in table]
-        self.report(
+        self.events.report(
             "admitted",
             number=request.known.number,
             other=number,
@@ -273,7 +274,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
                 request.known.set_entry(entry, row, group)
                 self.state.touch(request.known)
             if own:
-                self.cache_block(row, hash_value=own, parent=before, filled=self.block_size, group=group)
+                self.blocks.cache(row, hash_value=own, parent=before, filled=self.block_size, group=group)
                 self.step.used.add(row)
                 if request is not None and row not in self.texts:
                     self.texts.set(row, self.text_of(request, entry * self.block_size, self.block_size))
@@ -285,22 +286,22 @@ class TransformersTranslator(Translator[TransformersRequest]):
         table = request.known.tables[group]
         self.step.used.update(table)
         request.num_released += len(table)
-        self.set_table(request, (), group=group)
+        self.blocks.set_table(request, (), group=group)
 
     def _freed(self, group: int, blocks: list[int]) -> None:
         rows = self._rows.of_blocks(group, blocks)
-        self.uncache_blocks(rows)
+        self.blocks.discard_prefixes(rows)
         self.state.free_blocks(rows)
 
     def _evicted(self, group: int, blocks: list[int], for_starved: bool) -> None:
         rows = self._rows.of_blocks(group, blocks)
-        self.evict_blocks(rows)
+        self.blocks.evict(rows)
         self.state.set_blocks(rows, hash=0, parent=0)
         other = self.requests.get(self._starved) if for_starved else None
         why = "a request could get no block" if for_starved else "too little of the pool was free (safety_margin)"
         cause = evicted_text(why, [(len(rows), "cached block")], order="all that was cached")
         number = other.known.number if other is not None else 0
-        self.report("evicted", time_ns=self._began_ns, other=number, num_blocks=len(rows), cause=cause)
+        self.events.report("evicted", time_ns=self._began_ns, other=number, num_blocks=len(rows), cause=cause)
 
     def _could_not_allocate(self, request_id: str) -> None:
         self._starved = request_id
@@ -319,7 +320,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
         other = self.requests.get(request_id)
         for request, num_tokens, is_swapped in self._preemptions:
             choice = "itself" if other is None or other is request else "newest"
-            self.report(
+            self.events.report(
                 "preempted",
                 time_ns=self._began_ns,
                 number=request.known.number,
@@ -336,7 +337,7 @@ class TransformersTranslator(Translator[TransformersRequest]):
         if request is None:
             return
         self._ended_numbers[request_id] = request.known.number
-        self.state.tokens_came(request.known, num_generated + request.num_earlier_tokens, self.step.time_ns)
+        self.state.set_num_output_tokens(request.known, num_generated + request.num_earlier_tokens, self.step.time_ns)
         # after an error, the request ends before its blocks are released
         num_blocks = request.num_released + sum(map(len, request.known.tables))
         if status == "FINISHED":
@@ -351,22 +352,22 @@ class TransformersTranslator(Translator[TransformersRequest]):
 
     # State after the step.
 
-    def _running(self, note: TransformersNote) -> Iterator[tuple[TransformersRequest, int, int]]:
-        for host, num_computed, num_generated in zip(note.active, note.computed, note.num_generated, strict=True):
+    def _running(self, record: TransformersRecord) -> Iterator[tuple[TransformersRequest, int, int]]:
+        for host, num_computed, num_generated in zip(record.active, record.computed, record.num_generated, strict=True):
             request = self.requests.get(host.request_id)
             if request is not None:
                 request.host = host
                 yield request, num_computed, num_generated + request.num_earlier_tokens
 
-    def _as_they_stand(self, note: TransformersNote) -> None:
+    def _update_rows(self, record: TransformersRecord) -> None:
         """Publish transformers' reference counts and hashes of all touched blocks that are not free."""
         ledger = self.state.ledger
-        for group, (blocks, ref_counts, hashes) in enumerate(note.touched):
+        for group, (blocks, ref_counts, hashes) in enumerate(record.touched):
             rows = np.array(self._rows.of_blocks(group, blocks), np.uint32)
             is_held = (ledger.state[rows] != BlockState.FREE) & (ledger.group[rows] == group)
             refs, own = np.array(ref_counts)[is_held], np.array(hashes, np.uint64)[is_held]
-            self.set_ref_counts(rows[is_held], refs, own)
-        self.mark_used()
+            self.blocks.set_ref_counts(rows[is_held], refs, own)
+        self.blocks.mark_used()
 
 
 def _finish_reason(request: TransformersRequest) -> str:

@@ -1,6 +1,6 @@
 """Publishes the blocks that vLLM offloads to host memory, as ledger rows below the pool.
 
-A place is vLLM's unit of offloading, a chunk of one or more blocks, which have consecutive rows. Owns what each place
+A slot is vLLM's unit of offloading, a chunk of one or more blocks, which have consecutive rows. Owns what each place
 holds, and the recently ended requests, whose last blocks vLLM may still offload. Used on the publishing thread only.
 """
 
@@ -13,8 +13,9 @@ from itertools import chain
 from typing import Final
 
 from kvscope_inside.cached_texts import CachedText
+from kvscope_inside.host_request import HostRequest
 from kvscope_inside.lower_tier_rows import LowerTierRows, StoredBlocks
-from kvscope_inside.translator import HostRequest, Translator
+from kvscope_inside.translator import Translator
 from kvscope_inside.vllm.block_texts import hash_of_row, low_bits
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.event_kinds import displaced_text
@@ -61,24 +62,24 @@ class _Copy:
 class OffloadedBlocks:
     """Blocks in host memory. Its methods are handlers of `translator`.
 
-    `blocks_per_place`: number of blocks that are stored and evicted together.
+    `blocks_per_slot`: number of blocks that are stored and evicted together.
     """
 
-    def __init__(self, translator: Translator[VllmRequest], *, hash_block_size: int, blocks_per_place: int) -> None:
+    def __init__(self, translator: Translator[VllmRequest], *, hash_block_size: int, blocks_per_slot: int) -> None:
         self._translator, self._state = translator, translator.state
         self._tier = LowerTierRows(translator.state)
-        self._hash_block_size, self._per_place = hash_block_size, blocks_per_place
-        self._places: dict[bytes, int] = {}
+        self._hash_block_size, self._per_slot = hash_block_size, blocks_per_slot
+        self._slots: dict[bytes, int] = {}
         """Key -> place that holds, or will hold, its blocks."""
         self._copies: dict[bytes, _Copy] = {}
         self._ended: deque[tuple[int, VllmRequest]] = deque()
         """Ended requests, with the step in which they ended."""
-        self._asked_last: VllmRequest | None = None
+        self._last_lookup: VllmRequest | None = None
         """The request whose block was offloaded last: blocks of a request usually follow each other."""
 
     @property
     def handlers(self) -> Mapping[str, Callable[..., None]]:
-        """Handlers for the notes of the offloading manager."""
+        """Handlers for the events of the offloading manager."""
         return {
             "stores": self._store,
             "stored": self._stored,
@@ -93,35 +94,35 @@ class OffloadedBlocks:
         step = self._translator.step.number
         while self._ended and self._ended[0][0] + _OFFLOADED_WITHIN < step:
             self._ended.popleft()
-            self._asked_last = None
+            self._last_lookup = None
         self._ended += ((step, request) for request in ended)
 
     def _store(
-        self, keys: Sequence[bytes], places: Iterable[int], evicted: Sequence[bytes], request_id: str = ""
+        self, keys: Sequence[bytes], slots: Iterable[int], evicted: Sequence[bytes], request_id: str = ""
     ) -> None:
         """Publish that places are being written, after the blocks under the keys `evicted` were evicted."""
         translator = self._translator
         dropped = self._evict(evicted)
-        whose = 0
-        for key, place in zip(keys, map(int, places), strict=True):
-            copy = self._copy_of(key, self._rows_of(place), request_id)
-            self._places[key], self._copies[key] = place, copy
-            whose = whose or copy.number
+        owner = 0
+        for key, slot in zip(keys, map(int, slots), strict=True):
+            copy = self._copy_of(key, self._rows_of(slot), request_id)
+            self._slots[key], self._copies[key] = slot, copy
+            owner = owner or copy.number
             blocks = StoredBlocks(
                 copy.rows, copy.hashes, copy.parents, copy.number or NO_OWNER, copy.filled, copy.group
             )
             self._tier.begin_store(key, blocks, translator.step.number)
         if dropped:
             self._state.add_moves("evicted", dropped)
-            cause = displaced_text(len(dropped), whose)
-            translator.report("evicted", other=whose, num_blocks=len(dropped), cause=cause)
+            cause = displaced_text(len(dropped), owner)
+            translator.events.report("evicted", other=owner, num_blocks=len(dropped), cause=cause)
 
-    def _skip(self, places: Iterable[int], starts: Sequence[int]) -> None:
+    def _skip(self, slots: Iterable[int], starts: Sequence[int]) -> None:
         """For each group, mark the blocks before `starts` in the first of these places as not written."""
         by_row = {copy.rows.start: copy for copy in self._copies.values()}
         seen: set[int] = set()
-        for place in map(int, places):
-            copy = by_row.get(self._rows_of(place).start)
+        for slot in map(int, slots):
+            copy = by_row.get(self._rows_of(slot).start)
             if copy is not None and copy.group not in seen and copy.group < len(starts):
                 seen.add(copy.group)
                 copy.filled[: starts[copy.group]] = [0] * starts[copy.group]
@@ -134,7 +135,7 @@ class OffloadedBlocks:
             if copy is None:
                 continue
             if not is_whole:
-                del self._places[key]
+                del self._slots[key]
                 self._tier.cancel_store(key)
                 continue
             self._tier.end_store(key, self._translator.step.number)
@@ -143,37 +144,37 @@ class OffloadedBlocks:
                     if text is not None and filled:
                         texts.set(row, text)
 
-    def _load(self, places: Iterable[int]) -> None:
-        for place in map(int, places):
-            self._tier.begin_load(self._rows_of(place), self._translator.step.number)
+    def _load(self, slots: Iterable[int]) -> None:
+        for slot in map(int, slots):
+            self._tier.begin_load(self._rows_of(slot), self._translator.step.number)
 
     def _loaded(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            place = self._places.get(key)
-            if place is not None:
-                self._tier.end_load(self._rows_of(place), self._translator.step.number)
+            slot = self._slots.get(key)
+            if slot is not None:
+                self._tier.end_load(self._rows_of(slot), self._translator.step.number)
 
     def _emptied(self) -> None:
-        self._places.clear()
+        self._slots.clear()
         self._copies.clear()
         rows = self._tier.clear().tolist()
         for row in rows:
             self._translator.texts.discard(row)
-        self._translator.report_emptied(len(rows), place="host memory")
+        self._translator.events.report_emptied(len(rows), where="host memory")
 
     def _evict(self, keys: Iterable[bytes]) -> list[int]:
         """Free the rows of these keys. Returns those that held something."""
-        places = [place for key in keys if (place := self._places.pop(key, None)) is not None]
-        held, hashes = self._tier.evict([row for place in places for row in self._rows_of(place)])
+        slots = [slot for key in keys if (slot := self._slots.pop(key, None)) is not None]
+        held, hashes = self._tier.evict([row for slot in slots for row in self._rows_of(slot)])
         rows: list[int] = held.tolist()
         for row in rows:
             self._translator.texts.discard(row)
-        self._translator.evicted_hashes.note(filter(None, hashes), self._translator.step.number)
+        self._translator.evicted_hashes.record(filter(None, hashes), self._translator.step.number)
         return rows
 
-    def _rows_of(self, place: int) -> range:
-        start = self._tier.first + place * self._per_place
-        return range(start, start + self._per_place)
+    def _rows_of(self, slot: int) -> range:
+        start = self._tier.first + slot * self._per_slot
+        return range(start, start + self._per_slot)
 
     def _copy_of(self, key: bytes, rows: range, request_id: str) -> _Copy:
         """Return what a place will hold.
@@ -207,10 +208,10 @@ class OffloadedBlocks:
         `request_id`: the likely request, or "".
         """
         requests = self._translator.requests
-        likely = (requests.get(request_id), self._asked_last)
+        likely = (requests.get(request_id), self._last_lookup)
         for request in chain(likely, requests.values(), (ended for _, ended in reversed(self._ended))):
             index = None if request is None else request.index_of(value)
             if request is not None and index is not None:
-                self._asked_last = request
+                self._last_lookup = request
                 return request, index
         return None

@@ -23,21 +23,21 @@ class Offloading(NamedTuple):
     """Scheduler side of the connector."""
     manager: Any
     """Manager that allocates the places."""
-    num_places: int
-    blocks_per_place: int
+    num_slots: int
+    blocks_per_slot: int
 
     @property
     def num_blocks(self) -> int:
         """Capacity in blocks of the pool."""
-        return self.num_places * self.blocks_per_place
+        return self.num_slots * self.blocks_per_slot
 
 
 def offloading_of(scheduler: Any) -> Offloading | None:
     """Return the scheduler's tier in host memory; None if it has none, or none of a known kind."""
     for connector in _connectors(getattr(scheduler, "connector", None)):
         side = getattr(connector, "connector_scheduler", None)
-        manager = _of_host_memory(getattr(side, "manager", None))
-        found = Offloading(side, manager, _num_places(manager), _blocks_per_place(getattr(side, "config", None)))
+        manager = _host_memory_manager(getattr(side, "manager", None))
+        found = Offloading(side, manager, _num_slots(manager), _blocks_per_slot(getattr(side, "config", None)))
         if all(hasattr(manager, name) for name in _METHODS) and 0 < found.num_blocks <= MAX_BLOCKS:
             return found
     return None
@@ -50,61 +50,63 @@ def second_pool(scheduler: Any) -> SecondPool | None:
     return second_pool_of(_connectors(getattr(scheduler, "connector", None)))
 
 
-def untold(scheduler: Any) -> str:
+def unpublished_connectors(scheduler: Any) -> str:
     """Return a line that names the connectors whose blocks are not published; empty if all are."""
     offloading, second = offloading_of(scheduler), second_pool(scheduler)
     names = []
     for connector in _connectors(getattr(scheduler, "connector", None)):
         manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
         below = [type(tier).__name__ for tier in getattr(manager, "secondary_tiers", None) or ()]
-        is_told = offloading is not None and _of_host_memory(manager) is offloading.manager
+        is_published = offloading is not None and _host_memory_manager(manager) is offloading.manager
         if second is not None and second_pool_of([connector]) == second:
             continue
-        names += below if is_told else [type(connector).__name__]
+        names += below if is_published else [type(connector).__name__]
     return f"blocks that {', '.join(names)} may keep outside the pool are not told" if names else ""
 
 
-def note_offloading(hooks: Hooks, offloading: Offloading, happen: Callable[..., None]) -> None:
-    """Install hooks on the tier. `happen` is called with an event's kind and arguments on the engine core's thread."""
+def hook_offloading(hooks: Hooks, offloading: Offloading, record_event: Callable[..., None]) -> None:
+    """Install hooks on the tier. They call `record_event` with an event's kind and arguments, on the engine core's
+    thread.
+    """
 
     def stores(result: Any, keys: Any, context: Any = None, *_: Any, **named: Any) -> None:
         if result is not None and result.keys_to_store:
             request_id = getattr(named.get("req_context", context), "req_id", "")
             places = result.store_spec.block_ids
-            happen("stores", tuple(result.keys_to_store), places, tuple(result.evicted_keys), request_id)
+            record_event("stores", tuple(result.keys_to_store), places, tuple(result.evicted_keys), request_id)
 
     def stored(result: Any, keys: Iterable[bytes], *more: Any, success: bool = True, **_: Any) -> None:
-        happen("stored", tuple(keys), success and not any(each is False for each in more))
+        record_event("stored", tuple(keys), success and not any(each is False for each in more))
 
     def reads(result: Any, *_: Any, **__: Any) -> None:
-        happen("reads", result.block_ids)
+        record_event("reads", result.block_ids)
 
     def was_read(keys: Iterable[bytes], *_: Any, **__: Any) -> None:
-        happen("was read", tuple(keys))
+        record_event("was read", tuple(keys))
 
     def skips(result: Any, *_: Any, **__: Any) -> None:
         for job in getattr(result, "store_jobs", {}).values():
-            starts = [start % offloading.blocks_per_place for start in job.src_spec.block_indices]
+            starts = [start % offloading.blocks_per_slot for start in job.src_spec.block_indices]
             if any(starts):
-                happen("skips", job.dst_spec.block_ids, starts)
+                record_event("skips", job.dst_spec.block_ids, starts)
 
     manager = offloading.manager
-    if offloading.blocks_per_place > 1 and hasattr(offloading.side, "build_connector_meta"):
+    if offloading.blocks_per_slot > 1 and hasattr(offloading.side, "build_connector_meta"):
         hooks.after(offloading.side, "build_connector_meta", skips)
     # Lower tiers call the same methods by other names.
-    for name in _there(manager, "prepare_store", "prepare_write"):
+    for name in _existing(manager, "prepare_store", "prepare_write"):
         hooks.after(manager, name, stores)
-    for name in _there(manager, "complete_store", "complete_write"):
+    for name in _existing(manager, "complete_store", "complete_write"):
         hooks.after(manager, name, stored)
-    for name in _there(manager, "prepare_load", "prepare_read"):
+    for name in _existing(manager, "prepare_load", "prepare_read"):
         hooks.after(manager, name, reads)
-    for name in _there(manager, "complete_load", "complete_read"):
+    for name in _existing(manager, "complete_load", "complete_read"):
         hooks.before(manager, name, was_read)
-    for name in _there(manager, "reset_cache"):
-        hooks.after(manager, name, lambda *_, **__: happen("emptied"))
+    for name in _existing(manager, "reset_cache"):
+        hooks.after(manager, name, lambda *_, **__: record_event("emptied"))
 
 
-def _there(owner: Any, *names: str) -> list[str]:
+def _existing(owner: Any, *names: str) -> list[str]:
     return [name for name in names if hasattr(owner, name)]
 
 
@@ -118,18 +120,18 @@ def _connectors(connector: Any) -> Iterator[Any]:
         yield connector
 
 
-def _of_host_memory(manager: Any) -> Any:
+def _host_memory_manager(manager: Any) -> Any:
     """Return the manager of host memory, behind wrappers that filter stores or add tiers below it."""
     for name in ("_backing", "primary_tier"):
         manager = getattr(manager, name, manager)
     return manager
 
 
-def _num_places(manager: Any) -> int:
+def _num_slots(manager: Any) -> int:
     policy = getattr(manager, "_policy", None)
     names = ((manager, "_num_chunks"), (manager, "_num_blocks"), (policy, "cache_capacity"))
     return int(next((getattr(owner, name) for owner, name in names if hasattr(owner, name)), 0))
 
 
-def _blocks_per_place(config: Any) -> int:
+def _blocks_per_slot(config: Any) -> int:
     return int(getattr(config, "blocks_per_chunk", None) or getattr(config, "block_size_factor", None) or 1)

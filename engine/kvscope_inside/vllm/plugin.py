@@ -12,7 +12,7 @@ import sys
 from typing import Any, Final
 
 from kvscope_inside.announcement import announce
-from kvscope_inside.endpoints import ENDPOINT, RECORD, note_api
+from kvscope_inside.endpoints import ENDPOINT, RECORD, hook_api_server
 from kvscope_inside.engine_log import engine_log
 
 _HOOKED: Final = "_kvscope_is_hooked"
@@ -27,14 +27,14 @@ def load() -> None:
     if getattr(Scheduler, _HOOKED, False):
         return
     setattr(Scheduler, _HOOKED, True)
-    _note_api_in_time()
+    _hook_engine_config()
     announce(os.environ[ENDPOINT])
     original = Scheduler.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         try:
-            from kvscope_inside.vllm.watch import watch
+            from kvscope_inside.vllm.vllm_watch import watch
 
             watch(self, os.environ[ENDPOINT], os.environ.get(RECORD))
         except Exception as error:
@@ -43,7 +43,7 @@ def load() -> None:
     Scheduler.__init__ = made
 
 
-def _note_api_in_time() -> None:
+def _hook_engine_config() -> None:
     """Record the API's address when vLLM creates its configuration.
 
     At that time the server has bound its port, and no engine core has been started.
@@ -56,7 +56,7 @@ def _note_api_in_time() -> None:
     @functools.wraps(original)
     def create_engine_config(*args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):
-            note_api()
+            hook_api_server()
         return original(*args, **kwargs)
 
     kind.create_engine_config = create_engine_config

@@ -1,7 +1,7 @@
 """The second pool of vLLM's SimpleCPUOffloadConnector, in host memory or on disk, published as rows below the first.
 
 Its blocks are of the same kind as the first pool's, and their contents and hashes were copied from there.
-`note_second_pool` is used on the engine core's thread, `SecondPoolRows` on the publishing thread.
+`hook_second_pool` is used on the engine core's thread, `SecondPoolRows` on the publishing thread.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def second_pool_of(connectors: Iterable[Any]) -> SecondPool | None:
     return None
 
 
-def note_second_pool(hooks: Hooks, pool: Any, touched: list[Any], free: Callable[[str], None]) -> None:
+def hook_second_pool(hooks: Hooks, pool: Any, touched: list[Any], free: Callable[[str], None]) -> None:
     """Install hooks that append changed blocks to `touched`.
 
     `free` hooks a method whose argument may be an iterator.
@@ -64,33 +64,33 @@ class SecondPoolRows:
         self._first = state.hello.cache.num_blocks
         state.set_blocks([self._first], state=BlockState.UNMAPPED)  # its null block
 
-    def stand(self, step: int, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> list[int]:
+    def update(self, step: int, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> list[int]:
         """Publish the state of blocks after a step (the last entry of each counts).
 
         Returns the hashes of evicted ones.
         """
-        last = {block: place for place, block in enumerate(ids) if block}
+        last = {block: index for index, block in enumerate(ids) if block}
         if not last:
             return []
-        state, ledger, places = self._state, self._state.ledger, list(last.values())
+        state, ledger, indices = self._state, self._state.ledger, list(last.values())
         rows = self._first + np.array(list(last), np.int64)
-        refs = np.array([ref_counts[place] for place in places], np.int32)
-        now = np.array([hash_of_row(hashes[place]) for place in places], np.uint64)
+        refs = np.array([ref_counts[index] for index in indices], np.int32)
+        now = np.array([hash_of_row(hashes[index]) for index in indices], np.uint64)
         before, refs_before = ledger.hash[rows].copy(), ledger.ref_count[rows].copy()
-        gone, came = (before != 0) & (before != now), (now != 0) & (before != now)
+        lost, added = (before != 0) & (before != now), (now != 0) & (before != now)
         is_hit = (now != 0) & (before == now) & (refs > refs_before)
-        hits = np.where(gone, 0, state.more_hits(rows, is_hit))
+        hits = np.where(lost, 0, state.more_hits(rows, is_hit))
         kind = np.where(refs > 0, BlockState.ACTIVE, np.where(now != 0, BlockState.CACHED, BlockState.FREE))
-        self._forget(rows[gone])
+        self._clear(rows[lost])
         state.set_blocks(rows, state=kind, ref_count=refs, hash=now, prefix_hits=hits, last_used_step=step)
-        self._copy(rows[came], now[came])
+        self._copy(rows[added], now[added])
         state.free_blocks(rows[kind == BlockState.FREE])
-        state.add_moves("evicted", rows[gone].tolist())
-        state.add_moves("saved", rows[came].tolist())
-        state.count(offloaded_blocks=int(came.sum()))
-        return [int(value) for value in before[gone]]
+        state.add_moves("evicted", rows[lost].tolist())
+        state.add_moves("saved", rows[added].tolist())
+        state.count(offloaded_blocks=int(added.sum()))
+        return [int(value) for value in before[lost]]
 
-    def _forget(self, rows: Any) -> None:
+    def _clear(self, rows: Any) -> None:
         for row in rows.tolist():
             self._texts.discard(row)
         self._state.set_blocks(rows, filled=0, parent=0, owner=NO_OWNER, group=0, prefix_hits=0)

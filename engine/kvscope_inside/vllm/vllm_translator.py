@@ -1,4 +1,4 @@
-"""Translates the notes of vLLM's hooks.
+"""Translates the records of vLLM's hooks.
 
 Owns what vLLM reveals only later: for which request blocks were allocated, and hence for which one others were
 preempted and blocks evicted. Used on the publishing thread only; of vLLM's objects it reads only what never changes
@@ -16,11 +16,11 @@ import numpy as np
 
 from kvscope_inside.cached_texts import BlockNotes
 from kvscope_inside.eviction_order import FreeBlockQueue
-from kvscope_inside.translator import MissedBlock, StepFigures, Translator
+from kvscope_inside.translator import MissedBlock, StepCounts, Translator
 from kvscope_inside.vllm.block_texts import hash_of_row, key_of, low_bits, notes_of
-from kvscope_inside.vllm.notes import VllmNote
 from kvscope_inside.vllm.offloaded_blocks import MAX_TEXTS, OffloadedBlocks, VllmRequest
 from kvscope_inside.vllm.second_pool import SecondPoolRows
+from kvscope_inside.vllm.vllm_recorder import VllmRecord
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.event_kinds import evicted_text
 from kvscope_telemetry.messages.request_state import WaitsFor
@@ -74,12 +74,12 @@ class VllmTranslator(Translator[VllmRequest]):
         hash_block_size: int,
         by_priority: bool = False,
         max_adapters: int = 0,
-        blocks_per_place: int = 1,
+        blocks_per_slot: int = 1,
     ) -> None:
         super().__init__(state)
         self._hash_block_size = hash_block_size
         self._by_priority, self._max_adapters = by_priority, max_adapters
-        self._offloaded = OffloadedBlocks(self, hash_block_size=hash_block_size, blocks_per_place=blocks_per_place)
+        self._offloaded = OffloadedBlocks(self, hash_block_size=hash_block_size, blocks_per_slot=blocks_per_slot)
         self._order = FreeBlockQueue(state)
         self.handlers = {
             "added": self._added,
@@ -87,16 +87,16 @@ class VllmTranslator(Translator[VllmRequest]):
             "new": self._allocated,
             "hit": self._hit,
             "loads": self._loads,
-            "guessed": self._guessed,
-            "evicted": self.evict_blocks,
+            "guessed": self._drafted,
+            "evicted": self.blocks.evict,
             "reset": self._reset,
             "preempted": self._preempted,
             "finished": self._finished,
             "cached": self._cached,
             "let go": self._left_window,
             "below": self._in_second_pool,
-            "paused": self.report_pause,
-            "resumed": self.report_resume,
+            "paused": self.events.report_pause,
+            "resumed": self.events.report_resume,
             "last": self._order.append,
             "first": self._order.prepend,
             **self._offloaded.handlers,
@@ -106,26 +106,26 @@ class VllmTranslator(Translator[VllmRequest]):
         # State of the step that is being translated:
         self._new: list[int] = []
         """Blocks allocated in this step, in order."""
-        self._given_to: dict[int, int] = {}
+        self._owner_of_new: dict[int, int] = {}
         """Allocated block -> number of the request that got it, even if it was freed within the step."""
         self._preemptions: list[_Preemption] = []
         self._ended: list[VllmRequest] = []
 
-    def convert(self, note: VllmNote) -> StepFigures:
-        self._new, self._given_to, self._preemptions, self._ended = [], {}, [], []
-        decoding = set(self._decoding(note))
-        self.handle(note.happened)
-        for (request_id, group), ids in note.state_tables.items():
+    def convert(self, record: VllmRecord) -> StepCounts:
+        self._new, self._owner_of_new, self._preemptions, self._ended = [], {}, [], []
+        decoding = set(self._decoding(record))
+        self.dispatch(record.happened)
+        for (request_id, group), ids in record.state_tables.items():
             request = self.requests.get(request_id)
             if request is not None and request.known.tables[group] != ids:
-                self._give(request, group, ids, 0)
-        self.update_figures(self._running(note))
-        self._rows(note)
+                self._assign_blocks(request, group, ids, 0)
+        self.update_progress(self._running(record))
+        self._update_rows(record)
         self._report_causes()
-        self._waits(note)
+        self._set_wait_reasons(record)
         batch = {
             request.known.number: num_tokens
-            for request_id, num_tokens in (note.step.num_scheduled_tokens.items() if note.step is not None else ())
+            for request_id, num_tokens in (record.step.num_scheduled_tokens.items() if record.step is not None else ())
             if (request := self.requests.get(request_id)) is not None
         }
         self._offloaded.end_step(self._ended)
@@ -133,7 +133,7 @@ class VllmTranslator(Translator[VllmRequest]):
             if self.requests.get(request.host.request_id) is request:
                 del self.requests[request.host.request_id]
         num_decode_tokens = sum(num_tokens for number, num_tokens in batch.items() if number in decoding)
-        return StepFigures(len(note.running), note.num_waiting, batch, num_decode_tokens)
+        return StepCounts(len(record.running), record.num_waiting, batch, num_decode_tokens)
 
     def request_tokens(self, request: VllmRequest, start: int, end: int) -> Sequence[int]:
         tokens: Sequence[int] = request.host.all_token_ids[start:end]
@@ -178,47 +178,47 @@ class VllmTranslator(Translator[VllmRequest]):
             elif blocks is not None and (request := self.requests.get(request_id)) is not None:
                 for group, ids in enumerate(blocks):
                     if ids:
-                        self._give(request, group, ids, len(request.known.tables[group]))
+                        self._assign_blocks(request, group, ids, len(request.known.tables[group]))
 
     def _started(self, time_ns: int, request_id: str, blocks: Sequence[Sequence[int]] | None, num_cached: int) -> None:
         request = self.requests.get(request_id)
         if request is None:
             return
         for group, ids in enumerate(blocks or ()):
-            self._give(request, group, ids, 0)
+            self._assign_blocks(request, group, ids, 0)
         num_loaded = -(-request.num_loaded_tokens // self.block_size)
         if request.num_loaded_tokens:
             before = request.known.num_computed_tokens
-            self.fill_blocks(dict(self.blocks_written(request, 0, num_cached)))
-            self._moved_in(request, max(before, num_cached - request.num_loaded_tokens), num_cached)
+            self.blocks.fill(dict(self.blocks_written(request, 0, num_cached)))
+            self._report_loaded(request, max(before, num_cached - request.num_loaded_tokens), num_cached)
             request.num_loaded_tokens = 0
         self.start_request(
             request,
             time_ns=time_ns,
             num_cached_tokens=num_cached,
-            num_blocks=self.num_held(request),
+            num_blocks=self.blocks.num_blocks_of(request),
             num_pool_blocks=num_cached // self.block_size - num_loaded,
             num_loaded_blocks=num_loaded,
         )
 
-    def _give(self, request: VllmRequest, group: int, ids: Sequence[int], start: int) -> None:
+    def _assign_blocks(self, request: VllmRequest, group: int, ids: Sequence[int], start: int) -> None:
         """Set table entries from `start` on. Blocks without an owner were just allocated and become this request's."""
-        self.set_table(request, list(ids), group=group, start=start)
+        self.blocks.set_table(request, list(ids), group=group, start=start)
         rows = np.array(ids, np.uint32)
         rows = rows[rows >= self.num_reserved]
         own = rows[self.state.ledger.owner[rows] == NO_OWNER]
         self.state.set_blocks(own, owner=request.known.number, group=group)
-        self._given_to |= dict.fromkeys(own.tolist(), request.known.number)
+        self._owner_of_new |= dict.fromkeys(own.tolist(), request.known.number)
 
     def _allocated(self, ids: list[int]) -> None:
         """Publish allocated blocks. Their request is known once the step is scheduled."""
-        self.evict_blocks(ids)
+        self.blocks.evict(ids)
         self._new += ids
         self.step.used.update(ids)
         self.state.set_blocks(ids, filled=0, owner=NO_OWNER, prefix_hits=0, hash=0, parent=0, eviction_order=0)
 
     def _hit(self, ids: list[int]) -> None:
-        self.hit_blocks([block for block in ids if block >= self.num_reserved], eviction_order=0)
+        self.blocks.record_hits([block for block in ids if block >= self.num_reserved], eviction_order=0)
 
     def _loads(self, host: Any, blocks: Sequence[Sequence[int]], num_tokens: int) -> None:
         """Publish a request that waits, holding its blocks, while KV is loaded into them."""
@@ -226,17 +226,19 @@ class VllmTranslator(Translator[VllmRequest]):
         if request is None:
             return
         for group, ids in enumerate(blocks):
-            self._give(request, group, ids, 0)
+            self._assign_blocks(request, group, ids, 0)
         request.num_loaded_tokens = num_tokens
         self.state.count(loaded_blocks=-(-num_tokens // self.block_size))
 
-    def _guessed(self, numbers: list[tuple[str, int, int]]) -> None:
+    def _drafted(self, numbers: list[tuple[str, int, int]]) -> None:
         """Count draft tokens. The number of sampled tokens is one more than that of accepted drafts."""
-        for request_id, num_drafts, num_came in numbers:
+        for request_id, num_drafts, num_sampled in numbers:
             request = self.requests.get(request_id)
             if request is not None and num_drafts:
-                known, num_right = request.known, max(0, num_came - 1)
-                self.count_drafts(request, known.num_draft_tokens + num_drafts, known.num_accepted_tokens + num_right)
+                known, num_accepted = request.known, max(0, num_sampled - 1)
+                self.count_drafts(
+                    request, known.num_draft_tokens + num_drafts, known.num_accepted_tokens + num_accepted
+                )
 
     def _reset(self) -> None:
         ledger, num_blocks = self.state.ledger, self.state.hello.cache.num_blocks
@@ -246,13 +248,13 @@ class VllmTranslator(Translator[VllmRequest]):
         self.evicted_hashes.clear()
         self.state.set_blocks(hashed, hash=0, parent=0)
         self.state.free_blocks(idle)
-        self.report_emptied(int(idle.size))
+        self.events.report_emptied(int(idle.size))
 
     def _preempted(self, host: Any, num_tokens: int, num_free: int, asked_by: str, time_ns: int) -> None:
         request = self.requests.get(host.request_id)
         if request is None:
             return
-        num_blocks, num_allocated = self.release_tables(request), len(self._new)
+        num_blocks, num_allocated = self.blocks.release_tables(request), len(self._new)
         self.preempt_request(request, time_ns)
         self._preemptions.append(
             _Preemption(request, num_tokens, num_blocks, num_free, num_allocated, asked_by, time_ns)
@@ -262,9 +264,9 @@ class VllmTranslator(Translator[VllmRequest]):
         request = self.requests.get(host.request_id)
         if request is None or request.host is not host:
             return
-        self.state.tokens_came(request.known, num_outputs, self.step.time_ns)
+        self.state.set_num_output_tokens(request.known, num_outputs, self.step.time_ns)
         reason = _REASONS.get(status.name, status.name.lower())
-        self.finish_request(request, reason, self.release_tables(request), is_aborted=status.name == _ABORTED)
+        self.finish_request(request, reason, self.blocks.release_tables(request), is_aborted=status.name == _ABORTED)
         self._ended.append(request)
 
     def _cached(self, host: Any, group: int, first: int, ids: list[int], block_size: int) -> None:
@@ -281,7 +283,7 @@ class VllmTranslator(Translator[VllmRequest]):
                 is_first = not start and group == 0
                 self.texts.set(block, self.text_of(request, start, block_size), is_first=is_first)
             full = min(block_size, self.block_sizes[group])
-            self.cache_block(block, hash_value=own, parent=parent, filled=full, group=group)
+            self.blocks.cache(block, hash_value=own, parent=parent, filled=full, group=group)
 
     def _left_window(self, request_id: str, group: int, ids: list[int]) -> None:
         """Publish blocks that left the window and whose entries are the null block now."""
@@ -297,30 +299,30 @@ class VllmTranslator(Translator[VllmRequest]):
 
     def _in_second_pool(self, ids: list[int], ref_counts: list[int], hashes: list[Any]) -> None:
         self._second = self._second or SecondPoolRows(self.state, self.texts, MAX_TEXTS)
-        self.evicted_hashes.note(self._second.stand(self.step.number, ids, ref_counts, hashes), self.step.number)
+        self.evicted_hashes.record(self._second.update(self.step.number, ids, ref_counts, hashes), self.step.number)
 
     # State after the step.
 
-    def _running(self, note: VllmNote) -> Iterator[tuple[VllmRequest, int, int]]:
-        for host, num_computed, num_outputs in zip(note.running, note.computed, note.num_outputs, strict=True):
+    def _running(self, record: VllmRecord) -> Iterator[tuple[VllmRequest, int, int]]:
+        for host, num_computed, num_outputs in zip(record.running, record.computed, record.num_outputs, strict=True):
             request = self.requests.get(host.request_id)
             if request is not None:
                 yield request, num_computed, num_outputs
 
-    def _rows(self, note: VllmNote) -> None:
+    def _update_rows(self, record: VllmRecord) -> None:
         """Publish vLLM's reference counts and hashes of all touched blocks."""
-        last = {block: index for index, block in enumerate(note.blocks) if block >= self.num_reserved}
+        last = {block: index for index, block in enumerate(record.blocks) if block >= self.num_reserved}
         if last:
-            refs = [note.ref_counts[index] for index in last.values()]
-            hashes = [hash_of_row(note.hashes[index]) for index in last.values()]
-            self.set_ref_counts(np.array(list(last), np.uint32), refs, hashes)
-        self.mark_used()
+            refs = [record.ref_counts[index] for index in last.values()]
+            hashes = [hash_of_row(record.hashes[index]) for index in last.values()]
+            self.blocks.set_ref_counts(np.array(list(last), np.uint32), refs, hashes)
+        self.blocks.mark_used()
 
     def _report_causes(self) -> None:
         """Report preemptions and evictions, whose beneficiary is known only now."""
         for each in self._preemptions:
             victim, index = each.victim.known, each.num_allocated
-            other = self._given_to.get(self._new[index], 0) if index < len(self._new) else victim.number
+            other = self._owner_of_new.get(self._new[index], 0) if index < len(self._new) else victim.number
             choice = "itself" if other == victim.number else "priority" if self._by_priority else "newest"
             data: EventData | None = EventData(
                 kind="preempted",
@@ -330,7 +332,7 @@ class VllmTranslator(Translator[VllmRequest]):
             )
             if each.asked_by:
                 data, other = EventData(kind="asked", by=each.asked_by), 0
-            self.report(
+            self.events.report(
                 "preempted",
                 time_ns=each.time_ns,
                 number=victim.number,
@@ -340,22 +342,25 @@ class VllmTranslator(Translator[VllmRequest]):
                 data=data,
             )
         if evicted := self.step.evicted:
-            other = self._given_to.get(evicted[0], 0)
+            other = self._owner_of_new.get(evicted[0], 0)
             cause = evicted_text("requested", [(len(evicted), "cached block")])
             data = EventData(kind="evicted") if other else None
-            self.report("evicted", other=other, num_blocks=len(evicted), cause=cause, data=data)
+            self.events.report("evicted", other=other, num_blocks=len(evicted), cause=cause, data=data)
 
-    def _waits(self, note: VllmNote) -> None:
+    def _set_wait_reasons(self, record: VllmRecord) -> None:
         """Publish what the first waiting request waits for, and requests that could not run even with free capacity."""
         reasons = []
-        if note.first_waiting is not None and (request := self.requests.get(note.first_waiting.request_id)) is not None:
-            reasons.append((request, self._why_first_waits(note.first_waiting, note)))
-        for request_id, status, num_computed in note.not_ready:
+        if (
+            record.first_waiting is not None
+            and (request := self.requests.get(record.first_waiting.request_id)) is not None
+        ):
+            reasons.append((request, self._why_first_waits(record.first_waiting, record)))
+        for request_id, status, num_computed in record.not_ready:
             if status in _NOT_READY and (request := self.requests.get(request_id)) is not None:
                 if _NOT_READY[status] is WaitsFor.REMOTE_KV:
                     request.known.num_computed_tokens = max(0, num_computed - request.num_loaded_tokens)
                 reasons.append((request, _NOT_READY[status]))
-        for request, reason in self.set_waits(reasons):
+        for request, reason in self.set_wait_reasons(reasons):
             if reason is WaitsFor.REMOTE_KV and not request.is_running:
                 self._loaded(request)
 
@@ -363,37 +368,37 @@ class VllmTranslator(Translator[VllmRequest]):
         """Publish that a request's KV is loaded. It waits in the queue until it can run."""
         before = request.known.num_computed_tokens
         now = before + request.num_loaded_tokens
-        self.fill_blocks(dict(self.blocks_written(request, before, now)))
-        self._moved_in(request, before, now)
+        self.blocks.fill(dict(self.blocks_written(request, before, now)))
+        self._report_loaded(request, before, now)
         request.known.num_computed_tokens = now
 
-    def _moved_in(self, request: VllmRequest, start: int, end: int) -> None:
+    def _report_loaded(self, request: VllmRequest, start: int, end: int) -> None:
         """Publish that tokens `start` to `end` of a request were loaded."""
         if start < end:
             self.state.add_moves("loaded", [block for block, _ in self.blocks_written(request, start, end)])
 
-    def _why_first_waits(self, host: Any, note: VllmNote) -> WaitsFor:
+    def _why_first_waits(self, host: Any, record: VllmRecord) -> WaitsFor:
         """Return why a request is still the first in the queue after a step."""
-        if note.step is None:
+        if record.step is None:
             return WaitsFor.UNTOLD
         limits = self.state.hello.cache
-        if len(note.running) >= limits.max_num_seqs:
+        if len(record.running) >= limits.max_num_seqs:
             return WaitsFor.PLACE
-        if sum(note.step.num_scheduled_tokens.values()) >= limits.max_num_batched_tokens:
+        if sum(record.step.num_scheduled_tokens.values()) >= limits.max_num_batched_tokens:
             return WaitsFor.BUDGET
         adapter = key_of(host)[0]
-        others = {key_of(each)[0] for each in note.running} - {""}
+        others = {key_of(each)[0] for each in record.running} - {""}
         if adapter and adapter not in others and len(others) >= self._max_adapters > 0:
             return WaitsFor.ADAPTER
         num_needed = sum(-(-host.num_tokens // size) for size in self.block_sizes)
-        return WaitsFor.BLOCKS if note.num_free < num_needed else WaitsFor.UNTOLD
+        return WaitsFor.BLOCKS if record.num_free < num_needed else WaitsFor.UNTOLD
 
-    def _decoding(self, note: VllmNote) -> Iterator[int]:
+    def _decoding(self, record: VllmRecord) -> Iterator[int]:
         """Yield the numbers of requests that decode in the step. Called before its changes are applied."""
-        if note.step is None:
+        if record.step is None:
             return
-        drafts = note.step.scheduled_spec_decode_tokens
-        for request_id, num_tokens in note.step.num_scheduled_tokens.items():
+        drafts = record.step.scheduled_spec_decode_tokens
+        for request_id, num_tokens in record.step.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
             if request is None or not request.known.num_output_tokens:
                 continue

@@ -81,7 +81,10 @@ class Webhook:
         """Queue a post; never blocks. Returns False and drops it if `MAX_QUEUED` posts wait or the webhook is
         closed.
         """
-        if self._posts.qsize() >= MAX_QUEUED or self._closing.is_set():
+        if self._closing.is_set():
+            self.failure = f"{self._where}: closed; the alarm is not posted"
+            return False
+        if self._posts.qsize() >= MAX_QUEUED:
             self.failure = f"{self._where}: {MAX_QUEUED} alarms wait to be posted; more are dropped"
             return False
         self._posts.put_nowait(msgspec.json.encode(document))

@@ -27,7 +27,7 @@ from kvscope_telemetry.messages.telemetry import (
     Snapshot,
     Timings,
 )
-from kvscope_telemetry.producer.frame_builder import MAX_U2, FrameBuilder, pack_batch
+from kvscope_telemetry.producer.frame_builder import MAX_U2, FrameBuilder, RequestUpdates, pack_batch
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class CacheState:
         if num_outputs:
             self._builder.last_token_ns[request.number] = time_ns
 
-    def tokens_came(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
+    def set_num_output_tokens(self, request: KnownRequest, num_outputs: int, time_ns: int) -> None:
         """Set the current number of output tokens, and count and time the new ones."""
         num_new, request.num_output_tokens = num_outputs - request.num_output_tokens, num_outputs
         if num_new > 0:
@@ -228,19 +228,17 @@ class CacheState:
         """
         ran = batch or {}
         requests = list(self._touched.values())
+        unchanged = {
+            (request.number, group): start
+            for request in requests
+            for group, start in enumerate(request.unchanged)
+            if start < max(len(request.tables[group]), request.published[group])
+        }
         frame = self._builder.frame(
             step,
             time_ns,
             self.counters(),
-            new_requests=tuple(self._new),
-            requests=requests,
-            tables={},
-            groups={
-                (request.number, group): start
-                for request in requests
-                for group, start in enumerate(request.unchanged)
-                if start < max(len(request.tables[group]), request.published[group])
-            },
+            requests=RequestUpdates(tuple(self._new), requests, unchanged_group_entries=unchanged),
             batch=pack_batch(
                 list(ran),
                 list(ran.values()),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,18 @@ class RequestFacts(Protocol):
     @property
     def tables(self) -> Sequence[Sequence[int]]:
         """Block ids, one table per KV group."""
+
+
+class RequestUpdates(NamedTuple):
+    """Requests that a frame reports."""
+
+    new: tuple[RequestInfo, ...] = ()
+    changed: Sequence[RequestFacts] = ()
+    """Requests of which any value changed; new ones among them."""
+    unchanged_entries: Mapping[int, int] = {}
+    """Request number -> unchanged leading entries of its block tables; absent if none of its tables changed."""
+    unchanged_group_entries: Mapping[tuple[int, int], int] = {}
+    """(Request number, KV group) -> the same for a single table."""
 
 
 _columns_of: Final = attrgetter(
@@ -139,23 +151,14 @@ class FrameBuilder:
         time_ns: int,
         counters: Counters,
         *,
-        new_requests: tuple[RequestInfo, ...] = (),
-        requests: Sequence[RequestFacts] = (),
-        tables: Mapping[int, int],
-        groups: Mapping[tuple[int, int], int],
+        requests: RequestUpdates,
         batch: Batch,
         timings: Timings,
         events: tuple[Event, ...],
         moves: Moves,
         work: Work = NO_WORK,
     ) -> Frame:
-        """Publish and return the next frame, with all changed rows and new tokens since the last frame.
-
-        Args:
-            requests: Changed requests.
-            tables: For each request whose block tables changed, by number, the length of each unchanged prefix.
-            groups: The same for single tables, by request number and KV group.
-        """
+        """Publish and return the next frame, with all changed rows and new tokens since the last frame."""
         self.seq += 1
         self.step = step
         frame = Frame(
@@ -164,8 +167,8 @@ class FrameBuilder:
             step=step,
             time_ns=time_ns,
             blocks=self._ledger.pack(self._take_changed()),
-            new_requests=new_requests,
-            requests=_pack_requests(requests, tables, groups),
+            new_requests=requests.new,
+            requests=_pack_requests(requests.changed, requests.unchanged_entries, requests.unchanged_group_entries),
             batch=batch,
             timings=timings,
             counters=counters,
@@ -177,7 +180,7 @@ class FrameBuilder:
         )
         self._first_token_ns, self._inter_token_ns = [], []
         if RequestState.FINISHED in frame.requests.state:
-            for request in requests:
+            for request in requests.changed:
                 if request.state is RequestState.FINISHED:
                     self.last_token_ns.pop(request.number, None)
         self._publish(frame)

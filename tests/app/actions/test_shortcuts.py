@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QLabel, QPushButton
 
 from kvscope_app.actions.keymap import Command, given, keys_of, rivals
 from kvscope_app.actions.shortcut_editor import ShortcutEditor
-from kvscope_app.settings.settings_keeper import read_settings
+from kvscope_app.settings.settings_store import read_settings
 from kvscope_app.ui.sheet import Sheet
 
 PLAY = Command("play", "Play", ("Space",))

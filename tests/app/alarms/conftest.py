@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
-from tests.telemetry.alarms.receiver import receiving
+from tests.telemetry.alarms.receiver import open_receiver
 
 from kvscope_app.session.recording.kept_timeline import KeptTimeline
 from kvscope_app.session.recording.rings import make_ring
@@ -58,7 +58,7 @@ def play(make_window, qtbot):
 @pytest.fixture
 def receiver():
     """A server for webhooks."""
-    with receiving() as made:
+    with open_receiver() as made:
         yield made
 
 

@@ -14,10 +14,10 @@ from tests.app import window_driver as driver
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.alarms import alarm_strip
-from kvscope_app.alarms.alarm_sheet import AlarmSheet
+from kvscope_app.alarms.alarm_dialog import AlarmDialog
+from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
 from kvscope_app.alarms.alarm_strip import AlarmLine, AlarmStrip
-from kvscope_app.alarms.alarm_watch import AlarmWatch
-from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_telemetry.alarms.alarm_engine import Alarm
 from kvscope_telemetry.alarms.figures import SECOND_FIGURES
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule, parse_rule
@@ -147,12 +147,12 @@ def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session
 @pytest.fixture
 def keeper(settings):
     """What is kept."""
-    return SettingsKeeper(settings)
+    return SettingsStore(settings)
 
 
 def test_with_all_rules_off_nobody_looks(session, keeper):
     keeper.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
-    watch, looks = AlarmWatch(session, keeper), []
+    watch, looks = AlarmEvaluator(session, keeper), []
     watch.looked.connect(lambda: looks.append(1))
     tell(session, [second(at, used=100) for at in range(60)])
     assert session.bookmarks.shown == looks == []
@@ -165,7 +165,7 @@ def test_with_all_rules_off_nobody_looks(session, keeper):
 
 def test_a_long_overview_is_looked_at_in_parts(session, keeper, qtbot):
     session.overview.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
-    watch = AlarmWatch(session, keeper)
+    watch = AlarmEvaluator(session, keeper)
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 10, timeout=WAIT_MS)
     assert all(mark.until_ns for mark in session.bookmarks.shown)
     watch.deleteLater()
@@ -209,7 +209,7 @@ def test_rules_of_the_command_line_are_beside_those_that_are_kept(scripted, sess
 def sheet(scripted, qtbot):
     """Opened from the menu's action."""
     scripted.actions_by_name["alarm_rules"].trigger()
-    found = next(each for each in scripted.findChildren(AlarmSheet) if each.isVisible())
+    found = next(each for each in scripted.findChildren(AlarmDialog) if each.isVisible())
     yield found
     if isValid(found):  # it goes when it is closed
         found.close()
@@ -228,13 +228,13 @@ def test_the_sheet_is_what_rules_are_and_what_is_kept(scripted, sheet, settings,
     sheet.rows[4].is_on.click()
     sheet.rows[6].remove.click()
     ok(sheet).click()
-    kept = SettingsKeeper(settings).values.alarm_rules
+    kept = SettingsStore(settings).values.alarm_rules
     assert kept[0] == Rule(name=KV_USAGE, expression="kv_usage > 0.8", seconds=2.0)
     assert not kept[4].is_on
     assert kept[1:4] == DEFAULT_RULES[1:4]
     assert len(kept) == len(DEFAULT_RULES) - 1
     assert scripted.alarms.rules == kept
-    again = AlarmSheet(scripted.alarms, scripted.themes.theme, scripted)
+    again = AlarmDialog(scripted.alarms, scripted.themes.theme, scripted)
     again.add.click()
     again.rows[-1].expression.setText("running > 8")
     again.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).click()
@@ -286,7 +286,7 @@ def test_the_sheet_tells_what_a_figure_is_now(scripted, session, sheet):
 def test_the_sheet_tells_what_cannot_be_measured_at_an_engine(make_engine, make_session, make_window):
     capabilities = Capabilities(engine="vllm", commands=False, free_rows=False, requests=False, steps=False)
     window = make_window(make_session(make_engine(capabilities=capabilities)))
-    sheet = AlarmSheet(window.alarms, window.themes.theme, window)
+    sheet = AlarmDialog(window.alarms, window.themes.theme, window)
     notes = {row.rule.name: row.note for row in sheet.rows}
     assert notes["Blocks run out"] == "Cannot be measured here: vLLM does not report blocks_run_out_s"
     assert notes["Engine stuck"] == "Cannot be measured here: vLLM does not report stalled_s"

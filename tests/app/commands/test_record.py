@@ -16,11 +16,11 @@ from typing import Any, Self
 
 import msgspec
 import pytest
-from tests.telemetry.alarms.receiver import receiving
+from tests.telemetry.alarms.receiver import open_receiver
 from tests.telemetry.collectors.conftest import FakeServer, server
 from tests.telemetry.conftest import assert_same_state, make_endpoint, make_messages, serve
 
-from kvscope_app.commands.segments import SegmentedWriter
+from kvscope_app.commands.segmented_writer import SegmentedWriter
 from kvscope_app.main import main
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot
@@ -260,7 +260,7 @@ def test_alarms_are_in_the_file_on_the_terminal_and_posted(
 ) -> None:
     endpoint, path = make_endpoint(), tmp_path / "x.mcap"
     serve(endpoint, rate=60.0)
-    with receiving() as receiver:
+    with open_receiver() as receiver:
         words = ["record", endpoint, "--out", str(path), "--alarm", "Busy: running > 0 for 1 s"]
         for seconds in ("5", "30", "90"):  # on a slow machine a second is told late
             path.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 
-from kvscope_app.compare.pair import Pair
+from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
@@ -55,7 +55,7 @@ def make_pair(paths, qapp):
 
     def make(a=paths[0], b=paths[1]):
         sessions = [Session(PlaybackSource(Recording.open(path), is_playing=False)) for path in (a, b)]
-        pair = Pair(*sessions)
+        pair = SessionPair(*sessions)
         made.append(pair)
         settle(pair)
         return pair

@@ -17,9 +17,9 @@ from tests.simulated_engine.command import COMMAND
 
 from kvscope_app.command_line import Options
 from kvscope_app.compare.align_bar import CHOSEN, STARTS
-from kvscope_app.compare.ask import ask_other, compare_with
 from kvscope_app.compare.compare_actions import export_table
 from kvscope_app.compare.compare_window import CompareWindow
+from kvscope_app.compare.comparison_opener import ask_other, compare_with
 from kvscope_app.compare.comparison_text import HEADINGS
 from kvscope_app.compare.curves_view import SIDES
 from kvscope_app.desktop import Desktop

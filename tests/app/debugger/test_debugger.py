@@ -9,7 +9,7 @@ from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QContextMenuEvent
 from PySide6.QtWidgets import QApplication, QMenu, QMessageBox
 
-from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, LimitsSheet
+from kvscope_app.debugger.debug_actions import DEBUG, OF_BLOCK, OF_REQUEST, LimitsDialog
 from kvscope_app.debugger.selection_menus import add_to_requests
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.ledger import BlockState
@@ -344,7 +344,7 @@ def test_the_request_table_s_menu_goes_on_with_ours(session, make_window):
 def test_the_sheet_changes_the_limits_and_shows_the_answer(engine, session, window, poll):
     beat(engine, poll, session, max_num_seqs=8, max_num_batched_tokens=512)
     window.actions_by_name["limits"].trigger()
-    sheet = next(w for w in QApplication.topLevelWidgets() if isinstance(w, LimitsSheet))
+    sheet = next(w for w in QApplication.topLevelWidgets() if isinstance(w, LimitsDialog))
     assert sheet.fields["max_num_seqs"].value() == 8
     sheet.fields["max_num_seqs"].setValue(3)
     sheet.apply()

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from kvscope_app.engine_launcher.engine_keeper import EngineKeeper
 from kvscope_app.engine_launcher.engine_process import EngineProcess, serve_command
+from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_telemetry.errors import KvscopeError
 
 SLEEP = [sys.executable, "-c", "import time; print('serving {endpoint}', flush=True); time.sleep(600)"]
@@ -103,7 +103,7 @@ def test_progress_bars_leave_only_their_last_state(make, qtbot):
 
 def test_keeper_tells_of_a_killed_engine_once_and_restarts_it(make, qtbot):
     process = make(SLEEP)
-    keeper = EngineKeeper(process)
+    keeper = EngineSupervisor(process)
     try:
         wait_for(process, qtbot, "serving")
         with qtbot.waitSignal(keeper.ended, timeout=120_000) as waited:
@@ -121,7 +121,7 @@ def test_keeper_tells_of_a_killed_engine_once_and_restarts_it(make, qtbot):
 
 def test_keeper_restarts_a_running_engine_without_calling_it_an_end(make, qtbot):
     process = make(SLEEP)
-    keeper = EngineKeeper(process)
+    keeper = EngineSupervisor(process)
     try:
         wait_for(process, qtbot, "serving")
         old = process.pid

@@ -10,13 +10,13 @@ from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from tests.app import window_driver as driver
 
 from kvscope_app.fleet.fleet_columns import COLUMNS, ENGINE, HIT_RATE, MAP, NAME, RUNNING, STATE, USAGE
-from kvscope_app.fleet.fleet_keeper import Watched
+from kvscope_app.fleet.fleet_manager import WatchedList
 from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetWindow, list_text
 from kvscope_app.fleet.map_picture import SIZE, cells, map_pixmap
 from kvscope_app.ui.number_text import NOTHING
 from kvscope_app.ui.theme import DARK
 from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
-from kvscope_app.window.dialogs.attach_sheet import AttachSheet
+from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.fleet.entries import FleetEntry
@@ -75,7 +75,7 @@ def make_fleet(qtbot, tmp_path):
 
     def make(attach):
         fleet = FakeFleet()
-        made = FleetWindow(fleet, themes, attach, FakeReader(), Watched(fleet.watch).add)
+        made = FleetWindow(fleet, themes, attach, FakeReader(), WatchedList(fleet.watch).add)
         qtbot.addWidget(made)
         made.show()
         show(made, ROWS)
@@ -281,7 +281,7 @@ def test_lists_that_cannot_be_read_end_the_command(tmp_path):
 def asked(window):
     """The sheet that Add engine… brings up."""
     window.add_button.click()
-    return window.findChildren(AttachSheet)[-1]
+    return window.findChildren(AttachDialog)[-1]
 
 
 def press(sheet, text):
@@ -311,7 +311,7 @@ def test_an_engine_is_added_with_the_checks_of_the_attach_sheet_and_remembered(w
 
 def test_what_was_added_stays_when_the_list_is_read_again():
     fleet = FakeFleet()
-    watched = Watched(fleet.watch)
+    watched = WatchedList(fleet.watch)
     one, two = FleetEntry(Address("tcp://10.0.0.1:1"), "one"), FleetEntry(Address("tcp://10.0.0.2:1"), "two")
     watched.show_list((one,))
     watched.add(two)

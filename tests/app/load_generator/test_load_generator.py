@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QApplication, QLabel, QTabWidget
 from tests.app import window_driver as driver
 
 from kvscope_app.load_generator.generator import LoadGenerator
+from kvscope_app.load_generator.load_settings import LoadSettings, Mix, Pace, make_request
 from kvscope_app.load_generator.sample_prompts import long_prompts, sample_prompts, short_prompts
-from kvscope_app.load_generator.settings import LoadSettings, Mix, Pace, make_request
 from kvscope_app.setting_names import LOAD
 from kvscope_app.views.console.load_view import LoadView
 from kvscope_telemetry.errors import BadInput, EngineDead

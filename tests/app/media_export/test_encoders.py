@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from kvscope_app.media_export import encoders
-from kvscope_app.media_export.encoders import Film, encode, require_encoder
+from kvscope_app.media_export.encoders import VideoEncoder, encode, require_encoder
 from kvscope_telemetry.errors import BadInput, KvscopeError
 
 COLORS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (220, 220, 40))
@@ -18,7 +18,7 @@ COLORS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (220, 220, 40))
 
 def film(fps=20.0, size=(32, 48)):
     frames = (np.full((*size, 3), color, np.uint8) for color in COLORS)
-    return Film(frames, len(COLORS), fps, size[1], size[0])
+    return VideoEncoder(frames, len(COLORS), fps, size[1], size[0])
 
 
 @pytest.mark.parametrize("suffix", [".webp", ".gif", ".apng"])
@@ -37,7 +37,7 @@ def test_every_frame_is_there(tmp_path, suffix):
 def test_a_frame_that_changes_nothing_is_seen_longer(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
     colors = (COLORS[0], COLORS[1], COLORS[1], COLORS[2])
-    still = Film((np.full((32, 48, 3), color, np.uint8) for color in colors), 4, 25.0, 48, 32)
+    still = VideoEncoder((np.full((32, 48, 3), color, np.uint8) for color in colors), 4, 25.0, 48, 32)
     with path.open("wb") as file:
         encode(still, suffix, file)
     image = Image.open(io.BytesIO(path.read_bytes()))
@@ -52,7 +52,7 @@ def test_a_frame_that_changes_nothing_is_seen_longer(tmp_path, suffix):
 def test_an_apng_loses_nothing(tmp_path):
     made = np.random.default_rng(3).integers(0, 256, (5, 20, 30, 3), np.uint8)
     with (tmp_path / "x.apng").open("wb") as file:
-        encode(Film(iter(made), 5, 10.0, 30, 20), ".apng", file)
+        encode(VideoEncoder(iter(made), 5, 10.0, 30, 20), ".apng", file)
     image = Image.open(io.BytesIO((tmp_path / "x.apng").read_bytes()))
     for number, frame in enumerate(made):
         image.seek(number)
@@ -72,7 +72,7 @@ def test_frames_are_asked_for_one_at_a_time(tmp_path):
             alive -= 1
 
     with (tmp_path / "x.webp").open("wb") as file:
-        encode(Film(frames(), len(COLORS) * 5, 10.0, 48, 32), ".webp", file)
+        encode(VideoEncoder(frames(), len(COLORS) * 5, 10.0, 48, 32), ".webp", file)
     assert most == 1
 
 
@@ -106,7 +106,7 @@ def test_ffmpeg_ends_with_a_film_that_ends_early(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with (tmp_path / "x").open("wb") as file, pytest.raises(KeyboardInterrupt):
-        encode(Film(broken(), 9, 10.0, 48, 32), ".mp4", file)
+        encode(VideoEncoder(broken(), 9, 10.0, 48, 32), ".mp4", file)
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch):

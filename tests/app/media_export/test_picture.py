@@ -12,7 +12,14 @@ from PySide6.QtCore import QPoint, QSize
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QAbstractButton, QApplication
 
-from kvscope_app.media_export.picture import PictureLook, Taken, caption_height, copy_picture, picture_of, svg_of
+from kvscope_app.media_export.picture import (
+    PictureStyle,
+    TakenPicture,
+    caption_height,
+    copy_picture,
+    picture_of,
+    svg_of,
+)
 from kvscope_app.media_export.svg_file import svg_painter
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.ui.widgets import SegmentedControl
@@ -68,7 +75,7 @@ def test_it_is_what_is_on_the_screen_without_controls(view):
 
 @pytest.mark.parametrize("scale", [2, 3])
 def test_a_pixel_of_the_map_becomes_a_square(view, scale):
-    small, large = pixels(picture_of(view)), pixels(picture_of(view, PictureLook(scale)))
+    small, large = pixels(picture_of(view)), pixels(picture_of(view, PictureStyle(scale)))
     assert large.shape == (view.height() * scale, view.width() * scale, 3)
     repeated = cells(view, small).repeat(scale, axis=0).repeat(scale, axis=1)
     drawn = cells(view, large, scale)[: repeated.shape[0], : repeated.shape[1]]
@@ -77,21 +84,21 @@ def test_a_pixel_of_the_map_becomes_a_square(view, scale):
 
 def test_in_the_other_theme_and_back(view, qapp):
     before, sheet = pixels(picture_of(view)), qapp.styleSheet()
-    light = pixels(picture_of(view, PictureLook(theme=THEMES["light"])))
+    light = pixels(picture_of(view, PictureStyle(theme=THEMES["light"])))
     assert light[2, 2].mean() > 200 > before[2, 2].mean()
     assert (view.theme, qapp.styleSheet()) == (THEMES["dark"], sheet)
     assert np.array_equal(pixels(picture_of(view)), before)
 
 
 def test_a_caption_is_below_the_view(view):
-    plain, captioned = pixels(picture_of(view)), pixels(picture_of(view, PictureLook(caption="a model · at noon")))
+    plain, captioned = pixels(picture_of(view)), pixels(picture_of(view, PictureStyle(caption="a model · at noon")))
     assert captioned.shape[0] == plain.shape[0] + caption_height(view)
     assert np.array_equal(captioned[: plain.shape[0]], plain)
     assert len(np.unique(captioned[plain.shape[0] :].reshape(-1, 3), axis=0)) > 3
 
 
 def test_a_drawing_has_words_and_unsmoothed_cells(view):
-    root = ElementTree.fromstring(svg_of(view, PictureLook(caption="a model")).data())
+    root = ElementTree.fromstring(svg_of(view, PictureStyle(caption="a model")).data())
     assert (root.get("width"), root.get("height")) == (str(view.width()), str(view.height() + caption_height(view)))
     words = "".join(root.itertext())
     assert "Page map" in words
@@ -102,12 +109,12 @@ def test_a_drawing_has_words_and_unsmoothed_cells(view):
 
 
 def test_into_the_clipboard(view):
-    copy_picture(view, PictureLook(2))
+    copy_picture(view, PictureStyle(2))
     assert QApplication.clipboard().image().size() == view.size() * 2
 
 
 def test_a_file_is_written_as_its_name_ends(view, tmp_path):
-    taken = Taken.of(view)
+    taken = TakenPicture.of(view)
     for name in ("x.png", "x.svg", "plain"):
         assert taken.save(tmp_path / name) == ""
     assert QImage(str(tmp_path / "x.png")).size() == QImage(str(tmp_path / "plain")).size() == view.size()

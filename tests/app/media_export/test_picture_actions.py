@@ -13,7 +13,7 @@ from kvscope_app.media_export import picture_actions
 from kvscope_app.media_export.picture_actions import ask_picture, ask_video, save_taken, view_in_focus
 from kvscope_app.media_export.picture_dialog import PictureDialog
 from kvscope_app.media_export.video_dialog import VideoDialog
-from kvscope_app.media_export.video_making import make_video
+from kvscope_app.media_export.video_export import make_video
 from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 
@@ -81,7 +81,7 @@ def test_asking_how_and_where(window, tmp_path, settings):
 
 
 def test_what_cannot_be_written_is_said(window, tmp_path):
-    taken = picture_actions.Taken.of(window.page_map)
+    taken = picture_actions.TakenPicture.of(window.page_map)
     assert not save_taken(window, "Page map", taken, str(tmp_path / "nowhere" / "x.png"))
     assert window.banner.isVisible()
 

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.telemetry.conftest import record_in, simulated_messages
 
 from kvscope_app.main import main
-from kvscope_app.media_export import stage
+from kvscope_app.media_export import offscreen_view
 from kvscope_app.media_export.picture_command import moments
 from kvscope_telemetry.exports.span import Span
 from kvscope_telemetry.recordings.reader import Recording
@@ -142,7 +142,7 @@ def test_nothing_is_left_of_what_failed(qapp, path, tmp_path, capsys):
 def test_a_machine_that_is_elsewhere_meanwhile_changes_no_picture(qapp, path, tmp_path, monkeypatch):
     usual = pixels(export(path, tmp_path / "a.png", "--at", "3"))
     looks = itertools.count()
-    monkeypatch.setattr(stage, "time", SimpleNamespace(monotonic=lambda: float(next(looks)), sleep=time.sleep))
+    monkeypatch.setattr(offscreen_view, "time", SimpleNamespace(monotonic=lambda: float(next(looks)), sleep=time.sleep))
     assert np.array_equal(pixels(export(path, tmp_path / "b.png", "--at", "3")), usual)
 
 

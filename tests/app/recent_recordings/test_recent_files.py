@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QMenu
 from kvscope_app.recent_recordings import recent_menu
 from kvscope_app.recent_recordings.recent_files import MAX_RECENT, add_recent, existing_file, recording_folder
 from kvscope_app.recent_recordings.recent_menu import RecentMenu
-from kvscope_app.settings.settings_keeper import SettingsKeeper, read_settings
+from kvscope_app.settings.settings_store import SettingsStore, read_settings
 
 WAIT_MS = 120_000
 
@@ -41,7 +41,7 @@ def names(menu: QMenu) -> list[str]:
 
 
 def test_newest_recording_comes_first_and_once(qapp, settings):
-    keeper = SettingsKeeper(settings)
+    keeper = SettingsStore(settings)
     for path in ("/a.mcap", "/b.mcap", "/a.mcap.part"):
         add_recent(keeper, path)
     assert keeper.values.recent_recordings == ("/a.mcap", "/b.mcap")
@@ -49,7 +49,7 @@ def test_newest_recording_comes_first_and_once(qapp, settings):
 
 
 def test_recordings_of_two_processes_are_all_listed(qapp, settings):
-    one, other = SettingsKeeper(settings), SettingsKeeper(settings)
+    one, other = SettingsStore(settings), SettingsStore(settings)
     add_recent(one, "/one.mcap")
     add_recent(other, "/other.mcap")
     one.look()
@@ -57,7 +57,7 @@ def test_recordings_of_two_processes_are_all_listed(qapp, settings):
 
 
 def test_oldest_recording_is_dropped_from_a_full_list(qapp, settings):
-    keeper = SettingsKeeper(settings)
+    keeper = SettingsStore(settings)
     for number in range(MAX_RECENT + 3):
         add_recent(keeper, f"/{number}.mcap")
     found = keeper.values.recent_recordings
@@ -72,7 +72,7 @@ def test_file_that_is_being_written_is_found_by_its_final_name(tmp_path):
 
 
 def test_folder_is_that_of_the_last_recording_else_the_documents(qapp, settings, tmp_path):
-    keeper = SettingsKeeper(settings)
+    keeper = SettingsStore(settings)
     assert recording_folder(keeper.values).is_absolute()
     keeper.change(recording_folder=str(tmp_path))
     assert recording_folder(keeper.values) == tmp_path

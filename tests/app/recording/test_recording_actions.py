@@ -10,8 +10,8 @@ from tests.app import window_driver as driver
 from tests.simulated_engine.engine import SimulatedEngine
 
 from kvscope_app.playback.playback_actions import STEPPED
-from kvscope_app.recording.kept_dialog import KeptDialog, SaveHistoryDialog
-from kvscope_app.recording.left_rings import LeftRings
+from kvscope_app.recording.crashed_histories import LeftRings
+from kvscope_app.recording.history_dialogs import HistoryLengthDialog, SaveHistoryDialog
 from kvscope_app.recording.recording_actions import (
     free_path,
     keep_last,
@@ -219,7 +219,7 @@ def test_a_name_that_is_free_is_proposed(window, tmp_path):
 
 def test_how_much_is_kept_is_shown_and_set(window, settings):
     window.actions_by_name["kept_bounds"].trigger()
-    dialog = window.findChild(KeptDialog)
+    dialog = window.findChild(HistoryLengthDialog)
     assert (dialog.minutes.value(), dialog.megabytes.value()) == kept_bounds(settings) == (10, 512)
     assert any("Now:" in label.text() for label in dialog.findChildren(QLabel))
     dialog.minutes.setValue(3)

@@ -11,7 +11,7 @@ from PySide6.QtCore import QSettings
 
 from kvscope_app.settings.layout_value import LayoutPart, WindowLayout
 from kvscope_app.settings.settings import Settings
-from kvscope_app.settings.settings_keeper import SettingsFile, SettingsKeeper
+from kvscope_app.settings.settings_store import SettingsFile, SettingsStore
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule
 
 
@@ -21,13 +21,13 @@ def file(tmp_path):
 
 
 def test_what_was_chosen_is_there_at_the_next_start(settings):
-    keeper = SettingsKeeper(settings)
+    keeper = SettingsStore(settings)
     keeper.change(
         theme="light",
         zoom_percent=125,
         layouts={"two maps": WindowLayout(left=LayoutPart(share=0.3, tabs=("memory",)))},
     )
-    again = SettingsKeeper(settings).values
+    again = SettingsStore(settings).values
     assert (again.theme, again.zoom_percent, again.layouts["two maps"].left.tabs) == ("light", 125, ("memory",))
 
 
@@ -74,8 +74,8 @@ def test_what_would_not_be_read_again_is_not_written(file):
 
 
 def test_two_keepers_keep_both_their_changes(settings, tmp_path):
-    first = SettingsKeeper(settings)
-    second = SettingsKeeper(QSettings(settings.fileName(), QSettings.Format.IniFormat))
+    first = SettingsStore(settings)
+    second = SettingsStore(QSettings(settings.fileName(), QSettings.Format.IniFormat))
     first.change(theme="light")
     second.change(zoom_percent=150)
     second.change_by(lambda now: {"shortcuts": {**now.shortcuts, "play": ("P",)}})
@@ -92,7 +92,7 @@ def test_two_keepers_keep_both_their_changes(settings, tmp_path):
 
 def test_processes_do_not_lose_each_others_changes(file):
     code = (
-        "import sys; from pathlib import Path; from kvscope_app.settings.settings_keeper import SettingsFile\n"
+        "import sys; from pathlib import Path; from kvscope_app.settings.settings_store import SettingsFile\n"
         "file = SettingsFile(Path(sys.argv[1]))\n"
         "for i in range(20):\n"
         "    name = f'{sys.argv[2]}{i}'\n"
@@ -104,7 +104,7 @@ def test_processes_do_not_lose_each_others_changes(file):
 
 
 def test_a_disk_that_takes_nothing_leaves_the_choice_for_this_run(settings, monkeypatch):
-    keeper = SettingsKeeper(settings)
+    keeper = SettingsStore(settings)
     reasons = []
     keeper.write_failed.connect(reasons.append)
 
@@ -119,9 +119,9 @@ def test_a_disk_that_takes_nothing_leaves_the_choice_for_this_run(settings, monk
 
 def test_rules_of_alarms_are_kept(settings):
     mine = (Rule(name="Slow", expression="ttft_p99_ms > 500", seconds=10.0, is_on=False),)
-    assert SettingsKeeper(settings).values.alarm_rules == DEFAULT_RULES
-    SettingsKeeper(settings).change(alarm_rules=mine, alarm_webhook="https://host/x")
-    kept = SettingsKeeper(settings).values
+    assert SettingsStore(settings).values.alarm_rules == DEFAULT_RULES
+    SettingsStore(settings).change(alarm_rules=mine, alarm_webhook="https://host/x")
+    kept = SettingsStore(settings).values
     assert (kept.alarm_rules, kept.alarm_webhook) == (mine, "https://host/x")
 
 

@@ -6,8 +6,8 @@ import gc
 import weakref
 
 import shiboken6
-from PySide6.QtCore import QCoreApplication, QEvent
-from PySide6.QtWidgets import QLineEdit, QMainWindow, QSpinBox, QWidget
+from PySide6.QtCore import QCoreApplication, QEvent, Qt
+from PySide6.QtWidgets import QDockWidget, QLineEdit, QMainWindow, QSpinBox, QTabBar, QWidget
 
 from kvscope_app.ui.focus import tab_order
 
@@ -62,3 +62,20 @@ def test_a_widget_stays_when_the_one_before_it_goes(qapp):
     delete(window.fields[-1])
     assert all(shiboken6.isValid(each) for each in inner)
     delete(window)
+
+
+def test_child_met_before_its_parent_that_qt_created_is_not_marked_deleted(qapp, qtbot):
+    """The tab bar of docks and its buttons: backwards, the buttons come first, as with Shift+Tab."""
+    window = Window()
+    qtbot.addWidget(window)
+    docks = [QDockWidget(f"dock {number}", window) for number in range(2)]
+    for dock in docks:
+        window.addDockWidget(Qt.DockWidgetArea.LeftDockWidgetArea, dock)
+    window.tabifyDockWidget(*docks)
+    window.show()
+    qapp.processEvents()  # now Qt creates the tab bar
+    in_bar = 0
+    for each in tab_order(window, forward=False):
+        assert each.window() is window
+        in_bar += isinstance(each.parent(), QTabBar)
+    assert in_bar == 2, "the buttons that scroll the bar"

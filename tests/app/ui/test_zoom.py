@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 )
 from tests.app import window_driver as driver
 
-from kvscope_app.settings.settings_keeper import read_settings
+from kvscope_app.settings.settings_store import read_settings
 from kvscope_app.ui.makers import label
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import DARK
@@ -29,7 +29,7 @@ from kvscope_app.ui.zoom import scaled, zoom_of
 from kvscope_app.views.memory.bar import Swatch
 from kvscope_app.views.page_map import legend_items
 from kvscope_app.views.throughput.throughput_view import ThroughputView
-from kvscope_app.window.status_bar import Dot
+from kvscope_app.window.status_bar import StateDot
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def lengths(window):
     for part in window.findChildren(QWidget):
         if isinstance(part, QAbstractButton) and not part.icon().isNull():
             found.append((described(part), part.iconSize().width()))
-        if isinstance(part, Dot | Swatch):
+        if isinstance(part, StateDot | Swatch):
             found.append((described(part), part.width()))
     legend = window.page_map.legend
     return [*found, ("legend", legend.swatch_width(legend_items.LegendSwatch("#ffffff", "word")))]

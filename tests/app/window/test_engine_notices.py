@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
 from tests.app import window_driver as driver
 
-from kvscope_app.window.dialogs.attach_sheet import AttachSheet
+from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_app.window.window_actions import what_closing_ends
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState
@@ -74,7 +74,7 @@ def test_a_dead_address_says_why_and_offers_another(make_engine, make_session, m
     buttons = {button.text(): button for button in window.welcome.findChildren(QPushButton) if not button.isHidden()}
     assert {"Change address…", "Cancel"} <= buttons.keys()
     qtbot.mouseClick(buttons["Change address…"], Qt.MouseButton.LeftButton)
-    sheet = window.findChild(AttachSheet)
+    sheet = window.findChild(AttachDialog)
     sheet.fields.where.setText("ipc:///nowhere/telemetry")
     attach = next(button for button in sheet.findChildren(QPushButton) if button.text() == "Attach")
     attach.click()

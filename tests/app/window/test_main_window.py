@@ -11,14 +11,14 @@ from PySide6.QtWidgets import QLineEdit, QListWidget, QMessageBox, QProgressBar,
 from tests.app import window_driver as driver
 
 from kvscope_app.actions.command_palette import NOTHING_FOUND, CommandPalette, action_text, match_rank
-from kvscope_app.settings.settings_keeper import read_settings
+from kvscope_app.settings.settings_store import read_settings
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.base import View
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, OWNER, STATE
-from kvscope_app.window import layout
+from kvscope_app.window import dock_state
 from kvscope_app.window.main_window import MainWindow
 from kvscope_app.window.window_actions import entries
 from kvscope_telemetry.addresses import Address
@@ -248,10 +248,10 @@ def test_views_that_load_later_leave_a_kept_layout_alone(session, make_window, q
 
 def test_a_layout_of_another_version_is_not_taken(session, make_window, settings):
     window = make_window(session)
-    settings.setValue("window/state", window.saveState(layout.LAYOUT_VERSION + 1))
-    assert not layout.restore(window, settings)
+    settings.setValue("window/state", window.saveState(dock_state.LAYOUT_VERSION + 1))
+    assert not dock_state.restore(window, settings)
     settings.setValue("window/state", "nonsense")
-    assert not layout.restore(window, settings)
+    assert not dock_state.restore(window, settings)
 
 
 def test_layout_of_a_larger_maximized_window_opens_maximized(session, make_window, settings, qtbot):

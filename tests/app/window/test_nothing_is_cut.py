@@ -17,10 +17,10 @@ from PySide6.QtWidgets import (
 )
 from tests.app import window_driver as driver
 
-from kvscope_app.actions.shortcut_sheet import shortcut_sheet
+from kvscope_app.actions.shortcut_dialog import shortcut_dialog
 from kvscope_app.ui.folding import FoldingFrame
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.window.layout import default_length
+from kvscope_app.window.dock_state import default_length
 from kvscope_app.window.welcome import Welcome
 from kvscope_telemetry.alarms.alarm_engine import Alarm
 from kvscope_telemetry.alarms.rules import DEFAULT_RULES
@@ -67,7 +67,7 @@ def test_no_key_is_cut_in_the_sheet(qtbot):
     qtbot.addWidget(parent)
     action = QAction("An action with a rather long name that says what it does", parent)
     action.setShortcuts(["Ctrl+Shift+Z", "Ctrl+Y"])
-    sheet = shortcut_sheet(parent, [("Edit", action)], lambda: None)
+    sheet = shortcut_dialog(parent, [("Edit", action)], lambda: None)
     sheet.show()
     area = sheet.findChild(QScrollArea)
     area.widget().layout().activate()

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PySide6.QtCore import Qt
 
-from kvscope_app.alarms.alarm_sheet import RuleRow
+from kvscope_app.alarms.alarm_dialog import RuleRow
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import count, num_bytes, percent, plural, seconds, short
 from kvscope_app.window.main_window import MainWindow
@@ -663,7 +663,7 @@ class Answering:
 def test_console_and_requests_show_one_speed_of_a_running_answer(engine, session, make_window, monkeypatch):
     """Neither counts the time in which the engine was paused."""
     now_s = [100.0]
-    monkeypatch.setattr("kvscope_app.views.console.answer.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("kvscope_app.views.console.chat_answer.time.monotonic", lambda: now_s[0])
     window = make_window(session, with_views=("console", "requests"))
     answering = Answering(engine, window, now_s)
     read = []

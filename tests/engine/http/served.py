@@ -15,9 +15,9 @@ from typing import Any
 
 from tests.engine.server import fake_engine
 
-from kvscope_engine.http.api import HttpLimits, HttpSettings
-from kvscope_engine.http.listening import listen
-from kvscope_engine.http.server import HttpServer
+from kvscope_engine.http.api_state import HttpLimits, HttpSettings
+from kvscope_engine.http.http_server import HttpServer
+from kvscope_engine.http.listen_address import listen
 from kvscope_engine.server.service import EngineService
 from kvscope_telemetry.credentials.key_ring import KeyRing
 from kvscope_telemetry.errors import KvscopeError

@@ -12,7 +12,7 @@ from tests.engine.http.served import Served, answer_on, read_all
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from kvscope_engine.http.protocol import FREE_CHUNKS, MIN_CHUNK_BYTES, SLICE_BYTES, HttpConnection
+from kvscope_engine.http.http_connection import FREE_CHUNKS, MIN_CHUNK_BYTES, SLICE_BYTES, HttpConnection
 
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = b'{"prompt": "x", "max_tokens": 1}'

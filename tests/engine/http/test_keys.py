@@ -11,7 +11,7 @@ import pytest
 from tests.engine.http.served import Served, wait_for
 
 from kvscope_engine.cli.main import main
-from kvscope_engine.http.child import HttpChild, connectable
+from kvscope_engine.http.http_child import HttpChild, connectable
 from kvscope_telemetry.credentials.key_ring import LOCAL_KEY, KeyRing
 from kvscope_telemetry.messages.roles import Role
 from kvscope_telemetry.transport.connections import NO_KEY

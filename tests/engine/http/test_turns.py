@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.engine.http.served import Served, answer_on, read_all, wait_for
 
-from kvscope_engine.http.api import HttpLimits
-from kvscope_engine.http.clients import client_name
-from kvscope_engine.http.schemas.errors import ApiError
-from kvscope_engine.http.text import SMALL_BYTES, Asker, TextSide
+from kvscope_engine.http.api_state import HttpLimits
+from kvscope_engine.http.client_limits import client_name
+from kvscope_engine.http.schemas.api_errors import ApiError
+from kvscope_engine.http.tokenizer_threads import SMALL_BYTES, ApiTokenizer, Asker
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Command, Reply, Submit
 
@@ -133,7 +133,7 @@ def test_many_prompts_of_one_do_not_hold_up_another(
     running.close()
 
 
-def run(side: TextSide, scenario: Callable[[], Any]) -> None:
+def run(side: ApiTokenizer, scenario: Callable[[], Any]) -> None:
     async def whole() -> None:
         await asyncio.wait_for(scenario(), 60)
 
@@ -144,7 +144,7 @@ def run(side: TextSide, scenario: Callable[[], Any]) -> None:
 
 
 def test_clients_and_their_requests_take_turns_with_text() -> None:
-    side, order, gate, begun = TextSide(), list[str](), threading.Event(), threading.Event()
+    side, order, gate, begun = ApiTokenizer(), list[str](), threading.Event(), threading.Event()
 
     def piece(name: str) -> Callable[[], None]:
         return lambda: order.append(name)
@@ -174,7 +174,7 @@ def test_clients_and_their_requests_take_turns_with_text() -> None:
 
 
 def test_text_of_who_hung_up_is_let_go_of() -> None:
-    side, gate = TextSide(), threading.Event()
+    side, gate = ApiTokenizer(), threading.Event()
 
     async def scenario() -> None:
         first = asyncio.create_task(side.run(Asker("a", "0"), 2 * SMALL_BYTES, gate.wait))
@@ -192,7 +192,7 @@ def test_text_of_who_hung_up_is_let_go_of() -> None:
 
 
 def test_bad_text_is_the_client_s_error() -> None:
-    side = TextSide()
+    side = ApiTokenizer()
 
     def bad() -> None:
         raise BadInput("the prompt has 9 tokens: at most 4 are accepted")

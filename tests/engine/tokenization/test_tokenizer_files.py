@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvscope_engine.http.schemas.bodies import MessageBody
-from kvscope_engine.http.schemas.conversation import conversation_text
+from kvscope_engine.http.schemas.chat_rendering import conversation_text
+from kvscope_engine.http.schemas.request_bodies import MessageBody
 from kvscope_engine.tokenization import tokenizer_files
 from kvscope_engine.tokenization.tokenizer_files import (
     EXTRAS_FILE,

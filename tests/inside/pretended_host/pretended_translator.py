@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from tests.inside.pretended_host.notes import PretendedNote
+from tests.inside.pretended_host.pretended_recorder import PretendedRecord
 
-from kvscope_inside.translator import HostRequest, MissedBlock, StepFigures, Translator
+from kvscope_inside.host_request import HostRequest
+from kvscope_inside.translator import MissedBlock, StepCounts, Translator
 from kvscope_telemetry.messages.telemetry import EventData
 from kvscope_telemetry.producer.cache_state import CacheState
 
@@ -28,17 +29,17 @@ class PretendedTranslator(Translator[HostRequest]):
         }
         self._evicted_for = 0
 
-    def convert(self, note: PretendedNote) -> StepFigures:
+    def convert(self, record: PretendedRecord) -> StepCounts:
         self._evicted_for = 0
-        self.handle(note.happened)
-        self.update_figures((self.requests[name], done, answered) for name, done, answered in note.running)
-        indices, users, digests = zip(*note.blocks, strict=True) if note.blocks else ((), (), ())
-        self.set_ref_counts(np.array(indices, np.uint32), users, list(map(_hash, digests)))
-        self.mark_used()
+        self.dispatch(record.happened)
+        self.update_progress((self.requests[name], done, answered) for name, done, answered in record.running)
+        indices, users, digests = zip(*record.blocks, strict=True) if record.blocks else ((), (), ())
+        self.blocks.set_ref_counts(np.array(indices, np.uint32), users, list(map(_hash, digests)))
+        self.blocks.mark_used()
         if evicted := len(self.step.evicted):
-            self.report("evicted", other=self._evicted_for, num_blocks=evicted, data=EventData(kind="evicted"))
-        batch = {self.requests[name].known.number: n for name, n in note.ran.items() if name in self.requests}
-        return StepFigures(len(note.running), note.num_waiting, batch)
+            self.events.report("evicted", other=self._evicted_for, num_blocks=evicted, data=EventData(kind="evicted"))
+        batch = {self.requests[name].known.number: n for name, n in record.ran.items() if name in self.requests}
+        return StepCounts(len(record.running), record.num_waiting, batch)
 
     def request_tokens(self, request: HostRequest, start: int, end: int) -> Sequence[int]:
         tokens: list[int] = request.host.text[start:end]
@@ -57,8 +58,8 @@ class PretendedTranslator(Translator[HostRequest]):
         self.requests[job.name] = HostRequest(job, known, arrival_ns)
 
     def _found(self, job: Any, blocks: list[int]) -> None:
-        self.hit_blocks(blocks)
-        self.set_table(self.requests[job.name], blocks)
+        self.blocks.record_hits(blocks)
+        self.blocks.set_table(self.requests[job.name], blocks)
 
     def _started(self, job: Any, num_found: int) -> None:
         self.start_request(
@@ -70,24 +71,24 @@ class PretendedTranslator(Translator[HostRequest]):
         )
 
     def _allocated(self, job: Any, start: int, blocks: list[int]) -> None:
-        self.allocate_blocks(self.requests[job.name], blocks, start=start)
+        self.blocks.allocate(self.requests[job.name], blocks, start=start)
 
     def _evicted(self, block: int, job: Any) -> None:
-        self.evict_blocks([block])
+        self.blocks.evict([block])
         self._evicted_for = self._evicted_for or self.requests[job.name].known.number
 
     def _cached(self, job: Any, index: int, block: int, digests: list[bytes]) -> None:
         request, size = self.requests[job.name], self.block_size
         parent = _hash(digests[0]) if index else 0
         self.texts.set(block, self.text_of(request, index * size, size), is_first=not index)
-        self.cache_block(block, hash_value=_hash(digests[-1]), parent=parent, filled=size)
+        self.blocks.cache(block, hash_value=_hash(digests[-1]), parent=parent, filled=size)
 
     def _preempted(self, job: Any, needy: Any, num_tokens: int, num_free: int) -> None:
         request = self.requests[job.name]
-        num_blocks = self.release_tables(request)
+        num_blocks = self.blocks.release_tables(request)
         self.preempt_request(request, self.step.time_ns)
         choice = "itself" if needy is job else "newest"
-        self.report(
+        self.events.report(
             "preempted",
             number=request.known.number,
             other=self.requests[needy.name].known.number,
@@ -98,8 +99,8 @@ class PretendedTranslator(Translator[HostRequest]):
 
     def _ended(self, job: Any, reason: str, num_done: int, num_outputs: int) -> None:
         request = self.requests.pop(job.name)
-        self.update_figures([(request, num_done, num_outputs)])
-        self.finish_request(request, reason, self.release_tables(request))
+        self.update_progress([(request, num_done, num_outputs)])
+        self.finish_request(request, reason, self.blocks.release_tables(request))
 
 
 def _hash(digest: bytes) -> int:

@@ -6,20 +6,20 @@ import time
 from typing import Any
 
 from tests.inside.pretended_host.engine import SIZE
-from tests.inside.pretended_host.notes import PretendedNotes
+from tests.inside.pretended_host.pretended_recorder import PretendedRecorder
 from tests.inside.pretended_host.pretended_translator import PretendedTranslator
 
 from kvscope_inside.endpoints import keys_for
 from kvscope_inside.engine_log import engine_log
 from kvscope_inside.publisher import Publisher
-from kvscope_inside.teller import Teller
+from kvscope_inside.publishing_thread import PublishingThread
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo, Hello, ModelInfo
 from kvscope_telemetry.producer.cache_state import CacheState
 
 
-def watch(engine: Any, endpoint: str) -> Teller:
-    """Publish on `endpoint` what an engine does, until the returned teller is closed."""
+def watch(engine: Any, endpoint: str) -> PublishingThread:
+    """Publish on `endpoint` what an engine does, until the returned thread is closed."""
     hello = Hello(
         epoch=1,
         time_ns=time.monotonic_ns(),
@@ -30,12 +30,12 @@ def watch(engine: Any, endpoint: str) -> Teller:
         capabilities=Capabilities(engine="pretended", completions=False),
     )
     log = engine_log("pretended")
-    teller = Teller("the pretended engine", log)
+    thread = PublishingThread("the pretended engine", log)
     translator = PretendedTranslator(CacheState(hello))
-    with teller.beginning():
-        notes = PretendedNotes(engine, teller.hooks)
+    with thread.installing_hooks():
+        recorder = PretendedRecorder(engine, thread.hooks)
         publisher = Publisher(
             endpoint, translator.state, keys=keys_for(endpoint, log.warning), contents=translator.contents
         )
-    teller.start(publisher, endpoint, notes, translator.apply)
-    return teller
+    thread.start(publisher, endpoint, recorder, translator.apply)
+    return thread

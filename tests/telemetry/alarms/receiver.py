@@ -1,4 +1,4 @@
-"""A real HTTP server on this machine that takes what a webhook posts."""
+"""A real HTTP server on this machine that receives the posts of a webhook."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class Receiver:
-    """`posts` are the bodies that came; `answers` the statuses of the next ones, 204 after them."""
+class WebhookReceiver:
+    """HTTP server for webhook posts. `posts` are the received bodies, `answers` the statuses of the next responses
+    (204 after them).
+    """
 
     def __init__(self) -> None:
         self.posts: list[dict[str, Any]] = []
@@ -50,9 +52,9 @@ class Receiver:
 
 
 @contextmanager
-def receiving() -> Iterator[Receiver]:
-    """One that is gone afterwards."""
-    receiver = Receiver()
+def open_receiver() -> Iterator[WebhookReceiver]:
+    """Yield a receiver and close it afterwards."""
+    receiver = WebhookReceiver()
     try:
         yield receiver
     finally:

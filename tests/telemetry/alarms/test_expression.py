@@ -1,4 +1,4 @@
-"""Expressions over figures: what they come to, what is unknown, and what is refused with which words."""
+"""Alarm expressions: values, unknown values, and the error messages of rejected expressions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def overview_of(*seconds: dict[str, Any]) -> SessionOverview:
 
 
 def holds(text: str, slack: float = 0.0, **second: Any) -> bool | None:
-    """In one second; None: not known."""
+    """Return whether the expression holds in one second, or None if that is unknown."""
     (found,) = Expression(text).holds(overview_of(second), slice(0, 1), slack).tolist()
     return None if math.isnan(found) else bool(found)
 
@@ -59,7 +59,7 @@ SECOND: dict[str, Any] = {
         ("running\n  > 8", True),
     ],
 )
-def test_what_it_comes_to(text: str, expected: bool) -> None:
+def test_expression_over_known_figures(text: str, expected: bool) -> None:
     assert holds(text, **SECOND) is expected
 
 
@@ -80,12 +80,12 @@ def test_what_it_comes_to(text: str, expected: bool) -> None:
         ("sum(temperature_celsius, 10) > 0", None),
     ],
 )
-def test_what_is_not_known(text: str, expected: bool | None) -> None:
+def test_expression_with_unknown_figures(text: str, expected: bool | None) -> None:
     assert holds(text, **SECOND) is expected
 
 
-def test_a_latency_told_as_a_histogram_rings_only_where_both_ends_agree() -> None:
-    """Its p99 is above 250 ms and at most 500 ms."""
+def test_histogram_latency_alarm_needs_both_bucket_bounds_above_the_threshold() -> None:
+    """The p99 lies in the bucket from 250 ms to 500 ms."""
     latencies = {"first_token": Latency(count=3, p99_s=0.5, p99_above_s=0.25)}
     assert holds("ttft_p99_ms > 500", **latencies) is False
     assert holds("ttft_p99_ms > 300", **latencies) is None
@@ -95,14 +95,14 @@ def test_a_latency_told_as_a_histogram_rings_only_where_both_ends_agree() -> Non
     assert holds("ttft_p99_ms > 500", **endless) is True
 
 
-def test_slack_makes_thresholds_easier_to_pass() -> None:
+def test_slack_lowers_the_threshold() -> None:
     assert [holds("kv_usage > 1", slack, **SECOND) for slack in (0.0, 0.05)] == [False, True]
     assert [holds("running < 9", slack, **SECOND) for slack in (0.0, 0.05)] == [False, True]
     assert [holds("not running >= 9", slack, **SECOND) for slack in (0.0, 0.05)] == [False, True]
     assert [holds("not running == 9", slack, **SECOND) for slack in (0.0, 0.05)] == [False, False]
 
 
-def test_over_the_last_seconds() -> None:
+def test_mean_and_sum_over_the_last_seconds() -> None:
     overview = overview_of(*({"preemptions": count} for count in (0, 0, 6, 0, 0, 0, 1)))
     everything = slice(0, 7)
     assert Expression("sum(preemptions_per_s, 3) > 5").holds(overview, everything).tolist() == [0, 0, 1, 1, 1, 0, 0]
@@ -111,12 +111,12 @@ def test_over_the_last_seconds() -> None:
     assert Expression("mean(preemptions_per_s, 3) > 0").value(overview, slice(4, 6)).tolist() == [2, 0]
 
 
-def test_the_last_seconds_are_those_of_the_same_engine_start() -> None:
+def test_mean_and_sum_do_not_cross_an_engine_restart() -> None:
     overview = overview_of(*({"preemptions": 1, "epoch": 1 if s < 5 else 2} for s in range(10)))
     assert Expression("sum(preemptions_per_s, 4) > 0").value(overview, slice(0, 10)).tolist() == [1, 2, 3, 4, 4] * 2
 
 
-def test_nothing_of_the_engine_is_known_while_it_stands_still() -> None:
+def test_engine_figures_are_unknown_while_the_engine_is_paused() -> None:
     stop = {"stops": (Stop(begin_ns=START_NS, end_ns=START_NS + SECOND_NS // 2),)}
     for text in ("running > 8", "mean(running, 1) > 8", "sum(running, 5) > 8"):
         assert holds(text, **SECOND) is True
@@ -135,13 +135,13 @@ def test_nothing_of_the_engine_is_known_while_it_stands_still() -> None:
         ("running / 2 > 3", "4.5"),
     ],
 )
-def test_the_value_that_is_told(text: str, value: str) -> None:
+def test_displayed_value_and_unit_of_an_expression(text: str, value: str) -> None:
     expression = Expression(text)
     (found,) = expression.value(overview_of(SECOND), slice(0, 1)).tolist()
     assert value_text(found, expression.unit) == value
 
 
-def test_whether_more_is_worse() -> None:
+def test_expression_knows_whether_a_higher_value_is_worse() -> None:
     assert Expression("running > 3").rises
     assert Expression("3 < running").rises
     assert not Expression("free_blocks < 0.05 * num_blocks and running > 8").rises
@@ -180,7 +180,7 @@ def test_whether_more_is_worse() -> None:
         ("\0", "accepted"),
     ],
 )
-def test_what_is_refused(text: str, word: str) -> None:
+def test_invalid_expression_is_refused_with_its_reason(text: str, word: str) -> None:
     with pytest.raises(BadInput) as refused:
         Expression(text)
     assert word in str(refused.value)
@@ -205,7 +205,7 @@ def test_what_is_refused(text: str, word: str) -> None:
         max_size=14,
     )
 )
-def test_whatever_is_written_is_read_or_refused(words: list[str]) -> None:
+def test_any_text_is_either_parsed_or_refused(words: list[str]) -> None:
     try:
         expression = Expression("".join(words))
     except BadInput:
@@ -215,7 +215,7 @@ def test_whatever_is_written_is_read_or_refused(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", SECOND_FIGURES)
-def test_each_figure_can_be_read_and_is_in_the_docs(name: str) -> None:
+def test_every_figure_can_be_used_and_is_documented(name: str) -> None:
     overview = overview_of(SECOND, SECOND, {})
     assert Expression(f"{name} > 3").value(overview, slice(0, 3)).shape == (3,)
     docs = Path(__file__).parents[3] / "docs" / "alarms.md"

@@ -1,4 +1,4 @@
-"""When free blocks are gone: said where they fall clearly, and not else."""
+"""Forecast of when free blocks run out: given only if they clearly fall."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvscope_telemetry.summaries.summary import SECOND_NS, Summary
 TIMES = np.arange(15.0)
 
 
-def test_a_steady_fall() -> None:
+def test_steady_fall_is_extrapolated() -> None:
     assert seconds_left(TIMES, 500 - 10 * TIMES, 1000) == pytest.approx(36.0)
 
 
-def test_noise_and_a_jump_do_not_move_it_much() -> None:
+def test_noise_and_a_single_jump_change_the_forecast_little() -> None:
     rng = np.random.default_rng(5)
     for _ in range(50):
         room = 500 - 10 * TIMES + rng.normal(0, 3, 15)
@@ -25,7 +25,7 @@ def test_noise_and_a_jump_do_not_move_it_much() -> None:
     jumped = 500 - 10 * TIMES + np.where(TIMES >= 12, -60, 0)  # one large request was admitted
     left_s = seconds_left(TIMES, jumped, 1000)
     assert left_s is not None
-    assert left_s > 18  # by first and last alone it would be 13 a second
+    assert left_s > 18  # the first and the last value alone would give 13 blocks per second
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_noise_and_a_jump_do_not_move_it_much() -> None:
         np.full(15, 100.0),
         100 + 5 * TIMES,
         100 + 40 * (TIMES % 2),
-        np.where(TIMES < 7, 400, 300),  # a step down, and then nothing
+        np.where(TIMES < 7, 400, 300),  # one step down, then constant
         np.where(TIMES < 12, 500 - 10 * TIMES, 900),  # a large request ended
         100_000 - 0.5 * TIMES,
         np.zeros(15),
@@ -42,24 +42,24 @@ def test_noise_and_a_jump_do_not_move_it_much() -> None:
     ],
     ids=["level", "rising", "noise", "one step", "just freed", "far away", "gone", "unknown"],
 )
-def test_nothing_is_said(room: np.ndarray) -> None:
+def test_no_forecast_without_a_clear_fall(room: np.ndarray) -> None:
     assert seconds_left(TIMES, room, 1000) is None
 
 
-def test_too_little_is_known() -> None:
+def test_no_forecast_from_too_few_seconds() -> None:
     assert seconds_left(TIMES[:7], 500 - 10 * TIMES[:7], 1000) is None
     assert seconds_left(np.array([]), np.array([]), 1000) is None
     gap = np.where(TIMES < 10, TIMES, TIMES + 20)
     assert seconds_left(gap, 500 - 10 * gap, 1000) is None
 
 
-def test_of_noise_it_is_nearly_never_said() -> None:
+def test_pure_noise_almost_never_gives_a_forecast() -> None:
     rng = np.random.default_rng(1)
     said = [seconds_left(TIMES, 300 + rng.normal(0, 30, 15), 1000) for _ in range(2000)]
     assert sum(left is not None for left in said) <= 10
 
 
-def test_at_a_moment_of_a_overview() -> None:
+def test_forecast_at_a_time_of_the_overview() -> None:
     overview = SessionOverview()
     summaries = [
         Summary(time_ns=s * SECOND_NS, epoch=1 if s < 20 else 2, active_blocks=10 * s, free_blocks=600 - 10 * s)
@@ -67,7 +67,7 @@ def test_at_a_moment_of_a_overview() -> None:
     ]
     overview.extend(summaries)
     assert forecast_at(overview, 16 * SECOND_NS) == pytest.approx(45.0)
-    assert forecast_at(overview, 25 * SECOND_NS) is None  # five seconds of this engine
+    assert forecast_at(overview, 25 * SECOND_NS) is None  # only five seconds since the engine's restart
     assert forecast_at(overview, 40 * SECOND_NS) == pytest.approx(21.0)
     assert forecast_at(overview, 51 * SECOND_NS) is None
     assert forecast_at(overview, 0) is None

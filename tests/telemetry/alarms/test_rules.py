@@ -1,4 +1,4 @@
-"""Rules as lines and as what is kept, and which are accepted."""
+"""Alarm rules: parsing, text and validation."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ RULES = {rule.name: rule for rule in DEFAULT_RULES}
         ("x:mean(running, 5) > 8 for 2 s", Rule(name="x", expression="mean(running, 5) > 8", seconds=2)),
     ],
 )
-def test_a_line(line: str, rule: Rule) -> None:
+def test_rule_is_parsed_from_a_line(line: str, rule: Rule) -> None:
     assert parse_rule(line) == rule
 
 
-def test_a_line_as_it_is_told() -> None:
+def test_rule_text_of_a_rule() -> None:
     assert rule_text(RULES["KV usage high"]) == "KV usage high: kv_usage > 0.95 for 5 s"
     assert rule_text(RULES["Long wait"]) == "Long wait: longest_wait_s > 10"
     assert rule_text(parse_rule("running > 8 for 2 min")) == "running > 8 for 120 s"
@@ -48,7 +48,7 @@ def test_a_line_as_it_is_told() -> None:
         ("mean(preemptions_per_s, 5) > 1", "mean(preemptions per second, 5) > 1"),
     ],
 )
-def test_a_rule_in_words_has_no_names_of_figures(line: str, words: str) -> None:
+def test_rule_description_uses_no_figure_names(line: str, words: str) -> None:
     assert rule_words(parse_rule(line)) == words
 
 
@@ -64,14 +64,14 @@ def test_a_rule_in_words_has_no_names_of_figures(line: str, words: str) -> None:
         ("", "an expression is needed"),
     ],
 )
-def test_lines_that_are_refused(line: str, why_not: str) -> None:
+def test_invalid_rule_line_is_refused_with_its_reason(line: str, why_not: str) -> None:
     with pytest.raises(BadInput) as refused:
         parse_rule(line)
     assert why_not in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_accepted_together() -> None:
+def test_rule_set_with_duplicate_or_invalid_rules_is_refused() -> None:
     assert checked(DEFAULT_RULES) == DEFAULT_RULES
     with pytest.raises(BadInput, match="alarm 'Long wait': there are two of this name"):
         checked([RULES["Long wait"], replace(RULES["Engine stuck"], name="Long wait")])
@@ -83,7 +83,7 @@ def test_what_is_accepted_together() -> None:
         checked([replace(RULES["Long wait"], seconds=float("nan"))])
 
 
-def test_which_figures_an_engine_does_not_tell() -> None:
+def test_figures_that_an_engine_does_not_report_are_listed() -> None:
     little = Capabilities(engine="vllm", free_rows=False, requests=False, steps=False)
     reasons = {name: unreported_figures(rule, little) for name, rule in RULES.items()}
     assert reasons["KV usage high"] == reasons["Many preemptions"] == reasons["Frames lost"] == ()

@@ -1,4 +1,4 @@
-"""A webhook against a real server: what is posted, when it is tried again, and that who posts never waits."""
+"""Webhook posts to a real server: payload, retries, and that the posting thread never waits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.telemetry.alarms.receiver import Receiver, receiving
+from tests.telemetry.alarms.receiver import WebhookReceiver, open_receiver
 
 from kvscope_telemetry.alarms import webhook as webhook_module
 from kvscope_telemetry.alarms.alarm_engine import Alarm
@@ -20,14 +20,14 @@ BEGIN_NS = 1_700_000_000_500_000_000
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as made:
+def receiver() -> Iterator[WebhookReceiver]:
+    with open_receiver() as made:
         yield made
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again at once."""
+def short_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retry failed posts almost immediately."""
     monkeypatch.setattr(webhook_module, "RETRY_AFTER_S", (0.01, 0.01))
 
 
@@ -38,7 +38,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_what_is_posted_of_an_alarm(receiver: Receiver) -> None:
+def test_alarm_payload_at_its_start_and_end(receiver: WebhookReceiver) -> None:
     hook = Webhook(receiver.url)
     alarm = Alarm(RULE, 7, BEGIN_NS, BEGIN_NS + 10_000_000_000, worst=802.0, value=731.0)
     assert hook.post(payload(alarm, "vllm", "vllm://gpu:8000"))
@@ -68,8 +68,8 @@ def test_what_is_posted_of_an_alarm(receiver: Receiver) -> None:
     assert receiver.heads[0]["path"] == "/hook?token=x"
 
 
-@pytest.mark.usefixtures("soon")
-def test_a_post_is_tried_three_times(receiver: Receiver) -> None:
+@pytest.mark.usefixtures("short_retries")
+def test_failed_post_is_tried_three_times(receiver: WebhookReceiver) -> None:
     receiver.answers = [503, 500]
     hook = Webhook(receiver.url)
     hook.post({"number": 1})
@@ -79,8 +79,8 @@ def test_a_post_is_tried_three_times(receiver: Receiver) -> None:
     assert hook.failure == ""
 
 
-@pytest.mark.usefixtures("soon")
-def test_what_nobody_takes_is_given_up_and_the_next_goes_on(receiver: Receiver) -> None:
+@pytest.mark.usefixtures("short_retries")
+def test_undeliverable_post_is_dropped_and_the_next_one_is_sent(receiver: WebhookReceiver) -> None:
     receiver.answers = [503, 503, 503]
     hook = Webhook(receiver.url)
     hook.post({"number": 1})
@@ -92,8 +92,8 @@ def test_what_nobody_takes_is_given_up_and_the_next_goes_on(receiver: Receiver) 
     assert [post["number"] for post in receiver.posts] == [1, 1, 1, 2]
 
 
-@pytest.mark.usefixtures("soon")
-def test_a_redirect_is_no_answer(receiver: Receiver) -> None:
+@pytest.mark.usefixtures("short_retries")
+def test_redirect_counts_as_a_failure(receiver: WebhookReceiver) -> None:
     receiver.answers = [302, 302, 302]
     hook = Webhook(receiver.url)
     hook.post({})
@@ -102,13 +102,13 @@ def test_a_redirect_is_no_answer(receiver: Receiver) -> None:
     assert {head["path"] for head in receiver.heads} == {"/hook?token=x"}
 
 
-@pytest.mark.usefixtures("soon")
-def test_who_posts_never_waits_and_what_is_too_much_is_dropped(receiver: Receiver) -> None:
-    """While the server answers nobody."""
+@pytest.mark.usefixtures("short_retries")
+def test_post_never_blocks_and_a_full_queue_drops_posts(receiver: WebhookReceiver) -> None:
+    """The server answers no request meanwhile."""
     receiver.may_answer.clear()
     hook = Webhook(receiver.url)
     taken = [hook.post({"number": number}) for number in range(MAX_QUEUED + 50)]
-    assert receiver.may_answer.is_set() is False, "nobody was answered meanwhile"
+    assert receiver.may_answer.is_set() is False, "the server answered a request meanwhile"
     assert MAX_QUEUED <= sum(taken) <= MAX_QUEUED + 1
     assert not taken[-1]
     assert "more are dropped" in hook.failure
@@ -118,7 +118,7 @@ def test_who_posts_never_waits_and_what_is_too_much_is_dropped(receiver: Receive
     assert numbers == list(range(sum(taken)))
 
 
-def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_connection_is_reported_without_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook_module, "RETRY_AFTER_S", (0.01, 0.01))
     hook = Webhook("http://127.0.0.1:9/secret")
     hook.post({})
@@ -127,8 +127,8 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hook.failure == "webhook at 127.0.0.1:9: Connection refused"
 
 
-def test_closing_does_not_wait_for_another_try() -> None:
-    """The pauses between tries are seconds."""
+def test_close_does_not_wait_for_a_retry() -> None:
+    """The pauses between retries are seconds here."""
     hook = Webhook("http://127.0.0.1:9/x")
     hook.post({})
     hook.close(WAIT_S)
@@ -137,7 +137,7 @@ def test_closing_does_not_wait_for_another_try() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://host", " https://host:8443/a?b=c#d ", "http://[::1]:80/x"])
-def test_urls(url: str) -> None:
+def test_valid_webhook_url_is_accepted(url: str) -> None:
     assert checked_url(url) == url.strip()
 
 
@@ -157,6 +157,6 @@ def test_urls(url: str) -> None:
         "http://höst/",
     ],
 )
-def test_urls_that_are_refused(url: str) -> None:
+def test_invalid_webhook_url_is_refused(url: str) -> None:
     with pytest.raises(BadInput, match="is not accepted: http://HOST/"):
         checked_url(url)

@@ -1,4 +1,4 @@
-"""Texts of blocks: asked for once, believed only of a block that stayed the same, written, copied and found again."""
+"""Block texts: requested once, accepted only for an unchanged block, written, copied and found again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EPOCH = 7
 
 @pytest.fixture
 def ledger():
-    """Blocks 2 and 3 are full and of request 1, block 4 is filling."""
+    """Blocks 2 and 3 are full and belong to request 1, block 4 is partly filled."""
     made = Ledger(8)
     made.state[2:5] = BlockState.ACTIVE
     made.owner[2:5] = 1
@@ -43,7 +43,7 @@ def answer(collector, ledger, *contents):
     return collector.confirmed(ledger, EPOCH)
 
 
-def test_a_hash_is_found_in_whatever_row_it_was_and_forgotten_with_its_text():
+def test_text_is_found_by_hash_in_any_row_until_it_is_dropped():
     index = TextIndex()
     index.extend([RecordedText(time_ns=5, epoch=EPOCH, block=2, owner=1, hash=f"{0xA2:016x}", text="moved")])
     assert index.find(Asked(EPOCH, 70, 9, 16, 0xA2), 99).text == "moved"
@@ -53,7 +53,7 @@ def test_a_hash_is_found_in_whatever_row_it_was_and_forgotten_with_its_text():
     assert small.find(Asked(EPOCH, 2, 1, 16, 0xA2), 99) is None
 
 
-def test_words_are_found_once_a_text_in_the_order_of_time():
+def test_text_search_returns_each_text_once_in_time_order():
     def written(time_ns, block, text, hash_="", owner=1):
         return RecordedText(time_ns=time_ns, epoch=EPOCH, block=block, owner=owner, hash=hash_, text=text)
 
@@ -72,7 +72,7 @@ def test_words_are_found_once_a_text_in_the_order_of_time():
     assert index.containing("green", 9) == []
 
 
-def test_full_blocks_are_asked_for_once_and_those_that_fill_less_often(ledger):
+def test_full_blocks_are_requested_once_and_filling_blocks_less_often(ledger):
     collector = TextCollector()
     assert collector.due(ledger, EPOCH, 100) == (2, 3)
     assert collector.due(ledger, EPOCH, 100) == ()
@@ -87,7 +87,7 @@ def test_full_blocks_are_asked_for_once_and_those_that_fill_less_often(ledger):
     assert not any(collector.due(ledger, EPOCH, 100) for _ in range(2 * PARTIAL_EVERY))
 
 
-def test_a_block_that_went_to_another_meanwhile_is_asked_for_again(ledger):
+def test_text_of_a_block_that_changed_its_owner_is_requested_again(ledger):
     collector = TextCollector()
     collector.due(ledger, EPOCH, 100)
     ledger.owner[2], ledger.hash[2] = 9, 0xB2
@@ -95,7 +95,7 @@ def test_a_block_that_went_to_another_meanwhile_is_asked_for_again(ledger):
     assert collector.due(ledger, EPOCH, 100) == (2,)
 
 
-def test_so_many_at_a_time_and_none_is_forgotten(ledger):
+def test_requests_are_limited_and_no_block_is_forgotten(ledger):
     ledger.state[:], ledger.owner[:], ledger.filled[:] = BlockState.CACHED, 3, 16
     ledger.hash[:] = np.arange(1, 9)
     collector, seen = TextCollector(), []
@@ -105,7 +105,7 @@ def test_so_many_at_a_time_and_none_is_forgotten(ledger):
     assert sorted(seen) == list(range(8))
 
 
-def test_answers_that_never_come_are_asked_for_again(ledger):
+def test_unanswered_texts_are_requested_again(ledger):
     collector = TextCollector()
     collector.due(ledger, EPOCH, 100)
     assert collector.is_waiting
@@ -113,14 +113,14 @@ def test_answers_that_never_come_are_asked_for_again(ledger):
     assert collector.due(ledger, EPOCH, 100) == (2, 3)
 
 
-def test_blocks_without_words_are_not_asked_for_for_ever(ledger):
+def test_blocks_without_text_are_requested_only_once(ledger):
     collector = TextCollector()
     for block in collector.due(ledger, EPOCH, 100):
         assert answer(collector, ledger, BlockContent(block=block)) == []
     assert collector.due(ledger, EPOCH, 100) == ()
 
 
-def test_a_new_engine_and_a_new_file_begin_anew(ledger):
+def test_new_engine_and_new_file_request_all_texts_again(ledger):
     collector = TextCollector()
     answer(collector, ledger, *(content(block) for block in collector.due(ledger, EPOCH, 100)))
     collector.forget_written()
@@ -128,7 +128,7 @@ def test_a_new_engine_and_a_new_file_begin_anew(ledger):
     assert collector.due(ledger, EPOCH + 1, 100) == (2, 3)
 
 
-def text_of(block, time_ns, owner=1, num_tokens=16, block_hash=""):
+def recorded_text(block, time_ns, owner=1, num_tokens=16, block_hash=""):
     return RecordedText(
         time_ns=time_ns,
         epoch=EPOCH,
@@ -140,9 +140,15 @@ def text_of(block, time_ns, owner=1, num_tokens=16, block_hash=""):
     )
 
 
-def test_a_text_is_found_by_what_the_block_was_then():
+def test_text_is_found_by_the_block_state_at_that_time():
     index = TextIndex()
-    index.extend([text_of(3, 10, num_tokens=4), text_of(3, 20, block_hash=f"{0xAB:016x}"), text_of(3, 30, owner=2)])
+    index.extend(
+        [
+            recorded_text(3, 10, num_tokens=4),
+            recorded_text(3, 20, block_hash=f"{0xAB:016x}"),
+            recorded_text(3, 30, owner=2),
+        ]
+    )
 
     def found(owner, filled, block_hash, at_ns):
         content = index.find(Asked(EPOCH, 3, owner, filled, block_hash), at_ns)
@@ -157,27 +163,27 @@ def test_a_text_is_found_by_what_the_block_was_then():
     assert index.find(Asked(EPOCH + 1, 3, 1, 16, 0xAB), 20) is None
 
 
-def test_memory_of_texts_is_bounded_and_the_newest_stay():
+def test_index_memory_is_bounded_and_the_newest_texts_stay():
     index, asked, most = TextIndex(max_bytes=10_000_000), Asked(EPOCH, 3, 1, 1_000, 0), 0
     for newest_ns in range(1_000):
-        index.extend([text_of(3, newest_ns, num_tokens=1_000)])
+        index.extend([recorded_text(3, newest_ns, num_tokens=1_000)])
         if newest_ns % 20 == 0:
             found = [index.find(asked, at_ns) for at_ns in range(newest_ns + 1)]
             most = max(most, len({content.text for content in found if content is not None}))
             assert found[-1].text == f"1 at {newest_ns}"
-    assert 200 < most <= 10_000_000 // (1_000 * 32), "32 bytes a token, and some more"
+    assert 200 < most <= 10_000_000 // (1_000 * 32), "32 bytes per token plus overhead"
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b'{"epoch": "x", "block": 1, "owner": 2}', b"[" * 100_000, b"x" * (2 << 20)]
 )
-def test_what_is_no_text_is_refused(data):
+def test_invalid_text_record_is_refused(data):
     with pytest.raises(ProtocolError):
         decode_text(data)
 
 
 def recorded(path, with_texts=True):
-    """Frames of a simulated engine, with the texts of blocks between them."""
+    """Record frames of a simulated engine, with block texts between them."""
     engine = SimulatedEngine(num_blocks=60, num_running=4, epoch=EPOCH)
     with RecordingWriter(path) as writer:
         texts = PublishedTexts(writer.write_texts)
@@ -193,7 +199,7 @@ def recorded(path, with_texts=True):
     return Recording.open(path)
 
 
-def test_a_file_says_whether_it_has_texts_and_reads_the_same_beside_them(tmp_path):
+def test_recording_reports_its_texts_and_replays_the_same_with_them(tmp_path):
     without, recording = recorded(tmp_path / "no.mcap", with_texts=False), recorded(tmp_path / "yes.mcap")
     assert (without.has_texts, list(without.texts())) == (False, [])
     texts = list(recording.texts())
@@ -205,7 +211,7 @@ def test_a_file_says_whether_it_has_texts_and_reads_the_same_beside_them(tmp_pat
     ends = [each.state_at(each.info.duration_s) for each in (recording, without)]  # clocks are the machine's
     assert ends[0].seq == ends[1].seq == 200
     assert ends[0].ledger.equals(ends[1].ledger)
-    assert recording.path.stat().st_size < 2 * without.path.stat().st_size  # texts do not break up what frames come to
+    assert recording.path.stat().st_size < 2 * without.path.stat().st_size  # texts do not change how frames are grouped
     index = TextIndex()
     index.extend(texts)
     mirror = recording.state_at(recording.info.duration_s)
@@ -214,7 +220,7 @@ def test_a_file_says_whether_it_has_texts_and_reads_the_same_beside_them(tmp_pat
     assert index.find(asked, recording.end_ns).text == f"block {block}"
 
 
-def test_a_recovered_and_a_shortened_file_keep_them(tmp_path):
+def test_recovered_and_shortened_recordings_keep_the_texts(tmp_path):
     recording = recorded(tmp_path / "a.mcap")
     save(recording, tmp_path / "b.mcap")
     whole = [msgspec.structs.replace(text, time_ns=0) for text in recording.texts()]
@@ -226,7 +232,7 @@ def test_a_recovered_and_a_shortened_file_keep_them(tmp_path):
     assert len(kept) <= len(whole)
 
 
-def test_a_ring_has_them_when_it_is_given_them(tmp_path):
+def test_ring_stores_the_texts_it_receives(tmp_path):
     engine = SimulatedEngine(num_blocks=60, num_running=4, epoch=EPOCH)
     ring = Ring(tmp_path / "ring")
     for message in (engine.hello, engine.snapshot(), engine.advance()):
@@ -239,7 +245,7 @@ def test_a_ring_has_them_when_it_is_given_them(tmp_path):
     ring.close()
 
 
-def test_other_programs_read_them_by_their_schema(tmp_path):
+def test_texts_can_be_read_by_their_schema(tmp_path):
     from mcap.reader import make_reader
 
     recorded(tmp_path / "a.mcap")

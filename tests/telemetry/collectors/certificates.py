@@ -1,4 +1,4 @@
-"""A certificate for `localhost` that signs itself, and its key: for tests, and of no use elsewhere."""
+"""A self-signed certificate for `localhost` and its key, for tests only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An HTTP server that answers what it is told to, as an engine's would, and sources that end with their test."""
+"""Fixtures for external sources: an HTTP server with configurable answers, and sources that are closed with their
+test.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ from kvscope_telemetry.collectors.scrape import Scraper
 from kvscope_telemetry.collectors.source import ExternalSource
 
 WAIT_S = 60.0
-"""How long anything may take before the test fails; nothing waits this long when all is well."""
+"""Timeout of every wait. Passing tests never wait this long."""
 TEXT = "text/plain; version=1.0.0; charset=utf-8"
 Answer = tuple[int, str, bytes]
 
 
 class FakeServer:
-    """Answers by path; 404 for what it was not told of. Says what it was asked."""
+    """Server that answers by path, or 404 for paths without an answer, and records the requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
@@ -54,7 +56,7 @@ class FakeServer:
         self._thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
 
-    def tell(self, path: str, body: bytes, kind: str = TEXT, status: int = 200) -> None:
+    def set_answer(self, path: str, body: bytes, kind: str = TEXT, status: int = 200) -> None:
         self.answers[path] = (status, kind, body)
 
     def close(self) -> None:
@@ -72,7 +74,7 @@ def server() -> Iterator[FakeServer]:
 
 @pytest.fixture
 def attach() -> Iterator[Callable[..., ExternalSource]]:
-    """`attach("vllm://…", …)`: a source that asks often."""
+    """Function that opens a source that polls often: `attach("vllm://…", …)`."""
     made: list[ExternalSource] = []
 
     def start(text: str, *, sink: object = None, **options: str) -> ExternalSource:
@@ -89,8 +91,8 @@ def attach() -> Iterator[Callable[..., ExternalSource]]:
         each.close()
 
 
-def until(source: ExternalSource, condition: Callable[[], object]) -> None:
-    """Let the mirror follow until `condition` holds."""
+def wait_for_mirror(source: ExternalSource, condition: Callable[[], object]) -> None:
+    """Update the mirror until `condition` holds."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, source.status

@@ -1,4 +1,4 @@
-"""An engine that there is not: all that a person writes who adds one, but for its line in `collectors/engines.py`."""
+"""A made-up engine: everything that somebody writes to add one, except for its line in `collectors/engines.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of metrics with the names, labels and buckets of vLLM 0.33 and SGLang 0.5.23. For tests."""
+"""Metrics pages with the names, labels and buckets of vLLM 0.33 and SGLang 0.5.23."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 
 
 
 class VllmPage:
-    """What a vLLM with `num_ranks` engines has at /metrics; set what is to be different."""
+    """The /metrics page of a vLLM with `num_ranks` engines; its attributes can be changed."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class VllmPage:
 
 
 def sglang_page(num_ranks: int = 1, *, page_size: int = 2, num_tokens: int = 128, running: int = 0) -> bytes:
-    """What SGLang has at /metrics: gauges of each rank's scheduler, counters and times of all ranks together."""
+    """Return SGLang's /metrics page: gauges per rank's scheduler, counters and times over all ranks."""
     registry = CollectorRegistry()
     common = {"model_name": "m", "engine_type": "unified"}
     scheduler = {**common, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}

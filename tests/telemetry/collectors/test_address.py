@@ -1,4 +1,4 @@
-"""Addresses of other engines: what is accepted, what is said of the rest, and that a key is never shown."""
+"""Addresses of other engines: parsing, refused addresses, and that an API key is never shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvscope_telemetry.errors import BadInput
 parse = ExternalAddress.parse
 
 
-def test_what_is_in_an_address() -> None:
+def test_all_parts_of_an_address_are_parsed() -> None:
     text = "vllm://host:8000/?kv_events=tcp://host:5557&replay=tcp://host:5558&rank=2&tls=1&topic=kv"
     address = parse(text)
     assert (address.engine.scheme, address.host, address.port, address.rank, address.tls) == (
@@ -36,7 +36,7 @@ def test_what_is_in_an_address() -> None:
         "vllm://host:8000/?kv_events=ipc:///tmp/kv&replay=ipc:///tmp/kv-replay&model=org/m&tokenizer=/a/b",
     ],
 )
-def test_an_address_is_what_it_says(text: str) -> None:
+def test_address_round_trips_through_its_text(text: str) -> None:
     assert parse(str(parse(text))) == parse(text)
 
 
@@ -65,14 +65,14 @@ def test_an_address_is_what_it_says(text: str) -> None:
         ("vllm://host:8000/?kv_events=ipc:///tmp/kv&rank=1", "rank 1"),
     ],
 )
-def test_what_is_not_accepted_is_named(text: str, what: str) -> None:
+def test_invalid_part_of_an_address_is_named(text: str, what: str) -> None:
     with pytest.raises(BadInput, match=what) as caught:
         parse(text)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_is_never_shown() -> None:
+def test_api_key_is_never_shown() -> None:
     address = parse("vllm://host:8000/?tls=1", api_key="sk-secret")
     assert address.api_key == "sk-secret"
     assert "secret" not in f"{address!r} {address} {address.name}"
@@ -81,7 +81,7 @@ def test_a_key_is_never_shown() -> None:
     assert "words" not in str(caught.value)
 
 
-def test_a_wildcard_is_the_server_where_it_binds_and_ours_where_we_do() -> None:
+def test_wildcard_host_is_replaced_by_the_host_of_the_server() -> None:
     address = parse("sglang://[fd00::1]:30000")
     assert address.on_this_host("tcp://*:5557") == "tcp://[fd00::1]:5557"
     assert address.on_this_host("tcp://10.0.0.1:5557") == "tcp://10.0.0.1:5557"
@@ -89,7 +89,7 @@ def test_a_wildcard_is_the_server_where_it_binds_and_ours_where_we_do() -> None:
     assert not waits_for_publisher("ipc:///tmp/kv")
 
 
-def test_all_ranks_of_one() -> None:
+def test_address_with_ranks_expands_to_one_per_rank() -> None:
     assert each_rank("vllm://host:8000/?ranks=2&tls=1") == [f"vllm://host:8000/?tls=1&rank={rank}" for rank in (0, 1)]
     assert [parse(text).rank for text in each_rank("sglang://host:30000/?ranks=3")] == [0, 1, 2]
     for alone in ("vllm://host:8000", "vllm://host:8000/?rank=1", "ipc:///tmp/ranks=2"):

@@ -1,4 +1,4 @@
-"""What events tell of blocks beside tokens: adapters, sessions, salts, multimodal parts; and what cannot be read."""
+"""What KV events say about blocks besides tokens: adapters, sessions, salts, multimodal parts, and unreadable keys."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def with_keys(keys: object, **more: str) -> BlockStored:
     return msgspec.structs.replace(RUN, extra_keys=msgspec.msgpack.encode(keys), **more)
 
 
-def test_nothing_is_told_of_most() -> None:
+def test_blocks_without_extra_keys_have_no_notes() -> None:
     assert notes_of(RUN) == notes_of(with_keys([None, None])) == [(), ()]
 
 
-def test_what_is_told_of_a_run_and_of_one_block_of_it() -> None:
+def test_notes_of_a_run_and_of_single_blocks() -> None:
     run = with_keys([["sql", ["img-7", 3]], ["sql", "salt"]], lora_name="sql", session_id="s-1")
     of_run = (("LoRA", "sql"), ("Session", "s-1"))
     assert notes_of(run) == [
@@ -32,7 +32,7 @@ def test_what_is_told_of_a_run_and_of_one_block_of_it() -> None:
     assert notes_of(sglang)[0] == (("LoRA", "4"), ("Cache salt", "pepper"))
 
 
-def test_what_cannot_be_read_or_is_very_much() -> None:
+def test_unreadable_keys_are_ignored_and_long_ones_are_truncated() -> None:
     for keys in (["one"], [None], {"a": 1}, 7, [None, None, None]):
         assert notes_of(with_keys(keys)) == [(), ()]
     (first, _) = notes_of(with_keys([["\n" + "x" * 1000] * 100, None]))
@@ -40,7 +40,7 @@ def test_what_cannot_be_read_or_is_very_much() -> None:
     assert first[0] == ("Cache salt", "?" + "x" * (MAX_LETTERS - 1))
 
 
-def test_contents_have_them_and_the_oldest_go_with_their_tokens() -> None:
+def test_notes_are_part_of_block_contents_and_dropped_with_their_tokens() -> None:
     tokens = BlockTokens(max_bytes=2000)
     tokens.add(msgspec.structs.replace(RUN, lora_name="sql"))
     contents = BlockContents(tokens, lambda row: row)

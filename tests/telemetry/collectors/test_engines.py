@@ -1,4 +1,4 @@
-"""An engine is a module and a line: one that is added is watched, and nobody but its module knows its name."""
+"""A new engine is one module and one line: it is watched completely, and only its module names it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.telemetry.collectors.conftest import WAIT_S, FakeServer, until
+from tests.telemetry.collectors.conftest import WAIT_S, FakeServer, wait_for_mirror
 from tests.telemetry.collectors.made_up_engine import MADE_UP, METRICS
 
 from kvscope_telemetry.addresses import Address, open_source
@@ -32,13 +32,15 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> str:
-    """The address of one that runs."""
+    """Address of a running made-up engine."""
     monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, MADE_UP))
     server.tell("/metrics", METRICS)
     return f"madeup://127.0.0.1:{server.port}"
 
 
-def test_one_that_is_added_is_watched(made_up: str, server: FakeServer, make_endpoint: Callable[[str], str]) -> None:
+def test_added_engine_is_watched_completely(
+    made_up: str, server: FakeServer, make_endpoint: Callable[[str], str]
+) -> None:
     endpoint = make_endpoint("ipc")
     server.tell("/about", msgspec.json.encode({"release": "2.5", "events": endpoint}))
     config = KvEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint)
@@ -50,20 +52,20 @@ def test_one_that_is_added_is_watched(made_up: str, server: FakeServer, make_end
             publisher.publish([BlockStored((11,), None, (1, 2), 2)])  # again, for who comes late
             return bool((mirror.ledger.hash[mirror.ledger.state == BlockState.CACHED] == 11).any())
 
-        until(source, is_mirrored)
+        wait_for_mirror(source, is_mirrored)
         hello = mirror.hello
         assert hello is not None
         assert (hello.engine_version, hello.capabilities.engine) == ("Made-up 2.5", "madeup")
         assert mirror.num_blocks == 32
-        until(source, lambda: mirror.counters.num_running == 3 and mirror.used_share == 0.5)
+        wait_for_mirror(source, lambda: mirror.counters.num_running == 3 and mirror.used_share == 0.5)
         source.send(Control(action="pause", tag=1))
         (reply,) = source.take_replies()
         assert "Made-up can be watched but not controlled" in str(reply)
 
 
-def test_its_ranks_its_prompts_and_its_place_in_a_fleet(made_up: str) -> None:
+def test_added_engine_supports_ranks_prompts_and_fleets(made_up: str) -> None:
     with open_source(f"{made_up}/?rank=1") as source:
-        until(source, lambda: source.mirror.counters.num_running == 5)  # type: ignore[arg-type]
+        wait_for_mirror(source, lambda: source.mirror.counters.num_running == 5)  # type: ignore[arg-type]
     form = SamplingParams(max_tokens=1, structured=Structured(kind="regex", text="a+"))
     asked = question_of(Submit(request_id="a", prompt="x", raw=True, sampling=form), MADE_UP)
     assert asked.fields["pattern"] == "a+"
@@ -79,12 +81,12 @@ def test_its_ranks_its_prompts_and_its_place_in_a_fleet(made_up: str) -> None:
         fleet.close()
 
 
-def test_what_a_person_is_told_of_it(made_up: str, server: FakeServer) -> None:
+def test_added_engine_is_named_in_messages_to_the_user(made_up: str, server: FakeServer) -> None:
     with open_source(made_up.replace("madeup", "vllm")) as mistaken:
-        until(mistaken, lambda: f"these are metrics of Made-up: attach {made_up}" in mistaken.status.reason)  # type: ignore[arg-type]
+        wait_for_mirror(mistaken, lambda: f"these are metrics of Made-up: attach {made_up}" in mistaken.status.reason)  # type: ignore[arg-type]
     server.tell("/metrics", b"", status=404)
     with open_source(made_up) as source:
-        until(source, lambda: "(HTTP 404): start Made-up with --figures" in source.status.reason)  # type: ignore[arg-type]
+        wait_for_mirror(source, lambda: "(HTTP 404): start Made-up with --figures" in source.status.reason)  # type: ignore[arg-type]
     for wrong in ("nowhere", "vllm://box"):
         with pytest.raises(
             BadInput, match=r"vllm://HOST:PORT, sglang://HOST:PORT, llama://HOST:PORT or madeup://HOST:PORT"
@@ -97,9 +99,10 @@ def test_what_a_person_is_told_of_it(made_up: str, server: FakeServer) -> None:
 
 
 @pytest.fixture(scope="module")
-def watching() -> dict[Path, list[ast.Constant | ast.ImportFrom]]:
-    """Constants and imports of what watches engines. Our own engine has an option with a value that is called as
-    another's."""
+def nodes_by_path() -> dict[Path, list[ast.Constant | ast.ImportFrom]]:
+    """Constants and imports of the code that watches engines, by file. An option of our own engine has a value that is
+    named like another engine.
+    """
     paths = [path for folder in ("app", "engine/kvscope_telemetry") for path in sorted((ROOT / folder).rglob("*.py"))]
     kinds = (ast.Constant, ast.ImportFrom)
     return {
@@ -110,14 +113,14 @@ def watching() -> dict[Path, list[ast.Constant | ast.ImportFrom]]:
 
 
 @pytest.mark.parametrize("engine", engines.ENGINES, ids=lambda engine: engine.scheme)
-def test_nobody_but_its_module_knows_its_name(
-    engine: engines.ExternalEngine, watching: dict[Path, list[ast.Constant | ast.ImportFrom]]
+def test_only_its_module_names_an_engine(
+    engine: engines.ExternalEngine, nodes_by_path: dict[Path, list[ast.Constant | ast.ImportFrom]]
 ) -> None:
-    """No comparison, no table and no list by the name of an engine."""
+    """No comparison, table or list elsewhere contains an engine's name."""
     home = ROOT / f"engine/kvscope_telemetry/collectors/{engine.scheme}.py"
     assert home.is_file()
     found = []
-    for path, nodes in watching.items():
+    for path, nodes in nodes_by_path.items():
         if path == home:
             continue
         for node in nodes:

@@ -1,4 +1,4 @@
-"""KV groups as events tell of them: their numbers, sizes and kinds, and what stores beside an engine tell."""
+"""KV groups as reported by events: their numbers, sizes and kinds, and the chunks of external stores."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def stored(
     )
 
 
-def test_one_group_is_none_to_tell_of() -> None:
+def test_single_group_is_not_reported() -> None:
     groups = Groups()
     assert (groups.block_size, groups.told(16)) == (0, ())
     assert groups.number_of(stored(None)) == 0
     assert (groups.block_size, groups.told(16)) == (16, ())
 
 
-def test_groups_keep_their_numbers_and_the_first_of_full_attention_has_the_block_size() -> None:
+def test_groups_keep_their_numbers_and_full_attention_sets_the_block_size() -> None:
     groups = Groups()
     runs = (stored(1, 64, "sliding_window", 512), stored(0, 32, "full_attention"), stored(2, 256, "mamba"))
     assert [groups.number_of(run) for run in (*runs, *runs)] == [0, 1, 2, 0, 1, 2]
@@ -43,7 +43,7 @@ def test_groups_keep_their_numbers_and_the_first_of_full_attention_has_the_block
     assert groups.sizes.tolist() == [64, 32, 256]
 
 
-def test_chunks_of_a_store_are_apart_from_blocks_whichever_is_told_of_first() -> None:
+def test_chunks_of_an_external_store_form_their_own_group() -> None:
     groups = Groups()
     chunk, block = stored(None, 256, medium="cpu"), stored(0, 16, "full_attention")
     assert groups.number_of(chunk) == 0
@@ -54,7 +54,7 @@ def test_chunks_of_a_store_are_apart_from_blocks_whichever_is_told_of_first() ->
     assert [group.kind for group in groups.told(16)] == ["chunks", "full"]
 
 
-def test_who_does_not_number_groups_means_the_one_with_blocks_of_that_size() -> None:
+def test_event_without_a_group_belongs_to_the_group_of_its_block_size() -> None:
     groups = Groups()
     assert groups.number_of(stored(None, medium="cpu")) == 0
     assert groups.number_of(stored(0, kind="full_attention")) == 0
@@ -62,7 +62,7 @@ def test_who_does_not_number_groups_means_the_one_with_blocks_of_that_size() -> 
     assert groups.number_of(stored(None, medium="cpu")) == 0
 
 
-def test_what_nobody_knows_is_bounded() -> None:
+def test_unknown_groups_are_bounded() -> None:
     groups = Groups()
     numbers = [groups.number_of(stored(index, 1 << 20, "x" * 100)) for index in range(MAX_GROUPS + 10)]
     assert numbers[-12:] == [MAX_GROUPS - 2] + [MAX_GROUPS - 1] * 11

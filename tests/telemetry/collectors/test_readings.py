@@ -1,4 +1,4 @@
-"""Pages of metrics: vLLM's and SGLang's, older names, ranks, restarts, histograms; and pages that are none."""
+"""Metrics pages of vLLM and SGLang: current and older names, ranks, restarts, histograms, and invalid pages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def read(engine: ExternalEngine, text: str, rank: int = 0) -> EngineReading:
     )
 
 
-def vllm(text: str, rank: int = 0) -> EngineReading:
+def read_vllm(text: str, rank: int = 0) -> EngineReading:
     return read(VLLM, text, rank)
 
 
-def test_what_vllm_says() -> None:
+def test_vllm_page_is_read_per_rank() -> None:
     page = VllmPage(2)
     page.count("prompt_tokens", 30, rank=1)
     page.count("num_preemptions", 2, rank=1)
@@ -36,7 +36,7 @@ def test_what_vllm_says() -> None:
     page.count("spec_decode_num_accepted_tokens", 6, rank=1)
     page.gauge("kv_cache_usage_perc", 0.75, rank=1)
     page.observe("time_to_first_token_seconds", (0.3,), rank=1)
-    first, second = (vllm(page.text().decode(), rank) for rank in (0, 1))
+    first, second = (read_vllm(page.text().decode(), rank) for rank in (0, 1))
     assert (first.prompt_tokens, first.preemptions, first.used_share) == (0, 0, 0.0)
     assert (second.prompt_tokens, second.preemptions, second.used_share) == (30, 2, 0.75)
     assert (second.draft_tokens, second.accepted_tokens) == (9, 6)
@@ -45,16 +45,16 @@ def test_what_vllm_says() -> None:
     assert "queued" not in second.latencies
 
 
-def test_how_many_tokens_there_is_room_for_where_vllm_says() -> None:
-    assert vllm(VllmPage(pool_tokens="99").text().decode()).pool_tokens == 99
-    assert vllm(VllmPage().text().decode()).pool_tokens is None
+def test_vllm_pool_capacity_in_tokens_is_read() -> None:
+    assert read_vllm(VllmPage(pool_tokens="99").text().decode()).pool_tokens == 99
+    assert read_vllm(VllmPage().text().decode()).pool_tokens is None
 
 
 def figures(reading: EngineReading) -> dict[str, float]:
     return {figure.name: figure.value for figure in reading.figures}
 
 
-def test_what_vllm_says_of_tiers_and_of_why_requests_wait() -> None:
+def test_vllm_tiers_and_waiting_reasons_become_figures() -> None:
     page = (
         'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 3\n'
         'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 0\n'
@@ -70,7 +70,7 @@ def test_what_vllm_says_of_tiers_and_of_why_requests_wait() -> None:
         'vllm:kv_block_reuse_gap_seconds_count{engine="0"} 0\n'
         'lmcache:num_hit_tokens_total{worker_id="0"} 5\n'
     )
-    assert figures(vllm(page)) == {
+    assert figures(read_vllm(page)) == {
         "Waiting: capacity": 3,
         "Prompt tokens from: host": 64,
         "Host cache in use": 0.5,
@@ -78,10 +78,10 @@ def test_what_vllm_says_of_tiers_and_of_why_requests_wait() -> None:
         "Mean life of a block": 7.5,
         "LMCache: tokens found": 5,
     }
-    assert figures(vllm("vllm:num_requests_running 1\n")) == {}
+    assert figures(read_vllm("vllm:num_requests_running 1\n")) == {}
 
 
-def test_what_sglang_says_of_its_pools_and_of_none_that_a_model_has_not() -> None:
+def test_sglang_pools_become_figures_and_missing_pools_none() -> None:
     page = "".join(
         f"sglang:{name} {value}\n"
         for name, value in (
@@ -107,22 +107,24 @@ def test_what_sglang_says_of_its_pools_and_of_none_that_a_model_has_not() -> Non
     }
 
 
-def test_older_names_and_none_at_all() -> None:
-    old = vllm('vllm:gpu_cache_usage_perc{model_name="m"} 0.5\nvllm:gpu_prefix_cache_hits_total{model_name="m"} 12.0\n')
+def test_older_vllm_names_are_read_and_missing_values_are_unknown() -> None:
+    old = read_vllm(
+        'vllm:gpu_cache_usage_perc{model_name="m"} 0.5\nvllm:gpu_prefix_cache_hits_total{model_name="m"} 12.0\n'
+    )
     assert (old.used_share, old.cached_tokens) == (0.5, 12)
     assert (old.num_running, old.prompt_tokens, old.num_blocks, old.latencies) == (None, None, None, {})
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])
-def test_a_value_that_is_none_is_unknown(value: str) -> None:
+def test_invalid_value_is_unknown(value: str) -> None:
     page = f"vllm:num_requests_running {value}\nvllm:kv_cache_usage_perc {value}\nvllm:prompt_tokens_total {value}\n"
     page += 'vllm:cache_config_info{num_gpu_blocks="None",block_size="x"} 1\n'
-    reading = vllm(page)
+    reading = read_vllm(page)
     assert (reading.num_running, reading.used_share, reading.prompt_tokens) == (None, None, None)
     assert (reading.num_blocks, reading.block_size) == (None, None)
 
 
-def test_what_sglang_says() -> None:
+def test_sglang_page_is_read_per_rank() -> None:
     page = sglang_page(2).decode()
     first, second = (read(SGLANG, page, rank) for rank in (0, 1))
     assert (first.num_waiting, second.num_waiting) == (2, 3)
@@ -132,16 +134,16 @@ def test_what_sglang_says() -> None:
     assert first.latencies["first_token"].total == 2
 
 
-def test_a_restart_is_what_counts_less_or_began_later() -> None:
-    before = vllm("vllm:generation_tokens_total 5\nvllm:prompt_tokens_total 7\n")
-    assert not vllm("vllm:generation_tokens_total 6\nvllm:prompt_tokens_total 7\n").is_restart_of(before)
-    assert vllm("vllm:generation_tokens_total 4\nvllm:prompt_tokens_total 7\n").is_restart_of(before)
-    assert not vllm("vllm:num_requests_running 1\n").is_restart_of(before)
-    started = vllm("process_start_time_seconds 1.5e9\nvllm:prompt_tokens_total 7\n")
-    assert vllm("process_start_time_seconds 1.6e9\nvllm:prompt_tokens_total 9\n").is_restart_of(started)
+def test_lower_counter_or_later_start_is_a_restart() -> None:
+    before = read_vllm("vllm:generation_tokens_total 5\nvllm:prompt_tokens_total 7\n")
+    assert not read_vllm("vllm:generation_tokens_total 6\nvllm:prompt_tokens_total 7\n").is_restart_of(before)
+    assert read_vllm("vllm:generation_tokens_total 4\nvllm:prompt_tokens_total 7\n").is_restart_of(before)
+    assert not read_vllm("vllm:num_requests_running 1\n").is_restart_of(before)
+    started = read_vllm("process_start_time_seconds 1.5e9\nvllm:prompt_tokens_total 7\n")
+    assert read_vllm("process_start_time_seconds 1.6e9\nvllm:prompt_tokens_total 9\n").is_restart_of(started)
 
 
-def test_a_histogram_gives_what_was_added_in_each_interval() -> None:
+def test_histogram_difference_gives_the_observations_of_an_interval() -> None:
     before = Cumulative.of_buckets({0.1: 1, 0.5: 3, float("inf"): 4})
     after = Cumulative.of_buckets({0.1: 1, 0.5: 5, float("inf"): 7})
     assert before is not None
@@ -159,7 +161,7 @@ def test_a_histogram_gives_what_was_added_in_each_interval() -> None:
     "buckets",
     [{}, {float("inf"): 1.0}, {0.1: 3.0, float("inf"): 1.0}, {0.1: 1.0, 0.2: 2.0}, {-1.0: 0.0, float("inf"): 1.0}],
 )
-def test_what_is_no_histogram(buckets: dict[float, float]) -> None:
+def test_invalid_buckets_are_no_histogram(buckets: dict[float, float]) -> None:
     assert Cumulative.of_buckets(buckets) is None
 
 
@@ -167,11 +169,11 @@ def test_what_is_no_histogram(buckets: dict[float, float]) -> None:
     "text",
     ["<!DOCTYPE html><html></html>", ' {"error": 1}', "vllm:a b c\n", 'vllm:a{x="', "vllm:a{x=1} 2\n", "vllm:\n"],
 )
-def test_what_is_no_page_is_refused_in_a_line(text: str) -> None:
+def test_invalid_metrics_page_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(ProtocolError) as caught:
-        vllm(text)
+        read_vllm(text)
     assert "\n" not in str(caught.value)
 
 
-def test_lines_of_others_are_not_even_read() -> None:
-    assert vllm('python_gc{x="broken\nvllm:num_requests_running 2\n\0\0\n').num_running == 2
+def test_lines_of_other_prefixes_are_not_parsed() -> None:
+    assert read_vllm('python_gc{x="broken\nvllm:num_requests_running 2\n\0\0\n').num_running == 2

@@ -1,4 +1,4 @@
-"""Servers that are none, refuse, are too slow or too large, or speak TLS as we do not: a sentence each, and retried."""
+"""Scraping servers that refuse, are slow, answer with nonsense or misuse TLS: one-sentence errors and retries."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def scrape() -> Iterator[Callable[..., Scraper]]:
         each.close()
 
 
-def why(scraper: Scraper, num_failures: int = 2) -> str:
-    """The sentence after so many failures: it was tried again."""
+def failure_reason(scraper: Scraper, num_failures: int = 2) -> str:
+    """Return the reason after `num_failures` failures, so that the scraper has retried."""
     wait_for(lambda: scraper.num_failures >= num_failures, scraper)
     assert "\n" not in scraper.why
     assert len(scraper.why) < 400
@@ -55,7 +55,7 @@ def wait_for(condition: Callable[[], object], scraper: Scraper) -> None:
 
 
 class Raw:
-    """A port where each connection gets `answer`, and then the end unless it is `held`."""
+    """A listening port that sends `answer` to each connection and closes it unless `held`."""
 
     def __init__(self, answer: bytes, *, held: bool = False, tls: ssl.SSLContext | None = None) -> None:
         self._answer, self._held, self._tls = answer, held, tls
@@ -122,31 +122,31 @@ def raw() -> Iterator[Callable[..., Raw]]:
         (500, "text/plain", b"", "HTTP 500"),
     ],
 )
-def test_one_sentence_each_and_tried_again(
+def test_bad_answer_is_explained_in_one_sentence_and_retried(
     server: FakeServer, scrape: Callable[..., Scraper], status: int, kind: str, body: bytes, words: str
 ) -> None:
     server.tell("/metrics", body, kind, status)
     scraper = scrape(f"vllm://127.0.0.1:{server.port}")
-    assert words in why(scraper)
+    assert words in failure_reason(scraper)
     assert scraper.is_refused == (status in (401, 403))
     server.tell("/metrics", VllmPage().text())
     wait_for(lambda: not scraper.why, scraper)
     assert scraper.take_scraped() is not None
 
 
-def test_a_key_is_sent_and_its_refusal_does_not_show_it(server: FakeServer, scrape: Callable[..., Scraper]) -> None:
+def test_api_key_is_sent_and_never_shown_when_refused(server: FakeServer, scrape: Callable[..., Scraper]) -> None:
     server.tell("/metrics", b"", status=401)
     scraper = scrape(f"vllm://127.0.0.1:{server.port}", api_key="sk-secret")
-    reason = why(scraper)
+    reason = failure_reason(scraper)
     assert "does not accept the API key" in reason
     assert "secret" not in reason
     assert server.asked[0] == ("/metrics", "Bearer sk-secret")
 
 
-def test_nobody_listens(scrape: Callable[..., Scraper]) -> None:
+def test_refused_connection_is_reported(scrape: Callable[..., Scraper]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    assert "nobody listens" in why(scrape(f"vllm://127.0.0.1:{port}"))
+    assert "nobody listens" in failure_reason(scrape(f"vllm://127.0.0.1:{port}"))
 
 
 @pytest.mark.parametrize(
@@ -160,18 +160,18 @@ def test_nobody_listens(scrape: Callable[..., Scraper]) -> None:
         (b"HTTP/1.1 200 OK\r\n" + b"X: " + b"y" * 200_000 + b"\r\n\r\n", "does not answer in HTTP"),
     ],
 )
-def test_who_drops_or_speaks_something_else(
+def test_dropped_connection_or_other_protocol_is_reported(
     raw: Callable[..., Raw], scrape: Callable[..., Scraper], answer: bytes, words: str
 ) -> None:
-    assert words in why(scrape(f"vllm://127.0.0.1:{raw(answer).port}"))
+    assert words in failure_reason(scrape(f"vllm://127.0.0.1:{raw(answer).port}"))
 
 
-def test_who_never_ends_its_answer_is_given_up(raw: Callable[..., Raw], scrape: Callable[..., Scraper]) -> None:
+def test_unfinished_answer_times_out(raw: Callable[..., Raw], scrape: Callable[..., Scraper]) -> None:
     slow = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nvllm", held=True)
-    assert "did not answer within 0.05 s" in why(scrape(f"vllm://127.0.0.1:{slow.port}", timeout_s=0.05))
+    assert "did not answer within 0.05 s" in failure_reason(scrape(f"vllm://127.0.0.1:{slow.port}", timeout_s=0.05))
 
 
-def test_closing_cuts_off_what_is_being_asked(raw: Callable[..., Raw]) -> None:
+def test_close_interrupts_a_request(raw: Callable[..., Raw]) -> None:
     silent = raw(b"", held=True)
     address = ExternalAddress.parse(f"vllm://127.0.0.1:{silent.port}")
     scraper = Scraper(address, http=HttpClient(address, timeout_s=LONG_S))
@@ -179,7 +179,7 @@ def test_closing_cuts_off_what_is_being_asked(raw: Callable[..., Raw]) -> None:
     wait_for(lambda: not scraper.is_running, scraper)
 
 
-def test_a_proxy_of_the_environment_is_in_the_way(
+def test_proxy_of_the_environment_is_used_and_named_in_errors(
     server: FakeServer, scrape: Callable[..., Scraper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.port}")
@@ -188,12 +188,12 @@ def test_a_proxy_of_the_environment_is_in_the_way(
     wait_for(scraper.take_scraped, scraper)
     server.close()
     reason = f"nobody listens at the proxy 127.0.0.1:{server.port}, which is in the way to http://gpu-box.invalid:8000"
-    assert reason in why(scraper)
+    assert reason in failure_reason(scraper)
     monkeypatch.setenv("NO_PROXY", "gpu-box.invalid")
-    assert "unknown host" in why(scrape("vllm://gpu-box.invalid:8000"))
+    assert "unknown host" in failure_reason(scrape("vllm://gpu-box.invalid:8000"))
 
 
-def test_this_machine_is_asked_by_no_proxy(
+def test_proxy_is_not_used_for_this_machine(
     server: FakeServer, scrape: Callable[..., Scraper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
@@ -205,8 +205,8 @@ def test_this_machine_is_asked_by_no_proxy(
 
 @pytest.mark.filterwarnings(
     "ignore:unclosed <ssl.SSLSocket:ResourceWarning"
-)  # Python's, of who hung up before it began
-def test_tls_that_is_trusted_only_where_its_authority_is_named(
+)  # raised by Python if the client closed the connection before the handshake
+def test_tls_certificate_is_trusted_only_if_its_authority_is_given(
     raw: Callable[..., Raw], scrape: Callable[..., Scraper], tmp_path: Path
 ) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -217,19 +217,19 @@ def test_tls_that_is_trusted_only_where_its_authority_is_named(
     body = VllmPage().text()
     answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     port = raw(answer, tls=context).port
-    assert "certificate is not trusted" in why(scrape(f"vllm://localhost:{port}/?tls=1"))
-    assert why(scrape(f"vllm://localhost:{port}")).startswith(f"http://localhost:{port}/metrics")
+    assert "certificate is not trusted" in failure_reason(scrape(f"vllm://localhost:{port}/?tls=1"))
+    assert failure_reason(scrape(f"vllm://localhost:{port}")).startswith(f"http://localhost:{port}/metrics")
     trusting = scrape(f"vllm://localhost:{port}/?ca={certificate}")
     wait_for(lambda: not trusting.why, trusting)
     wrong_name = scrape(f"vllm://127.0.0.1:{port}/?ca={certificate}")
-    assert "certificate is not trusted" in why(wrong_name)
+    assert "certificate is not trusted" in failure_reason(wrong_name)
     with pytest.raises(BadInput, match="PEM"):
         scrape(f"vllm://localhost:{port}/?ca={tmp_path / 'none.pem'}")
 
 
-def test_tls_where_there_is_none(raw: Callable[..., Raw], scrape: Callable[..., Scraper]) -> None:
+def test_tls_to_a_plain_port_fails_with_a_reason(raw: Callable[..., Raw], scrape: Callable[..., Scraper]) -> None:
     plain = raw(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    assert "TLS failed" in why(scrape(f"vllm://127.0.0.1:{plain.port}/?tls=1"))
+    assert "TLS failed" in failure_reason(scrape(f"vllm://127.0.0.1:{plain.port}/?tls=1"))
 
 
 def facts(scraper: Scraper) -> ServerFacts:
@@ -243,7 +243,9 @@ def facts(scraper: Scraper) -> ServerFacts:
     return found[0].facts
 
 
-def test_where_vllm_says_its_events_are(server: FakeServer, scrape: Callable[..., Scraper]) -> None:
+def test_event_endpoints_are_read_from_the_vllm_configuration(
+    server: FakeServer, scrape: Callable[..., Scraper]
+) -> None:
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}
     config = {"kv_events_config": {**events, "replay_endpoint": "tcp://*:5558"}}
     server.tell("/metrics", VllmPage().text())
@@ -270,9 +272,7 @@ def test_where_vllm_says_its_events_are(server: FakeServer, scrape: Callable[...
         {"version": "\x1b[31m", "page_size": -1},
     ],
 )
-def test_what_a_server_says_wrongly_is_not_known(
-    server: FakeServer, scrape: Callable[..., Scraper], answer: object
-) -> None:
+def test_invalid_server_facts_are_unknown(server: FakeServer, scrape: Callable[..., Scraper], answer: object) -> None:
     body = answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
     server.tell("/metrics", sglang_page())
     server.tell("/server_info", body)

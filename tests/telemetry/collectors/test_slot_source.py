@@ -1,4 +1,4 @@
-"""llama.cpp's slots as a source: each poll is what a mirror has; nobody is asked more than is polite."""
+"""llama.cpp's slots as a source: each poll updates the mirror, and the server is polled sparingly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def slot(
     decoded: int = 0,
     busy: bool = False,
 ) -> dict[str, Any]:
-    """As llama-server writes one."""
+    """Return a slot as llama-server writes it."""
     said: dict[str, Any] = {"id": number, "n_ctx": 200, "speculative": False, "is_processing": busy}
     if task is not None:
         said |= {
@@ -55,7 +55,7 @@ def slot(
 
 
 class LlamaServer(ThreadingHTTPServer):
-    """Answers as it is told to, and counts what it is asked."""
+    """llama-server with configurable answers that counts the requests by path."""
 
     def __init__(self) -> None:
         self.slots: Any = [slot(0), slot(1)]
@@ -108,8 +108,8 @@ def source(server: LlamaServer) -> Iterator[SlotSource]:
         yield opened
 
 
-def follow(source: SlotSource, server: LlamaServer) -> None:
-    """Until the mirror has what the server says now."""
+def wait_for_poll(source: SlotSource, server: LlamaServer) -> None:
+    """Wait until the mirror has the current state of the server."""
     asked, end_s = server.asked["/slots"] + 2, time.monotonic() + 10
     while server.asked["/slots"] < asked:
         assert time.monotonic() < end_s, source.status
@@ -121,14 +121,13 @@ def follow(source: SlotSource, server: LlamaServer) -> None:
 
 
 def cells(source: SlotSource, number: int) -> list[tuple[BlockState, int, int]]:
-    """State, filled tokens and owner of each cell of a slot."""
+    """Return state, filled tokens and owner of each cell of a slot."""
     size = source.mirror.num_blocks // 2
     ledger, rows = source.mirror.ledger, range(number * size, (number + 1) * size)
     return [(BlockState(ledger.state[row]), int(ledger.filled[row]), int(ledger.owner[row])) for row in rows]
 
 
 def wait_for(is_so: Callable[[], bool]) -> None:
-    """Until it is so."""
     end_s = time.monotonic() + 10
     while not is_so():
         assert time.monotonic() < end_s
@@ -138,8 +137,8 @@ def wait_for(is_so: Callable[[], bool]) -> None:
 FREE = (BlockState.FREE, 0, NO_OWNER)
 
 
-def test_slots_are_rows_that_fill_and_stay(source: SlotSource, server: LlamaServer) -> None:
-    follow(source, server)
+def test_slots_are_rows_that_fill_and_keep_their_tokens(source: SlotSource, server: LlamaServer) -> None:
+    wait_for_poll(source, server)
     hello = source.mirror.hello
     assert hello is not None
     assert (hello.cache.num_blocks, hello.cache.block_size, hello.model.name) == (14, 32, "tiny.gguf")
@@ -147,12 +146,12 @@ def test_slots_are_rows_that_fill_and_stay(source: SlotSource, server: LlamaServ
     assert cells(source, 0) == [FREE] * 7
 
     server.slots = [slot(0, task=5, holds=40, busy=True), slot(1)]
-    follow(source, server)
+    wait_for_poll(source, server)
     assert cells(source, 0)[:3] == [(BlockState.ACTIVE, 32, NO_OWNER), (BlockState.ACTIVE, 8, NO_OWNER), FREE]
     assert len(source.mirror.requests) == 0, "how long its prompt is is not told yet"
 
     server.slots = [slot(0, task=5, holds=70, processed=50, cached=16, decoded=4, busy=True), slot(1)]
-    follow(source, server)
+    wait_for_poll(source, server)
     requests = source.mirror.requests
     assert (requests.request_ids, requests.num_prompt_tokens.tolist()) == (["task 5"], [66])
     assert (requests.num_cached_tokens[0], requests.num_output_tokens[0], requests.num_computed_tokens[0]) == (
@@ -170,36 +169,36 @@ def test_slots_are_rows_that_fill_and_stay(source: SlotSource, server: LlamaServ
     assert source.mirror.counters.num_waiting == 3, "from the metrics"
 
     server.slots = [slot(0, task=5, holds=74, processed=50, cached=16, decoded=9), slot(1)]
-    follow(source, server)
+    wait_for_poll(source, server)
     assert requests.state[0] == RequestState.FINISHED
     assert requests.num_output_tokens[0] == 9
     assert cells(source, 0)[2] == (BlockState.CACHED, 10, 1), "a slot keeps what it holds"
     assert source.mirror.counters.finished == 1
 
     server.slots = [slot(0, task=9, holds=20, processed=4, cached=16, decoded=1, busy=True), slot(1)]
-    follow(source, server)
+    wait_for_poll(source, server)
     assert cells(source, 0)[:2] == [(BlockState.ACTIVE, 20, 2), FREE], "another task took the slot"
     assert source.mirror.counters.cached_tokens == 32
     assert source.mirror.counters.prompt_tokens == 54
 
 
-def test_a_short_task_between_two_polls_is_told_as_it_ended(source: SlotSource, server: LlamaServer) -> None:
-    follow(source, server)
+def test_short_task_between_two_polls_is_seen_as_finished(source: SlotSource, server: LlamaServer) -> None:
+    wait_for_poll(source, server)
     server.slots = [slot(0), slot(1, task=3, holds=33, processed=30, decoded=3)]
-    follow(source, server)
+    wait_for_poll(source, server)
     assert source.mirror.requests.request_ids == ["task 3"]
     assert source.mirror.requests.state[0] == RequestState.FINISHED
     assert cells(source, 1)[:2] == [(BlockState.CACHED, 32, 1), (BlockState.CACHED, 1, 1)]
 
 
-def test_how_a_task_ended_is_read_from_what_its_slot_holds_once_its_figures_are_forgotten(
+def test_end_of_a_task_is_derived_from_its_slot_after_its_figures_are_gone(
     source: SlotSource, server: LlamaServer
 ) -> None:
-    follow(source, server)
+    wait_for_poll(source, server)
     server.slots = [slot(0, task=5, holds=70, processed=50, cached=16, decoded=4, busy=True), slot(1)]
-    follow(source, server)
+    wait_for_poll(source, server)
     server.slots = [slot(0, task=5, holds=78), slot(1, task=6, holds=9)]
-    follow(source, server)
+    wait_for_poll(source, server)
     requests = source.mirror.requests
     assert requests.request_ids == ["task 5"], "of the other one nothing is known but what it left"
     assert (requests.num_output_tokens[0], requests.num_computed_tokens[0]) == (13, 78), "all but the last"
@@ -207,7 +206,7 @@ def test_how_a_task_ended_is_read_from_what_its_slot_holds_once_its_figures_are_
     assert cells(source, 1)[0] == (BlockState.CACHED, 9, NO_OWNER)
 
 
-def test_what_was_there_before_is_nobodys(server: LlamaServer, source: SlotSource) -> None:
+def test_tokens_from_before_the_attach_have_no_owner(server: LlamaServer, source: SlotSource) -> None:
     server.slots = [slot(0, task=3, holds=33, processed=30, decoded=3), slot(1)]
     source.close()
     with connect(f"llama://127.0.0.1:{server.server_port}") as later:
@@ -218,9 +217,9 @@ def test_what_was_there_before_is_nobodys(server: LlamaServer, source: SlotSourc
         assert np.count_nonzero(later.mirror.ledger.state == BlockState.CACHED) == 2
 
 
-def test_a_busy_server_is_asked_for_slots_and_little_else(source: SlotSource, server: LlamaServer) -> None:
+def test_busy_server_is_polled_mostly_for_slots(source: SlotSource, server: LlamaServer) -> None:
     server.slots = [slot(0, task=5, holds=40, busy=True), slot(1)]
-    follow(source, server)
+    wait_for_poll(source, server)
     before = server.asked.copy()
     wait_for(lambda: server.asked["/slots"] >= before["/slots"] + 12)
     asked = server.asked - before
@@ -228,22 +227,20 @@ def test_a_busy_server_is_asked_for_slots_and_little_else(source: SlotSource, se
     assert asked["/metrics"] <= asked["/slots"] / 4
 
 
-def test_a_server_with_nothing_to_do_may_fall_asleep_and_is_seen_to_wake(
-    source: SlotSource, server: LlamaServer
-) -> None:
+def test_idle_server_is_not_kept_awake_and_its_wakeup_is_seen(source: SlotSource, server: LlamaServer) -> None:
     server.metrics = METRICS.replace("processing 1", "processing 0")
     wait_for(lambda: server.asked["/metrics"] >= 5)
     before = server.asked["/slots"]
     wait_for(lambda: server.asked["/metrics"] >= 10)
-    assert server.asked["/slots"] == before, "to ask for slots would keep it awake"
+    assert server.asked["/slots"] == before, "asking for slots would keep the server awake"
 
     server.slots = [slot(0, task=5, holds=70, processed=50, cached=16, decoded=4, busy=True), slot(1)]
     server.metrics = METRICS
-    follow(source, server)
+    wait_for_poll(source, server)
     assert source.mirror.requests.request_ids == ["task 5"]
 
 
-def test_what_a_server_held_is_gone_once_it_sleeps(source: SlotSource, server: LlamaServer) -> None:
+def test_sleeping_server_holds_no_tokens(source: SlotSource, server: LlamaServer) -> None:
     server.slots = [slot(0, task=5, holds=70, processed=50, cached=16, decoded=4), slot(1)]
     wait_for(lambda: source.update_mirror() is None and np.any(source.mirror.ledger.filled))
     server.props["is_sleeping"] = True
@@ -252,29 +249,27 @@ def test_what_a_server_held_is_gone_once_it_sleeps(source: SlotSource, server: L
     assert source.mirror.counters.num_running == 0
 
 
-def test_tasks_that_no_look_saw_are_counted_by_the_servers_own_counters(
-    source: SlotSource, server: LlamaServer
-) -> None:
+def test_tasks_missed_by_polls_are_counted_by_the_server_counters(source: SlotSource, server: LlamaServer) -> None:
     counted = "# TYPE llamacpp:prompt_tokens_total counter\nllamacpp:prompt_tokens_total "
     server.metrics = f"{METRICS}{counted}10\n"
     before = server.asked["/metrics"] + 2
     wait_for(lambda: source.update_mirror() is None and server.asked["/metrics"] >= before)
-    assert source.mirror.counters.prompt_tokens == 0, "those before are none of ours"
+    assert source.mirror.counters.prompt_tokens == 0, "counts from before the attach are ignored"
     server.metrics = f"{METRICS}{counted}52\n"
     wait_for(lambda: source.update_mirror() is None and source.mirror.counters.prompt_tokens == 42)
 
 
-def test_a_server_that_started_anew_is_known_by_its_marker(source: SlotSource, server: LlamaServer) -> None:
+def test_restarted_server_is_recognized_by_its_media_marker(source: SlotSource, server: LlamaServer) -> None:
     server.props["media_marker"] = "<__media_1__>"
     source.close()
     with SlotSource(ExternalAddress.parse(f"llama://127.0.0.1:{server.server_port}"), every_s=0.02) as source:
-        follow(source, server)
+        wait_for_poll(source, server)
         before = source.mirror.epoch
         server.props["media_marker"] = "<__media_2__>"
         wait_for(lambda: source.update_mirror() is None and source.mirror.epoch != before)
 
 
-def test_without_metrics_it_is_said_what_is_not_known(source: SlotSource, server: LlamaServer) -> None:
+def test_missing_metrics_are_reported(source: SlotSource, server: LlamaServer) -> None:
     server.metrics = None
     wait_for(lambda: "--metrics" in source.status.reason)
     assert source.status.state is SourceState.LIVE
@@ -283,7 +278,7 @@ def test_without_metrics_it_is_said_what_is_not_known(source: SlotSource, server
 @pytest.mark.parametrize(
     ("props", "words"), [({"is_sleeping": True}, "it sleeps"), ({"role": "router"}, "servers of its own")]
 )
-def test_a_server_that_sleeps_or_routes_is_left_alone(props: Any, words: str, server: LlamaServer) -> None:
+def test_sleeping_or_routing_server_is_not_polled(props: Any, words: str, server: LlamaServer) -> None:
     server.props |= props
     with connect(f"llama://127.0.0.1:{server.server_port}") as source:
         end_s = time.monotonic() + 10
@@ -295,7 +290,7 @@ def test_a_server_that_sleeps_or_routes_is_left_alone(props: Any, words: str, se
         assert server.asked["/props"] == 1
 
 
-def test_a_server_without_slots_says_what_to_do(server: LlamaServer) -> None:
+def test_server_without_slots_is_reported_with_the_option_to_change(server: LlamaServer) -> None:
     server.slots_status = 501
     with connect(f"llama://127.0.0.1:{server.server_port}") as source:
         end_s = time.monotonic() + 10
@@ -305,11 +300,11 @@ def test_a_server_without_slots_says_what_to_do(server: LlamaServer) -> None:
         assert source.status.state is SourceState.CONNECTING
 
 
-def test_another_server_in_its_place_is_another_epoch(source: SlotSource, server: LlamaServer) -> None:
-    follow(source, server)
+def test_replaced_server_is_a_new_epoch(source: SlotSource, server: LlamaServer) -> None:
+    wait_for_poll(source, server)
     before = source.mirror.epoch
     server.slots = [{**slot(number), "n_ctx": 400} for number in range(2)]
-    follow(source, server)
+    wait_for_poll(source, server)
     assert source.mirror.epoch != before
     assert source.mirror.num_blocks == 26
 
@@ -328,19 +323,19 @@ def test_another_server_in_its_place_is_another_epoch(source: SlotSource, server
     ],
     ids=repr,
 )
-def test_what_is_no_list_of_slots_is_refused(answer: Any) -> None:
+def test_invalid_slot_list_is_refused(answer: Any) -> None:
     with pytest.raises(ProtocolError):
         read_slots(answer)
 
 
-def test_nonsense_in_a_slot_is_unknown_not_believed() -> None:
+def test_invalid_slot_fields_are_unknown() -> None:
     (read,) = read_slots(
         [slot(0) | {"id_task": True, "n_prompt_tokens": 1 << 50, "next_token": "x", "is_processing": 1}]
     )
     assert (read.task, read.num_tokens, read.num_decoded, read.is_processing) == (-1, 200, 0, False)
 
 
-def test_forms_in_its_words() -> None:
+def test_structured_output_uses_the_fields_of_llama_cpp() -> None:
     assert LLAMA_CPP.form_fields(Structured(kind="grammar", text='root ::= "a"')) == {"grammar": 'root ::= "a"'}
     with pytest.raises(BadInput, match=r"llama\.cpp"):
         LLAMA_CPP.form_fields(Structured(kind="regex", text="a"))

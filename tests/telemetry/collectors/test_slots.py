@@ -1,4 +1,4 @@
-"""Rows that are given out: copies, unknown removals, media, groups, sizes; against a model."""
+"""Rows assigned to reported blocks: copies, unknown removals, media, groups and sizes, compared with a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def held(slots: Slots, tier: Tier = Tier.HBM) -> list[tuple[int, int]]:
     return sorted(zip(ledger.hash[rows].tolist(), ledger.parent[rows].tolist(), strict=True))
 
 
-def test_a_block_told_of_again_takes_no_row_and_unknown_removals_are_nothing() -> None:
+def test_repeated_block_takes_no_row_and_unknown_removal_is_ignored() -> None:
     slots = Slots(8)
     slots.apply(stored(1, 2))
     settle(slots)
@@ -50,7 +50,7 @@ def test_a_block_told_of_again_takes_no_row_and_unknown_removals_are_nothing() -
     assert held(slots) == [(1, 0), (2, 1)]
 
 
-def test_a_block_in_two_media_and_two_groups_has_a_row_in_each() -> None:
+def test_block_in_several_media_and_groups_has_a_row_in_each() -> None:
     slots = Slots(8)
     for event in (
         stored(1, group=0),
@@ -66,7 +66,7 @@ def test_a_block_in_two_media_and_two_groups_has_a_row_in_each() -> None:
     assert (held(slots), held(slots, Tier.HOST)) == ([(1, 0)], [(1, 0)])
 
 
-def test_of_several_copies_the_last_to_go_takes_the_row_with_it() -> None:
+def test_row_is_freed_when_the_last_of_several_copies_is_removed() -> None:
     slots = Slots(8)
     for _ in range(3):
         slots.apply(stored(7, group=0))
@@ -81,7 +81,7 @@ def test_of_several_copies_the_last_to_go_takes_the_row_with_it() -> None:
     assert slots.num_removed[Tier.HBM] == 1
 
 
-def test_after_a_loss_of_events_a_block_that_is_told_of_again_is_there_once() -> None:
+def test_block_reported_again_after_an_event_loss_is_counted_once() -> None:
     slots = Slots(8)
     slots.apply(stored(1, 2))
     slots.apply(stored(1))
@@ -103,11 +103,11 @@ def test_after_a_loss_of_events_a_block_that_is_told_of_again_is_there_once() ->
         (Tier.UNKNOWN, ("FRIDGE", "")),
     ],
 )
-def test_media_are_known_by_how_they_begin_in_any_case(tier: Tier, media: tuple[str | None, ...]) -> None:
+def test_media_names_map_to_tiers_in_any_case(tier: Tier, media: tuple[str | None, ...]) -> None:
     assert {tier_of(medium) for medium in media} == {tier}
 
 
-def test_a_block_is_found_again_however_its_medium_is_written() -> None:
+def test_block_is_found_however_its_medium_is_written() -> None:
     slots = Slots(8)
     slots.apply(stored(1, medium="cpu"))
     slots.apply(BlockRemoved((1,), "CPU"))
@@ -117,7 +117,7 @@ def test_a_block_is_found_again_however_its_medium_is_written() -> None:
     assert slots.num_held == 0
 
 
-def test_blocks_of_an_unknown_medium_are_in_a_tier_of_their_own() -> None:
+def test_unknown_medium_is_a_tier_of_its_own() -> None:
     slots = Slots(8)
     slots.apply(stored(1, medium="STORAGE"))
     slots.apply(stored(1, medium="FRIDGE"))
@@ -126,7 +126,7 @@ def test_blocks_of_an_unknown_medium_are_in_a_tier_of_their_own() -> None:
     assert slots.unknown_media == ["fridge"]
 
 
-def test_who_does_not_know_of_groups_means_all_of_them() -> None:
+def test_removal_without_a_group_removes_the_block_from_all_groups() -> None:
     slots = Slots(8)
     slots.apply(stored(1, group=0))
     slots.apply(stored(1, group=1))
@@ -135,7 +135,7 @@ def test_who_does_not_know_of_groups_means_all_of_them() -> None:
     assert held(slots) == []
 
 
-def test_a_row_that_is_given_back_is_given_out_again() -> None:
+def test_freed_row_is_reused() -> None:
     slots = Slots(2)
     settle(slots)
     for number in range(1, 100):
@@ -147,7 +147,7 @@ def test_a_row_that_is_given_back_is_given_out_again() -> None:
     assert held(slots) == [(100, 0), (101, 100)]
 
 
-def test_tiers_grow_and_keep_what_they_hold() -> None:
+def test_tiers_grow_and_keep_their_blocks() -> None:
     slots = Slots(2)
     slots.apply(stored(*range(1, 6)))
     assert slots.must_change
@@ -161,7 +161,7 @@ def test_tiers_grow_and_keep_what_they_hold() -> None:
     assert held(slots, Tier.HOST) == [(7, 0)]
 
 
-def test_rows_that_were_never_used_can_go() -> None:
+def test_unused_rows_can_be_removed() -> None:
     slots = Slots()
     slots.apply(stored(1, 2))
     settle(slots)
@@ -172,7 +172,7 @@ def test_rows_that_were_never_used_can_go() -> None:
     assert held(slots) == [(1, 0), (2, 1)]
 
 
-def test_the_number_of_rows_is_bounded() -> None:
+def test_number_of_rows_is_bounded() -> None:
     slots = Slots(4)
     slots.want(Tier.HBM, 1 << 40)
     slots.want(Tier.HOST, 1 << 40)
@@ -180,7 +180,7 @@ def test_the_number_of_rows_is_bounded() -> None:
     assert slots.ledger.num_blocks == MAX_ROWS
 
 
-def test_a_hash_of_nothing_but_zeros_is_a_block_too() -> None:
+def test_hash_zero_is_a_block_too() -> None:
     slots = Slots(4)
     slots.apply(stored(0, 5))
     settle(slots)
@@ -190,7 +190,7 @@ def test_a_hash_of_nothing_but_zeros_is_a_block_too() -> None:
     assert held(slots) == [(5, HASH_MASK)]
 
 
-def test_many_events_in_any_order_leave_what_a_counter_has() -> None:
+def test_random_events_match_a_counting_model() -> None:
     chance = random.Random(7)
     slots, model = Slots(4), {"GPU": Counter[int](), "CPU": Counter[int]()}
     for _ in range(4000):
@@ -206,7 +206,7 @@ def test_many_events_in_any_order_leave_what_a_counter_has() -> None:
             case _:
                 event = BlockRemoved((number,), medium)
                 model[medium].subtract((number,))
-                if medium == "CPU":  # it is there once, however often that is told
+                if medium == "CPU":  # the block is there once, however often it is reported
                     model[medium][number] = 0
                 model[medium] = +model[medium]
         slots.apply(event)

@@ -1,4 +1,4 @@
-"""A external source on real sockets: our publisher of KV events beside an HTTP server with an engine's pages."""
+"""An external source on real sockets: our KV event publisher and an HTTP server with an engine's pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from tests.telemetry.collectors.conftest import FakeServer, until
+from tests.telemetry.collectors.conftest import FakeServer, wait_for_mirror
 from tests.telemetry.collectors.pages import VllmPage, sglang_page
 
 from kvscope_inside.announcement import announce
@@ -38,7 +38,7 @@ def publisher(make_endpoint: Callable[[str], str]) -> Iterator[KvEventPublisher]
 
 
 def cached(source: ExternalSource, tier: Tier = Tier.HBM) -> dict[int, int]:
-    """Hashes and their parents, as the mirror has them."""
+    """Return the parent of each cached hash, as the mirror has it."""
     ledger = source.mirror.ledger
     rows = np.flatnonzero((ledger.state == BlockState.CACHED) & (ledger.tier == tier))
     return dict(zip(ledger.hash[rows].tolist(), ledger.parent[rows].tolist(), strict=True))
@@ -48,7 +48,7 @@ def events_of(publisher: KvEventPublisher) -> dict[str, str]:
     return {"kv_events": publisher.endpoint, "replay": publisher.replay_endpoint}
 
 
-def test_a_vllm_is_mirrored(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
+def test_vllm_cache_and_counters_are_mirrored(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
     page = VllmPage(num_blocks=64, block_size=2)
     page.gauge("num_requests_running", 3)
     page.gauge("kv_cache_usage_perc", 0.5)
@@ -59,7 +59,9 @@ def test_a_vllm_is_mirrored(server: FakeServer, publisher: KvEventPublisher, att
     publisher.publish([BlockStored((14,), 12, (7, 8), 2, medium="GPU", group_idx=0)])
     publisher.publish([BlockStored((12,), 11, (3, 4), 2, medium="CPU", group_idx=0)])
     source = attach(f"vllm://127.0.0.1:{server.port}", **events_of(publisher))
-    until(source, lambda: len(cached(source)) == 4 and cached(source, Tier.HOST) and source.mirror.num_blocks == 64)
+    wait_for_mirror(
+        source, lambda: len(cached(source)) == 4 and cached(source, Tier.HOST) and source.mirror.num_blocks == 64
+    )
     assert cached(source) == {11: 0, 12: 11, 13: 12, 14: 12}
     assert cached(source, Tier.HOST) == {12: 11}
     mirror = source.mirror
@@ -69,46 +71,46 @@ def test_a_vllm_is_mirrored(server: FakeServer, publisher: KvEventPublisher, att
     assert (hello.model.name, hello.engine_version) == ("org/model", "vLLM 0.33.0")
     assert hello.capabilities.engine == "vllm"
     assert not hello.capabilities.physical_rows
-    until(source, lambda: mirror.counters.num_running == 3 and mirror.used_share == 0.5)
+    wait_for_mirror(source, lambda: mirror.counters.num_running == 3 and mirror.used_share == 0.5)
     assert source.status.state is SourceState.LIVE
     assert source.status.reason == ""
     tree = build(blocks_of(mirror.ledger))
     assert tree.num_texts == 2
     publisher.publish([BlockRemoved((14, 999), "GPU", 0)])
-    until(source, lambda: set(cached(source)) == {11, 12, 13})
+    wait_for_mirror(source, lambda: set(cached(source)) == {11, 12, 13})
     publisher.publish([AllBlocksCleared()])
-    until(source, lambda: not cached(source) and not cached(source, Tier.HOST))
+    wait_for_mirror(source, lambda: not cached(source) and not cached(source, Tier.HOST))
 
 
 @pytest.mark.parametrize("endpoint", ["ipc:///tmp/kvscope-vllm", "$(rm -rf ~)"])
-def test_who_is_told_from_inside_too_says_where(endpoint: str, server: FakeServer, attach: Attach) -> None:
+def test_endpoint_of_the_inside_plugin_is_suggested(endpoint: str, server: FakeServer, attach: Attach) -> None:
     page = VllmPage()
     announce(endpoint, page.registry)
     server.tell("/metrics", page.text())
     source = attach(f"vllm://127.0.0.1:{server.port}")
-    until(source, lambda: source.status.state is SourceState.LIVE)
+    wait_for_mirror(source, lambda: source.status.state is SourceState.LIVE)
     words = f"seen from outside; for the rest: kvscope --attach {endpoint};"
     assert (words in source.status.reason) == endpoint.startswith("ipc")
 
 
-def test_texts_are_told_by_row(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
+def test_block_contents_are_found_by_row(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
     server.tell("/metrics", VllmPage().text())
     publisher.publish([BlockStored((11, 12), None, (5, 6, 7, 8), 2, medium="GPU")])
     source = attach(f"vllm://127.0.0.1:{server.port}", **events_of(publisher))
-    until(source, lambda: len(cached(source)) == 2)
+    wait_for_mirror(source, lambda: len(cached(source)) == 2)
     row = int(np.flatnonzero(source.mirror.ledger.hash == 12)[0])
     content, nothing = source.contents([row, 63])
     assert (content.block, content.start, content.token_ids, content.text) == (row, 2, (7, 8), "7 8")
     assert nothing.token_ids == ()
 
 
-def test_counters_and_latencies_between_two_readings(server: FakeServer, attach: Attach) -> None:
+def test_counters_and_latencies_are_differences_of_two_readings(server: FakeServer, attach: Attach) -> None:
     page = VllmPage()
     page.count("prompt_tokens", 100)
     page.count("prompt_tokens_cached", 40)
     server.tell("/metrics", page.text())
     source = attach(f"vllm://127.0.0.1:{server.port}")
-    until(source, lambda: source.mirror.counters.prompt_tokens == 60)
+    wait_for_mirror(source, lambda: source.mirror.counters.prompt_tokens == 60)
     assert source.mirror.counters.cached_tokens == 40
     page.count("prompt_tokens", 20)
     page.count("generation_tokens", 7)
@@ -134,7 +136,7 @@ def test_counters_and_latencies_between_two_readings(server: FakeServer, attach:
     assert "no KV events" in source.status.reason
 
 
-def test_a_sglang_says_itself_where_its_events_are(
+def test_sglang_reports_its_own_event_endpoint(
     server: FakeServer, attach: Attach, make_endpoint: Callable[[str], str]
 ) -> None:
     endpoint = make_endpoint("tcp")
@@ -149,7 +151,7 @@ def test_a_sglang_says_itself_where_its_events_are(
     server.tell("/server_info", msgspec.json.encode(server_info), "application/json")
     with KvEventPublisher(config) as publisher:
         source = attach(f"sglang://127.0.0.1:{server.port}")
-        until(source, lambda: source.mirror.hello is not None and "nothing" not in source.status.reason)
+        wait_for_mirror(source, lambda: source.mirror.hello is not None and "nothing" not in source.status.reason)
         hello = source.mirror.hello
         assert hello is not None
         assert (hello.cache.num_blocks, hello.cache.block_size, hello.cache.num_host_blocks) == (64, 2, 16)
@@ -162,31 +164,33 @@ def test_a_sglang_says_itself_where_its_events_are(
             publisher.publish([BlockStored((number,), None, (1, 2), 2, medium="GPU")])
             return bool(cached(source))
 
-        until(source, published)
+        wait_for_mirror(source, published)
     counters = source.mirror.counters
     assert (counters.num_running, counters.num_waiting, counters.preemptions) == (4, 2, 3)
     assert (counters.prompt_tokens, counters.cached_tokens, counters.finished) == (60, 40, 4)
 
 
-def test_a_restart_forgets_what_was_counted(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
+def test_engine_restart_resets_the_counters(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
     page = VllmPage()
     page.count("generation_tokens", 500)
     server.tell("/metrics", page.text())
     source = attach(f"vllm://127.0.0.1:{server.port}", **events_of(publisher))
-    until(source, lambda: source.mirror.counters.generation_tokens == 500)
+    wait_for_mirror(source, lambda: source.mirror.counters.generation_tokens == 500)
     epoch = source.mirror.epoch
     server.tell("/metrics", VllmPage().text())
-    until(source, lambda: source.mirror.epoch != epoch)
+    wait_for_mirror(source, lambda: source.mirror.epoch != epoch)
     assert source.mirror.counters.generation_tokens == 0
     assert source.status.resyncs == 1
 
 
-def test_more_blocks_than_the_server_said(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
+def test_pool_grows_if_events_report_more_blocks_than_the_server(
+    server: FakeServer, publisher: KvEventPublisher, attach: Attach
+) -> None:
     server.tell("/metrics", VllmPage(num_blocks=8).text())
     source = attach(f"vllm://127.0.0.1:{server.port}", **events_of(publisher))
-    until(source, lambda: source.mirror.num_blocks == 8)
+    wait_for_mirror(source, lambda: source.mirror.num_blocks == 8)
     publisher.publish([BlockStored(tuple(range(1, 21)), None, tuple(range(40)), 2, medium="GPU")])
-    until(source, lambda: len(cached(source)) == 20)
+    wait_for_mirror(source, lambda: len(cached(source)) == 20)
     assert cached(source) == {number: number - 1 for number in range(1, 21)}
 
 
@@ -196,27 +200,27 @@ def test_two_ranks_are_two_sources(server: FakeServer, attach: Attach) -> None:
     page.gauge("num_requests_running", 9, rank=1)
     server.tell("/metrics", page.text())
     first, second = (attach(f"vllm://127.0.0.1:{server.port}/?rank={rank}") for rank in (0, 1))
-    until(first, lambda: first.mirror.counters.num_running == 5)
-    until(second, lambda: second.mirror.counters.num_running == 9)
+    wait_for_mirror(first, lambda: first.mirror.counters.num_running == 5)
+    wait_for_mirror(second, lambda: second.mirror.counters.num_running == 9)
     assert second.name.endswith("rank 1")
 
 
-def test_an_engine_that_goes_and_comes(server: FakeServer, attach: Attach) -> None:
+def test_source_becomes_stale_and_live_again_with_its_server(server: FakeServer, attach: Attach) -> None:
     server.tell("/metrics", VllmPage().text())
     source = attach(f"vllm://127.0.0.1:{server.port}")
-    until(source, lambda: source.status.state is SourceState.LIVE)
+    wait_for_mirror(source, lambda: source.status.state is SourceState.LIVE)
     server.tell("/metrics", b"", status=500)
-    until(source, lambda: source.status.state is SourceState.STALE)
+    wait_for_mirror(source, lambda: source.status.state is SourceState.STALE)
     assert "HTTP 500" in source.status.reason
     server.tell("/metrics", VllmPage().text())
-    until(source, lambda: source.status.state is SourceState.LIVE)
+    wait_for_mirror(source, lambda: source.status.state is SourceState.LIVE)
 
 
 def _at(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def test_events_that_never_come_while_tokens_flow_are_missed() -> None:
+def test_missing_events_are_reported_while_tokens_are_processed() -> None:
     silence = Silence()
     for second in range(0, 60, 5):
         silence.look(EngineReading(prompt_tokens=100 * second, generation_tokens=0), 0, _at(second))
@@ -224,18 +228,18 @@ def test_events_that_never_come_while_tokens_flow_are_missed() -> None:
     silence.look(EngineReading(prompt_tokens=6_000, generation_tokens=0), 0, _at(61))
     assert silence.is_told
     silence.look(EngineReading(prompt_tokens=6_100, generation_tokens=0), 1, _at(62))
-    assert not silence.is_told, "one came"
+    assert not silence.is_told, "an event arrived"
 
 
 @pytest.mark.parametrize("tokens", [999, None])
-def test_a_server_that_does_little_misses_nothing(tokens: int | None) -> None:
+def test_missing_events_are_not_reported_for_a_nearly_idle_server(tokens: int | None) -> None:
     silence = Silence()
     silence.look(EngineReading(prompt_tokens=0 if tokens else None), 0, 0)
     silence.look(EngineReading(prompt_tokens=tokens), 0, _at(600))
     assert not silence.is_told
 
 
-def test_a_person_is_told_with_what_to_start_the_server() -> None:
+def test_missing_events_message_names_the_server_option() -> None:
     parts = AttachedParts(
         product="vLLM",
         metrics_why="",

@@ -1,4 +1,6 @@
-"""KV events and readings into our messages, without sockets: what follows what, and that a mirror can follow it."""
+"""KV events and readings translated into our messages without sockets: their order, and that a mirror can
+follow them.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ CAPTURED = Path(__file__).parents[1] / "kv_events" / "captured.txt"
 
 
 class TranslatorDriver:
-    """A translator whose messages are checked as those of a socket are, and followed."""
+    """A translator whose messages are validated like those of a socket and followed by a mirror."""
 
     def __init__(self, engine: ExternalEngine = VLLM) -> None:
         self.translator = RankTranslator(engine)
@@ -55,16 +57,16 @@ class TranslatorDriver:
         self.now_ns = 1000 * MS
         self.seq = 0
 
-    def read(self, reading: EngineReading = READING, *, are_events_live: bool = True) -> None:
-        self.translator.read(reading, ServerFacts(version="1"), self.now_ns, are_events_live=are_events_live)
-        self.tell()
+    def read_metrics(self, reading: EngineReading = READING, *, are_events_live: bool = True) -> None:
+        self.translator.read_metrics(reading, ServerFacts(version="1"), self.now_ns, are_events_live=are_events_live)
+        self.publish_messages()
 
-    def give(self, *events: KvEvent) -> None:
+    def apply_events(self, *events: KvEvent) -> None:
         self.seq += 1
         self.translator.apply_events([Received(self.seq, EventBatch(1.0, events))], self.now_ns)
-        self.tell()
+        self.publish_messages()
 
-    def tell(self) -> list[TelemetryMessage]:
+    def publish_messages(self) -> list[TelemetryMessage]:
         self.now_ns += 100 * MS
         messages = self.translator.messages(self.now_ns, is_heard=True)
         for message in messages:
@@ -83,7 +85,7 @@ class TranslatorDriver:
     def causes(self) -> list[str]:
         return [event.cause for message in self.messages if isinstance(message, Frame) for event in message.events]
 
-    def of(self, kind: type[TelemetryMessage]) -> list[TelemetryMessage]:
+    def messages_of_type(self, kind: type[TelemetryMessage]) -> list[TelemetryMessage]:
         return [message for message in self.messages if isinstance(message, kind)]
 
 
@@ -91,27 +93,27 @@ def stored(*hashes: int, parent: int | None = None, medium: str = "GPU", size: i
     return BlockStored(hashes, parent, tuple(range(size * len(hashes))), size, medium=medium)
 
 
-def test_nothing_is_told_before_anything_is_known_and_nothing_twice() -> None:
+def test_nothing_is_published_before_the_first_reading_or_twice() -> None:
     driver = TranslatorDriver()
-    assert driver.tell() == []
-    driver.read()
+    assert driver.publish_messages() == []
+    driver.read_metrics()
     first = driver.messages[0]
     assert isinstance(first, Snapshot)
     assert first.hello.cache.num_blocks == 32
-    driver.tell()
-    count = len(driver.of(Frame))
+    driver.publish_messages()
+    count = len(driver.messages_of_type(Frame))
     for _ in range(3):
-        driver.tell()
-    assert len(driver.of(Frame)) == count
-    assert driver.of(Heartbeat)
+        driver.publish_messages()
+    assert len(driver.messages_of_type(Frame)) == count
+    assert driver.messages_of_type(Heartbeat)
 
 
-def test_a_frame_has_what_changed_and_no_more() -> None:
+def test_frame_contains_only_changes() -> None:
     driver = TranslatorDriver()
-    driver.read()
-    driver.give(stored(1, 2), stored(3, parent=2))
-    driver.give(BlockRemoved((2,), "GPU"), BlockRemoved((77,), "GPU"), stored(3, parent=2))
-    frame = driver.of(Frame)[-1]
+    driver.read_metrics()
+    driver.apply_events(stored(1, 2), stored(3, parent=2))
+    driver.apply_events(BlockRemoved((2,), "GPU"), BlockRemoved((77,), "GPU"), stored(3, parent=2))
+    frame = driver.messages_of_type(Frame)[-1]
     assert isinstance(frame, Frame)
     assert len(frame.blocks.state) == 1
     assert np.frombuffer(frame.moves.evicted, "<u4").tolist() == [1]
@@ -119,19 +121,19 @@ def test_a_frame_has_what_changed_and_no_more() -> None:
     assert driver.follower.mirror.counters.evicted_blocks == 1
 
 
-def test_a_block_that_came_and_went_between_two_frames_leaves_a_free_row() -> None:
+def test_block_stored_and_removed_between_frames_leaves_a_free_row() -> None:
     driver = TranslatorDriver()
-    driver.read()
-    driver.give(stored(1), BlockRemoved((1,), "GPU"), stored(2), BlockRemoved((2,), "GPU"), stored(3))
+    driver.read_metrics()
+    driver.apply_events(stored(1), BlockRemoved((1,), "GPU"), stored(2), BlockRemoved((2,), "GPU"), stored(3))
     assert driver.cached() == {3}
 
 
-def test_a_gap_is_told_and_keeps_what_there_is() -> None:
+def test_event_gap_is_reported_and_keeps_the_blocks() -> None:
     driver = TranslatorDriver()
-    driver.read()
-    driver.give(stored(1))
+    driver.read_metrics()
+    driver.apply_events(stored(1))
     driver.translator.apply_events([Gap(2, 4, "not kept any more")], driver.now_ns)
-    driver.tell()
+    driver.publish_messages()
     assert driver.cached() == {1}
     assert "3 batches, 2 to 4, of KV events cannot be had (not kept any more)" in driver.causes()[-1]
 
@@ -140,14 +142,14 @@ def in_group(event: BlockStored, index: int, kind: str, window: int | None = Non
     return msgspec.structs.replace(event, group_idx=index, kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=window)
 
 
-def test_groups_are_told_anew_when_one_is_learned_and_rows_are_of_them() -> None:
+def test_new_group_restates_the_hello_and_assigns_rows_to_groups() -> None:
     driver = TranslatorDriver()
-    driver.read()
+    driver.read_metrics()
     first = driver.follower.mirror
     assert first.hello is not None
     assert not first.hello.capabilities.groups
     full = in_group(stored(1, 2), 0, "full_attention")
-    driver.give(full, in_group(stored(1, 2, size=8), 1, "sliding_window", 64))
+    driver.apply_events(full, in_group(stored(1, 2, size=8), 1, "sliding_window", 64))
     mirror = driver.follower.mirror
     assert mirror.hello is not None
     assert mirror.hello.capabilities.groups
@@ -159,32 +161,32 @@ def test_groups_are_told_anew_when_one_is_learned_and_rows_are_of_them() -> None
     assert mirror.ledger.group[rows].tolist() == [0, 0, 1, 1]
     assert mirror.ledger.filled[rows].tolist() == [2, 2, 8, 8]
     epoch = mirror.epoch
-    driver.give(full)
+    driver.apply_events(full)
     driver.translator.restate()
-    driver.tell()
+    driver.publish_messages()
     assert driver.follower.mirror.epoch == epoch
 
 
-def test_the_room_of_several_groups_is_not_blocks_times_their_size() -> None:
+def test_pool_tokens_of_several_groups_are_unknown_unless_reported() -> None:
     driver = TranslatorDriver()
-    driver.read()
+    driver.read_metrics()
     hello = driver.follower.mirror.hello
     assert hello is not None
     assert hello.cache.pool_tokens == 64
-    driver.give(in_group(stored(1), 0, "full_attention"), in_group(stored(1, size=8), 1, "mamba"))
+    driver.apply_events(in_group(stored(1), 0, "full_attention"), in_group(stored(1, size=8), 1, "mamba"))
     assert driver.follower.mirror.hello is not None
     assert driver.follower.mirror.hello.cache.pool_tokens == 0
-    driver.read(replace(READING, pool_tokens=40))
+    driver.read_metrics(replace(READING, pool_tokens=40))
     assert driver.follower.mirror.hello.cache.pool_tokens == 40
 
 
 @pytest.mark.parametrize("is_store_first", [True, False])
-def test_chunks_of_a_store_do_not_rule_the_size_of_blocks(is_store_first: bool) -> None:
+def test_chunks_of_an_external_store_do_not_set_the_block_size(is_store_first: bool) -> None:
     driver = TranslatorDriver()
-    driver.read()
+    driver.read_metrics()
     events = [stored(50, medium="cpu", size=256), stored(1, 2)]
     for event in events if is_store_first else events[::-1]:
-        driver.give(event)
+        driver.apply_events(event)
     mirror = driver.follower.mirror
     assert mirror.hello is not None
     assert (mirror.hello.cache.block_size, sorted(mirror.hello.cache.block_sizes)) == (2, [2, 256])
@@ -194,36 +196,36 @@ def test_chunks_of_a_store_do_not_rule_the_size_of_blocks(is_store_first: bool) 
     assert by_hash == {50: 256, 1: 2, 2: 2}
 
 
-def test_a_medium_that_nobody_knows_is_said_once() -> None:
+def test_unknown_medium_is_reported_once() -> None:
     driver = TranslatorDriver()
-    driver.read()
-    driver.give(stored(1, medium="FRIDGE"))
-    driver.give(stored(2, medium="fridge"))
+    driver.read_metrics()
+    driver.apply_events(stored(1, medium="FRIDGE"))
+    driver.apply_events(stored(2, medium="fridge"))
     assert driver.cached(Tier.UNKNOWN) == {1, 2}
     assert [cause for cause in driver.causes() if "'fridge'" in cause] == driver.causes()[-1:]
 
 
-def test_a_reset_begins_anew() -> None:
+def test_reset_starts_a_new_epoch() -> None:
     driver = TranslatorDriver()
-    driver.read()
-    driver.give(stored(1))
+    driver.read_metrics()
+    driver.apply_events(stored(1))
     epoch = driver.follower.mirror.epoch
     driver.translator.apply_events(
         [Reset("the engine restarted"), Received(0, EventBatch(1.0, (stored(9),)))], driver.now_ns
     )
-    driver.tell()
+    driver.publish_messages()
     assert driver.cached() == {9}
     assert driver.follower.mirror.epoch != epoch
     assert "the engine restarted" in driver.causes()[-1]
 
 
 @pytest.mark.parametrize("are_events_live", [True, False])
-def test_counters_that_fall_are_a_restart(are_events_live: bool) -> None:
+def test_falling_counters_are_a_restart(are_events_live: bool) -> None:
     driver = TranslatorDriver()
-    driver.read()
-    driver.give(stored(1))
+    driver.read_metrics()
+    driver.apply_events(stored(1))
     epoch = driver.follower.mirror.epoch
-    driver.read(replace(READING, prompt_tokens=1, generation_tokens=0), are_events_live=are_events_live)
+    driver.read_metrics(replace(READING, prompt_tokens=1, generation_tokens=0), are_events_live=are_events_live)
     mirror = driver.follower.mirror
     assert mirror.epoch != epoch
     assert (mirror.counters.prompt_tokens, mirror.counters.generation_tokens) == (1, 0)
@@ -231,12 +233,15 @@ def test_counters_that_fall_are_a_restart(are_events_live: bool) -> None:
     assert "the engine restarted" in driver.causes()[-1]
 
 
-def test_several_engines_behind_one_address_are_no_end_of_restarts() -> None:
+def test_several_engines_behind_one_address_cause_few_restarts() -> None:
     driver = TranslatorDriver()
     for number in range(40):
-        driver.read(replace(READING, generation_tokens=500 * (number % 2)))
+        driver.read_metrics(replace(READING, generation_tokens=500 * (number % 2)))
     assert driver.translator.restarts.are_doubtful
-    assert len({snapshot.hello.epoch for snapshot in driver.of(Snapshot) if isinstance(snapshot, Snapshot)}) <= 5
+    assert (
+        len({snapshot.hello.epoch for snapshot in driver.messages_of_type(Snapshot) if isinstance(snapshot, Snapshot)})
+        <= 5
+    )
 
 
 SMALL = replace(READING, prompt_tokens=1_000, generation_tokens=500, preemptions=3, finished=10)
@@ -259,7 +264,7 @@ def test_alternating_counters_of_several_engines_are_reported_and_not_counted(
     driver = TranslatorDriver()
     for number, reading in enumerate(readings):
         driver.now_ns = (1 + number) * 1000 * MS
-        driver.read(reading)
+        driver.read_metrics(reading)
     with RecordingWriter(tmp_path / "several.mcap") as writer:
         for message in driver.messages:
             writer.write(message, wait=True)
@@ -271,8 +276,8 @@ def test_alternating_counters_of_several_engines_are_reported_and_not_counted(
     assert SEVERAL_ENGINES in driver.causes()
     assert driver.follower.mirror.hello is not None
     assert not driver.follower.mirror.hello.capabilities.counters
-    batches = [frame.batch for frame in driver.of(Frame) if isinstance(frame, Frame)]
-    first_jump = 1_000_000 + 40_000  # without a start time, nothing tells it from work
+    batches = [frame.batch for frame in driver.messages_of_type(Frame) if isinstance(frame, Frame)]
+    first_jump = 1_000_000 + 40_000  # without a start time, the jump cannot be told from real work
     assert sum(batch.num_prefill_tokens + batch.num_decode_tokens for batch in batches) <= first_jump
 
 
@@ -280,124 +285,126 @@ def test_restart_after_which_counters_grow_again_is_one_engine() -> None:
     driver = TranslatorDriver()
     for started_s, counts in ((1.0, (10, 500, 9_000)), (2.0, (0, 700, 12_000))):
         for count in counts:
-            driver.read(replace(SMALL, prompt_tokens=count, generation_tokens=count, started_s=started_s))
+            driver.read_metrics(replace(SMALL, prompt_tokens=count, generation_tokens=count, started_s=started_s))
     assert not driver.translator.restarts.are_doubtful
     assert driver.translator.restarts.count == 1
-    batches = [frame.batch for frame in driver.of(Frame) if isinstance(frame, Frame)]
+    batches = [frame.batch for frame in driver.messages_of_type(Frame) if isinstance(frame, Frame)]
     assert sum(batch.num_decode_tokens for batch in batches) == 8_990 + 12_000
 
 
 def test_counters_are_believed_again_a_minute_after_they_last_jumped() -> None:
     driver = TranslatorDriver()
     for reading in (SMALL, LARGE) * 3:
-        driver.read(reading)
+        driver.read_metrics(reading)
     driver.now_ns += 61_000 * MS
-    driver.read(LARGE)
-    driver.read(replace(LARGE, generation_tokens=9_000_008))
+    driver.read_metrics(LARGE)
+    driver.read_metrics(replace(LARGE, generation_tokens=9_000_008))
     hello = driver.follower.mirror.hello
     assert hello is not None
     assert hello.capabilities.counters
-    batches = [frame.batch for frame in driver.of(Frame) if isinstance(frame, Frame)]
+    batches = [frame.batch for frame in driver.messages_of_type(Frame) if isinstance(frame, Frame)]
     assert sum(batch.num_decode_tokens for batch in batches) == 8
 
 
 @pytest.mark.parametrize("value", ["1e300", "1e19", "+Inf", "NaN", "-5"])
-def test_absurd_values_of_a_page_are_unknown_and_end_nothing(value: str) -> None:
+def test_absurd_metric_values_are_unknown(value: str) -> None:
     config = f'vllm:cache_config_info{{num_gpu_blocks="{value}",block_size="{value}"}} 1'
     names = ("prompt_tokens_total", "generation_tokens_total", "num_requests_running", "num_preemptions_total")
     buckets = [f'vllm:time_to_first_token_seconds_bucket{{le="{bound}"}} {value}' for bound in ("1.0", "+Inf")]
     page = "\n".join([*(f"vllm:{name} {value}" for name in names), config, *buckets, ""])
     driver = TranslatorDriver()
-    driver.read(VLLM.read(ScrapedPage(page.replace(value, "1"), ("vllm:",))))
-    driver.read(VLLM.read(ScrapedPage(page, ("vllm:",))))
+    driver.read_metrics(VLLM.read_metrics(ScrapedPage(page.replace(value, "1"), ("vllm:",))))
+    driver.read_metrics(VLLM.read_metrics(ScrapedPage(page, ("vllm:",))))
     for message in driver.messages:
         assert decode_telemetry(encode(message)) == message
     assert driver.follower.mirror.counters.prompt_tokens <= 1
 
 
-def test_what_was_computed_between_readings_is_told_once() -> None:
+def test_tokens_between_readings_are_counted_once() -> None:
     driver = TranslatorDriver()
-    driver.read()
-    driver.read(replace(READING, prompt_tokens=30, cached_tokens=5, generation_tokens=8))
-    driver.give(stored(1))
-    batches = [frame.batch for frame in driver.of(Frame) if isinstance(frame, Frame)]
+    driver.read_metrics()
+    driver.read_metrics(replace(READING, prompt_tokens=30, cached_tokens=5, generation_tokens=8))
+    driver.apply_events(stored(1))
+    batches = [frame.batch for frame in driver.messages_of_type(Frame) if isinstance(frame, Frame)]
     assert sum(batch.num_prefill_tokens for batch in batches) == 15
     assert sum(batch.num_decode_tokens for batch in batches) == 3
 
 
-def test_events_alone_are_enough_and_metrics_may_follow() -> None:
+def test_events_alone_suffice_until_metrics_arrive() -> None:
     driver = TranslatorDriver()
-    driver.give(stored(1, 2, size=4))
+    driver.apply_events(stored(1, 2, size=4))
     mirror = driver.follower.mirror
     assert mirror.hello is not None
     assert (mirror.num_blocks, mirror.hello.cache.block_size) == (4096, 4)
-    driver.read()
+    driver.read_metrics()
     assert (driver.follower.mirror.num_blocks, driver.cached()) == (32, {1, 2})
     assert driver.follower.mirror.hello is not None
     assert driver.follower.mirror.hello.cache.block_size == 4
 
 
-def test_another_shape_begins_an_epoch_and_loses_nothing() -> None:
+def test_changed_pool_size_starts_an_epoch_and_keeps_the_blocks() -> None:
     driver = TranslatorDriver()
-    driver.read(replace(READING, num_blocks=4, host_tokens=8))
-    driver.give(stored(1, 2, 3), stored(1, medium="CPU"))
+    driver.read_metrics(replace(READING, num_blocks=4, host_tokens=8))
+    driver.apply_events(stored(1, 2, 3), stored(1, medium="CPU"))
     epoch = driver.follower.mirror.epoch
-    driver.give(stored(4, 5, 6))
+    driver.apply_events(stored(4, 5, 6))
     assert driver.cached() == {1, 2, 3, 4, 5, 6}
     assert driver.cached(Tier.HOST) == {1}
     assert driver.follower.mirror.epoch != epoch
 
 
-def test_no_frame_is_missing_whatever_grows() -> None:
+def test_no_frame_is_lost_while_the_pool_grows() -> None:
     driver = TranslatorDriver()
-    driver.read(replace(READING, num_blocks=4))
+    driver.read_metrics(replace(READING, num_blocks=4))
     summarizer, follower = Summarizer(Follower()), 0
     for number in range(1, 40):
-        driver.give(stored(3 * number, 3 * number + 1), stored(number, medium="CPU"))
+        driver.apply_events(stored(3 * number, 3 * number + 1), stored(number, medium="CPU"))
         driver.translator.restate()
-        driver.translator.read(READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True)
-        driver.tell()
+        driver.translator.read_metrics(
+            READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True
+        )
+        driver.publish_messages()
     for message in driver.messages:
         follower += sum(summary.num_lost_frames for summary in summarizer.add_message(message, driver.now_ns))
     lost = follower + sum(summary.num_lost_frames for summary in summarizer.close())
     assert lost == 0
 
 
-def test_very_much_at_once_is_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_changes_are_split_into_several_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MANY_ROWS", 4)
     driver = TranslatorDriver()
-    driver.read()
-    count = len(driver.of(Frame))
-    driver.give(stored(*range(1, 11)))
-    assert len(driver.of(Frame)) == count + 3
+    driver.read_metrics()
+    count = len(driver.messages_of_type(Frame))
+    driver.apply_events(stored(*range(1, 11)))
+    assert len(driver.messages_of_type(Frame)) == count + 3
     assert driver.cached() == set(range(1, 11))
 
 
-def test_memory_where_the_engine_says_where_it_went() -> None:
+def test_memory_breakdown_is_published_if_the_engine_reports_it() -> None:
     driver = TranslatorDriver(SGLANG)
-    driver.read(replace(READING, weights_bytes=1 << 30, kv_bytes=1 << 29))
-    (memory,) = driver.of(MemoryBreakdown)
+    driver.read_metrics(replace(READING, weights_bytes=1 << 30, kv_bytes=1 << 29))
+    (memory,) = driver.messages_of_type(MemoryBreakdown)
     assert isinstance(memory, MemoryBreakdown)
     assert (memory.weights_bytes, memory.kv_bytes, memory.graphs_bytes) == (1 << 30, 1 << 29, -1)
 
 
-def test_what_cannot_be_read_is_said() -> None:
+def test_unreadable_events_are_reported() -> None:
     driver = TranslatorDriver()
-    driver.read()
+    driver.read_metrics()
     batch = EventBatch(1.0, (stored(1),), num_unreadable_events=2, unreadable="expected int")
     driver.translator.apply_events([Received(1, batch)], driver.now_ns)
-    driver.tell()
+    driver.publish_messages()
     assert "2 KV events could not be read (expected int)" in driver.causes()[-1]
     assert driver.cached() == {1}
 
 
 @pytest.mark.parametrize("line", [line for line in CAPTURED.read_text().splitlines() if not line.startswith("#")])
-def test_captured_bytes_of_every_publisher(line: str) -> None:
+def test_captured_events_of_each_publisher_can_be_followed(line: str) -> None:
     name, _, data = line.partition(" ")
     batch = decode_batch(bytes.fromhex(data))
     driver = TranslatorDriver(find_engine(name.partition("-")[0]) or VLLM)
-    driver.read()
-    driver.give(*batch.events)
+    driver.read_metrics()
+    driver.apply_events(*batch.events)
     there: dict[Tier, set[int]] = {tier: set() for tier in (Tier.HBM, Tier.HOST, Tier.DISK)}
     for event in batch.events:
         if isinstance(event, BlockStored):
@@ -413,7 +420,7 @@ def module_tier(medium: str | None) -> Tier:
     return {"CPU": Tier.HOST, "CPU_PINNED": Tier.HOST, "STORAGE": Tier.DISK}.get(medium or "", Tier.HBM)
 
 
-def random_life(seed: int) -> Iterable[list[KvEvent]]:
+def random_event_batches(seed: int) -> Iterable[list[KvEvent]]:
     chance = random.Random(seed)
     for _ in range(150):
         batch: list[KvEvent] = []
@@ -430,16 +437,16 @@ def random_life(seed: int) -> Iterable[list[KvEvent]]:
         yield batch
 
 
-def test_a_recorded_session_is_played_back_the_same(tmp_path: Path) -> None:
+def test_recorded_session_replays_identically(tmp_path: Path) -> None:
     driver = TranslatorDriver()
     path = tmp_path / "external.mcap"
     with RecordingWriter(path) as writer:
         reading = replace(READING, num_blocks=1024, host_tokens=2048)
-        driver.read(reading)
-        for number, batch in enumerate(random_life(3)):
-            driver.give(*batch)
+        driver.read_metrics(reading)
+        for number, batch in enumerate(random_event_batches(3)):
+            driver.apply_events(*batch)
             if number % 10 == 0:
-                driver.read(replace(reading, generation_tokens=5 + number, num_waiting=number))
+                driver.read_metrics(replace(reading, generation_tokens=5 + number, num_waiting=number))
             if number == 70:
                 driver.translator.apply_events([Reset("asked again")], driver.now_ns)
         for message in driver.messages:
@@ -451,19 +458,19 @@ def test_a_recorded_session_is_played_back_the_same(tmp_path: Path) -> None:
     assert (played.counters, played.hello, played.seq) == (live.counters, live.hello, live.seq)
     assert len(recording.info.epochs) == 2
     assert recording.info.hello.capabilities.engine == "vllm"
-    assert len(list(recording.frames())) == len(driver.of(Frame))
+    assert len(list(recording.frames())) == len(driver.messages_of_type(Frame))
 
 
-def test_whether_aborts_are_counted_is_told_once_it_is_known() -> None:
+def test_abort_capability_is_published_when_it_becomes_known() -> None:
     driver = TranslatorDriver()
-    driver.read()
+    driver.read_metrics()
     hello = driver.follower.mirror.hello
     assert hello is not None
     assert not hello.capabilities.aborts
-    driver.read(replace(READING, aborted=0))
+    driver.read_metrics(replace(READING, aborted=0))
     after = driver.follower.mirror.hello
     assert after is not None
     assert after.capabilities.aborts
     assert after.epoch != hello.epoch
-    driver.read(replace(READING, aborted=3))
+    driver.read_metrics(replace(READING, aborted=3))
     assert driver.follower.mirror.hello is after

@@ -1,4 +1,4 @@
-"""Keys on disk: made once, private, listed, removed, read as they change, and refused when they are not sound."""
+"""Keys on disk: created once, private, listed, removed, reloaded when they change, and refused if they are invalid."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def ring(tmp_path: Path) -> KeyRing:
     return KeyRing(tmp_path / "keys")
 
 
-def test_everything_is_for_this_user_alone(ring: KeyRing) -> None:
+def test_key_files_are_readable_by_the_user_only(ring: KeyRing) -> None:
     assert stat.S_IMODE(ring.folder.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in ring.folder.iterdir()}
     assert modes == {"engine.key": 0o600, "clients.toml": 0o600, "local.key": 0o600}
 
 
-def test_the_user_s_own_desktop_has_a_key_from_the_start(ring: KeyRing) -> None:
+def test_local_desktop_key_exists_from_the_start(ring: KeyRing) -> None:
     own = read_client_key(ring.folder / "local.key")
     caller = ring.caller(own.public)
     assert caller is not None
@@ -43,13 +43,13 @@ def test_the_user_s_own_desktop_has_a_key_from_the_start(ring: KeyRing) -> None:
     assert own.secret not in repr(own)
 
 
-def test_another_start_has_the_same_keys(ring: KeyRing) -> None:
+def test_restart_keeps_the_keys(ring: KeyRing) -> None:
     again = KeyRing(ring.folder)
     assert again.engine == ring.engine
     assert again.entries() == ring.entries()
 
 
-def test_two_starts_at_once_agree(tmp_path: Path) -> None:
+def test_concurrent_starts_create_one_set_of_keys(tmp_path: Path) -> None:
     rings: list[KeyRing] = []
     threads = [threading.Thread(target=lambda: rings.append(KeyRing(tmp_path / "keys"))) for _ in range(6)]
     for thread in threads:
@@ -60,7 +60,7 @@ def test_two_starts_at_once_agree(tmp_path: Path) -> None:
     assert [len(ring.entries()) for ring in rings] == [1] * 6
 
 
-def test_a_new_key_is_known_and_a_removed_one_is_not(ring: KeyRing, tmp_path: Path) -> None:
+def test_added_key_is_accepted_and_removed_key_is_not(ring: KeyRing, tmp_path: Path) -> None:
     other = KeyRing(ring.folder)
     key = other.new("laptop", Role.VIEWER, tmp_path / "laptop.key")
     assert read_client_key(tmp_path / "laptop.key") == key
@@ -73,14 +73,14 @@ def test_a_new_key_is_known_and_a_removed_one_is_not(ring: KeyRing, tmp_path: Pa
     assert ring.caller(key.public) is None
 
 
-def test_a_removed_local_key_stays_removed(ring: KeyRing) -> None:
+def test_removed_local_key_is_not_created_again(ring: KeyRing) -> None:
     ring.remove("local")
     again = KeyRing(ring.folder)
     assert again.entries() == []
     assert not (ring.folder / "local.key").exists()
 
 
-def test_a_new_engine_key_makes_a_new_local_key(ring: KeyRing) -> None:
+def test_new_engine_key_creates_a_new_local_key(ring: KeyRing) -> None:
     (ring.folder / "engine.key").unlink()
     again = KeyRing(ring.folder)
     own = read_client_key(ring.folder / "local.key")
@@ -89,13 +89,13 @@ def test_a_new_engine_key_makes_a_new_local_key(ring: KeyRing) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "-x", "x" * 65, 'q"', "ü", "a\n"])
-def test_names_that_read_badly_are_refused(ring: KeyRing, tmp_path: Path, name: str) -> None:
+def test_invalid_key_name_is_refused(ring: KeyRing, tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput, match="letters, digits"):
         ring.new(name, Role.VIEWER, tmp_path / "x.key")
     assert len(ring.entries()) == 1
 
 
-def test_a_name_or_a_file_that_is_there_is_not_overwritten(ring: KeyRing, tmp_path: Path) -> None:
+def test_existing_key_name_or_file_is_not_overwritten(ring: KeyRing, tmp_path: Path) -> None:
     path = tmp_path / "a.key"
     ring.new("a", Role.VIEWER, path)
     before = path.read_text()
@@ -107,13 +107,13 @@ def test_a_name_or_a_file_that_is_there_is_not_overwritten(ring: KeyRing, tmp_pa
     assert [entry.name for entry in ring.entries()] == ["local", "a"]
 
 
-def test_an_unknown_name_cannot_be_removed(ring: KeyRing) -> None:
+def test_removing_an_unknown_key_name_is_refused(ring: KeyRing) -> None:
     with pytest.raises(BadInput, match="'nobody' is not on the allow-list: local"):
         ring.remove("nobody")
 
 
 @pytest.mark.parametrize("text", ["[[client", "client = 3", '[[client]]\nname = "a"', "\0", "client = [1]"])
-def test_a_damaged_list_lets_nobody_in_and_is_told(ring: KeyRing, text: str) -> None:
+def test_damaged_allow_list_admits_no_client_and_is_reported(ring: KeyRing, text: str) -> None:
     own = read_client_key(ring.folder / "local.key")
     path = ring.folder / "clients.toml"
     path.write_text(text)
@@ -123,7 +123,7 @@ def test_a_damaged_list_lets_nobody_in_and_is_told(ring: KeyRing, text: str) -> 
         ring.entries()
 
 
-def test_an_open_folder_is_refused(tmp_path: Path) -> None:
+def test_keys_folder_readable_by_others_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     folder.mkdir()
     folder.chmod(0o755)  # whatever the umask is
@@ -153,17 +153,17 @@ def _key_text(**parts: str) -> str:
         ("x" * (2 << 20), "more than"),
     ],
 )
-def test_a_bad_key_file_is_refused_in_one_line(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_key_file_is_refused_in_one_line(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "a.key"
     path.write_text(text)
     path.chmod(0o600)
     with pytest.raises(BadInput, match=reason) as error:
         read_client_key(path)
     assert "\n" not in str(error.value)
-    assert "0" * 40 not in str(error.value), "no part of a key is told"
+    assert "0" * 40 not in str(error.value), "the message must not contain key material"
 
 
-def test_files_that_are_no_plain_private_file_are_refused(tmp_path: Path) -> None:
+def test_key_path_that_is_no_private_regular_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.key"
     path.write_text(_key_text())
     path.chmod(0o644)
@@ -181,7 +181,7 @@ def test_files_that_are_no_plain_private_file_are_refused(tmp_path: Path) -> Non
 # Which key goes where
 
 
-def test_the_local_key_is_for_loopback_alone() -> None:
+def test_local_key_is_used_on_loopback_only() -> None:
     assert key_for("tcp://127.0.0.1:7710") is None
     ring = KeyRing()
     assert ring.folder == default_keys_folder()
@@ -193,7 +193,7 @@ def test_the_local_key_is_for_loopback_alone() -> None:
     assert key_for("ipc:///run/kv") is None
 
 
-def test_a_remembered_key_goes_before_the_local_one(tmp_path: Path) -> None:
+def test_remembered_key_takes_precedence_over_the_local_key(tmp_path: Path) -> None:
     ring = KeyRing()
     ring.new("a", Role.VIEWER, tmp_path / "a.key")
     ring.new("b", Role.VIEWER, connections_path().parent / "b.key")
@@ -209,14 +209,14 @@ def test_a_remembered_key_goes_before_the_local_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[[connection", "connection = 3", "[[connection]]\nkey = 3", "[[connection]]"])
-def test_a_damaged_connections_file_is_told(text: str) -> None:
+def test_damaged_connections_file_is_reported(text: str) -> None:
     connections_path().parent.mkdir(parents=True)
     connections_path().write_text(text)
     with pytest.raises(BadInput, match=r"connections\.toml is not accepted"):
         read_connections()
 
 
-def test_an_allow_list_that_cannot_be_read_is_said_when_it_becomes_so_and_once(ring: KeyRing) -> None:
+def test_unreadable_allow_list_is_reported_once_per_change(ring: KeyRing) -> None:
     received: list[str] = []
     path, mended = ring.folder / "clients.toml", (ring.folder / "clients.toml").read_text()
     path.write_text("no TOML [")
@@ -235,6 +235,6 @@ def test_an_allow_list_that_cannot_be_read_is_said_when_it_becomes_so_and_once(r
     assert "others can read it (fix: chmod 600)" in received[2]
 
 
-def test_to_read_the_list_makes_nothing(tmp_path: Path) -> None:
+def test_reading_the_allow_list_creates_no_files(tmp_path: Path) -> None:
     assert read_allow_list(tmp_path / "nowhere") == []
     assert list(tmp_path.iterdir()) == []

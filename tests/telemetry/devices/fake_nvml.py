@@ -1,6 +1,6 @@
-"""NVML of a machine that is not there: the same functions, with answers and errors that a test sets for each call.
+"""A fake NVML: the functions of pynvml with answers and errors that a test sets for each call.
 
-As a script it serves such a machine to a desktop: `fake_nvml.py ENDPOINT [SECONDS]`.
+As a script it serves the fake machine to a desktop: `fake_nvml.py ENDPOINT [SECONDS]`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CODES = (*range(1, 28), 999)
 
 
 class NVMLError(Exception):
-    """As pynvml's: it carries a code."""
+    """Stand-in for pynvml's exception, which carries a code."""
 
     def __init__(self, value: int) -> None:
         super().__init__({LOST: "GPU is lost", NOT_SUPPORTED: "Not Supported"}.get(value, f"NVML error {value}"))
@@ -28,7 +28,7 @@ class NVMLError(Exception):
 
 @dataclass
 class FakeGpu:
-    """One GPU; `broken` maps a function to what it raises for this GPU alone."""
+    """One GPU. `broken` maps a function to the error that it raises for this GPU."""
 
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3"
@@ -46,7 +46,7 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """What `pynvml` is asked. `broken` maps a function to what it raises for every GPU."""
+    """The functions of `pynvml` that are used. `broken` maps a function to the error that it raises for every GPU."""
 
     NVML_ERROR_NOT_SUPPORTED = NOT_SUPPORTED
 
@@ -133,7 +133,7 @@ def _raise(error: Exception) -> Any:
 
 
 def two_gpus() -> FakeNvml:
-    """A machine with two, one of them busy."""
+    """Return a machine with two GPUs, one of them busy."""
     busy = FakeGpu("GPU-aaaa", processes=[(4711, 24 * GIB), (4712, 5 * GIB)], used=30 * GIB)
     idle = FakeGpu(
         "GPU-bbbb", used=1 * GIB, processes=[(4713, None)], busy=2, watts=71.0, celsius=34, reasons=0x1, draws=1
@@ -141,8 +141,8 @@ def two_gpus() -> FakeNvml:
     return FakeNvml([busy, idle])
 
 
-def liven(nvml: FakeNvml, at_s: float) -> None:
-    """Let a machine do something that curves show."""
+def animate(nvml: FakeNvml, at_s: float) -> None:
+    """Change the load of all GPUs over time, so that curves have something to show."""
     for place, gpu in enumerate(nvml.gpus):
         wave = (1 + math.sin(at_s / (7 + 5 * place))) / 2
         gpu.busy, gpu.celsius = round(5 + 92 * wave), round(38 + 40 * wave)
@@ -163,7 +163,7 @@ def main() -> None:
     with DevicePublisher(sys.argv[1], sampler=sampler, interval_s=0.5) as publisher:
         print(f"listening on {publisher.telemetry_endpoint}", flush=True)
         while time.monotonic() < until_s:
-            liven(nvml, time.monotonic())
+            animate(nvml, time.monotonic())
             time.sleep(0.25)
 
 

@@ -1,4 +1,4 @@
-"""What a glance needs of devices: unknown is -1, never 0."""
+"""Summary of a device sample: unknown values are -1, never 0."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def hello(device_kind: str, *, has_engine: bool = True) -> Hello:
     )
 
 
-def of_gpu(gpu: Gpu, pid: int = 5) -> DeviceSample:
+def sample_of_gpu(gpu: Gpu, pid: int = 5) -> DeviceSample:
     return device_sample(Devices(epoch=3, time_ns=4, gpus=(Gpu(index=0), gpu), used_gpus=(1,)), hello("cuda"), pid)
 
 
-def test_the_gpu_that_the_engine_uses() -> None:
+def test_sample_of_the_gpu_used_by_the_engine() -> None:
     expected = DeviceSample(
         epoch=3,
         time_ns=4,
@@ -47,17 +47,17 @@ def test_the_gpu_that_the_engine_uses() -> None:
         power_watts=123.5,
         temperature_celsius=66.0,
     )
-    assert of_gpu(GPU) == expected
+    assert sample_of_gpu(GPU) == expected
 
 
-def test_what_is_unknown_of_a_gpu() -> None:
-    assert of_gpu(Gpu(index=1)) == DeviceSample(epoch=3, time_ns=4)
-    assert of_gpu(GPU, pid=6).process_bytes == -1
-    assert of_gpu(GPU, pid=7).process_bytes == -1
+def test_unknown_gpu_values_are_minus_one() -> None:
+    assert sample_of_gpu(Gpu(index=1)) == DeviceSample(epoch=3, time_ns=4)
+    assert sample_of_gpu(GPU, pid=6).process_bytes == -1
+    assert sample_of_gpu(GPU, pid=7).process_bytes == -1
     assert device_sample(Devices(epoch=3, time_ns=4), hello("cuda")) == DeviceSample(epoch=3, time_ns=4)
 
 
-def test_host_and_process_on_a_cpu() -> None:
+def test_cpu_engine_is_summarized_by_host_and_process() -> None:
     process = HostProcess(pid=5, anonymous_bytes=10, file_bytes=5, shared_bytes=1, cores=1.0)
     host = Host(memory_total_bytes=100, memory_available_bytes=70, cores=(0.5, 0.9), processes=(process,))
     sample = device_sample(Devices(epoch=3, time_ns=4, host=host), hello("cpu"), 5)
@@ -69,7 +69,7 @@ def test_host_and_process_on_a_cpu() -> None:
     assert nothing == DeviceSample(epoch=3, time_ns=4)
 
 
-def test_without_an_engine_a_host_is_as_busy_as_its_cores() -> None:
+def test_without_an_engine_utilization_is_the_mean_of_all_cores() -> None:
     process = HostProcess(pid=5, anonymous_bytes=10, file_bytes=5, shared_bytes=1, cores=0.01)
     host = Host(memory_total_bytes=100, memory_available_bytes=70, cores=(1.0, 0.5), processes=(process,))
     alone = hello("cpu", has_engine=False)

@@ -1,4 +1,4 @@
-"""GPUs through NVML: each figure alone may be unknown, a GPU may be lost and come back, and nothing ever raises."""
+"""GPUs through NVML: each value may be unknown, a GPU may be lost and come back, and nothing raises."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIGURES = {
 
 
 class Clock:
-    """Time that a test moves."""
+    """Clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000_000
@@ -49,16 +49,16 @@ def reader(nvml: FakeNvml, clock: Clock | None = None) -> Gpus:
     return Gpus(lambda name: nvml, clock or Clock())
 
 
-def unknown_in(gpu: Gpu) -> set[str]:
+def unknown_values(gpu: Gpu) -> set[str]:
     return {name for name, value in asdict(gpu).items() if value is None}
 
 
 USUALLY_UNKNOWN = {"fan", "nvlink_sent_bytes_s", "nvlink_received_bytes_s"}
 
 
-def test_every_gpu_tells_all_it_can() -> None:
+def test_all_values_of_both_gpus_are_read() -> None:
     first, second = reader(two_gpus()).sample()
-    assert unknown_in(first) == USUALLY_UNKNOWN
+    assert unknown_values(first) == USUALLY_UNKNOWN
     assert (first.index, second.index, first.uuid) == (0, 1, "GPU-aaaa")
     assert first.memory_total_bytes == 80 * GIB
     parts = (first.memory_used_bytes, first.memory_reserved_bytes, first.memory_free_bytes)
@@ -73,17 +73,17 @@ def test_every_gpu_tells_all_it_can() -> None:
 
 
 @pytest.mark.parametrize("question", FIGURES)
-def test_any_error_makes_that_figure_unknown_and_no_other(question: str) -> None:
+def test_nvml_error_makes_only_that_value_unknown(question: str) -> None:
     for code in CODES:
         nvml = two_gpus()
         nvml.gpus[0].broken = {question: NVMLError(code)}
         first, second = reader(nvml).sample()
-        assert unknown_in(first) == FIGURES[question] | USUALLY_UNKNOWN, code
-        assert unknown_in(second) == USUALLY_UNKNOWN
+        assert unknown_values(first) == FIGURES[question] | USUALLY_UNKNOWN, code
+        assert unknown_values(second) == USUALLY_UNKNOWN
         assert not first.fault
 
 
-def test_no_list_of_processes_is_unknown_and_an_empty_one_is_not() -> None:
+def test_unavailable_process_list_is_unknown_and_an_empty_one_is_not() -> None:
     nvml = two_gpus()
     nvml.gpus[0].processes = []
     error = NVMLError(NOT_SUPPORTED)
@@ -95,7 +95,7 @@ def test_no_list_of_processes_is_unknown_and_an_empty_one_is_not() -> None:
     assert second.processes is None
 
 
-def test_a_gpu_without_memory_of_its_own_is_not_lost() -> None:
+def test_gpu_without_own_memory_is_not_lost() -> None:
     nvml = two_gpus()
     nvml.gpus[0].broken = {"nvmlDeviceGetMemoryInfo": NVMLError(NOT_SUPPORTED)}
     first = reader(nvml).sample()[0]
@@ -105,7 +105,7 @@ def test_a_gpu_without_memory_of_its_own_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("question", ["nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo"])
-def test_a_lost_gpu_says_why_and_comes_back(question: str) -> None:
+def test_lost_gpu_reports_the_reason_and_comes_back(question: str) -> None:
     nvml = two_gpus()
     gpus = reader(nvml)
     assert not gpus.sample()[1].fault
@@ -117,7 +117,7 @@ def test_a_lost_gpu_says_why_and_comes_back(question: str) -> None:
     assert gpus.sample()[1].memory_used_bytes == 1 * GIB
 
 
-def test_a_gpu_that_fell_off_the_bus_is_still_named() -> None:
+def test_gpu_that_fell_off_the_bus_is_still_listed() -> None:
     nvml = two_gpus()
     gpus = reader(nvml)
     gpus.sample()
@@ -128,7 +128,7 @@ def test_a_gpu_that_fell_off_the_bus_is_still_named() -> None:
     assert "fell off the bus" in gone.fault
 
 
-def test_a_driver_that_goes_is_looked_for_now_and_then() -> None:
+def test_missing_driver_is_retried_periodically() -> None:
     nvml, clock = two_gpus(), Clock()
     gpus = reader(nvml, clock)
     gpus.sample()
@@ -144,7 +144,7 @@ def test_a_driver_that_goes_is_looked_for_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("pynvml"), OSError("no library"), NVMLError(12)])
-def test_a_laptop_without_a_gpu(error: Exception) -> None:
+def test_machine_without_a_gpu_reports_why(error: Exception) -> None:
     def missing(name: str) -> FakeNvml:
         raise error
 
@@ -160,12 +160,12 @@ def test_nvlink_counters_become_rates() -> None:
     nvml.gpus[0].link_kib += 2048
     clock.now_ns += 500_000_000
     assert gpus.sample()[0].nvlink_sent_bytes_s == 4 << 20
-    nvml.gpus[0].link_kib = 0  # the driver was loaded anew
+    nvml.gpus[0].link_kib = 0  # the driver was reloaded
     clock.now_ns += 500_000_000
     assert gpus.sample()[0].nvlink_sent_bytes_s is None
 
 
-def test_what_slows_a_gpu_down_is_told_in_words() -> None:
+def test_throttle_reasons_are_described() -> None:
     assert names_of(0) == ()
     assert names_of(0x24) == ("power_cap", "sw_thermal")
     assert names_of(0x1004) == ("power_cap", "reason 0x1000")
@@ -179,8 +179,8 @@ def sampled(nvml: FakeNvml, *used: str) -> Devices:
     return DevicesSampler(gpus, HostReader(own_process()), used=used).sample(1)
 
 
-def test_the_gpu_that_is_used_is_known_by_its_uuid_in_whatever_order_drivers_count() -> None:
-    """CUDA counts by speed and tells no prefix; NVML counts by the bus."""
+def test_used_gpu_is_identified_by_uuid_in_any_order() -> None:
+    """CUDA orders GPUs by speed and reports UUIDs without a prefix; NVML orders them by PCI bus."""
     assert sampled(two_gpus(), "bbbb").used_gpus == (1,)
     assert sampled(two_gpus(), "bbbb", "aaaa").used_gpus == (1, 0), "in the order of the ranks"
     assert sampled(two_gpus()).used_gpus == ()
@@ -188,7 +188,7 @@ def test_the_gpu_that_is_used_is_known_by_its_uuid_in_whatever_order_drivers_cou
     assert len(sampled(two_gpus(), "cccc").gpus) == 2
 
 
-def test_an_instance_of_mig_is_shown_with_its_own_memory() -> None:
+def test_mig_instance_is_reported_with_its_own_memory() -> None:
     nvml = two_gpus()
     nvml.instances.append(FakeGpu("MIG-dddd", name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", total=10 * GIB, used=2 * GIB))
     devices = sampled(nvml, "MIG-dddd")
@@ -198,7 +198,7 @@ def test_an_instance_of_mig_is_shown_with_its_own_memory() -> None:
     assert sampled(nvml, "dddd").gpus == devices.gpus
 
 
-def test_a_used_gpu_that_falls_off_the_bus_is_lost_and_no_instance() -> None:
+def test_used_gpu_that_falls_off_the_bus_is_not_taken_for_a_mig_instance() -> None:
     nvml = two_gpus()
     sampler = DevicesSampler(
         Gpus(lambda name: nvml, Clock(), used=("bbbb",)), HostReader(own_process()), used=("bbbb",)
@@ -210,14 +210,14 @@ def test_a_used_gpu_that_falls_off_the_bus_is_lost_and_no_instance() -> None:
     assert "fell off the bus" in devices.gpus[1].fault
 
 
-def test_what_an_instance_of_mig_does_not_tell_is_unknown_and_not_nothing() -> None:
-    """Its clocks, load, power and links are the whole GPU's, and not told of a part."""
+def test_values_unavailable_for_a_mig_instance_are_unknown() -> None:
+    """Clocks, utilization, power and links belong to the whole GPU and are not reported for an instance."""
     told_of_it = {"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetDisplayActive"}
     nvml, silent = two_gpus(), {question for question in FIGURES if question not in told_of_it}
     broken = {question: NVMLError(NOT_SUPPORTED) for question in silent}
     nvml.instances.append(FakeGpu("MIG-dddd", total=10 * GIB, used=2 * GIB, processes=[(7, GIB)], broken=broken))
     instance = sampled(nvml, "MIG-dddd").gpus[2]
     assert not instance.fault
-    assert unknown_in(instance) == set().union(*(FIGURES[question] for question in silent)) | USUALLY_UNKNOWN
+    assert unknown_values(instance) == set().union(*(FIGURES[question] for question in silent)) | USUALLY_UNKNOWN
     assert instance.memory_free_bytes == 7 * GIB
     assert [process.used_bytes for process in instance.processes or ()] == [GIB]

@@ -1,4 +1,4 @@
-"""The machine and its processes, from a `/proc` that a test wrote, and from the one that is there."""
+"""The host and its processes, from a `/proc` written by a test and from the real one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SwapFree: 20 kB
 
 
 class Clock:
-    """Time that a test moves."""
+    """Clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -52,7 +52,7 @@ def add_process(proc: Path, pid: int, pages: int, ticks: int = 0) -> None:
     (folder / "stat").write_text(f"{pid} (a (b) c) R {'0 ' * 10}{ticks} 0 0 0")
 
 
-def test_a_host_tells_memory_cores_and_its_largest_processes(proc: Path) -> None:
+def test_host_reports_memory_cores_and_its_largest_processes(proc: Path) -> None:
     host = HostReader(None, num_largest=1, folder=proc).sample()
     assert (host.name, host.memory_total_bytes, host.memory_available_bytes) == ("A Processor", 1000 * KIB, 400 * KIB)
     assert (host.cached_bytes, host.swap_used_bytes) == (300 * KIB, 30 * KIB)
@@ -61,10 +61,10 @@ def test_a_host_tells_memory_cores_and_its_largest_processes(proc: Path) -> None
     (largest,) = host.processes
     assert (largest.pid, largest.name, largest.resident_bytes) == (8, "worker 8", 110 * KIB)
     assert largest.swapped_bytes == 5 * KIB
-    assert largest.cores is None  # there is nothing to compare with yet
+    assert largest.cores is None  # needs a previous sample
 
 
-def test_shares_are_since_the_sample_before(proc: Path) -> None:
+def test_cpu_shares_cover_the_time_since_the_previous_sample(proc: Path) -> None:
     clock = Clock()
     reader = HostReader((7,), folder=proc, clock_ns=clock)
     reader.sample()
@@ -79,7 +79,7 @@ def test_shares_are_since_the_sample_before(proc: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", ["meminfo", "stat", "7/status"])
-def test_what_cannot_be_read_is_unknown(proc: Path, gone: str) -> None:
+def test_unreadable_proc_file_makes_values_unknown(proc: Path, gone: str) -> None:
     (proc / gone).write_text("nonsense:")
     host = HostReader((7,), folder=proc).sample()
     expected = {"meminfo": host.memory_total_bytes, "stat": host.cores, "7/status": None}[gone]
@@ -89,17 +89,17 @@ def test_what_cannot_be_read_is_unknown(proc: Path, gone: str) -> None:
         assert host.processes[0].resident_bytes is None
 
 
-def test_a_process_that_is_gone_is_left_out(proc: Path) -> None:
+def test_ended_process_is_left_out(proc: Path) -> None:
     assert HostReader((9,), folder=proc).sample().processes is None
     assert HostReader(None, folder=proc / "nowhere").sample().processes is None
 
 
-def test_a_machine_without_proc_is_unknown(tmp_path: Path) -> None:
+def test_machine_without_proc_is_unknown(tmp_path: Path) -> None:
     host = HostReader(own_process(), folder=tmp_path / "nowhere").sample()
     assert host == Host(name=host.name)
 
 
-def test_this_machine_tells_of_itself() -> None:
+def test_this_machine_is_sampled_plausibly() -> None:
     devices = DevicesSampler().sample(3)
     assert devices.epoch == 3
     host = devices.host

@@ -1,4 +1,4 @@
-"""Recordings of a simulated engine, and of a story of three requests that is known in advance."""
+"""Recordings of a simulated engine, and of a scripted story of three requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOSTILE = '=1+1 "<script>alert(1)</script>'
 
 
 def _rows(states: dict[int, tuple[RequestState, int, int]]) -> RequestRows:
-    """Number -> state, output tokens, preemptions."""
+    """Return request rows from number -> (state, output tokens, preemptions)."""
     count = len(states)
 
     def packed(values: list[int], dtype: str) -> bytes:
@@ -52,7 +52,9 @@ def _rows(states: dict[int, tuple[RequestState, int, int]]) -> RequestRows:
 
 
 def story(name: str = "slow") -> list[TelemetryMessage]:
-    """Request 1 waits 100 ms, is swapped out for request 2 for 300 ms, and ends; 2 runs on; 3 is refused."""
+    """Return a scripted story: request 1 waits 100 ms, is swapped out for request 2 for 300 ms and finishes; request 2
+    runs on; request 3 is refused.
+    """
     hello = SimulatedEngine(num_blocks=100, epoch=9, clock=SteppedClock()).hello
     start, blocks = hello.time_ns, Ledger(hello.cache.num_rows).pack_all()
     snapshot = Snapshot(hello=hello, seq=0, step=0, time_ns=start, blocks=blocks)
@@ -113,8 +115,8 @@ def story(name: str = "slow") -> list[TelemetryMessage]:
 
 
 @pytest.fixture
-def tell(tmp_path: Path) -> Callable[..., Recording]:
-    """`tell(name of request 1)`: the story, recorded."""
+def record_story(tmp_path: Path) -> Callable[..., Recording]:
+    """Function that records the story: `record_story(name of request 1)`."""
 
     def make(name: str = "slow", file: str = "story.mcap") -> Recording:
         with RecordingWriter(tmp_path / file) as writer:

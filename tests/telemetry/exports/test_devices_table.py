@@ -1,4 +1,4 @@
-"""The table of devices: a row a device and sample, empty where nothing was told."""
+"""The devices table: one row per device and sample, empty cells where nothing is known."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows_of(recording: Recording, path: Path, *span: float) -> list[dict[str, st
         return list(csv.DictReader(file))
 
 
-def test_a_row_a_device_and_sample(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_devices_table_has_a_row_per_device_and_sample(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(with_samples()).path)
     rows = rows_of(recording, tmp_path / "devices.csv")
     assert [row["kind"] for row in rows] == ["gpu", "gpu", "host"] * 2
@@ -50,12 +50,12 @@ def test_a_row_a_device_and_sample(record: Callable, tmp_path: Path) -> None:  #
     assert (host["utilization"], host["memory_used_bytes"], host["is_used"]) == ("0.5", str(5 * GIB), "")
 
 
-def test_a_range_has_its_samples(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_devices_table_of_a_range_has_only_its_samples(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(with_samples()).path)
     late = rows_of(recording, tmp_path / "devices.csv", 1.0, 2.5)
     assert len(late) == 3
     assert all(1.0 <= float(row["second_s"]) <= 2.5 for row in late)
 
 
-def test_a_machine_that_told_nothing_has_no_rows(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_devices_table_without_samples_is_empty(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     assert rows_of(Recording.open(record(60).path), tmp_path / "devices.csv") == []

@@ -1,4 +1,4 @@
-"""What is asked for, and what is left when it fails: one line, and no half file."""
+"""Export targets, and failed exports: a one-line message and no partial file."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from kvscope_telemetry.recordings.reader import Recording
         ("report.html", "events", "a kind (events) goes with tables"),
     ],
 )
-def test_a_name_says_what_is_wanted(name: str, kind: str | None, named: str) -> None:
+def test_unclear_export_name_is_refused(name: str, kind: str | None, named: str) -> None:
     with pytest.raises(BadInput) as raised:
         ExportTarget.of(Path(name), kind)
     assert named in str(raised.value)
     assert ExportTarget.of(Path("x.csv"), "events").kind == ExportTarget.of(Path("all-events.csv")).kind == "events"
 
 
-def test_table_whose_name_says_nothing_is_of_metrics() -> None:
+def test_table_name_without_a_kind_exports_metrics() -> None:
     assert ExportTarget.of(Path("Run.CSV")) == ExportTarget(Path("Run.CSV"), "metrics", ".csv")
 
 
@@ -43,16 +43,16 @@ def test_table_whose_name_says_nothing_is_of_metrics() -> None:
         ((1.0, 1.0), "is empty"),
     ],
 )
-def test_a_range_without_time_is_refused(
-    tell: Callable[..., Recording], tmp_path: Path, span: tuple[float, float | None], named: str
+def test_export_range_without_any_time_is_refused(
+    record_story: Callable[..., Recording], tmp_path: Path, span: tuple[float, float | None], named: str
 ) -> None:
     with pytest.raises(BadInput, match=named):
-        export(tell(), ExportTarget.of(tmp_path / "metrics.csv"), *span)
+        export(record_story(), ExportTarget.of(tmp_path / "metrics.csv"), *span)
     assert [path.name for path in tmp_path.iterdir()] == ["story.mcap"]
 
 
-def test_nothing_is_overwritten(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    recording = tell()
+def test_export_never_overwrites_a_file(record_story: Callable[..., Recording], tmp_path: Path) -> None:
+    recording = record_story()
     there = tmp_path / "metrics.csv"
     there.write_text("mine")
     with pytest.raises(BadInput, match="already exists"):
@@ -62,7 +62,7 @@ def test_nothing_is_overwritten(tell: Callable[..., Recording], tmp_path: Path) 
         export(recording, ExportTarget.of(tmp_path / "no" / "metrics.csv"))
 
 
-def _full(*args: Any) -> None:
+def _disk_full(*args: Any) -> None:
     args[1].write(b"half")
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -71,15 +71,15 @@ def _cancelled(*args: Any) -> None:
     raise OpeningCancelled
 
 
-@pytest.mark.parametrize(("fails", "error"), [(_full, KvscopeError), (_cancelled, OpeningCancelled)])
-def test_what_fails_leaves_nothing(
-    tell: Callable[..., Recording],
+@pytest.mark.parametrize(("fails", "error"), [(_disk_full, KvscopeError), (_cancelled, OpeningCancelled)])
+def test_failed_export_leaves_no_file(
+    record_story: Callable[..., Recording],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fails: Callable[..., None],
     error: type[Exception],
 ) -> None:
-    recording = tell()
+    recording = record_story()
     monkeypatch.setitem(exports.TABLE_FORMATS, ".csv", fails)
     with pytest.raises(error) as raised:
         export(recording, ExportTarget.of(tmp_path / "metrics.csv"))

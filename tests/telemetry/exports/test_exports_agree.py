@@ -23,7 +23,7 @@ from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording
 
 COUNTER = 4
-"""Perfetto's type of an event that is a counter's value."""
+"""Perfetto's event type of a counter value."""
 NUM_MOMENTS = 12
 START_NS = 1_790_000_000_000_000_000
 """A whole second in 2026."""
@@ -38,7 +38,7 @@ def recording(
     record: Callable,  # type: ignore[type-arg]
     make_messages: Callable[..., list[TelemetryMessage]],
 ) -> Recording:
-    """Two samples, and a simulated engine started 0, 136 and 500 ms after the start of a second."""
+    """Recording of two samples, or of a simulated engine started 0, 136 and 500 ms after the start of a second."""
     if request.param.startswith("simulated"):
         wall_ns = START_NS + int(request.param.split("-")[1]) * 1_000_000
         hello, snapshot, *frames = make_messages(900)

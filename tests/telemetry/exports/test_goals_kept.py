@@ -1,4 +1,4 @@
-"""Which requests of a recording missed their goals: the report and `kvscope info` tell the same."""
+"""Requests that missed their latency goals: the report and `kvscope info` agree."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvscope_telemetry.recordings.reader import Recording
 Tell = Callable[..., Recording]
 
 
-def test_info_tells_who_missed_and_what_delayed_it(tell: Tell, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tell().path)
+def test_info_lists_missed_requests_and_their_delays(record_story: Tell, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(record_story().path)
     assert main(["info", path, "--goodput", "ttft:149", "tpot:200"]) == 0
     words = capsys.readouterr().out.splitlines()
     at = next(place for place, line in enumerate(words) if line.startswith("goodput"))
@@ -34,8 +34,8 @@ def test_info_tells_who_missed_and_what_delayed_it(tell: Tell, capsys: pytest.Ca
     assert found["missed"][0]["chain"] == chain
 
 
-def test_who_kept_them_is_not_listed(tell: Tell, capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(tell().path)
+def test_info_does_not_list_requests_that_met_the_goals(record_story: Tell, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(record_story().path)
     assert main(["info", path, "--goodput", "ttft:151", "tpot:200", "e2el:2000"]) == 0
     words = capsys.readouterr().out
     assert "100.0% of 1 finished requests" in words
@@ -44,9 +44,9 @@ def test_who_kept_them_is_not_listed(tell: Tell, capsys: pytest.CaptureFixture[s
     assert "goodput" not in capsys.readouterr().out
 
 
-def test_the_report_has_them_escaped(tell: Tell, tmp_path: Path) -> None:
+def test_report_lists_missed_requests_with_escaped_names(record_story: Tell, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    recording = tell(HOSTILE)
+    recording = record_story(HOSTILE)
     assert main(["export", str(recording.path), "--out", str(out), "--goodput", "tpot:50"]) == 0
     page = out.read_text("utf-8")
     assert "Latency goals" in page
@@ -66,10 +66,10 @@ def test_the_report_has_them_escaped(tell: Tell, tmp_path: Path) -> None:
         ("map.png", "ttft:5", "--goodput goes with .html, not with a picture"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(
-    tell: Tell, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, goal: str, named: str
+def test_unusable_goodput_option_is_explained_in_one_line(
+    record_story: Tell, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, goal: str, named: str
 ) -> None:
     more = ["--view", "memory"] if out.endswith(".png") else []
-    assert main(["export", str(tell().path), "--out", str(tmp_path / out), "--goodput", goal, *more]) != 0
+    assert main(["export", str(record_story().path), "--out", str(tmp_path / out), "--goodput", goal, *more]) != 0
     assert named in capsys.readouterr().err
     assert not (tmp_path / out).exists()

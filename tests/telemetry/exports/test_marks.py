@@ -1,4 +1,4 @@
-"""Bookmarks and alarms in what is exported: those of the file and those kept beside it, of the range alone."""
+"""Bookmarks and alarms in exports: those in the file and those stored next to it, limited to the range."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ HOSTILE = '=1+1 "<script>alert(1)</script>'
 Messages = Callable[..., list[TelemetryMessage]]
 
 
-def marked(make_messages: Messages, folder: Path) -> tuple[Recording, list[Bookmark]]:
-    """A recording of 12 s: in it a note that was reworded, one that was deleted, an alarm of 3 s; beside it a note."""
-    messages = make_messages(600)  # once: their hello says when it was
+def recording_with_bookmarks(make_messages: Messages, folder: Path) -> tuple[Recording, list[Bookmark]]:
+    """Return a recording of 12 s with an edited note, a deleted note and a 3 s alarm, and one note stored next to the
+    file.
+    """
+    messages = make_messages(600)  # call once: the hello contains the current time
     with RecordingWriter(folder / "session.mcap") as writer:
         for message in messages:
             writer.write(message, wait=True)
@@ -52,8 +54,8 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_a_table_has_what_stands(make_messages: Messages, tmp_path: Path) -> None:
-    recording, beside = marked(make_messages, tmp_path)
+def test_bookmarks_table_has_the_latest_revisions(make_messages: Messages, tmp_path: Path) -> None:
+    recording, beside = recording_with_bookmarks(make_messages, tmp_path)
     export(recording, ExportTarget.of(tmp_path / "bookmarks.csv"), bookmarks=beside)
     rows = rows_of(tmp_path / "bookmarks.csv")
     assert [(row["bookmark_id"], row["kind"], float(row["length_s"])) for row in rows] == [
@@ -65,15 +67,15 @@ def test_a_table_has_what_stands(make_messages: Messages, tmp_path: Path) -> Non
     assert rows[2]["text"] == "beside the file"
 
 
-def test_a_range_has_those_that_reach_into_it(make_messages: Messages, tmp_path: Path) -> None:
-    recording, beside = marked(make_messages, tmp_path)
+def test_bookmarks_table_of_a_range_has_overlapping_ones(make_messages: Messages, tmp_path: Path) -> None:
+    recording, beside = recording_with_bookmarks(make_messages, tmp_path)
     until_s = (beside[0].time_ns - recording.start_ns) / 1e9 - 1
     export(recording, ExportTarget.of(tmp_path / "bookmarks.csv"), until_s - 3, until_s, bookmarks=beside)
     assert [row["bookmark_id"] for row in rows_of(tmp_path / "bookmarks.csv")] == ["c"]
 
 
-def test_a_trace_has_an_instant_each_and_a_slice_where_it_lasted(make_messages: Messages, tmp_path: Path) -> None:
-    recording, beside = marked(make_messages, tmp_path)
+def test_trace_has_instants_for_bookmarks_and_slices_for_durations(make_messages: Messages, tmp_path: Path) -> None:
+    recording, beside = recording_with_bookmarks(make_messages, tmp_path)
     path = tmp_path / "x.perfetto-trace"
     export(recording, ExportTarget.of(path), bookmarks=beside)
     trace = trace_pb2.Trace()
@@ -92,8 +94,8 @@ def test_a_trace_has_an_instant_each_and_a_slice_where_it_lasted(make_messages: 
     assert (begin_ns, end_ns - begin_ns) == (instants[1][1], 3_000_000_000)
 
 
-def test_a_report_lists_them_and_marks_every_picture(make_messages: Messages, tmp_path: Path) -> None:
-    recording, beside = marked(make_messages, tmp_path)
+def test_report_lists_bookmarks_and_marks_them_in_every_chart(make_messages: Messages, tmp_path: Path) -> None:
+    recording, beside = recording_with_bookmarks(make_messages, tmp_path)
     export(recording, ExportTarget.of(tmp_path / "r.html"), bookmarks=beside)
     page = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert "Bookmarks and alarms" in page

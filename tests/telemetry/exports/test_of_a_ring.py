@@ -1,4 +1,4 @@
-"""A ring that is written is exported as a file is: what is left of it."""
+"""A ring that is being written exports what it still holds."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import csv
 from contextlib import closing
 from pathlib import Path
 
-from tests.telemetry.recordings.conftest import Session
+from tests.telemetry.recordings.conftest import RecordedSession
 
 from kvscope_telemetry.exports.export import ExportTarget, export
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring import Ring
 
 
-def test_what_is_left_of_a_ring_is_exported(tmp_path: Path) -> None:
+def test_ring_exports_its_remaining_seconds(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "ring", max_seconds=20.0, segment_seconds=2.0)
     with closing(ring):
-        session = Session(ring)
+        session = RecordedSession(ring)
         session.go_on(900)
         assert ring.flush(60.0)
         ring_recording = Recording.open(tmp_path / "ring", origin_ns=ring.origin_ns)

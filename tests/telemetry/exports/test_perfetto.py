@@ -1,4 +1,4 @@
-"""Traces, parsed with perfetto's own definitions."""
+"""Perfetto traces, parsed with perfetto's own definitions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parsed(recording: Recording, path: Path, **span: float) -> Any:
 
 
 def has_unknown(message: Any) -> bool:
-    """Whether a field of it, or of a message in it, has no name in the definitions."""
+    """Return whether the message or a nested one has a field that the definitions do not name."""
     if not hasattr(message, "ListFields"):
         return False
     if len(unknown_fields.UnknownFieldSet(message)):
@@ -40,7 +40,7 @@ def has_unknown(message: Any) -> bool:
     return False
 
 
-def test_tracks_counters_and_slices(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_trace_has_tracks_counters_and_slices(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(600).path)
     trace = parsed(recording, tmp_path / "x.perfetto-trace")
     assert not has_unknown(trace)
@@ -71,8 +71,8 @@ def test_tracks_counters_and_slices(record: Callable, tmp_path: Path) -> None:  
     assert 0 < max(values) <= 100
 
 
-def test_phases_and_causes_of_a_request(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    trace = parsed(tell(), tmp_path / "x.pftrace")
+def test_trace_has_phases_and_causes_of_a_request(record_story: Callable[..., Recording], tmp_path: Path) -> None:
+    trace = parsed(record_story(), tmp_path / "x.pftrace")
     track = next(p.track_descriptor.uuid for p in trace.packet if p.track_descriptor.name == "#1 slow")
     events = [p for p in trace.packet if p.HasField("track_event") and p.track_event.track_uuid == track]
     begun = [(p.track_event.name, p.timestamp) for p in events if p.track_event.type == BEGIN]
@@ -90,8 +90,8 @@ def test_phases_and_causes_of_a_request(tell: Callable[..., Recording], tmp_path
     assert of_steps[3].timestamp - of_steps[2].timestamp == 10_000_000
 
 
-def test_a_range_is_cut_at_its_ends(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    recording = tell()
+def test_trace_of_a_range_is_cut_at_its_ends(record_story: Callable[..., Recording], tmp_path: Path) -> None:
+    recording = record_story()
     trace = parsed(recording, tmp_path / "x.perfetto-trace", from_s=0.45, until_s=0.6)
     times = [p.timestamp for p in trace.packet if p.HasField("track_event")]
     assert min(times) >= recording.start_ns + 450_000_000
@@ -102,12 +102,14 @@ def test_a_range_is_cut_at_its_ends(tell: Callable[..., Recording], tmp_path: Pa
 
 
 @pytest.mark.parametrize(("value", "data"), [(0, b"\0"), (300, b"\xac\x02"), (-1, b"\xff" * 9 + b"\1")])
-def test_varints(value: int, data: bytes) -> None:
+def test_varint_encoding(value: int, data: bytes) -> None:
     assert varint(value) == data
 
 
-def test_an_arrow_leads_from_who_preempted_to_whom(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    trace = parsed(tell(), tmp_path / "x.pftrace")
+def test_preemption_arrow_leads_from_the_preempting_to_the_preempted_request(
+    record_story: Callable[..., Recording], tmp_path: Path
+) -> None:
+    trace = parsed(record_story(), tmp_path / "x.pftrace")
     names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
     events = [(p.timestamp, p.track_event) for p in trace.packet if p.HasField("track_event")]
     begins = [(at, names[e.track_uuid], e.name, list(e.flow_ids)) for at, e in events if e.flow_ids]
@@ -119,11 +121,11 @@ def test_an_arrow_leads_from_who_preempted_to_whom(tell: Callable[..., Recording
     assert begins[0][0] == ends[0][0]
     assert begins[0][3] == ends[0][3]
     order = [bool(e.flow_ids) for _, e in events if e.flow_ids or e.terminating_flow_ids]
-    assert order == [True, False], "a reader follows it from its beginning"
+    assert order == [True, False], "a flow must start before it ends"
 
 
-def test_alarms_of_all_kinds_are_on_one_track(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    recording, path = tell(), tmp_path / "x.pftrace"
+def test_overlapping_alarms_share_one_group_of_tracks(record_story: Callable[..., Recording], tmp_path: Path) -> None:
+    recording, path = record_story(), tmp_path / "x.pftrace"
     start_ns, ms = recording.start_ns, 1_000_000
     alarms = [
         Bookmark(bookmark_id=str(at), time_ns=start_ns + at * ms, until_ns=start_ns + until * ms, kind=kind, text=kind)

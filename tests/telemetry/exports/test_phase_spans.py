@@ -1,4 +1,4 @@
-"""What happened to each request, in phases, whoever tells it."""
+"""Phases of each request, from events or from states."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def histories_of(recording: Recording, span: Span | None = None) -> list[Request
     )
 
 
-def test_phases_follow_from_events(tell: Callable[..., Recording]) -> None:
-    recording = tell()
+def test_phases_are_derived_from_events(record_story: Callable[..., Recording]) -> None:
+    recording = record_story()
     first, second = histories_of(recording)
     phases = [(phase.kind, first.length_ns(phase, 0) // MS) for phase in first.phases]
     assert phases == [
@@ -42,7 +42,7 @@ def test_phases_follow_from_events(tell: Callable[..., Recording]) -> None:
     assert (second.num_output_tokens, second.num_cached_tokens) == (6, 4)
 
 
-def test_a_range_knows_from_events_what_went_before(make_messages: Callable, record: Callable) -> None:  # type: ignore[type-arg]
+def test_range_keeps_the_earlier_phases_of_its_requests(make_messages: Callable, record: Callable) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
     span = span_of(recording, 40.0, 60.0)
     inside = {
@@ -56,7 +56,7 @@ def test_a_range_knows_from_events_what_went_before(make_messages: Callable, rec
     assert any(history.arrival_ns < span.from_ns for history in inside.values())
 
 
-def test_who_is_gone_after_a_hole_ended_unseen(make_messages: Callable) -> None:  # type: ignore[type-arg]
+def test_request_missing_after_a_gap_has_an_unknown_end(make_messages: Callable) -> None:  # type: ignore[type-arg]
     messages = make_messages(600)
     later = Snapshot(
         hello=messages[1].hello, seq=900, step=900, time_ns=messages[-1].time_ns, blocks=messages[1].blocks
@@ -68,7 +68,7 @@ def test_who_is_gone_after_a_hole_ended_unseen(make_messages: Callable) -> None:
     assert {history.end for history in histories} == {"finished", "ended"}
 
 
-def test_states_tell_where_no_event_does(make_messages: Callable) -> None:  # type: ignore[type-arg]
+def test_phases_are_derived_from_states_without_events(make_messages: Callable) -> None:  # type: ignore[type-arg]
     import msgspec
 
     messages = [(message.time_ns, message) for message in make_messages(600)[1:]]

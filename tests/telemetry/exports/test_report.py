@@ -1,4 +1,4 @@
-"""The report as a reader's browser takes it: whole, escaped, alone, small."""
+"""The HTML report: well-formed, escaped, self-contained and small."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VOID = {"meta", "br", "img", "link", "hr"}
 
 
 class Page(HTMLParser):
-    """Tags that are opened and closed, and the text between."""
+    """Collects the tags, the open tags and the text of a page."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def report(recording: Recording, path: Path, **span: float) -> tuple[str, Page]:
     return html, Page(html)
 
 
-def test_it_is_one_whole_page_that_asks_nobody(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_report_is_one_complete_page_without_external_resources(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     html, page = report(Recording.open(record(1500).path), tmp_path / "report.html")
     assert page.open == []
     assert "script" not in page.tags
@@ -85,8 +85,8 @@ def test_it_is_one_whole_page_that_asks_nobody(record: Callable, tmp_path: Path)
         ET.fromstring(picture)
 
 
-def test_what_comes_from_outside_is_text(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    _, page = report(tell(HOSTILE), tmp_path / "report.html")
+def test_untrusted_text_is_escaped_in_the_report(record_story: Callable[..., Recording], tmp_path: Path) -> None:
+    _, page = report(record_story(HOSTILE), tmp_path / "report.html")
     assert page.open == []
     assert "script" not in page.tags
     assert "img" not in page.tags
@@ -94,8 +94,10 @@ def test_what_comes_from_outside_is_text(tell: Callable[..., Recording], tmp_pat
     assert "\0" not in page.text
 
 
-def test_it_tells_who_had_the_worst_of_it_and_why(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    _, page = report(tell(), tmp_path / "report.html")
+def test_report_names_the_most_delayed_requests_and_the_reasons(
+    record_story: Callable[..., Recording], tmp_path: Path
+) -> None:
+    _, page = report(record_story(), tmp_path / "report.html")
     assert "waited 0.10 s in the queue" in page.text
     assert "swapped out for request #2, 0.30 s aside: request #2 needed 3 blocks" in page.text
     assert "too long" in page.text
@@ -116,14 +118,14 @@ def test_report_of_a_suspended_process_does_not_call_it_paused(tmp_path: Path) -
     assert "paused" not in page.text
 
 
-def test_a_range_without_anything_is_a_page_too(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    _, page = report(tell(), tmp_path / "report.html", from_s=2.0, until_s=2.1)
+def test_report_of_an_empty_range_is_a_complete_page(record_story: Callable[..., Recording], tmp_path: Path) -> None:
+    _, page = report(record_story(), tmp_path / "report.html", from_s=2.0, until_s=2.1)
     assert page.open == []
     assert "KV usage, peak" in page.text
     assert "What happened" not in page.text
 
 
-def test_gaps_and_starts_are_told(record: Callable, make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_report_shows_gaps_and_restarts(record: Callable, make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     first, second = make_messages(100), make_messages(100, epoch=2)
     recording = Recording.open(record([*first[:40], *first[90:], *second]).path)
     _, page = report(recording, tmp_path / "report.html")
@@ -131,13 +133,13 @@ def test_gaps_and_starts_are_told(record: Callable, make_messages: Callable, tmp
     assert "the engine was restarted" in page.text
 
 
-def test_a_long_recording_stays_small(record: Callable, make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_report_of_a_long_recording_stays_small(record: Callable, make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(make_messages(3000, num_blocks=4000)).path)
     html, _ = report(recording, tmp_path / "report.html")
     assert len(html) < 1_000_000
 
 
-def test_charts_break_where_nothing_is_known() -> None:
+def test_chart_lines_break_at_unknown_values() -> None:
     axis = ReportTimeAxis(0.0, 100.0)
     times = np.arange(100.0)
     values = np.where((times > 40) & (times < 60), np.nan, 5.0)
@@ -150,7 +152,7 @@ def test_charts_break_where_nothing_is_known() -> None:
     assert len(many) < 20_000
 
 
-def test_a_png_has_the_pixels_that_were_given() -> None:
+def test_png_contains_the_given_pixels() -> None:
     pixels = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
     data = png(pixels)
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
@@ -162,5 +164,5 @@ def test_a_png_has_the_pixels_that_were_given() -> None:
 
 
 @pytest.mark.parametrize(("text", "shown"), [("<b>&\"'", "&lt;b&gt;&amp;&quot;&#x27;"), ("a\x07\u202eb", "a��b")])
-def test_text_is_clean(text: str, shown: str) -> None:
+def test_text_is_escaped_and_control_characters_replaced(text: str, shown: str) -> None:
     assert clean(text) == shown

@@ -1,4 +1,4 @@
-"""Tables, read back by others: CSV by the standard library, Parquet and Arrow by pyarrow."""
+"""Tables read back by other libraries: CSV by the standard library, Parquet and Arrow by pyarrow."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "devices"])  # of which these tell nothing
-def test_all_formats_hold_the_same(record: Callable, tmp_path: Path, kind: str) -> None:  # type: ignore[type-arg]
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind != "devices"]
+)  # kinds without devices in this recording
+def test_all_table_formats_hold_the_same_values(record: Callable, tmp_path: Path, kind: str) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(600).path)
     marks = [new_bookmark(recording.start_ns + at * 10**9, "a note") for at in range(8)]
     for suffix in (".csv", ".parquet", ".arrow"):
@@ -59,9 +61,9 @@ def _is_time(table: pa.Table, name: str) -> bool:
 
 
 def test_csv_file_has_a_byte_order_mark_and_times_that_a_spreadsheet_reads(
-    tell: Callable[..., Recording], tmp_path: Path
+    record_story: Callable[..., Recording], tmp_path: Path
 ) -> None:
-    export(tell("naïve\0"), ExportTarget.of(tmp_path / "requests.csv"))
+    export(record_story("naïve\0"), ExportTarget.of(tmp_path / "requests.csv"))
     assert (tmp_path / "requests.csv").read_bytes().startswith(b"\xef\xbb\xbf")
     row = read_csv(tmp_path / "requests.csv")[0]
     assert row["request_id"] == "naïve\ufffd"
@@ -71,9 +73,9 @@ def test_csv_file_has_a_byte_order_mark_and_times_that_a_spreadsheet_reads(
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "arrow", "perfetto", "html"])
 def test_export_to_a_named_pipe_has_the_bytes_of_the_file_without_a_byte_order_mark(
-    tell: Callable[..., Recording], tmp_path: Path, form: str
+    record_story: Callable[..., Recording], tmp_path: Path, form: str
 ) -> None:
-    recording, pipe = tell(), tmp_path / "pipe"
+    recording, pipe = record_story(), tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
@@ -85,7 +87,7 @@ def test_export_to_a_named_pipe_has_the_bytes_of_the_file_without_a_byte_order_m
     assert pipe.is_fifo()
 
 
-def test_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_metrics_table_has_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(600).path)
     export(recording, ExportTarget.of(tmp_path / "metrics.parquet"))
     schema = parquet.read_schema(tmp_path / "metrics.parquet")
@@ -107,11 +109,11 @@ def test_types_and_units(record: Callable, tmp_path: Path) -> None:  # type: ign
     assert table.column("temperature_celsius").null_count == len(overview)
 
 
-def test_what_happened_to_a_request_is_in_its_row(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    recording = tell(HOSTILE)
+def test_requests_table_has_the_history_of_each_request(record_story: Callable[..., Recording], tmp_path: Path) -> None:
+    recording = record_story(HOSTILE)
     export(recording, ExportTarget.of(tmp_path / "requests.csv"))
     first, second = read_csv(tmp_path / "requests.csv")
-    assert first["request_id"] == f"'{HOSTILE}"  # no spreadsheet takes it for a formula
+    assert first["request_id"] == f"'{HOSTILE}"  # quoted, so that no spreadsheet evaluates it as a formula
     assert (first["queue_ns"], first["first_token_ns"], first["preempted_ns"]) == (
         "100000000",
         "150000000",
@@ -124,9 +126,11 @@ def test_what_happened_to_a_request_is_in_its_row(tell: Callable[..., Recording]
     assert parquet.read_table(tmp_path / "requests.parquet").column("request_id")[0].as_py() == HOSTILE
 
 
-def test_what_was_achieved_is_what_was_done_over_its_time(tell: Callable[..., Recording], tmp_path: Path) -> None:
-    """A step of the story does 14 operations and moves 21 bytes in 7 ms, and guesses two tokens, one of them right."""
-    recording = tell()
+def test_achieved_rates_are_work_divided_by_step_time(record_story: Callable[..., Recording], tmp_path: Path) -> None:
+    """Each step of the story does 14 operations, moves 21 bytes in 7 ms, and proposes two draft tokens of which one is
+    accepted.
+    """
+    recording = record_story()
     export(recording, ExportTarget.of(tmp_path / "metrics.csv"))
     rows = [row for row in read_csv(tmp_path / "metrics.csv") if int(row["num_steps"])]
     assert sum(int(row["flops"]) for row in rows) == 14 * sum(int(row["num_steps"]) for row in rows)
@@ -135,7 +139,7 @@ def test_what_was_achieved_is_what_was_done_over_its_time(tell: Callable[..., Re
     assert drafts == 2 * right > 0
 
 
-def test_a_range_has_its_own_rows(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_tables_of_a_range_have_only_its_rows(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
     for kind in KINDS:
         export(recording, ExportTarget.of(tmp_path / f"{kind}.csv"), 20.0, 30.0)
@@ -148,7 +152,7 @@ def test_a_range_has_its_own_rows(record: Callable, tmp_path: Path) -> None:  # 
     assert everything <= {row["number"] for row in requests}
 
 
-def test_without_pyarrow_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_pyarrow_is_explained_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(arrow_files.importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(

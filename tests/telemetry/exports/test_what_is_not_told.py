@@ -1,4 +1,6 @@
-"""Exports of a recording whose engine does not tell all: empty, left out or None, and never 0."""
+"""Exports of a recording whose engine reports only part of the data: unknown values are empty, left out or None, never
+0.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ NUM_SECONDS = 4
 
 
 def record(path, capabilities):
-    """A few seconds of an engine with 100 blocks of which 3 keep a prefix, and a quarter is in use."""
+    """Record a few seconds of an engine with 100 blocks, 3 of them cached, at a quarter of usage."""
     ledger = Ledger(100)
     ledger.state[:3], ledger.hash[:3] = BlockState.CACHED, (1, 2, 3)
     hello = Hello(
@@ -95,11 +97,11 @@ def own(tmp_path_factory):
     return record(tmp_path_factory.mktemp("told") / "own.mcap", OWN_ENGINE)
 
 
-def test_the_recording_knows_what_is_told(watched):
+def test_recording_has_the_capabilities_of_its_engine(watched):
     assert watched[0].info.hello.capabilities == VLLM
 
 
-def test_the_overview_has_what_is_told_and_nan_for_the_rest(watched):
+def test_overview_is_nan_for_unknown_figures(watched):
     _, overview, _ = watched
     for name in ("free_blocks", "shared_blocks", "used_slots", "admitted", "num_steps", "run_ns", "longest_free_run"):
         assert np.isnan(overview.column(name)).all(), name
@@ -113,13 +115,13 @@ def test_the_overview_has_what_is_told_and_nan_for_the_rest(watched):
     assert np.isnan(overview.column("first_token_p99_s")[-1])  # above the last bound
 
 
-def test_an_engine_that_tells_all_is_summarized_as_before(own):
+def test_fully_reporting_engine_has_all_figures(own):
     _, overview, _ = own
     assert overview.column("free_blocks")[-1] == 97
     assert np.isnan(overview.column("pool_blocks")).all()
 
 
-def test_the_metrics_are_empty_where_unknown(watched, own):
+def test_metrics_table_is_empty_for_unknown_figures(watched, own):
     recording, overview, span = watched
     file = io.BytesIO()
     write_csv(metrics_table(Content(recording, overview, span)), file)
@@ -131,7 +133,7 @@ def test_the_metrics_are_empty_where_unknown(watched, own):
     assert not any(column.name.endswith("_above_s") for column in metrics_table(Content(*own)).columns)
 
 
-def test_the_digest_has_none_and_the_report_and_the_trace_leave_it_out(watched):
+def test_summary_report_and_trace_leave_out_unknown_figures(watched):
     recording, overview, span = watched
     found = digest(recording, overview, span)
     assert found.totals["admitted"] is None
@@ -150,7 +152,7 @@ def test_the_digest_has_none_and_the_report_and_the_trace_leave_it_out(watched):
         assert name not in names
 
 
-def test_figures_that_one_side_cannot_know_have_no_difference(watched, own):
+def test_comparison_has_no_difference_for_unknown_figures(watched, own):
     rows = {row.key: row for row in compare(Run(*watched), Run(*own)).rows}
     assert rows["external_fragmentation"].a is None
     assert rows["external_fragmentation"].difference is None
@@ -162,13 +164,13 @@ def test_figures_that_one_side_cannot_know_have_no_difference(watched, own):
     ("figure", "is_known"),
     [("kv_usage", True), ("blocks_run_out_s", False), ("longest_wait_s", False), ("stalled_s", False)],
 )
-def test_a_figure_of_an_alarm_that_cannot_be_measured_is_nan(watched, figure, is_known):
+def test_alarm_figure_that_is_unknown_is_nan(watched, figure, is_known):
     _, overview, _ = watched
     values = Expression(f"{figure} > 3").value(overview, slice(0, len(overview)))
     assert np.isnan(values[-1]) != is_known
 
 
-def test_playing_it_tells_its_readings(watched):
+def test_playback_restores_the_readings(watched):
     source = PlaybackSource(Recording.open(watched[0].path), is_playing=False)
     try:
         source.seek(2.0)

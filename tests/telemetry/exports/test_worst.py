@@ -1,4 +1,4 @@
-"""Most delayed requests: those that waited for a token in the queue, in a slow prefill, or preempted."""
+"""Most delayed requests: those that waited in the queue, in a slow prefill, or while preempted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def request_with_prefill(number: int, prefill_s: float) -> RequestHistory:
     return history
 
 
-def test_requests_with_a_slow_prefill_are_delayed_and_say_so() -> None:
+def test_requests_with_a_slow_prefill_are_listed_with_the_reason() -> None:
     worst = worst_requests([request_with_prefill(1, 0.4), request_with_prefill(2, 12.0)], 20 * S, 5)
     assert [(each.history.info.number, each.lost_ns) for each in worst] == [(2, 12 * S)]
     assert worst[0].reasons == ("prefill took 12.00 s: 8,136 prompt tokens, 0 cached",)

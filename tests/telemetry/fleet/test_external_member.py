@@ -1,4 +1,4 @@
-"""Another engine's row, from a source that a test feeds: what it does not tell is unknown."""
+"""A fleet row of another engine, from a fake source: unreported values are unknown."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def reading(*counts, used_share=0.25):
     return Reading(epoch=1, time_ns=2, used_share=used_share, latencies=(histogram,))
 
 
-def test_before_anything_came_all_is_unknown(source):
+def test_row_is_unknown_before_the_first_update(source):
     row = ExternalMember(ENTRY, source).row()
     assert (row.name, row.engine, row.state) == ("box", "vllm", SourceState.CONNECTING)
     assert (row.usage, row.num_running, row.first_token_s, row.bins, row.version) == (None, None, None, None, "")
 
 
-def test_without_metrics_nothing_is_counted(source):
+def test_row_without_metrics_has_no_counts(source):
     member = ExternalMember(ENTRY, source)
     source.updates.append(Update(snapshot=snapshot()))
     source.status = SourceStatus(SourceState.LIVE)
@@ -90,7 +90,7 @@ def test_without_metrics_nothing_is_counted(source):
     assert row.bins.cached == bytes([255] * 3 + [0] * 5)
 
 
-def test_metrics_are_told_a_percentile_as_its_bound(source):
+def test_latency_from_buckets_is_reported_as_a_bound(source):
     member = ExternalMember(ENTRY, source)
     source.updates.append(Update(snapshot=snapshot(), readings=(reading(1, 3, 0), reading(0, 2, 1))))
     source.status = SourceStatus(SourceState.LIVE)
@@ -105,7 +105,7 @@ def test_metrics_are_told_a_percentile_as_its_bound(source):
     assert source.is_closed
 
 
-def test_a_median_above_the_last_bound_is_unknown(source):
+def test_median_above_the_last_bucket_is_unknown(source):
     member = ExternalMember(ENTRY, source)
     source.updates.append(Update(snapshot=snapshot(), readings=(reading(0, 0, 4),)))
     source.status = SourceStatus(SourceState.LIVE)

@@ -1,4 +1,4 @@
-"""The fleet's reader: the figures of each engine, with fakes and over real sockets."""
+"""The fleet reader: the figures of each engine, with fakes and over real sockets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FakeMember:
         self.is_closed = True
 
 
-def test_the_list_is_followed_and_who_stays_is_not_opened_again():
+def test_changed_list_keeps_members_that_stay_open():
     opened = []
 
     def opener(entry, _context):
@@ -68,7 +68,7 @@ def test_the_list_is_followed_and_who_stays_is_not_opened_again():
     assert all(member.is_closed for member in opened)
 
 
-def test_three_engines_over_real_sockets(tmp_path):
+def test_three_engines_over_real_sockets_are_shown(tmp_path):
     engines = [SimulatedEngine(num_blocks=200 + 2000 * number, num_running=4, epoch=number + 1) for number in range(3)]
     where = [f"ipc://{tmp_path}/{number}/telemetry" for number in range(3)]
     servers = [SimulatedServer(engine, at, rate=20.0) for engine, at in zip(engines, where, strict=True)]
@@ -95,7 +95,7 @@ def test_three_engines_over_real_sockets(tmp_path):
         servers[0].close()
         wait_for(lambda: fleet.rows[0].state is SourceState.ENDED)
         assert fleet.rows[0].usage is None
-        assert fleet.rows[0].version  # what it was is known still
+        assert fleet.rows[0].version  # static facts stay known
     finally:
         fleet.close()
         for server in servers:
@@ -106,7 +106,7 @@ def share_held(engine):
     return int(np.count_nonzero(engine.ledger.state == BlockState.ACTIVE)) / engine.ledger.num_blocks
 
 
-def test_a_key_that_cannot_be_read_is_the_row_s_state(tmp_path):
+def test_unreadable_key_is_shown_as_the_row_state(tmp_path):
     entry = FleetEntry(Address("tcp://127.0.0.1:7710", key=tmp_path / "none.key"))
     fleet = Fleet()
     try:
@@ -118,7 +118,7 @@ def test_a_key_that_cannot_be_read_is_the_row_s_state(tmp_path):
         fleet.close()
 
 
-def test_rates_are_of_the_last_minute():
+def test_rates_cover_the_last_minute():
     rates = Rates()
     assert (rates.hit_rate(), rates.preemptions_per_s(), rates.first_token_s(0)) == (None, None, None)
     rates.count(Counters(prompt_tokens=1000, cached_tokens=0, preemptions=50), S)
@@ -133,7 +133,7 @@ def test_rates_are_of_the_last_minute():
     assert rates.hit_rate() is None
 
 
-def test_bins_show_the_least_there_is():
+def test_pool_bins_show_even_a_single_block():
     state = np.zeros(5000, np.uint8)
     state[0], state[4000:] = BlockState.ACTIVE, BlockState.CACHED
     bins = pool_bins(state)

@@ -14,11 +14,11 @@ from kvscope_telemetry.kv_events.stream import KvEventStream
 
 ANY = "tcp://127.0.0.1:0"
 WAIT_S = 60.0
-"""How long anything may take before the test fails; nothing waits this long when all is well."""
+"""Timeout of every wait. Passing tests never wait this long."""
 
 
 def wait_for(condition: Callable[[], object], what: Callable[[], object] = lambda: "") -> None:
-    """Return once `condition` holds; fail with `what` after a long time."""
+    """Wait until `condition` holds; fail with `what` after the timeout."""
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline, what()
@@ -26,7 +26,7 @@ def wait_for(condition: Callable[[], object], what: Callable[[], object] = lambd
 
 
 class FakePublisher:
-    """PUB and ROUTER of an engine, on the test's thread: replays are answered when `answer` is called."""
+    """PUB and ROUTER sockets of an engine, on the test's thread: replays are sent when `answer` is called."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, replay_endpoint: str, *, new_layout: bool
@@ -53,7 +53,7 @@ class FakePublisher:
         self.publisher.send_multipart(parts)
 
     def answer(self, timeout_ms: int = 0) -> int | None:
-        """One request, if there is one: the number that it asks from."""
+        """Answer one pending replay request and return the number it starts from, or None if there is none."""
         if not self.router.poll(timeout_ms):
             return None
         client, empty, start = self.router.recv_multipart()
@@ -80,7 +80,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 @pytest.fixture
 def fake(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[..., FakePublisher]]:
-    """`fake(endpoint, replay_endpoint, new_layout=…)`: a publisher."""
+    """Function that makes a publisher: `fake(endpoint, replay_endpoint, new_layout=…)`."""
     made: list[FakePublisher] = []
 
     def make(endpoint: str = ANY, replay_endpoint: str = ANY, *, new_layout: bool = True) -> FakePublisher:
@@ -92,15 +92,15 @@ def fake(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[..., Fake
         each.close()
 
 
-class Watched:
-    """A stream and who follows it."""
+class WatchedStream:
+    """A KV event stream and the follower of its events."""
 
     def __init__(self, stream: KvEventStream) -> None:
         self.stream = stream
         self.follower = Follower()
 
     def until(self, condition: Callable[[], object], publisher: FakePublisher | None = None) -> None:
-        """Take what comes, and let `publisher` answer, until `condition` holds."""
+        """Receive events, and let `publisher` answer replays, until `condition` holds."""
 
         def look() -> object:
             if publisher is not None:
@@ -112,13 +112,13 @@ class Watched:
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[..., Watched]]:
-    """`watch(endpoint, replay_endpoint, …)`: a stream that is followed."""
+def watch() -> Iterator[Callable[..., WatchedStream]]:
+    """Function that follows a stream: `watch(endpoint, replay_endpoint, …)`."""
     made: list[KvEventStream] = []
 
-    def start(endpoint: str, replay_endpoint: str | None = None, **options: object) -> Watched:
+    def start(endpoint: str, replay_endpoint: str | None = None, **options: object) -> WatchedStream:
         made.append(KvEventStream(endpoint, replay_endpoint, **options))  # type: ignore[arg-type]
-        return Watched(made[-1])
+        return WatchedStream(made[-1])
 
     yield start
     for each in made:

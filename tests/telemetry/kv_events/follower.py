@@ -1,4 +1,4 @@
-"""What a consumer makes of KV events: the hashes that can be found. For tests."""
+"""A consumer of KV events that keeps the set of cached hashes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope_telemetry.kv_events.stream_items import Received, Reset, StreamItem
 
 
 class Follower:
-    """Applies events, or the items of a stream."""
+    """Applies events or stream items and keeps the cached hashes."""
 
     def __init__(self) -> None:
         self.cached: set[int] = set()

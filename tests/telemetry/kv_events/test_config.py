@@ -1,4 +1,4 @@
-"""`--kv-events-config`: vLLM's fields and meaning; one clear line for everything else."""
+"""`--kv-events-config`: vLLM's fields and meaning, and a one-line error for everything else."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ VLLM = {
 }
 
 
-def test_what_vllms_documentation_writes_is_accepted() -> None:
+def test_example_of_the_vllm_documentation_is_accepted() -> None:
     config = parse_config(json.dumps(VLLM))
     assert config == KvEventsConfig(**VLLM)  # type: ignore[arg-type]
     assert config.is_on
     assert config.binds
 
 
-def test_defaults_are_vllms() -> None:
+def test_defaults_equal_those_of_vllm() -> None:
     config = parse_config("{}")
     assert not config.is_on
     assert (config.endpoint, config.replay_endpoint, config.topic) == ("tcp://*:5557", None, "")
@@ -49,7 +49,7 @@ def test_defaults_are_vllms() -> None:
         ("tcp://[2001:db8::1]:5557", None, False),
     ],
 )
-def test_who_waits_and_who_connects(endpoint: str, bind: bool | None, binds: bool) -> None:
+def test_endpoint_decides_between_bind_and_connect(endpoint: str, bind: bool | None, binds: bool) -> None:
     config = parse_config(json.dumps({"endpoint": endpoint, "bind": bind}))
     assert config.binds is binds
 
@@ -73,7 +73,7 @@ def test_who_waits_and_who_connects(endpoint: str, bind: bool | None, binds: boo
         ('{"replay_endpoint": "inproc://x"}', "replay_endpoint='inproc://x' is not accepted"),
     ],
 )
-def test_everything_else_is_one_clear_line(text: str, says: str) -> None:
+def test_invalid_config_is_refused_in_one_line(text: str, says: str) -> None:
     with pytest.raises(BadInput) as refusal:
         parse_config(text)
     assert says in str(refusal.value)

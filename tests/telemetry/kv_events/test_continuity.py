@@ -1,4 +1,6 @@
-"""Holes, restarts, duplicates, late and spoilt batches: what was given is what is, or it is said to be uncertain."""
+"""Continuity of KV events over gaps, restarts, duplicates, late and damaged batches: the cache is right, or reported
+as uncertain.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ SPOILT = b"\x93spoilt"
 
 
 class Engine:
-    """A publisher without sockets: what is cached, what was published, and what it still has."""
+    """A publisher without sockets: what is cached, what was published, and what its buffer still has."""
 
     def __init__(self, seed: int = 0, buffer_steps: int = 10_000) -> None:
         self._random = random.Random(seed)
@@ -41,8 +43,8 @@ class Engine:
         self.next_seq += 1
         return self.buffer[-1]
 
-    def step(self) -> tuple[int, bytes]:
-        """Something is stored, and now and then something goes."""
+    def publish_random_events(self) -> tuple[int, bytes]:
+        """Publish a batch that stores blocks and sometimes removes some."""
         draw = self._random.random()
         cached = sorted(self.truth.cached)
         stored = BlockStored(tuple(self._random.getrandbits(64) for _ in range(2)), None, (1, 2), 1, medium="GPU")
@@ -54,7 +56,7 @@ class Engine:
         self.next_seq = 0
 
 
-class Followed:
+class FollowedEngine:
     """A follower of an engine, with or without a replay endpoint."""
 
     def __init__(self, engine: Engine, *, can_replay: bool = True) -> None:
@@ -63,7 +65,7 @@ class Followed:
         self.continuity = EventContinuity(lambda item, num_bytes: self.follower.take([item]), can_replay=can_replay)
 
     def settle(self, *, answers: float = 1.0, seed: int = 0) -> None:
-        """All replays that are wanted; of their answers so many arrive."""
+        """Request all wanted replays. With `answers`, only that share of their batches arrives."""
         chance = random.Random(seed)
         for attempt in range(100):
             if not self.continuity.wants:
@@ -83,31 +85,31 @@ class Followed:
 
 
 @pytest.fixture
-def followed() -> Followed:
-    """From the first batch on, with replays."""
-    made = Followed(Engine())
+def followed() -> FollowedEngine:
+    """Follower from the first batch on, with a replay endpoint."""
+    made = FollowedEngine(Engine())
     made.settle()
     for _ in range(5):
-        made.continuity.live(*made.engine.step())
+        made.continuity.live(*made.engine.publish_random_events())
     assert made.is_right()
     assert not made.continuity.uncertain
     return made
 
 
-def without_replay() -> Followed:
-    made = Followed(Engine(), can_replay=False)
+def without_replay() -> FollowedEngine:
+    made = FollowedEngine(Engine(), can_replay=False)
     for _ in range(5):
-        made.continuity.live(*made.engine.step())
+        made.continuity.live(*made.engine.publish_random_events())
     assert made.is_right()
     assert not made.continuity.uncertain
     return made
 
 
-def test_who_comes_late_is_told_what_was_before() -> None:
-    followed = Followed(Engine())
+def test_late_follower_gets_earlier_batches_by_replay() -> None:
+    followed = FollowedEngine(Engine())
     for _ in range(20):
-        followed.engine.step()
-    during = followed.engine.step()
+        followed.engine.publish_random_events()
+    during = followed.engine.publish_random_events()
     followed.continuity.live(*during)
     followed.settle()
     assert followed.is_right()
@@ -115,28 +117,28 @@ def test_who_comes_late_is_told_what_was_before() -> None:
     assert followed.count(Received) == 21
 
 
-def test_who_comes_later_than_the_buffer_reaches_says_so() -> None:
-    followed = Followed(Engine(buffer_steps=5))
+def test_late_follower_is_uncertain_if_the_buffer_is_too_short() -> None:
+    followed = FollowedEngine(Engine(buffer_steps=5))
     for _ in range(20):
-        followed.engine.step()
+        followed.engine.publish_random_events()
     followed.settle()
     assert followed.follower.cached <= followed.engine.truth.cached
     assert "before batch 15" in followed.continuity.uncertain
 
 
-def test_a_hole_is_filled(followed: Followed) -> None:
-    followed.engine.step()
-    followed.continuity.live(*followed.engine.step())
+def test_gap_is_filled_by_a_replay(followed: FollowedEngine) -> None:
+    followed.engine.publish_random_events()
+    followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.continuity.wants == "batches 5 to 5 are missing"
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     followed.settle()
     assert followed.is_right()
     assert not followed.continuity.uncertain
     assert followed.count(Gap) == followed.count(Reset) == 0
 
 
-def test_batches_out_of_order_are_put_in_order(followed: Followed) -> None:
-    first, second = followed.engine.step(), followed.engine.step()
+def test_batches_are_put_in_order(followed: FollowedEngine) -> None:
+    first, second = followed.engine.publish_random_events(), followed.engine.publish_random_events()
     followed.continuity.live(*second)
     followed.continuity.live(*first)
     followed.settle()
@@ -145,8 +147,8 @@ def test_batches_out_of_order_are_put_in_order(followed: Followed) -> None:
     assert followed.count(Received) == 7
 
 
-def test_a_batch_that_comes_twice_is_given_once(followed: Followed) -> None:
-    batch = followed.engine.step()
+def test_duplicate_batch_is_delivered_once(followed: FollowedEngine) -> None:
+    batch = followed.engine.publish_random_events()
     for _ in range(3):
         followed.continuity.live(*batch)
     assert followed.continuity.counts.duplicates == 2
@@ -155,29 +157,29 @@ def test_a_batch_that_comes_twice_is_given_once(followed: Followed) -> None:
     assert not followed.continuity.uncertain
 
 
-def test_a_spoilt_batch_is_asked_for_again(followed: Followed) -> None:
-    seq, _ = followed.engine.step()
+def test_damaged_batch_is_requested_again(followed: FollowedEngine) -> None:
+    seq, _ = followed.engine.publish_random_events()
     followed.continuity.live(seq, SPOILT)
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     followed.settle()
     assert followed.is_right()
     assert not followed.continuity.uncertain
 
 
-def test_a_batch_that_the_engine_itself_has_spoilt_is_given_up(followed: Followed) -> None:
-    seq, _ = followed.engine.step()
+def test_batch_damaged_in_the_replay_too_is_skipped(followed: FollowedEngine) -> None:
+    seq, _ = followed.engine.publish_random_events()
     followed.engine.buffer[-1] = (seq, SPOILT)
     followed.continuity.live(seq, SPOILT)
     followed.settle()
     assert f"batch {seq} cannot be read" in followed.continuity.uncertain
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.continuity.last == seq + 1
     assert followed.continuity.counts.unreadable == 1
 
 
-def test_a_spoilt_copy_in_the_buffer_does_no_harm_where_the_published_one_is_whole(followed: Followed) -> None:
-    followed.engine.step()
-    seq, payload = followed.engine.step()
+def test_damaged_replay_of_an_intact_batch_is_ignored(followed: FollowedEngine) -> None:
+    followed.engine.publish_random_events()
+    seq, payload = followed.engine.publish_random_events()
     followed.engine.buffer[-1] = (seq, SPOILT)
     followed.continuity.live(seq, payload)
     followed.settle()
@@ -185,11 +187,11 @@ def test_a_spoilt_copy_in_the_buffer_does_no_harm_where_the_published_one_is_who
     assert not followed.continuity.uncertain
 
 
-def test_a_spoilt_batch_that_nobody_has_any_more_is_given_up_at_once() -> None:
-    followed = Followed(Engine(buffer_steps=1))
+def test_damaged_batch_missing_from_the_buffer_is_skipped() -> None:
+    followed = FollowedEngine(Engine(buffer_steps=1))
     followed.settle()
-    followed.continuity.live(*followed.engine.step())
-    followed.engine.step()
+    followed.continuity.live(*followed.engine.publish_random_events())
+    followed.engine.publish_random_events()
     followed.engine.buffer[-1] = (1, SPOILT)
     followed.continuity.live(1, SPOILT)
     followed.settle()
@@ -197,41 +199,41 @@ def test_a_spoilt_batch_that_nobody_has_any_more_is_given_up_at_once() -> None:
 
 
 @pytest.mark.parametrize("missed", [0, 1, 4, 5, 6, 9])
-def test_a_restart_is_noticed_however_many_batches_were_missed(followed: Followed, missed: int) -> None:
+def test_restart_is_detected_after_any_number_of_missed_batches(followed: FollowedEngine, missed: int) -> None:
     followed.engine.restart()
     for _ in range(missed):
-        followed.engine.step()
+        followed.engine.publish_random_events()
     followed.continuity.connected_anew()
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     followed.settle()
     assert followed.is_right()
     assert not followed.continuity.uncertain
     assert followed.continuity.counts.restarts >= 1
 
 
-def test_a_restart_is_noticed_by_the_number_alone(followed: Followed) -> None:
+def test_restart_is_detected_by_the_sequence_number(followed: FollowedEngine) -> None:
     followed.engine.restart()
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     followed.settle()
     assert followed.is_right()
     assert not followed.continuity.uncertain
     assert followed.count(Reset) == 1
 
 
-def test_a_hole_that_outgrew_the_buffer_begins_anew_and_says_so() -> None:
-    followed = Followed(Engine(buffer_steps=4))
+def test_gap_longer_than_the_buffer_resets_and_is_reported() -> None:
+    followed = FollowedEngine(Engine(buffer_steps=4))
     followed.settle()
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     for _ in range(9):
-        followed.engine.step()
-    followed.continuity.live(*followed.engine.step())
+        followed.engine.publish_random_events()
+    followed.continuity.live(*followed.engine.publish_random_events())
     followed.settle()
     assert followed.follower.cached <= followed.engine.truth.cached
     assert "is unknown" in followed.continuity.uncertain
 
 
-def test_what_was_missed_last_is_found_by_a_check(followed: Followed) -> None:
-    followed.engine.step()
+def test_missed_last_batch_is_found_by_a_check(followed: FollowedEngine) -> None:
+    followed.engine.publish_random_events()
     followed.continuity.check()
     assert followed.continuity.is_checking
     followed.settle()
@@ -239,22 +241,22 @@ def test_what_was_missed_last_is_found_by_a_check(followed: Followed) -> None:
     assert not followed.continuity.uncertain
 
 
-def test_a_check_holds_up_nobody(followed: Followed) -> None:
+def test_check_does_not_delay_live_batches(followed: FollowedEngine) -> None:
     followed.continuity.check()
     followed.continuity.begin_replay()
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.is_right()
     followed.continuity.fail_replay("it does not answer")
     assert not followed.continuity.uncertain
 
 
-def test_a_replay_that_is_not_answered_leaves_it_uncertain_until_one_is(followed: Followed) -> None:
-    followed.engine.step()
-    followed.continuity.live(*followed.engine.step())
+def test_unanswered_replay_is_uncertain_until_a_later_one_succeeds(followed: FollowedEngine) -> None:
+    followed.engine.publish_random_events()
+    followed.continuity.live(*followed.engine.publish_random_events())
     followed.continuity.begin_replay()
     followed.continuity.fail_replay("it does not answer")
     assert followed.continuity.uncertain
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.continuity.failed
     followed.continuity.try_again()
     followed.settle()
@@ -262,10 +264,10 @@ def test_a_replay_that_is_not_answered_leaves_it_uncertain_until_one_is(followed
     assert not followed.continuity.uncertain
 
 
-def test_a_replay_that_breaks_off_is_gone_on_with() -> None:
-    followed = Followed(Engine())
+def test_interrupted_replay_is_continued() -> None:
+    followed = FollowedEngine(Engine())
     for _ in range(9):
-        followed.engine.step()
+        followed.engine.publish_random_events()
     followed.continuity.begin_replay()
     for batch in list(followed.engine.buffer)[:4]:
         followed.continuity.replayed(*batch)
@@ -276,21 +278,21 @@ def test_a_replay_that_breaks_off_is_gone_on_with() -> None:
     assert not followed.continuity.uncertain
 
 
-def test_an_unanswered_replay_at_the_beginning_lets_live_batches_through() -> None:
-    followed = Followed(Engine())
-    followed.engine.step()
-    followed.continuity.live(*followed.engine.step())
+def test_unanswered_first_replay_lets_live_batches_through() -> None:
+    followed = FollowedEngine(Engine())
+    followed.engine.publish_random_events()
+    followed.continuity.live(*followed.engine.publish_random_events())
     followed.continuity.begin_replay()
     followed.continuity.fail_replay("it does not answer")
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.count(Received) == 2
     assert followed.continuity.uncertain == "it does not answer"
 
 
-def test_without_a_replay_endpoint_a_hole_is_said() -> None:
+def test_gap_without_a_replay_endpoint_is_reported() -> None:
     followed = without_replay()
-    late = followed.engine.step()
-    followed.continuity.live(*followed.engine.step())
+    late = followed.engine.publish_random_events()
+    followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.count(Gap) == 1
     assert followed.continuity.uncertain == "batches 5 to 5 are missing"
     followed.continuity.live(*late)
@@ -298,35 +300,35 @@ def test_without_a_replay_endpoint_a_hole_is_said() -> None:
     assert followed.count(Reset) == 0
 
 
-def test_without_a_replay_endpoint_all_is_known_again_once_all_is_cleared() -> None:
+def test_uncertainty_ends_when_all_blocks_are_cleared() -> None:
     followed = without_replay()
-    followed.engine.step()
-    followed.continuity.live(*followed.engine.step())
+    followed.engine.publish_random_events()
+    followed.continuity.live(*followed.engine.publish_random_events())
     followed.continuity.live(*followed.engine.publish(AllBlocksCleared()))
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.is_right()
     assert not followed.continuity.uncertain
 
 
-def test_without_a_replay_endpoint_a_restart_begins_anew() -> None:
+def test_restart_without_a_replay_endpoint_resets() -> None:
     followed = without_replay()
     followed.engine.restart()
     followed.continuity.connected_anew()
     assert followed.continuity.uncertain
-    followed.continuity.live(*followed.engine.step())
+    followed.continuity.live(*followed.engine.publish_random_events())
     assert followed.is_right()
     assert not followed.continuity.uncertain
 
 
-def test_without_a_replay_endpoint_a_restart_that_was_seen_late_says_so() -> None:
+def test_restart_without_a_replay_endpoint_seen_late_is_uncertain() -> None:
     followed = without_replay()
     followed.engine.restart()
-    followed.engine.step()
-    followed.continuity.live(*followed.engine.step())
+    followed.engine.publish_random_events()
+    followed.continuity.live(*followed.engine.publish_random_events())
     assert "before batch 1" in followed.continuity.uncertain
 
 
-def test_events_that_cannot_be_read_make_it_uncertain(followed: Followed) -> None:
+def test_unreadable_events_make_the_cache_uncertain(followed: FollowedEngine) -> None:
     import msgspec
 
     payload = msgspec.msgpack.encode((1.5, [{"type": "BlockRemoved", "block_hashes": "?", "medium": None}], 0))
@@ -345,38 +347,38 @@ ACTIONS = st.lists(
 
 
 @given(ACTIONS, st.integers(0, 1 << 16), st.sampled_from([1, 3, 10, 10_000]), st.booleans())
-def test_whatever_happens_it_is_right_or_uncertain(
+def test_any_history_ends_right_or_uncertain(
     actions: list[str], seed: int, buffer_steps: int, can_replay: bool
 ) -> None:
-    followed = Followed(Engine(seed, buffer_steps), can_replay=can_replay)
+    followed = FollowedEngine(Engine(seed, buffer_steps), can_replay=can_replay)
     followed.settle()
     for number, action in enumerate(actions):
         _act(followed, action, seed + number)
     followed.settle()
     followed.continuity.check()
     followed.settle()
-    if can_replay:  # without, nobody can tell that the last batch was missed
+    if can_replay:  # without a replay endpoint, a missed last batch cannot be noticed
         assert followed.is_right() or followed.continuity.uncertain, followed.follower.items
-    if can_replay and buffer_steps == 10_000 and "half" not in actions:  # all that is asked for is told
+    if can_replay and buffer_steps == 10_000 and "half" not in actions:  # every replay request is answered
         assert followed.is_right()
 
 
-def _act(followed: Followed, action: str, seed: int) -> None:
+def _act(followed: FollowedEngine, action: str, seed: int) -> None:
     engine, continuity = followed.engine, followed.continuity
     if action == "step":
-        continuity.live(*engine.step())
+        continuity.live(*engine.publish_random_events())
     elif action == "lose":
-        engine.step()
+        engine.publish_random_events()
     elif action == "clear":
         continuity.live(*engine.publish(AllBlocksCleared()))
     elif action == "spoil":
-        continuity.live(engine.step()[0], SPOILT)
+        continuity.live(engine.publish_random_events()[0], SPOILT)
     elif action == "twice":
-        batch = engine.step()
+        batch = engine.publish_random_events()
         continuity.live(*batch)
         continuity.live(*batch)
     elif action == "swap":
-        first, second = engine.step(), engine.step()
+        first, second = engine.publish_random_events(), engine.publish_random_events()
         continuity.live(*second)
         continuity.live(*first)
     elif action == "restart":

@@ -1,4 +1,4 @@
-"""Every layout that publishers use is read; what is unknown is left out and counted; nothing else is ever raised."""
+"""Every layout that publishers use can be read; unknown parts are skipped and counted; only ProtocolError is raised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvscope_telemetry.kv_events.wire import MAX_BATCH_BYTES, MAX_EVENTS
 CAPTURED = dict(
     line.split() for line in (Path(__file__).parent / "captured.txt").read_text("ascii").splitlines() if line[0] != "#"
 )
-"""Bytes of the publishers' own encoders, by name."""
+"""Bytes written by the publishers' own encoders, by name."""
 
 DIGEST = bytes(range(32))
 LOW = int.from_bytes(DIGEST[-8:], "big")
@@ -124,20 +124,20 @@ EXPECTED: dict[str, EventBatch] = {
 
 
 @pytest.mark.parametrize("name", CAPTURED)
-def test_what_publishers_send_is_read_exactly(name: str) -> None:
+def test_captured_batch_is_decoded_exactly(name: str) -> None:
     assert decode_batch(bytes.fromhex(CAPTURED[name])) == EXPECTED[name]
 
 
-def test_nothing_captured_is_left_out() -> None:
+def test_every_captured_batch_has_an_expected_value() -> None:
     assert CAPTURED.keys() == EXPECTED.keys()
 
 
-def test_hashes_of_three_types_are_one_key() -> None:
+def test_integer_and_bytes_hashes_give_the_same_key() -> None:
     assert block_key(DIGEST) == block_key(LOW) == block_key(LOW - (1 << 64)) == LOW
     assert block_key(-1) == block_key(MINUS_ONE) == block_key(b"\xff" * 8)
 
 
-def test_extra_keys_are_read_when_somebody_asks() -> None:
+def test_extra_keys_are_decoded_on_request() -> None:
     (event,) = decode_batch(bytes.fromhex(CAPTURED["vllm-0.33-stored"])).events
     assert isinstance(event, BlockStored)
     assert event.extra_keys is not None
@@ -153,13 +153,13 @@ def batch_of(*events: object, rest: tuple[object, ...] = (0,)) -> bytes:
 REMOVED: dict[str, object] = {"type": "BlockRemoved", "block_hashes": [7], "medium": None}
 
 
-def test_the_rank_may_be_missing_and_more_may_follow() -> None:
+def test_rank_may_be_missing_and_extra_fields_may_follow() -> None:
     assert decode_batch(batch_of(REMOVED, rest=())).data_parallel_rank is None
     more = decode_batch(batch_of(REMOVED, rest=(1, "later", [2])))
     assert (more.data_parallel_rank, more.num_unknown_fields) == (1, 2)
 
 
-def test_unknown_events_and_fields_cost_nothing_else() -> None:
+def test_unknown_events_and_fields_are_counted_and_skipped() -> None:
     batch = decode_batch(
         batch_of(
             {"type": "BlockMoved", "block_hashes": [1]},
@@ -193,7 +193,7 @@ def test_unknown_events_and_fields_cost_nothing_else() -> None:
     ],
     ids=repr,
 )
-def test_a_spoilt_event_is_counted_and_the_others_are_read(spoilt: object) -> None:
+def test_unreadable_event_is_counted_and_the_others_are_read(spoilt: object) -> None:
     batch = decode_batch(batch_of(REMOVED, spoilt, REMOVED))
     assert batch.events == (BlockRemoved((7,)), BlockRemoved((7,)))
     assert batch.num_unreadable_events == 1
@@ -223,18 +223,18 @@ def test_a_spoilt_event_is_counted_and_the_others_are_read(spoilt: object) -> No
     ],
     ids=lambda payload: f"{payload[:8].hex()} of {len(payload)}",
 )
-def test_what_is_no_batch_is_refused(payload: bytes) -> None:
+def test_invalid_batch_is_refused(payload: bytes) -> None:
     with pytest.raises(ProtocolError, match="batch of KV events"):
         decode_batch(payload)
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_are_a_batch_or_refused(data: bytes) -> None:
+def test_random_bytes_are_decoded_or_refused(data: bytes) -> None:
     _check_refused_or_sound(data)
 
 
 @given(st.sampled_from(sorted(CAPTURED.values())), st.data())
-def test_captured_bytes_that_were_changed_are_a_batch_or_refused(captured: str, data: Any) -> None:
+def test_mutated_captured_bytes_are_decoded_or_refused(captured: str, data: Any) -> None:
     payload = bytearray.fromhex(captured)
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
@@ -259,7 +259,7 @@ FIELDS = st.sampled_from(BlockStored.__struct_fields__)
         max_size=4,
     )
 )
-def test_events_of_any_content_are_read_left_out_or_counted(events: list[object]) -> None:
+def test_random_events_are_decoded_skipped_or_counted(events: list[object]) -> None:
     batch = decode_batch(batch_of(*events))
     assert len(batch.events) + batch.num_unknown_events + batch.num_unreadable_events == len(events)
     _check_types(batch)

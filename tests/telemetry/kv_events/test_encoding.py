@@ -1,4 +1,4 @@
-"""What we send is what vLLM sends, and comes back as it was."""
+"""Encoded KV events equal vLLM's byte for byte, and round trip."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CAPTURED = dict(
 
 
 @pytest.mark.parametrize("name", ["vllm-0.33-stored", "vllm-0.33-removed", "vllm-0.33-every-field"])
-def test_maps_are_vllms_byte_for_byte(name: str) -> None:
+def test_map_encoding_equals_vllm_byte_for_byte(name: str) -> None:
     assert encode_batch(decode_batch(bytes.fromhex(CAPTURED[name]))).hex() == CAPTURED[name]
 
 
 @pytest.mark.parametrize("name", ["vllm-0.23-stored", "vllm-0.23-removed"])
-def test_arrays_are_old_vllms_byte_for_byte(name: str) -> None:
+def test_array_encoding_equals_older_vllm_byte_for_byte(name: str) -> None:
     assert encode_batch(decode_batch(bytes.fromhex(CAPTURED[name])), arrays=True).hex() == CAPTURED[name]
 
 
@@ -64,12 +64,12 @@ BATCHES = st.builds(
 
 
 @given(BATCHES)
-def test_a_batch_comes_back_as_it_was(batch: EventBatch) -> None:
+def test_batch_round_trips(batch: EventBatch) -> None:
     assert decode_batch(encode_batch(batch)) == batch
 
 
 @given(BATCHES)
-def test_arrays_lose_what_they_have_no_place_for_and_nothing_else(batch: EventBatch) -> None:
+def test_array_encoding_loses_only_the_fields_without_a_position(batch: EventBatch) -> None:
     events = tuple(_as_in_an_array(event) for event in batch.events)
     assert decode_batch(encode_batch(batch, arrays=True)) == msgspec.structs.replace(batch, events=events)
 

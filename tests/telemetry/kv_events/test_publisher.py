@@ -1,4 +1,4 @@
-"""Our publisher, read with nothing but sockets and msgpack, as vLLM's consumers do; and by our own stream."""
+"""Our publisher, read with plain sockets and msgpack like vLLM's consumers do, and by our own stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tests.telemetry.kv_events.conftest import WAIT_S, Watched, wait_for
+from tests.telemetry.kv_events.conftest import WAIT_S, WatchedStream, wait_for
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
@@ -24,7 +24,7 @@ END = b"\xff" * 8
 
 @pytest.fixture
 def publish() -> Iterator[Callable[..., KvEventPublisher]]:
-    """`publish(**fields of the configuration)`: a publisher on free ports of loopback."""
+    """Function that makes a publisher on free loopback ports: `publish(**fields of the configuration)`."""
     made: list[KvEventPublisher] = []
 
     def make(**fields: Any) -> KvEventPublisher:
@@ -42,7 +42,7 @@ def stored(seq: int) -> BlockStored:
 
 
 def subscriber(context: zmq.Context[Socket], publisher: KvEventPublisher, topic: bytes = b"") -> Socket:
-    """Whose subscription has arrived: batches of nothing are published until one comes."""
+    """Return a socket whose subscription has arrived: empty batches are published until one comes."""
     socket = context.socket(zmq.SUB)
     socket.subscribe(topic)
     socket.connect(publisher.endpoint)
@@ -56,7 +56,7 @@ def subscriber(context: zmq.Context[Socket], publisher: KvEventPublisher, topic:
 
 
 def replay(context: zmq.Context[Socket], publisher: KvEventPublisher, start: int) -> list[list[bytes]]:
-    """What a DEALER gets, with the end."""
+    """Return what a DEALER receives for a replay request, including the end marker."""
     with context.socket(zmq.DEALER) as dealer:
         dealer.connect(publisher.replay_endpoint)
         dealer.send_multipart([b"", start.to_bytes(8, "big")])
@@ -71,7 +71,7 @@ def published_all(context: zmq.Context[Socket], publisher: KvEventPublisher) -> 
     return len(replay(context, publisher, publisher.next_seq - 1)) == 2
 
 
-def test_live_batches_are_three_parts_and_count_up(
+def test_live_batches_have_three_parts_and_consecutive_numbers(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
 ) -> None:
     publisher = publish(topic="kv-events")
@@ -96,7 +96,7 @@ def test_live_batches_are_three_parts_and_count_up(
     assert removal == {"type": "BlockRemoved", "block_hashes": [first + 19], "medium": "GPU"}
 
 
-def test_a_replay_is_in_the_new_layout_from_where_it_was_asked(
+def test_replay_starts_at_the_requested_number_in_the_new_layout(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
 ) -> None:
     publisher = publish(topic="t", buffer_steps=8)
@@ -116,7 +116,7 @@ def test_a_replay_is_in_the_new_layout_from_where_it_was_asked(
 @pytest.mark.parametrize(
     "request_", [[b""], [b"", b""], [b"", bytes(7)], [b"", bytes(8), b""], [b"x"], [b"", bytes(1024)]]
 )
-def test_what_is_no_request_is_ignored(
+def test_malformed_replay_request_is_ignored(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], request_: list[bytes]
 ) -> None:
     publisher = publish()
@@ -129,8 +129,8 @@ def test_what_is_no_request_is_ignored(
         assert len(dealer.recv_multipart()) == 4
 
 
-def test_our_stream_follows_our_publisher_live_and_late(
-    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], watch: Callable[..., Watched]
+def test_early_and_late_streams_follow_the_publisher(
+    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], watch: Callable[..., WatchedStream]
 ) -> None:
     publisher = publish(topic="kv")
     for seq in range(300):
@@ -147,7 +147,7 @@ def test_our_stream_follows_our_publisher_live_and_late(
     assert early.follower.cached == late.follower.cached
 
 
-def test_a_full_queue_drops_with_a_hole_and_holds_up_nobody(
+def test_full_queue_drops_batches_without_blocking(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on, is_held = threading.Event(), threading.Event()
@@ -171,8 +171,8 @@ def test_a_full_queue_drops_with_a_hole_and_holds_up_nobody(
     assert [int.from_bytes(each[2], "big") for each in replay(context, publisher, 0)[:-1]] == [0, 1, 2, 3, 10]
 
 
-def test_a_consumer_sees_that_batches_were_dropped(
-    publish: Callable[..., KvEventPublisher], watch: Callable[..., Watched]
+def test_consumer_sees_dropped_batches_as_a_gap(
+    publish: Callable[..., KvEventPublisher], watch: Callable[..., WatchedStream]
 ) -> None:
     publisher = publish()
     publisher.queue.next_seq = 4
@@ -187,7 +187,7 @@ def test_a_consumer_sees_that_batches_were_dropped(
     assert (gap.first, gap.last) == (5, 8)
 
 
-def test_a_batch_that_cannot_be_written_is_a_hole(
+def test_batch_that_cannot_be_encoded_is_a_gap(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
 ) -> None:
     publisher = publish()
@@ -198,7 +198,7 @@ def test_a_batch_that_cannot_be_written_is_a_hole(
     assert [int.from_bytes(each[2], "big") for each in replay(context, publisher, 0)[:-1]] == [1]
 
 
-def test_the_last_batches_leave_before_the_end(
+def test_last_batches_are_sent_before_close_returns(
     context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvscope_telemetry.kv_events.publisher.LINGER_MS", int(1000 * WAIT_S))
@@ -215,7 +215,9 @@ def test_the_last_batches_leave_before_the_end(
     socket.close(linger=0)
 
 
-def test_a_named_host_is_connected_to(context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]) -> None:
+def test_publisher_connects_to_a_named_host(
+    context: zmq.Context[Socket], publish: Callable[..., KvEventPublisher]
+) -> None:
     with context.socket(zmq.SUB) as socket:
         socket.subscribe(b"")
         socket.bind("tcp://127.0.0.1:0")
@@ -228,7 +230,7 @@ def test_a_named_host_is_connected_to(context: zmq.Context[Socket], publish: Cal
         wait_for(has_come)
 
 
-def test_ranks_are_as_many_ports_apart(publish: Callable[..., KvEventPublisher]) -> None:
+def test_port_is_offset_by_the_rank(publish: Callable[..., KvEventPublisher]) -> None:
     def both(port: int) -> KvEventPublisher:
         config = KvEventsConfig(endpoint=f"tcp://127.0.0.1:{port}", bind=True, enable_kv_cache_events=True)
         return KvEventPublisher(config, rank=1)
@@ -239,10 +241,10 @@ def test_ranks_are_as_many_ports_apart(publish: Callable[..., KvEventPublisher])
         with both(port) as second:
             assert second.endpoint == f"tcp://127.0.0.1:{port + 1}"
     except (EndpointInUse, BadInput):
-        pytest.skip("the next port is somebody's")
+        pytest.skip("the next port is in use")
 
 
-def test_an_endpoint_that_is_taken_is_said(publish: Callable[..., KvEventPublisher]) -> None:
+def test_endpoint_in_use_is_reported(publish: Callable[..., KvEventPublisher]) -> None:
     first = publish()
     with pytest.raises(EndpointInUse, match="in use"):
         publish(endpoint=first.endpoint)
@@ -252,7 +254,7 @@ def test_an_endpoint_that_is_taken_is_said(publish: Callable[..., KvEventPublish
         publish(endpoint="ipc:///nowhere/at/all")
 
 
-def test_after_the_end_nothing_is_published_and_no_thread_is_left(publish: Callable[..., KvEventPublisher]) -> None:
+def test_closed_publisher_publishes_nothing_and_leaves_no_thread(publish: Callable[..., KvEventPublisher]) -> None:
     before = set(threading.enumerate())
     publisher = publish()
     assert set(threading.enumerate()) - before
@@ -263,9 +265,7 @@ def test_after_the_end_nothing_is_published_and_no_thread_is_left(publish: Calla
     assert set(threading.enumerate()) <= before
 
 
-def test_the_files_of_its_sockets_go_with_it_and_those_of_another_stay(
-    publish: Callable[..., KvEventPublisher], tmp_path: Path
-) -> None:
+def test_close_removes_its_own_socket_files_only(publish: Callable[..., KvEventPublisher], tmp_path: Path) -> None:
     paths = [tmp_path / "events", tmp_path / "replay"]
     publisher = publish(endpoint=f"ipc://{paths[0]}", replay_endpoint=f"ipc://{paths[1]}")
     assert all(path.is_socket() for path in paths)

@@ -1,4 +1,4 @@
-"""Streams over real sockets: both layouts of replay, restarts, strangers, and an orderly end."""
+"""Streams over real sockets: both replay layouts, restarts, foreign publishers, and closing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
-from tests.telemetry.kv_events.conftest import FakePublisher, Watched
+from tests.telemetry.kv_events.conftest import FakePublisher, WatchedStream
 
 from kvscope_telemetry.errors import BadInput, EndpointInUse
 from kvscope_telemetry.kv_events.batches import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent
@@ -17,10 +17,10 @@ from kvscope_telemetry.kv_events.stream import KvEventStream, PendingItems
 from kvscope_telemetry.kv_events.stream_items import Gap, Received, Reset, StreamState
 
 Fake = Callable[..., FakePublisher]
-Watch = Callable[..., Watched]
+Watch = Callable[..., WatchedStream]
 LIVE, UNCERTAIN, LOST = StreamState.LIVE, StreamState.UNCERTAIN, StreamState.LOST
 NEVER_S = 3600.0
-"""For what is not to happen in a test."""
+"""Interval of checks that must not happen during a test."""
 
 
 def stored(*hashes: int) -> BlockStored:
@@ -32,7 +32,7 @@ def batch(*events: KvEvent, ts: float = 1.0, arrays: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize("new_layout", [True, False], ids=["new", "old"])
-def test_who_joins_late_has_everything(fake: Fake, watch: Watch, new_layout: bool) -> None:
+def test_late_stream_gets_all_earlier_batches(fake: Fake, watch: Watch, new_layout: bool) -> None:
     publisher = fake(new_layout=new_layout)
     for seq in range(50):
         publisher.publish(seq, batch(stored(seq + 1), arrays=not new_layout))
@@ -47,7 +47,7 @@ def test_who_joins_late_has_everything(fake: Fake, watch: Watch, new_layout: boo
     assert (status.state, status.num_batches, status.num_replays, status.data_parallel_rank) == (LIVE, 52, 1, 0)
 
 
-def test_a_hole_is_filled_by_a_replay(fake: Fake, watch: Watch) -> None:
+def test_gap_is_filled_by_a_replay(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint, publisher.replay_endpoint, check_after_s=NEVER_S)
     watched.until(lambda: watched.stream.status.why == "nothing published yet" or _is_live(watched), publisher)
@@ -60,7 +60,7 @@ def test_a_hole_is_filled_by_a_replay(fake: Fake, watch: Watch) -> None:
     assert [type(item) for item in watched.follower.items] == [Received] * 3
 
 
-def test_what_was_missed_last_is_found_when_it_is_quiet(fake: Fake, watch: Watch) -> None:
+def test_missed_last_batch_is_found_when_the_publisher_is_quiet(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     publisher.publish(0, batch(stored(1)))
     watched = watch(publisher.endpoint, publisher.replay_endpoint, check_after_s=0.05)
@@ -72,7 +72,9 @@ def test_what_was_missed_last_is_found_when_it_is_quiet(fake: Fake, watch: Watch
 
 
 @pytest.mark.parametrize("missed", [0, 1, 3])
-def test_a_restart_is_followed(fake: Fake, watch: Watch, make_endpoint: Callable[[str], str], missed: int) -> None:
+def test_publisher_restart_is_followed(
+    fake: Fake, watch: Watch, make_endpoint: Callable[[str], str], missed: int
+) -> None:
     endpoint = make_endpoint("ipc")
     replay_endpoint = f"{endpoint}-replay"
     before = fake(endpoint, replay_endpoint)
@@ -91,7 +93,7 @@ def test_a_restart_is_followed(fake: Fake, watch: Watch, make_endpoint: Callable
     assert any(isinstance(item, Reset) for item in watched.follower.items)
 
 
-def test_without_a_replay_endpoint_what_was_before_is_said_to_be_unknown(fake: Fake, watch: Watch) -> None:
+def test_state_without_a_replay_endpoint_is_uncertain_until_cleared(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint)
     publisher.await_subscriber()
@@ -106,7 +108,7 @@ def test_without_a_replay_endpoint_what_was_before_is_said_to_be_unknown(fake: F
     assert watched.stream.status.num_missing == 1
 
 
-def test_a_replay_endpoint_that_is_silent_is_said_and_asked_again(fake: Fake, watch: Watch) -> None:
+def test_silent_replay_endpoint_is_reported_and_retried(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint, publisher.replay_endpoint, replay_timeout_s=0.2)
     publisher.await_subscriber()
@@ -118,7 +120,7 @@ def test_a_replay_endpoint_that_is_silent_is_said_and_asked_again(fake: Fake, wa
     watched.until(lambda: watched.follower.cached == {1}, publisher)
 
 
-def test_a_spoilt_batch_is_had_again(fake: Fake, watch: Watch) -> None:
+def test_damaged_batch_is_requested_again(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint, publisher.replay_endpoint, check_after_s=NEVER_S)
     publisher.await_subscriber()
@@ -128,7 +130,7 @@ def test_a_spoilt_batch_is_had_again(fake: Fake, watch: Watch) -> None:
     watched.until(lambda: watched.follower.cached == {1}, publisher)
 
 
-def test_a_publisher_of_something_else_is_said(fake: Fake, watch: Watch) -> None:
+def test_publisher_of_other_data_is_reported(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint)
     publisher.await_subscriber()
@@ -143,12 +145,12 @@ def test_a_publisher_of_something_else_is_said(fake: Fake, watch: Watch) -> None
 
 class _Page(http.server.BaseHTTPRequestHandler):
     def log_message(self, *parts: object) -> None:
-        """Say nothing."""
+        pass
 
 
 @pytest.fixture
 def web_server() -> Iterator[str]:
-    """The address of a server that speaks HTTP."""
+    """Address of an HTTP server."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -158,14 +160,14 @@ def web_server() -> Iterator[str]:
         thread.join()
 
 
-def test_a_web_server_is_no_publisher(web_server: str, watch: Watch) -> None:
+def test_web_server_is_reported_as_no_publisher(web_server: str, watch: Watch) -> None:
     watched = watch(web_server, web_server)
     watched.until(lambda: watched.stream.status.state is LOST)
     assert "does not publish KV events" in watched.stream.status.why
     assert watched.follower.items == []
 
 
-def test_a_replay_endpoint_that_is_a_web_server_leaves_it_uncertain(fake: Fake, watch: Watch, web_server: str) -> None:
+def test_web_server_as_replay_endpoint_leaves_the_state_uncertain(fake: Fake, watch: Watch, web_server: str) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint, web_server, replay_timeout_s=0.2)
     publisher.await_subscriber()
@@ -174,7 +176,9 @@ def test_a_replay_endpoint_that_is_a_web_server_leaves_it_uncertain(fake: Fake, 
     watched.until(lambda: watched.follower.cached == {1})
 
 
-def test_a_socket_of_another_kind_is_no_publisher(context: zmq.Context[zmq.Socket[bytes]], watch: Watch) -> None:
+def test_socket_of_another_type_is_reported_as_no_publisher(
+    context: zmq.Context[zmq.Socket[bytes]], watch: Watch
+) -> None:
     with context.socket(zmq.PULL) as pull:
         pull.bind("tcp://127.0.0.1:0")
         endpoint = pull.get_string(zmq.LAST_ENDPOINT)
@@ -183,7 +187,7 @@ def test_a_socket_of_another_kind_is_no_publisher(context: zmq.Context[zmq.Socke
         assert "does not publish KV events" in watched.stream.status.why
 
 
-def test_a_publisher_that_connects_is_waited_for(
+def test_bound_stream_waits_for_a_connecting_publisher(
     context: zmq.Context[zmq.Socket[bytes]], watch: Watch, make_endpoint: Callable[[str], str]
 ) -> None:
     endpoint = make_endpoint("ipc")
@@ -196,7 +200,7 @@ def test_a_publisher_that_connects_is_waited_for(
         assert watched.stream.status.state is LIVE
 
 
-def test_who_does_not_take_costs_no_memory_and_loses_nothing(fake: Fake, watch: Watch) -> None:
+def test_slow_consumer_loses_nothing_with_bounded_memory(fake: Fake, watch: Watch) -> None:
     publisher = fake()
     watched = watch(publisher.endpoint, publisher.replay_endpoint, pending=PendingItems(max_bytes=10_000))
     publisher.await_subscriber()
@@ -210,20 +214,20 @@ def test_who_does_not_take_costs_no_memory_and_loses_nothing(fake: Fake, watch: 
 @pytest.mark.parametrize(
     "endpoint", ["", "tcp://", "tcp://host", "tcp://*:5557", "tcp://h:0", "tcp://h:99999", "udp://h:1"]
 )
-def test_endpoints_that_are_none_are_refused(endpoint: str) -> None:
+def test_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(BadInput, match="is not accepted"):
         KvEventStream(endpoint)
     with pytest.raises(BadInput, match="is not accepted"):
         KvEventStream("tcp://127.0.0.1:5557", endpoint)
 
 
-def test_an_endpoint_to_bind_that_is_taken_is_said(fake: Fake) -> None:
+def test_bind_endpoint_in_use_is_refused(fake: Fake) -> None:
     publisher = fake()
     with pytest.raises(EndpointInUse, match="in use"):
         KvEventStream(publisher.endpoint, bind=True)
 
 
-def test_it_ends_at_once_wherever_it_is(fake: Fake, make_endpoint: Callable[[str], str]) -> None:
+def test_close_returns_promptly_and_leaves_no_thread(fake: Fake, make_endpoint: Callable[[str], str]) -> None:
     publisher = fake()
     for endpoint in (publisher.endpoint, make_endpoint("ipc")):
         before = set(threading.enumerate())
@@ -234,5 +238,5 @@ def test_it_ends_at_once_wherever_it_is(fake: Fake, make_endpoint: Callable[[str
         assert set(threading.enumerate()) <= before
 
 
-def _is_live(watched: Watched) -> bool:
+def _is_live(watched: WatchedStream) -> bool:
     return watched.stream.status.state is LIVE

@@ -1,4 +1,4 @@
-"""What of a cache follows from what is told of it."""
+"""Values derived from a CacheInfo."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FULL, WINDOW = KVGroup(kind="full"), KVGroup(kind="window", block_size=32)
     ],
     ids=["one group", "two", "beside", "states in the pool's blocks", "states in slots of their own", "as it is told"],
 )
-def test_the_smallest_hit_ends_with_blocks_of_all_groups_that_count(
+def test_smallest_hit_is_a_multiple_of_the_block_sizes_of_all_groups(
     groups: tuple[KVGroup, ...], more: dict[str, int], smallest: int
 ) -> None:
     assert CacheInfo(num_blocks=4, block_size=16, groups=groups, **more).smallest_hit == smallest

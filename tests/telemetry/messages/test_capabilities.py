@@ -1,4 +1,4 @@
-"""What a source can tell travels in its Hello; who says nothing is our own engine."""
+"""Capabilities of a source in its Hello; without them, the source is our own engine."""
 
 import msgspec
 
@@ -23,14 +23,14 @@ def _hello(**more: object) -> Hello:
     )
 
 
-def test_an_older_hello_is_our_own_engines() -> None:
+def test_hello_without_capabilities_is_our_own_engine() -> None:
     raw = msgspec.msgpack.encode(_hello())
     assert b"capabilities" not in raw
     assert msgspec.msgpack.decode(raw, type=Hello).capabilities == OWN_ENGINE
     assert not OWN_ENGINE.unknown_columns
 
 
-def test_what_is_not_told_comes_back() -> None:
+def test_capabilities_round_trip() -> None:
     capabilities = Capabilities(engine="vllm", owners=False, ref_counts=False, filled=False)
     back = msgspec.msgpack.decode(msgspec.msgpack.encode(_hello(capabilities=capabilities)), type=Hello)
     assert back.capabilities == capabilities

@@ -1,4 +1,4 @@
-"""What a command weighs, and the answer to one that cannot be read."""
+"""Size of a command, and the answer to one that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ EMPTY = ChatMessage(role="user", content="")
         Control(action="pause"),
     ],
 )
-def test_nothing_weighs_less_than_it_took_on_the_wire(command: Command) -> None:
+def test_command_size_is_at_least_its_encoded_size(command: Command) -> None:
     assert command_bytes(command) >= len(encode(command))
 
 
@@ -61,12 +61,12 @@ def raw(**fields: object) -> bytes:
     return msgspec.msgpack.encode(fields)
 
 
-def test_a_submission_that_cannot_be_read_is_refused_by_its_id() -> None:
+def test_unreadable_submission_is_refused_by_its_request_id() -> None:
     data = raw(type="Submit", request_id="mine", prompt=5, sampling={"n": -1}, novel=[{"x": 1}])
     assert answer_unreadable(data, "why") == Refused(request_id="mine", reason="why")
 
 
-def test_another_command_fails_with_its_tag() -> None:
+def test_unreadable_command_fails_with_its_tag() -> None:
     assert answer_unreadable(raw(type="GetBlockText", blocks="x", tag=9), "why") == Failed(reason="why", tag=9)
 
 
@@ -83,5 +83,5 @@ def test_another_command_fails_with_its_tag() -> None:
         b"\x82\xa4type\xa9GetStatus\xa3tag\xff\xff",
     ],
 )
-def test_what_names_nothing_fails_without_a_name(data: bytes) -> None:
+def test_unreadable_command_without_a_tag_fails_without_one(data: bytes) -> None:
     assert answer_unreadable(data, "why") == Failed(reason="why")

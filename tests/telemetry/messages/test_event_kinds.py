@@ -1,4 +1,4 @@
-"""Events in words: made of their data, or as an older engine said them."""
+"""Texts of events, from their data or as an older engine wrote them."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ def event(data: EventData | None, kind: str = "preempted", num_tokens: int = 96)
         (event(None), "as it was said"),
     ],
 )
-def test_words(noted: Event, words: str) -> None:
+def test_cause_text_of_an_event(noted: Event, words: str) -> None:
     assert cause_text(noted) == words
 
 
-def test_a_choice_of_a_later_version_is_no_harm() -> None:
+def test_unknown_choice_of_a_later_version_is_ignored() -> None:
     assert "chosen, being the newest" not in cause_text(event(EventData(kind="preempted", choice="by_lot")))
     assert "request #2 was chosen" in cause_text(event(EventData(kind="preempted", choice="by_lot")))
 
 
-def test_old_readers_and_old_engines() -> None:
-    """The words go along for readers without the data; an event without data is what it was."""
+def test_events_are_readable_between_old_and_new_versions() -> None:
+    """The text is sent for readers without the data; an event without data keeps its text."""
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1, events=(event(STARTED, "admitted"),))
     plain = msgspec.msgpack.decode(wire.encode(frame))
     assert plain["events"][0]["cause"] == "as it was said"
@@ -98,7 +98,7 @@ def test_old_readers_and_old_engines() -> None:
     assert older.events[0].data is None
 
 
-def test_absurd_numbers_are_refused() -> None:
+def test_absurd_numbers_in_event_data_are_refused() -> None:
     absurd = EventData(kind="started", waited_ns=(1 << 64) - 1)
     with pytest.raises(ProtocolError, match="Event: the number"):
         wire.decode_telemetry(wire.encode(Frame(epoch=1, seq=1, step=1, time_ns=1, events=(event(absurd),))))
@@ -138,5 +138,5 @@ def test_absurd_numbers_are_refused() -> None:
         ),
     ],
 )
-def test_causes_without_data_count_what_they_name(text: str, expected: str) -> None:
+def test_cause_texts_use_singular_and_plural(text: str, expected: str) -> None:
     assert text == expected

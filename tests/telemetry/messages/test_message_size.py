@@ -1,4 +1,4 @@
-"""The estimate of a message's size is near what it is on the wire."""
+"""The estimate of a message's size is close to its encoded size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvscope_telemetry.messages.message_size import approximate_bytes
 from kvscope_telemetry.messages.wire import encode
 
 
-def test_it_is_near_what_the_wire_has() -> None:
+def test_size_estimate_is_close_to_the_encoded_size() -> None:
     engine = SimulatedEngine(num_blocks=2_000)
     for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(100))):
         size = len(encode(message))

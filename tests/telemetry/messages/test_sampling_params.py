@@ -1,4 +1,4 @@
-"""Sampling options out of their range: a typed error that names them, from Python and from the wire; never more."""
+"""Sampling options outside their range raise a typed error that names them, from Python and from the wire."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ NUMBERS: tuple[Any, ...] = (
 ONLY_IN_PYTHON: tuple[Any, ...] = (1 << 64, 10**400, -(10**400), 10**5000, 1j, b"0", object())
 
 
-def others(generator: random.Random) -> tuple[Any, ...]:
-    """What is no number, some of it large."""
+def non_numbers(generator: random.Random) -> tuple[Any, ...]:
+    """Return values that are not numbers, some of them large."""
     return (
         None,
         "1",
@@ -50,9 +50,9 @@ def others(generator: random.Random) -> tuple[Any, ...]:
 
 
 def cases(seed: int, extra: tuple[Any, ...] = ()) -> list[dict[str, Any]]:
-    """One to three fields each, with values from everywhere."""
+    """Return cases with one to three fields each, with values from all kinds."""
     generator = random.Random(seed)
-    values = (*NUMBERS, *others(generator), *extra)
+    values = (*NUMBERS, *non_numbers(generator), *extra)
     return [
         {name: generator.choice(values) for name in generator.sample(FIELDS, generator.randint(1, 3))}
         for _ in range(NUM_CASES)
@@ -95,7 +95,7 @@ def from_wire(options: dict[str, Any]) -> SamplingParams:
     [(from_python, BadInput, ONLY_IN_PYTHON), (from_wire, ProtocolError, ())],
     ids=["python", "wire"],
 )
-def test_a_thousand_absurd_options_end_in_parameters_or_one_line(
+def test_absurd_options_are_accepted_in_range_or_refused_in_one_line(
     make: Callable[[dict[str, Any]], SamplingParams], error: type[Exception], extra: tuple[Any, ...]
 ) -> None:
     num_taken = run_cases(0, make, error, extra)
@@ -151,7 +151,7 @@ def check_line(text: str) -> None:
         ({"structured": {"kind": "regex"}}, "a Structured or None"),
     ],
 )
-def test_the_value_and_what_is_accepted_are_named(options: dict[str, Any], named: str) -> None:
+def test_error_names_the_value_and_the_accepted_range(options: dict[str, Any], named: str) -> None:
     with pytest.raises(BadInput) as refusal:
         SamplingParams(**options)
     assert named in str(refusal.value)
@@ -169,13 +169,13 @@ def test_the_value_and_what_is_accepted_are_named(options: dict[str, Any], named
         ("choice", '["a", ""]', "choice has an empty string"),
     ],
 )
-def test_what_is_no_form_of_a_text_is_refused_by_name(kind: Any, text: str, named: str) -> None:
+def test_invalid_structured_output_is_refused_by_name(kind: Any, text: str, named: str) -> None:
     with pytest.raises(BadInput) as refusal:
         Structured(kind=kind, text=text)
     assert named in str(refusal.value)
 
 
-def test_new_options_travel() -> None:
+def test_newer_options_round_trip() -> None:
     sampling = SamplingParams(
         stop_token_ids=(3, 4), logit_bias={5: -100.0, 6: 1}, structured=Structured(kind="choice", text='["a","b"]')
     )

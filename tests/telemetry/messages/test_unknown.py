@@ -1,4 +1,4 @@
-"""What a later version says: its bytes are read for all that is known here, and the rest is counted."""
+"""Messages of later versions: known parts are read, unknown ones are counted."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.recordings.keyframes import snapshot_of
 
 FUTURE = Path(__file__).with_name("golden_future.txt")
-"""A message a line as a version to come may send it, and its name: fields added in every map, kinds of events, states,
-tiers and messages that do not exist today. Made by hand; it stays as it is."""
+"""One message per line as a later version may send it, with its name: additional fields in every map, and unknown kinds
+of events, states, tiers and messages. Written by hand; never regenerated."""
 
 
-def future(name: str) -> list[bytes]:
+def future_messages(name: str) -> list[bytes]:
     lines = (line.split() for line in FUTURE.read_text("ascii").splitlines())
     found = [bytes.fromhex(data) for message, data in lines if message == name]
     assert found, name
     return found
 
 
-def test_an_event_of_an_unknown_kind_is_left_out_alone() -> None:
+def test_event_of_an_unknown_kind_is_skipped() -> None:
     unknowns = Unknowns()
-    frame = wire.decode_telemetry(*future("Frame"), unknowns)
+    frame = wire.decode_telemetry(*future_messages("Frame"), unknowns)
     assert isinstance(frame, Frame)
     assert frame.events == (Event(kind="preempted", time_ns=1_999, number=7, other=6, cause="why", num_blocks=2),)
     assert (frame.seq, frame.counters.prompt_tokens, len(frame.blocks.state)) == (3, 5, 2)
     assert (unknowns.events, unknowns.messages, unknowns.values, unknowns.num_skipped) == (2, 0, 0, 2)
 
 
-def test_unknown_states_and_tiers_are_called_unknown() -> None:
+def test_unknown_states_and_tiers_become_unknown() -> None:
     unknowns = Unknowns()
-    frame = wire.decode_telemetry(*future("FrameStates"), unknowns)
+    frame = wire.decode_telemetry(*future_messages("FrameStates"), unknowns)
     assert isinstance(frame, Frame)
     assert list(frame.blocks.state) == [BlockState.FREE, BlockState.UNKNOWN]
     assert list(frame.blocks.tier) == [Tier.UNKNOWN, Tier.HBM]
@@ -52,16 +52,16 @@ def test_unknown_states_and_tiers_are_called_unknown() -> None:
     assert unknowns.values == 3
 
 
-def test_a_snapshot_with_the_places_of_a_new_tier_is_mirrored() -> None:
-    """Its rows follow those that are known; frames may change them and tables name them."""
-    snapshot = wire.decode_telemetry(*future("Snapshot"))
+def test_snapshot_with_rows_of_a_new_tier_is_mirrored() -> None:
+    """Its rows follow those of the known tiers; frames may change them and block tables may contain them."""
+    snapshot = wire.decode_telemetry(*future_messages("Snapshot"))
     assert isinstance(snapshot, Snapshot)
     mirror = Mirror()
     mirror.reset(snapshot)
     assert (mirror.num_blocks, mirror.num_rows) == (3, 5)
     assert mirror.count(BlockState.UNKNOWN, Tier.UNKNOWN) == mirror.count(BlockState.ACTIVE, Tier.UNKNOWN) == 1
     states = {"state": b"\4\1", "tier": b"\t\t"}
-    frame = wire.decode_telemetry(*future("FrameStates"))
+    frame = wire.decode_telemetry(*future_messages("FrameStates"))
     assert isinstance(frame, Frame)
     ids = np.array([3, 4], "<u4").tobytes()
     changed = msgspec.structs.replace(frame.blocks, ids=ids, **states)
@@ -73,11 +73,13 @@ def test_a_snapshot_with_the_places_of_a_new_tier_is_mirrored() -> None:
     assert mirror.requests.state.tolist() == [RequestState.UNKNOWN]
     again = wire.decode_telemetry(wire.encode(snapshot_of(mirror)))
     assert isinstance(again, Snapshot)
-    assert list(again.blocks.state)[3:] == [BlockState.UNKNOWN, BlockState.ACTIVE], "never a state that means another"
+    assert list(again.blocks.state)[3:] == [BlockState.UNKNOWN, BlockState.ACTIVE], (
+        "an unknown state must not become a known one"
+    )
 
 
-@pytest.mark.parametrize("data", future("Unknown"))
-def test_a_message_of_an_unknown_kind_is_told_from_a_broken_one(data: bytes) -> None:
+@pytest.mark.parametrize("data", future_messages("Unknown"))
+def test_message_of_an_unknown_kind_differs_from_a_broken_one(data: bytes) -> None:
     unknowns = Unknowns()
     with pytest.raises(UnknownMessage, match="unknown to this version"):
         wire.decode_telemetry(data, unknowns)
@@ -89,9 +91,9 @@ def test_a_message_of_an_unknown_kind_is_told_from_a_broken_one(data: bytes) -> 
 
 
 @pytest.mark.parametrize("name", ["Hello", "Progress", "Heartbeat", "DeviceSample", "MemoryBreakdown", "Goodbye"])
-def test_words_and_fields_of_a_later_version_do_no_harm(name: str) -> None:
+def test_unknown_values_and_fields_of_later_messages_are_accepted(name: str) -> None:
     unknowns = Unknowns()
-    (data,) = future(name)
+    (data,) = future_messages(name)
     message = wire.decode_telemetry(data, unknowns)
     assert type(message).__name__ == name
     if isinstance(message, Hello):
@@ -101,26 +103,26 @@ def test_words_and_fields_of_a_later_version_do_no_harm(name: str) -> None:
     assert unknowns == Unknowns()
 
 
-def test_answers_with_words_of_a_later_version_are_taken() -> None:
+def test_unknown_values_and_fields_of_later_replies_are_accepted() -> None:
     unknowns = Unknowns()
-    finished = wire.decode_reply(*future("Finished"), unknowns)
+    finished = wire.decode_reply(*future_messages("Finished"), unknowns)
     assert isinstance(finished, Finished)
     assert (finished.finish_reason, finished.usage.completion_tokens) == ("quota", 2)
-    status = wire.decode_reply(*future("Status"), unknowns)
+    status = wire.decode_reply(*future_messages("Status"), unknowns)
     assert isinstance(status, Status)
     assert status.phase == "draining"
     assert unknowns.values == 2
     with pytest.raises(UnknownMessage):
-        wire.decode_reply(*future("UnknownReply"), unknowns)
+        wire.decode_reply(*future_messages("UnknownReply"), unknowns)
     assert unknowns.messages == 1
 
 
-def test_a_command_of_a_later_client_is_named_in_the_refusal() -> None:
+def test_unknown_command_is_named_in_the_refusal() -> None:
     with pytest.raises(UnknownMessage, match="a command 'Migrate' is unknown to this version"):
         wire.decode_command(msgspec.msgpack.encode({"type": "Migrate", "to": "there"}))
 
 
-def test_a_long_tag_is_not_repeated_in_full() -> None:
+def test_long_unknown_tag_is_truncated_in_the_error() -> None:
     with pytest.raises(UnknownMessage) as error:
         wire.decode_telemetry(msgspec.msgpack.encode({"type": "x" * 100_000}))
     assert len(str(error.value)) < 120
@@ -132,7 +134,7 @@ def _messages(engine: SimulatedEngine) -> Iterable[Frame | Snapshot]:
         yield engine.advance()
 
 
-def test_what_is_known_passes_without_a_copy() -> None:
+def test_fully_known_message_is_not_copied() -> None:
     unknowns = Unknowns()
     for message in _messages(SimulatedEngine(num_blocks=100)):
         assert known_telemetry(message, unknowns) is message

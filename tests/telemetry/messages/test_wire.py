@@ -1,4 +1,4 @@
-"""The wire: golden bytes of every message, evolution both ways, and every kind of damage."""
+"""The wire format: golden bytes of every message, evolution in both directions, and every kind of damage."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ from kvscope_telemetry.messages.telemetry import (
 )
 
 GOLDEN = Path(__file__).with_name("golden_messages.txt")
-"""A message a line: its name, and its bytes in hexadecimal. From the first release on lines are added, never changed: a
-line that no longer decodes to the message below breaks recordings and engines that are out there."""
+"""One message per line: its name, and its bytes in hexadecimal. Since the first release lines are added, never changed:
+a line that no longer decodes to the message below breaks existing recordings and running engines."""
 
 
 def _rows(num_rows: int, *, ids: bool) -> BlockRows:
@@ -262,18 +262,18 @@ ALL = {**TELEMETRY, **COMMANDS, **REPLIES}
 
 
 def _golden_lines() -> list[tuple[str, bytes]]:
-    """Every line that was ever written, oldest first; a message that got fields since has several."""
+    """Return every line ever written, oldest first. A message that got fields later has several."""
     lines = GOLDEN.read_text("ascii").split("\n")
     return [(name, bytes.fromhex(data)) for name, data in (line.split() for line in lines if line)]
 
 
 def _golden() -> dict[str, bytes]:
-    """As written today."""
+    """Return the current bytes by name."""
     return dict(_golden_lines())
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_golden_bytes_mean_what_they_meant(name: str) -> None:
+def test_golden_bytes_decode_to_the_same_message(name: str) -> None:
     for written, golden in _golden_lines():
         assert written != name or DECODERS[name](golden) == ALL[name]
     assert wire.encode(ALL[name]) == _golden()[name], "a change here is a new field: add a line, keep the old ones"
@@ -285,19 +285,19 @@ def test_every_message_has_golden_bytes() -> None:
 
 
 def _with_new_fields(value: Any) -> Any:
-    """What a later version sends: a field more in every map."""
+    """Add an unknown field to every map, as a later version would."""
     if isinstance(value, dict):
         return {**{k: _with_new_fields(v) for k, v in value.items()}, "of_a_later_version": [1, {"a": None}]}
     return [_with_new_fields(v) for v in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_old_reader_takes_a_newer_message(name: str) -> None:
+def test_old_reader_accepts_a_newer_message(name: str) -> None:
     newer = _with_new_fields(msgspec.msgpack.decode(_golden()[name]))
     assert DECODERS[name](msgspec.msgpack.encode(newer)) == ALL[name]
 
 
-def test_a_new_reader_takes_an_older_message_without_the_defaulted_fields() -> None:
+def test_missing_fields_of_an_older_message_get_their_defaults() -> None:
     older = {"type": "Frame", "epoch": 1, "seq": 1, "step": 1, "time_ns": 1, "counters": {"admitted": 2}}
     frame = wire.decode_telemetry(msgspec.msgpack.encode(older))
     assert frame == Frame(epoch=1, seq=1, step=1, time_ns=1, counters=Counters(admitted=2))
@@ -379,14 +379,14 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_what_contradicts_itself_is_refused_in_one_line(name: str) -> None:
+def test_contradictory_message_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(ProtocolError) as error:
         wire.decode_telemetry(CONTRADICTIONS[name])
     assert 0 < len(str(error.value)) < 400
     assert "\n" not in str(error.value)
 
 
-def test_a_snapshot_in_an_answer_is_checked_like_any_other() -> None:
+def test_snapshot_and_hello_in_a_reply_are_validated() -> None:
     with pytest.raises(ProtocolError):
         wire.decode_reply(CONTRADICTIONS["snapshot too short"])
     hello = msgspec.structs.replace(HELLO, protocol_version=2)
@@ -409,27 +409,27 @@ def test_a_snapshot_in_an_answer_is_checked_like_any_other() -> None:
         {"type": "Control", "action": "explode"},
     ],
 )
-def test_commands_out_of_range_are_refused(command: dict[str, Any]) -> None:
+def test_command_out_of_range_is_refused(command: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         wire.decode_command(msgspec.msgpack.encode(command))
 
 
-def _in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As large ones are read."""
+def _decode_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode every snapshot in pieces, as is done for large ones."""
     monkeypatch.setattr(wire, "_LARGE_BYTES", 0)
 
 
 @pytest.mark.parametrize("snapshot", [SNAPSHOT, SimulatedEngine(num_blocks=50).snapshot(tag=3)], ids=["golden", "made"])
-def test_a_large_snapshot_means_the_same_in_pieces(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    _in_pieces(monkeypatch)
+def test_snapshot_decoded_in_pieces_is_the_same(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    _decode_in_pieces(monkeypatch)
     assert wire.decode_reply(wire.encode(snapshot)) == snapshot
     newer = msgspec.msgpack.encode(msgspec.msgpack.decode(wire.encode(snapshot)) | {"a_later_field": 1})
     assert wire.decode_reply(newer) == snapshot
     assert wire.decode_reply(wire.encode(Done(tag=4))) == Done(tag=4)
 
 
-def test_a_large_snapshot_that_is_damaged_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    _in_pieces(monkeypatch)
+def test_damaged_snapshot_decoded_in_pieces_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    _decode_in_pieces(monkeypatch)
     document = msgspec.msgpack.decode(wire.encode(SNAPSHOT))
     missing = {key: value for key, value in document.items() if key != "blocks"}
     for wrong in (
@@ -446,7 +446,7 @@ def test_a_large_snapshot_that_is_damaged_is_refused_in_one_line(monkeypatch: py
             wire.decode_reply(whole[:end])
 
 
-def test_what_is_too_large_is_not_even_looked_at() -> None:
+def test_oversized_message_is_refused_before_decoding() -> None:
     with pytest.raises(ProtocolError, match="at most"):
         wire.decode_command(bytes((8 << 20) + 1))
 
@@ -466,7 +466,9 @@ def _damaged(data: bytes, rng: random.Random) -> bytes:
     return bytes(damaged)
 
 
-def test_damaged_messages_are_refused_or_read_and_never_hurt(amount: Callable[[int, int], int]) -> None:
+def test_damaged_messages_are_decoded_or_refused_quickly_without_memory_growth(
+    amount: Callable[[int, int], int],
+) -> None:
     rng = random.Random(20_26)
     engine = SimulatedEngine(num_blocks=200)
     good = [wire.encode(message) for message in (*ALL.values(), engine.advance(), engine.advance())]

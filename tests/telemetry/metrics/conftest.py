@@ -1,4 +1,4 @@
-"""Endpoints, scripted engines and pages, each ended with its test."""
+"""Fixtures: endpoints, scripted engines and metrics pages, each closed with its test."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def start(endpoint: str) -> Iterator[Callable[..., ScriptedEngine]]:
-    """`start(epoch)`: an engine at the endpoint."""
+def start_engine(endpoint: str) -> Iterator[Callable[..., ScriptedEngine]]:
+    """Function that starts an engine at the endpoint: `start_engine(epoch)`."""
     with ExitStack() as stack:
         yield lambda epoch=1: stack.enter_context(closing(ScriptedEngine(endpoint, epoch)))
 
 
 @pytest.fixture
 def page(endpoint: str) -> Iterator[MetricsPage]:
-    """Of whatever engine is at the endpoint."""
+    """The metrics page of the engine at the endpoint."""
     with closing(MetricsPage(endpoint)) as page:
         yield page

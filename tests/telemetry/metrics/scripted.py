@@ -1,4 +1,4 @@
-"""An engine on real sockets that tells exactly what a test says, and the page of it."""
+"""A scripted engine on real sockets that publishes exactly what a test says, and its metrics page."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from kvscope_telemetry.transport.server_sockets import ServerSockets
 WAIT_S = 60.0
 SECOND = 1_000_000_000
 STARTED_S = 1_700_000_000
-"""Of epoch 1, Unix time; each later one starts 1,000 s after the one before."""
+"""Start of epoch 1 in Unix time. Each later epoch starts 1,000 s after the previous one."""
 LABELS = {"model_name": "scripted", "engine": "0"}
 NUM_BLOCKS, NUM_HOST = 8, 2
 
 
 def wait_for(holds: Callable[[], Any], what: str) -> None:
-    """Until it holds."""
+    """Wait until `holds()` is true; fail with `what` after the timeout."""
     deadline = time.monotonic() + WAIT_S
     while not holds():
         assert time.monotonic() < deadline, f"it never came to be: {what}"
@@ -47,7 +47,7 @@ def wait_for(holds: Callable[[], Any], what: str) -> None:
 
 
 def rows(**columns: Iterable[int]) -> RequestRows:
-    """Of requests, packed; what is not given is 0."""
+    """Return packed request rows. Columns that are not given are 0."""
     dtypes = {"number": "<u4", "state": "u1", "num_preemptions": "<u2"}
     count = len(list(columns["number"]))
     names = [name for name in RequestRows.__struct_fields__ if name != "table_blocks"]
@@ -57,7 +57,7 @@ def rows(**columns: Iterable[int]) -> RequestRows:
 
 
 class ScriptedEngine:
-    """Up from here to `close`; its blocks are in `ledger`, and told by `tell`."""
+    """An engine that is up until `close`. Its blocks are in `ledger` and published by `publish_step`."""
 
     def __init__(self, endpoint: str, epoch: int = 1) -> None:
         self.ledger = Ledger(NUM_BLOCKS + NUM_HOST)
@@ -83,23 +83,23 @@ class ScriptedEngine:
             endpoint, on_command=self._answer, heartbeat=self._heartbeat, keyless=Role.OPERATOR
         )
 
-    def say(self, message: Any) -> None:
-        """Publish what is no frame."""
+    def publish(self, message: Any) -> None:
+        """Publish a message other than a frame."""
         self.sockets.publish(message)
 
     @property
     def epoch(self) -> int:
         return self._state.hello.epoch
 
-    def tell(
+    def publish_step(
         self, seconds: float, *, blocks: Iterable[int] = (), counters: dict[str, int] | None = None, **fields: Any
     ) -> None:
-        """The next step ended at `seconds`; counters go on from those before."""
+        """Publish a step that ended at `seconds`. Counters are added to the previous ones."""
         frame = self._next(seconds, blocks, counters or {}, fields)
         self.sockets.publish(frame)
 
-    def lose(self, seconds: float, *, counters: dict[str, int], **fields: Any) -> None:
-        """A step that nobody hears of."""
+    def lose_step(self, seconds: float, *, counters: dict[str, int], **fields: Any) -> None:
+        """Run a step whose frame is lost."""
         self._next(seconds, (), counters, fields)
 
     def close(self) -> None:
@@ -143,8 +143,8 @@ class ScriptedEngine:
             )
 
 
-class Scraped:
-    """One scrape, parsed as Prometheus' text."""
+class ScrapedMetrics:
+    """One scrape, parsed as Prometheus text."""
 
     def __init__(self, page: MetricsPage) -> None:
         self.text = page.render("text/plain")[0].decode()
@@ -152,7 +152,7 @@ class Scraped:
         self.samples = [sample for family in self.families.values() for sample in family.samples]
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Of the one sample of this name and, among its labels, these; None where there is none."""
+        """Return the value of the only sample with this name and these labels, or None if there is none."""
         found = [each.value for each in self.samples if each.name == name and labels.items() <= each.labels.items()]
         assert len(found) <= 1, f"{name} {labels} is there {len(found)} times"
         return found[0] if found else None
@@ -162,18 +162,18 @@ class Scraped:
         return {sample.name for sample in self.samples}
 
 
-def join(page: MetricsPage, engine: ScriptedEngine) -> None:
-    """Until the page hears everything that the engine says from here on."""
+def wait_for_subscription(page: MetricsPage, engine: ScriptedEngine) -> None:
+    """Wait until the page receives everything that the engine publishes."""
 
     def is_heard() -> bool:
         weights = 1000 + engine.epoch
-        engine.say(MemoryBreakdown(epoch=engine.epoch, time_ns=0, weights_bytes=weights, kv_bytes=800))
-        return Scraped(page).value("kvscope_memory_bytes", kind="weights") == weights
+        engine.publish(MemoryBreakdown(epoch=engine.epoch, time_ns=0, weights_bytes=weights, kv_bytes=800))
+        return ScrapedMetrics(page).value("kvscope_memory_bytes", kind="weights") == weights
 
     wait_for(is_heard, "an engine that is heard")
 
 
-def see(page: MetricsPage, num_steps: int) -> Scraped:
-    """A scrape once so many steps were counted; what is said of blocks may be a moment older."""
-    wait_for(lambda: Scraped(page).value("kvscope_steps_total") == num_steps, f"step {num_steps}")
-    return Scraped(page)
+def scrape_after(page: MetricsPage, num_steps: int) -> ScrapedMetrics:
+    """Scrape once `num_steps` steps were counted. Values about blocks may be slightly older."""
+    wait_for(lambda: ScrapedMetrics(page).value("kvscope_steps_total") == num_steps, f"step {num_steps}")
+    return ScrapedMetrics(page)

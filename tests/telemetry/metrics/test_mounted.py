@@ -1,4 +1,4 @@
-"""The page in the API's process: on unless it is turned off, behind the API key unless it is opened."""
+"""The metrics page in the API process: on unless disabled, behind the API key unless opened."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 from tests.telemetry.metrics.scripted import ScriptedEngine, wait_for
 
 from kvscope_engine.cli.main import main
-from kvscope_engine.http.api import HttpSettings
-from kvscope_engine.http.child import HttpChild
-from kvscope_engine.http.server import make_app, metrics_route
+from kvscope_engine.http.api_state import HttpSettings
+from kvscope_engine.http.http_child import HttpChild
+from kvscope_engine.http.http_server import make_app, metrics_route
 from kvscope_telemetry.metrics.page import PATH, MetricsPage
 from kvscope_telemetry.transport.connections import NO_KEY
 
@@ -24,7 +24,7 @@ Start = Callable[..., ScriptedEngine]
 
 
 def get(address: str) -> tuple[int, str]:
-    """Status and body; 0 while nobody answers."""
+    """Return status and body, or status 0 while nothing listens."""
     try:
         with urllib.request.urlopen(address, timeout=60) as answer:
             return int(answer.status), answer.read().decode()
@@ -39,8 +39,10 @@ def get(address: str) -> tuple[int, str]:
     ("options", "status"),
     [([], 200), (["--served-model-name", "other"], 200), (["--no-metrics"], 404)],
 )
-def test_beside_an_engine(endpoint: str, start: Start, options: list[str], status: int) -> None:
-    start()
+def test_api_process_serves_the_metrics_of_its_engine_unless_disabled(
+    endpoint: str, start_engine: Start, options: list[str], status: int
+) -> None:
+    start_engine()
     child = HttpChild("127.0.0.1:0", api_key="", options=options, tell=lambda line: None)
     with child.running(endpoint, NO_KEY):
         wait_for(lambda: get(f"{child.url}/version")[0] == 200, "an API that answers")
@@ -61,7 +63,9 @@ def test_beside_an_engine(endpoint: str, start: Start, options: list[str], statu
         ("secret", True, "", 200),
     ],
 )
-def test_who_may_see_it(endpoint: str, api_key: str, is_open: bool, shown: str, status: int) -> None:
+def test_metrics_need_the_api_key_unless_opened(
+    endpoint: str, api_key: str, is_open: bool, shown: str, status: int
+) -> None:
     settings = HttpSettings(endpoint=endpoint, api_key=api_key, open_paths=frozenset((PATH,) if is_open else ()))
     with closing(MetricsPage(endpoint)) as page:
         app = make_app(settings, [metrics_route(page)])
@@ -82,13 +86,13 @@ def test_who_may_see_it(endpoint: str, api_key: str, is_open: bool, shown: str, 
             app.state.api.text.close()
 
 
-def test_options_that_serve_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_contradictory_metrics_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--no-metrics"]) == 2
     assert "--http" in capsys.readouterr().err
     assert main(["serve", "--http", "127.0.0.1:0", "--no-metrics", "--metrics-open"]) == 2
 
 
-def test_the_dashboard_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dashboard_command_prints_the_dashboard(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dashboard"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("{")
@@ -97,7 +101,7 @@ def test_the_dashboard_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         assert file.read() == text
 
 
-def test_the_command_imports_no_server() -> None:
+def test_command_line_imports_no_server_libraries() -> None:
     code = (
         "import sys; from kvscope_engine.cli.main import build_parser; build_parser();"
         " assert not {'prometheus_client', 'starlette', 'torch'} & set(sys.modules)"

@@ -1,4 +1,4 @@
-"""Names, types, labels and bounds on the page: vLLM's where the meaning is the same, and pages that parse."""
+"""Names, types, labels and bucket bounds on the page: vLLM's where the meaning is the same, and valid syntax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
-from tests.telemetry.metrics.scripted import LABELS, Scraped, ScriptedEngine, join, wait_for
+from tests.telemetry.metrics.scripted import LABELS, ScrapedMetrics, ScriptedEngine, wait_for, wait_for_subscription
 
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import DeviceSample
@@ -58,27 +58,27 @@ OWN_LABELS = {"request_success": {"finished_reason"}}
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MetricsPage]:
-    """Of an engine that tells everything."""
+    """Page of an engine that reports everything."""
     with ExitStack() as stack:
         endpoint = f"ipc://{tmp_path_factory.mktemp('kv')}"
         engine = stack.enter_context(closing(ScriptedEngine(endpoint)))
         page = stack.enter_context(closing(MetricsPage(endpoint)))
         everything: Any = dict.fromkeys(DeviceSample.__struct_fields__, 1)
-        join(page, engine)
+        wait_for_subscription(page, engine)
         engine.ledger.state[0], engine.ledger.ref_count[0] = BlockState.ACTIVE, 1
         engine.tell(1.0, blocks=[0])
         engine.say(DeviceSample(**everything))
         for name in ("kvscope_device_power_watts", "kvscope_internal_fragmentation_ratio"):
-            wait_for(lambda name=name: Scraped(page).value(name) is not None, name)
+            wait_for(lambda name=name: ScrapedMetrics(page).value(name) is not None, name)
         yield page
 
 
 @pytest.fixture(scope="module")
-def scraped(page: MetricsPage) -> Scraped:
-    return Scraped(page)
+def scraped(page: MetricsPage) -> ScrapedMetrics:
+    return ScrapedMetrics(page)
 
 
-def test_what_is_vllm_s_has_its_types_and_labels(scraped: Scraped) -> None:
+def test_vllm_metrics_have_vllm_types_and_labels(scraped: ScrapedMetrics) -> None:
     kinds = {name: family.type for name, family in scraped.families.items() if name.startswith("vllm:")}
     types = {name: kind for name, kind in kinds.items() if not name.endswith("_created")}
     expected = {f"vllm:{name}": "gauge" for name in GAUGES}
@@ -101,19 +101,19 @@ def test_what_is_vllm_s_has_its_types_and_labels(scraped: Scraped) -> None:
 
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
-def test_bounds(scraped: Scraped, name: str) -> None:
+def test_histogram_bounds_equal_those_of_vllm(scraped: ScrapedMetrics, name: str) -> None:
     samples = scraped.families[f"vllm:{name}"].samples
     bounds = [sample.labels["le"] for sample in samples if sample.name.endswith("_bucket")]
     assert bounds.pop() == "+Inf"
     assert [float(bound) for bound in bounds] == [float(bound) for bound in HISTOGRAMS[name].split()]
 
 
-def test_lengths_of_models_whose_limit_is_not_known() -> None:
+def test_length_buckets_without_a_known_model_limit() -> None:
     assert lengths(0) == (1,)
     assert lengths(3) == (1, 2)
 
 
-def test_every_other_name_is_ours(scraped: Scraped) -> None:
+def test_all_other_metrics_have_our_prefix_and_labels(scraped: ScrapedMetrics) -> None:
     assert all(name.startswith(("vllm:", "kvscope_")) for name in scraped.families)
     engine_s = [each for each in scraped.samples if not re.match(r"kvscope_(up|engine_state|reader_.*)$", each.name)]
     assert all(each.labels.items() >= LABELS.items() for each in engine_s if "cache_config" not in each.name)
@@ -135,7 +135,7 @@ OPENMETRICS = "application/openmetrics-text"
         (OPENMETRICS, f"{OPENMETRICS}; version=1.0.0"),
     ],
 )
-def test_both_formats_parse(page: MetricsPage, scraped: Scraped, accept: str, kind: str) -> None:
+def test_text_and_openmetrics_formats_parse(page: MetricsPage, scraped: ScrapedMetrics, accept: str, kind: str) -> None:
     data, content_type = page.render(accept)
     assert content_type == f"{kind}; charset=utf-8"
     if kind.startswith(OPENMETRICS):
@@ -146,7 +146,7 @@ def test_both_formats_parse(page: MetricsPage, scraped: Scraped, accept: str, ki
         assert data.startswith(b"# HELP kvscope_up")
 
 
-def test_promtool(scraped: Scraped) -> None:
+def test_page_passes_promtool(scraped: ScrapedMetrics) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")
@@ -157,7 +157,7 @@ def test_promtool(scraped: Scraped) -> None:
     assert not complaints
 
 
-def test_the_dashboard_asks_for_nothing_that_is_not_there(scraped: Scraped) -> None:
+def test_dashboard_uses_only_existing_metrics(scraped: ScrapedMetrics) -> None:
     dashboard = json.loads(files("kvscope_resources").joinpath("grafana", "kvscope.json").read_text("utf-8"))
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     asked += [variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable]
@@ -170,7 +170,7 @@ def test_the_dashboard_asks_for_nothing_that_is_not_there(scraped: Scraped) -> N
     assert grouped <= labels
 
 
-def test_the_dashboard_can_be_imported(tmp_path: Path) -> None:
+def test_dashboard_is_importable_and_up_to_date(tmp_path: Path) -> None:
     dashboard = json.loads(files("kvscope_resources").joinpath("grafana", "kvscope.json").read_text("utf-8"))
     assert dashboard["__inputs"][0]["pluginId"] == "prometheus"
     assert dashboard["schemaVersion"] >= 36
@@ -180,4 +180,4 @@ def test_the_dashboard_can_be_imported(tmp_path: Path) -> None:
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in panels)
     written = subprocess.run([sys.executable, ROOT / "scripts/grafana_dashboard.py"], capture_output=True, check=True)
-    assert json.loads(written.stdout) == dashboard, "write it anew: scripts/grafana_dashboard.py"
+    assert json.loads(written.stdout) == dashboard, "regenerate it with scripts/grafana_dashboard.py"

@@ -1,4 +1,4 @@
-"""The page over real sockets: its values are what the engine told, over holes, restarts and while it is away."""
+"""The metrics page over real sockets: its values equal what the engine published, across gaps, restarts and absence."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.telemetry.metrics.scripted import (
     LABELS,
     SECOND,
     STARTED_S,
-    Scraped,
+    ScrapedMetrics,
     ScriptedEngine,
-    join,
     rows,
-    see,
+    scrape_after,
     wait_for,
+    wait_for_subscription,
 )
 
 from kvscope_telemetry.errors import BadInput
@@ -30,8 +30,8 @@ from kvscope_telemetry.metrics.page import MetricsPage
 Start = Callable[..., ScriptedEngine]
 
 
-def ns(*seconds: float) -> bytes:
-    """Packed as in frames."""
+def packed_ns(*seconds: float) -> bytes:
+    """Return times in seconds as packed nanoseconds, as in frames."""
     return b"".join(round(each * SECOND).to_bytes(8, "little") for each in seconds)
 
 
@@ -39,8 +39,8 @@ def event(kind: str, seconds: float, number: int = 0, **fields: object) -> Event
     return Event(kind=kind, time_ns=round(seconds * SECOND), number=number, **fields)  # type: ignore[arg-type]
 
 
-def live(engine: ScriptedEngine) -> None:
-    """One request from 0.5 s to 1.3 s: 20 prompt tokens, 4 of them cached, and 3 new ones."""
+def publish_request_lifetime(engine: ScriptedEngine) -> None:
+    """Publish one request from 0.5 s to 1.3 s with 20 prompt tokens, 4 of them cached, and 3 generated ones."""
     info = RequestInfo(number=1, request_id="a", arrival_ns=SECOND // 2, num_prompt_tokens=20, max_tokens=3)
     running = RequestState.RUNNING
     engine.tell(
@@ -50,14 +50,14 @@ def live(engine: ScriptedEngine) -> None:
         requests=rows(number=[1], state=[running], num_output_tokens=[1]),
         batch=Batch(num_prefill_tokens=16),
         events=(event("admitted", 0.9, 1, data=EventData(kind="started", waited_ns=400_000_000)),),
-        first_token_ns=ns(0.5),
+        first_token_ns=packed_ns(0.5),
     )
     engine.tell(
         1.1,
         counters={"generation_tokens": 2},
         requests=rows(number=[1], state=[running], num_output_tokens=[2]),
         batch=Batch(num_decode_tokens=1),
-        inter_token_ns=ns(0.1),
+        inter_token_ns=packed_ns(0.1),
     )
     engine.tell(
         1.3,
@@ -65,15 +65,15 @@ def live(engine: ScriptedEngine) -> None:
         requests=rows(number=[1], state=[RequestState.FINISHED], num_output_tokens=[3]),
         batch=Batch(num_decode_tokens=1),
         events=(event("finished", 1.3, 1, num_tokens=3, data=EventData(kind="ended", finish_reason="length")),),
-        inter_token_ns=ns(0.2),
+        inter_token_ns=packed_ns(0.2),
     )
 
 
-def test_a_request_s_life(page: MetricsPage, start: Start) -> None:
-    engine = start()
-    join(page, engine)
-    live(engine)
-    scraped = see(page, 3)
+def test_latencies_and_tokens_of_a_request(page: MetricsPage, start_engine: Start) -> None:
+    engine = start_engine()
+    wait_for_subscription(page, engine)
+    publish_request_lifetime(engine)
+    scraped = scrape_after(page, 3)
     for name, count, total in (
         ("time_to_first_token_seconds", 1, 0.5),
         ("inter_token_latency_seconds", 2, 0.3),
@@ -108,9 +108,9 @@ def test_a_request_s_life(page: MetricsPage, start: Start) -> None:
     assert ends == {"stop": 0, "length": 1, "abort": 0, "error": 0, "unknown": 0}
 
 
-def test_blocks_bytes_and_fragmentation(page: MetricsPage, start: Start) -> None:
-    engine = start()
-    join(page, engine)
+def test_block_byte_and_fragmentation_metrics(page: MetricsPage, start_engine: Start) -> None:
+    engine = start_engine()
+    wait_for_subscription(page, engine)
     ledger = engine.ledger
     ledger.state[[0, 1, 4]] = BlockState.ACTIVE
     ledger.ref_count[[0, 1, 4]] = [2, 1, 1]
@@ -121,8 +121,8 @@ def test_blocks_bytes_and_fragmentation(page: MetricsPage, start: Start) -> None
     engine.say(sample)
     moved = {"evicted_blocks": 5, "copied_blocks": 1, "swapped_blocks": 2, "loaded_blocks": 3, "num_waiting": 6}
     engine.tell(1.0, blocks=[0, 1, 2, 4, 8], counters=moved)
-    wait_for(lambda: Scraped(page).value("kvscope_num_used_blocks", tier="hbm") == 3, "blocks in use")
-    scraped = Scraped(page)
+    wait_for(lambda: ScrapedMetrics(page).value("kvscope_num_used_blocks", tier="hbm") == 3, "blocks in use")
+    scraped = ScrapedMetrics(page)
     of_tiers = {
         name: [scraped.value(f"kvscope_{name}", tier=tier, **LABELS) for tier in ("hbm", "host")]
         for name in ("num_blocks", "num_used_blocks", "num_shared_blocks", "num_cached_blocks", "num_free_blocks")
@@ -149,19 +149,19 @@ def test_blocks_bytes_and_fragmentation(page: MetricsPage, start: Start) -> None
     assert scraped.value("kvscope_device_power_watts") is None
 
 
-def test_causes_and_ends(page: MetricsPage, start: Start) -> None:
-    engine = start()
-    join(page, engine)
+def test_preemption_causes_and_finish_reasons(page: MetricsPage, start_engine: Start) -> None:
+    engine = start_engine()
+    wait_for_subscription(page, engine)
     swapped = EventData(kind="preempted", is_swapped=True)
     happened = (
         event("preempted", 1, 1, data=swapped),
         event("preempted", 1, 2, data=EventData(kind="preempted")),
-        event("preempted", 1, 3),  # of an engine that does not say
+        event("preempted", 1, 3),  # the engine does not report it
         event("aborted", 1, 4),
         event("finished", 1, 5, data=EventData(kind="ended", finish_reason="of_a_later_version")),
     )
     engine.tell(1.0, events=happened, counters={"preemptions": 3, "aborted": 1, "finished": 1})
-    scraped = see(page, 1)
+    scraped = scrape_after(page, 1)
     causes = {s.labels["cause"]: s.value for s in scraped.samples if s.name == "kvscope_preemptions_total"}
     assert causes == {"swap": 1, "recompute": 1, "unknown": 1}
     assert scraped.value("vllm:num_preemptions_total") == 3
@@ -170,14 +170,14 @@ def test_causes_and_ends(page: MetricsPage, start: Start) -> None:
     assert scraped.value("vllm:e2e_request_latency_seconds_count") == 0
 
 
-def test_totals_survive_a_hole(page: MetricsPage, start: Start) -> None:
-    engine = start()
-    join(page, engine)
-    live(engine)
-    see(page, 3)
+def test_totals_stay_correct_across_a_gap(page: MetricsPage, start_engine: Start) -> None:
+    engine = start_engine()
+    wait_for_subscription(page, engine)
+    publish_request_lifetime(engine)
+    scrape_after(page, 3)
     engine.lose(2.0, counters={"finished": 4, "generation_tokens": 100, "preemptions": 2})
     engine.tell(3.0, counters={"generation_tokens": 101})
-    scraped = see(page, 5)
+    scraped = scrape_after(page, 5)
     assert scraped.value("vllm:generation_tokens_total") == 101
     assert scraped.value("vllm:request_success_total", finished_reason="unknown") == 3
     assert scraped.value("vllm:request_success_total", finished_reason="length") == 1
@@ -186,39 +186,39 @@ def test_totals_survive_a_hole(page: MetricsPage, start: Start) -> None:
     assert scraped.value("vllm:time_to_first_token_seconds_count") == 1
 
 
-def test_a_restart_is_a_new_beginning_and_between_them_the_page_stays(page: MetricsPage, start: Start) -> None:
-    assert Scraped(page).value("kvscope_up") == 0
-    engine = start()
-    join(page, engine)
-    live(engine)
-    assert see(page, 3).value("kvscope_up") == 1
+def test_engine_restart_resets_counters_and_the_page_stays_up(page: MetricsPage, start_engine: Start) -> None:
+    assert ScrapedMetrics(page).value("kvscope_up") == 0
+    engine = start_engine()
+    wait_for_subscription(page, engine)
+    publish_request_lifetime(engine)
+    assert scrape_after(page, 3).value("kvscope_up") == 1
     engine.close()
-    wait_for(lambda: Scraped(page).value("kvscope_up") == 0, "an engine that is away")
-    away = Scraped(page)
+    wait_for(lambda: ScrapedMetrics(page).value("kvscope_up") == 0, "an engine that is away")
+    away = ScrapedMetrics(page)
     assert away.value("vllm:generation_tokens_total") == 3
     assert away.value("vllm:num_requests_running") is None
     assert away.value("kvscope_num_free_blocks", tier="hbm") is None
     assert sum(s.value for s in away.samples if s.name == "kvscope_engine_state") == 1
-    engine = start(2)
-    join(page, engine)
-    again = Scraped(page)
+    engine = start_engine(2)
+    wait_for_subscription(page, engine)
+    again = ScrapedMetrics(page)
     assert again.value("kvscope_up") == 1
     assert again.value("vllm:generation_tokens_total") == 0
     assert again.value("vllm:generation_tokens_created") == STARTED_S + 1000
     assert again.value("vllm:time_to_first_token_seconds_count") == 0
-    live(engine)
-    assert see(page, 3).value("vllm:generation_tokens_total") == 3
+    publish_request_lifetime(engine)
+    assert scrape_after(page, 3).value("vllm:generation_tokens_total") == 3
 
 
-def test_who_was_there_before_is_counted_as_far_as_it_is_known(endpoint: str, start: Start) -> None:
-    engine = start()
+def test_request_from_before_the_attach_counts_only_known_values(endpoint: str, start_engine: Start) -> None:
+    engine = start_engine()
     info = RequestInfo(number=1, request_id="a", arrival_ns=0, num_prompt_tokens=2)
     engine.lose(1.0, counters={"finished": 7, "generation_tokens": 9}, new_requests=(info,))
     with closing(MetricsPage(endpoint, served_name="other")) as page:
-        join(page, engine)
+        wait_for_subscription(page, engine)
         ended = event("finished", 2, 1, num_tokens=5, data=EventData(kind="ended", finish_reason="stop"))
         engine.tell(2.0, counters={"finished": 8, "generation_tokens": 10}, events=(ended,))
-        scraped = see(page, 2)
+        scraped = scrape_after(page, 2)
     assert scraped.value("vllm:generation_tokens_total", model_name="other") == 10
     assert scraped.value("vllm:request_success_total", finished_reason="unknown") == 7
     assert scraped.value("vllm:request_success_total", finished_reason="stop") == 1
@@ -227,11 +227,11 @@ def test_who_was_there_before_is_counted_as_far_as_it_is_known(endpoint: str, st
         assert scraped.value(f"vllm:{unseen}_count") == 0
 
 
-def test_a_thousand_scrapes_leave_nothing(page: MetricsPage, start: Start) -> None:
-    engine = start()
-    join(page, engine)
-    live(engine)
-    see(page, 3)
+def test_thousand_scrapes_leak_no_objects_or_files(page: MetricsPage, start_engine: Start) -> None:
+    engine = start_engine()
+    wait_for_subscription(page, engine)
+    publish_request_lifetime(engine)
+    scrape_after(page, 3)
     page.render("")
 
     def held() -> tuple[int, int, int]:
@@ -244,10 +244,10 @@ def test_a_thousand_scrapes_leave_nothing(page: MetricsPage, start: Start) -> No
         if not number % 10:
             page.render("application/openmetrics-text; version=1.0.0")
     after = held()
-    assert after[0] - before[0] < 900, "less than one object a scrape"
+    assert after[0] - before[0] < 900, "less than one object per scrape"
     assert after[1:] == before[1:]
 
 
-def test_an_endpoint_that_is_none() -> None:
+def test_invalid_endpoint_is_refused() -> None:
     with pytest.raises(BadInput):
         MetricsPage("nonsense")

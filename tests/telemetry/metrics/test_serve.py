@@ -1,4 +1,4 @@
-"""The page alone, in a process beside an engine that is not ours."""
+"""The metrics page in its own process next to an engine that is not ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvscope_telemetry.metrics.serve import MetricsServer
 
 
 def page_at(port: int) -> str:
-    """Empty while nobody answers."""
+    """Return the page, or an empty string while nothing listens."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
@@ -35,9 +35,7 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_a_process_beside_the_engine_tells_what_only_kvscope_knows(
-    endpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_process_reports_only_what_vllm_does_not(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     port, said = free_port(), list[str]()
     monkeypatch.setenv(METRICS, f"127.0.0.1:{port - 1}")
     state = CacheState(hello_of(num_groups=2, num_reserved=1))
@@ -45,7 +43,7 @@ def test_a_process_beside_the_engine_tells_what_only_kvscope_knows(
         metrics = MetricsProcess(endpoint, 1, said.append)
         try:
             wait_for(lambda: "kvscope_up 1.0" in page_at(port), "a page")
-            with publisher.telling():
+            with publisher.updating():
                 state.set_blocks([3, 4], state=BlockState.ACTIVE, ref_count=1, group=1)
                 publisher.publish(state.frame(1, 5, timings=Timings(10, 20, 0, 30, 2_000_000_000)))
             labels = 'engine="0",model_name="theirs"'
@@ -53,22 +51,22 @@ def test_a_process_beside_the_engine_tells_what_only_kvscope_knows(
             wait_for(lambda: group in page_at(port), "blocks of a group")
             page = page_at(port)
             assert f'kvscope_step_seconds_total{{{labels},part="record"}} 2.0' in page
-            assert "vllm:" not in page, "that is on vLLM's own"
+            assert "vllm:" not in page, "vLLM's own page has these"
         finally:
             metrics.close()
     assert said == []
     assert page_at(port) == ""
 
 
-def test_nothing_is_served_unless_asked(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_process_is_not_started_unless_configured(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(METRICS, raising=False)
     monkeypatch.setattr(subprocess, "Popen", None)
     said: list[str] = []
     MetricsProcess(endpoint, 0, said.append).close()
-    assert said == [], "no process was started, and none failed"
+    assert said == [], "a process was started"
 
 
-def test_why_it_does_not_begin_is_one_line(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_metrics_address_is_reported_in_one_line(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setenv(METRICS, "nowhere")
     metrics = MetricsProcess(endpoint, 0, said.append)
@@ -77,7 +75,7 @@ def test_why_it_does_not_begin_is_one_line(endpoint: str, monkeypatch: pytest.Mo
     assert said == ["no metrics are served: 'nowhere' is not accepted: HOST:PORT, such as 127.0.0.1:9400"]
 
 
-def test_it_ends_with_the_engine(endpoint: str) -> None:
+def test_metrics_process_ends_with_the_engine(endpoint: str) -> None:
     port = free_port()
     command = [sys.executable, "-m", "kvscope_telemetry.metrics.serve", endpoint, f"127.0.0.1:{port}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
@@ -89,7 +87,7 @@ def test_it_ends_with_the_engine(endpoint: str) -> None:
         assert process.wait(60) == 0
 
 
-def test_a_port_that_is_taken_is_said(endpoint: str) -> None:
+def test_metrics_port_in_use_is_refused(endpoint: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,4 +1,6 @@
-"""Torch's segments go over the wire and come back; too many blocks are joined, and nothing is lost of the sums."""
+"""Torch's allocator segments over the wire: round trip, and merging of blocks beyond the limit with unchanged
+totals.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def said(segments: list[TorchSegment]) -> list[tuple[object, ...]]:
 
 
 @given(st.lists(st.lists(_BLOCK, min_size=1, max_size=9), max_size=6))
-def test_what_is_packed_comes_back(blocks: list[list[tuple[int, State]]]) -> None:
+def test_packed_map_round_trips(blocks: list[list[tuple[int, State]]]) -> None:
     segments = [segment(part, address=(n + 1) << 40, stream=n << 33) for n, part in enumerate(blocks)]
     reply = decode_reply(encode(pack_map(segments, tag=4, device="cuda:1")))
     assert isinstance(reply, AllocatorMap)
@@ -41,7 +43,7 @@ def test_what_is_packed_comes_back(blocks: list[list[tuple[int, State]]]) -> Non
 
 
 @given(st.lists(st.lists(_BLOCK, min_size=1, max_size=30), min_size=1, max_size=4), st.integers(1, 40))
-def test_the_smallest_are_joined_where_there_are_too_many(blocks: list[list[tuple[int, State]]], most: int) -> None:
+def test_smallest_blocks_are_merged_beyond_the_limit(blocks: list[list[tuple[int, State]]], most: int) -> None:
     segments = [segment(part, address=(n + 1) << 40) for n, part in enumerate(blocks)]
     whole, bounded = pack_map(segments), pack_map(segments, max_blocks=most)
     drawn = unpack_map(bounded)
@@ -51,21 +53,21 @@ def test_the_smallest_are_joined_where_there_are_too_many(blocks: list[list[tupl
     assert [getattr(bounded, name) for name in sums] == [getattr(whole, name) for name in sums]
 
 
-def test_neighbours_of_one_state_keep_it_and_others_are_joined() -> None:
+def test_merged_neighbours_keep_a_common_state() -> None:
     one = segment([(512, State.CACHED), (512, State.CACHED), (1 << 20, State.ALLOCATED), (512, State.CACHED)])
     assert unpack_map(pack_map([one], max_blocks=3))[0].states.tolist() == [State.CACHED, State.ALLOCATED, State.CACHED]
     mixed = segment([(512, State.CACHED), (512, State.ALLOCATED), (1 << 20, State.ALLOCATED)])
     assert unpack_map(pack_map([mixed], max_blocks=2))[0].states.tolist() == [State.JOINED, State.ALLOCATED]
 
 
-def test_of_too_many_segments_the_largest_are_told() -> None:
+def test_largest_segments_are_kept_beyond_the_limit() -> None:
     segments = [segment([(size, State.ALLOCATED)], address=size << 30) for size in (1, 5, 3)]
     packed = pack_map(segments, max_segments=2)
     assert [one.num_bytes for one in unpack_map(packed)] == [5, 3]
     assert (packed.num_segments, packed.total_bytes) == (3, 9)
 
 
-def test_only_cached_blocks_of_segments_in_use_are_split() -> None:
+def test_only_cached_blocks_of_segments_in_use_count_as_split() -> None:
     packed = pack_map([segment([(8, State.CACHED)]), segment([(4, State.CACHED), (2, State.ALLOCATED)], address=5)])
     assert (packed.cached_bytes, packed.split_bytes, packed.largest_cached_bytes) == (12, 4, 8)
 
@@ -88,12 +90,12 @@ GOOD = pack_map([segment([(8, State.CACHED), (4, State.ALLOCATED)])])
         {"cached_bytes": -1},
     ],
 )
-def test_columns_that_contradict_each_other_are_refused(changes: dict[str, bytes]) -> None:
+def test_contradictory_columns_are_refused(changes: dict[str, bytes]) -> None:
     with pytest.raises(ProtocolError, match="AllocatorMap"):
         unpack_map(msgspec.structs.replace(GOOD, **changes))
 
 
-def test_a_state_and_a_pool_of_a_later_version_pass() -> None:
+def test_unknown_state_and_pool_of_a_later_version_are_accepted() -> None:
     later = msgspec.structs.replace(GOOD, block_state=b"\x09\x00", segment_pool=b"\x09")
     assert unpack_map(later)[0].states.tolist() == [9, 0]
     assert unpack_map(later)[0].pool == 9

@@ -1,4 +1,4 @@
-"""Block tables in one buffer: any changes in one call, and a buffer that stays in proportion to what it holds."""
+"""Block tables in one buffer: batched changes, and a buffer whose size stays in proportion to its contents."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def _write(tables: BlockTableBuffer, lengths: list[int], changes: list[tuple[int
     tables.write(np.array(lengths, np.int32), rows, starts, counts, blocks)
 
 
-def test_of_several_changes_of_a_row_the_later_stands() -> None:
+def test_later_change_of_a_row_wins() -> None:
     tables = BlockTableBuffer(2)
     _write(tables, [0, 0], [(1, 0, [1, 2, 3]), (0, 0, [7]), (1, 1, [8, 9]), (1, 3, [4])])
     assert tables.first(1, 4).tolist() == [1, 8, 9, 4]
     assert tables.first(0, 1).tolist() == [7]
 
 
-def test_rows_keep_their_entries_when_others_come_go_and_outgrow_their_room() -> None:
+def test_rows_keep_their_entries_while_others_grow_or_leave() -> None:
     tables = BlockTableBuffer(2)
     _write(tables, [0, 0], [(0, 0, [1, 2]), (1, 0, [3])])
     tables.append_rows(1)
@@ -37,8 +37,8 @@ def test_rows_keep_their_entries_when_others_come_go_and_outgrow_their_room() ->
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
-def test_any_changes_of_many_rows_in_one_call_are_those_of_lists(seed: int) -> None:
-    """Long enough that holes are taken out again and again, while rows with room to spare change beside them."""
+def test_random_changes_match_lists(seed: int) -> None:
+    """Runs long enough that gaps are compacted repeatedly while rows with spare capacity change next to them."""
     generator = random.Random(seed)
     tables, model = BlockTableBuffer(6), [list[int]() for _ in range(6)]
     for _ in range(60):
@@ -53,9 +53,9 @@ def test_any_changes_of_many_rows_in_one_call_are_those_of_lists(seed: int) -> N
         assert [tables.first(row, len(held)).tolist() for row, held in enumerate(model)] == model
 
 
-def test_what_counts_for_nothing_any_more_makes_room() -> None:
+def test_buffer_is_compacted_after_removals() -> None:
     tables = BlockTableBuffer(64)
     for turn in range(500):
-        _write(tables, [0] * 64, [(turn % 64, 0, list(range(300)))])  # and is let go of before the next
+        _write(tables, [0] * 64, [(turn % 64, 0, list(range(300)))])  # dropped before the next turn
         tables.keep(np.roll(np.arange(64), 1))
     assert tables.num_bytes < 64 * 300 * 4 * 4

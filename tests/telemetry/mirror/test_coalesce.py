@@ -1,4 +1,4 @@
-"""Coalescing: many frames make one update, whichever way they are cut into batches."""
+"""Coalescing: many frames become one update, however they are batched."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _assert_same(left: Update, right: Update) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(cuts=st.sets(st.integers(1, NUM_FRAMES - 1)))
-def test_any_cut_into_batches_gives_the_same_update(cuts: set[int]) -> None:
+def test_update_is_the_same_for_any_batching(cuts: set[int]) -> None:
     _, _, frames = _session()
     borders = [0, *sorted(cuts), NUM_FRAMES]
     parts = [coalesce(frames[a:b]) for a, b in pairwise(borders)]
@@ -50,7 +50,7 @@ def test_any_cut_into_batches_gives_the_same_update(cuts: set[int]) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(cuts=st.sets(st.integers(1, NUM_FRAMES - 1)))
-def test_a_mirror_ends_in_the_engines_state_for_any_cut(cuts: set[int]) -> None:
+def test_mirror_equals_the_engine_for_any_batching(cuts: set[int]) -> None:
     engine, mirror, frames = _session()
     borders = [0, *sorted(cuts), NUM_FRAMES]
     for a, b in pairwise(borders):
@@ -61,7 +61,7 @@ def test_a_mirror_ends_in_the_engines_state_for_any_cut(cuts: set[int]) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(cuts=st.sets(st.integers(1, NUM_FRAMES - 1)))
-def test_what_a_mirror_asks_of_frames_is_all_that_it_needs(cuts: set[int]) -> None:
+def test_mirror_needs_only_its_declared_columns_of_frames(cuts: set[int]) -> None:
     _, mirror, frames = _session()
     _, other, _ = _session()
     borders = [0, *sorted(cuts), NUM_FRAMES]
@@ -74,7 +74,7 @@ def test_what_a_mirror_asks_of_frames_is_all_that_it_needs(cuts: set[int]) -> No
     assert equal_requests(other.requests, mirror.requests, REQUEST_COLUMNS)
 
 
-def test_series_have_an_entry_a_frame_with_the_frames_numbers() -> None:
+def test_series_have_one_entry_per_frame() -> None:
     _, _, frames = _session()
     series = coalesce(frames).series
     assert series["seq"].tolist() == [f.seq for f in frames]
@@ -84,7 +84,7 @@ def test_series_have_an_entry_a_frame_with_the_frames_numbers() -> None:
     assert series["generation_tokens"].tolist() == [f.counters.generation_tokens for f in frames]
 
 
-def test_rows_keep_their_order_so_that_the_later_one_can_win() -> None:
+def test_repeated_rows_keep_their_order() -> None:
     engine = SimulatedEngine(num_blocks=50)
     frames = []
     for state in (1, 2):
@@ -96,14 +96,14 @@ def test_rows_keep_their_order_so_that_the_later_one_can_win() -> None:
     assert update.block_columns["state"].tolist() == [1, 2]
 
 
-def test_times_beyond_an_i64_are_bounded_never_negative() -> None:
+def test_times_beyond_int64_are_clamped() -> None:
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1, inter_token_ns=b"\xff" * 8, first_token_ns=b"\2" + 7 * b"\0")
     update = coalesce([frame])
     assert update.inter_token_ns.tolist() == [(1 << 63) - 1]
     assert update.first_token_ns.tolist() == [2]
 
 
-def test_nothing_gives_an_update_of_nothing() -> None:
+def test_no_frames_give_an_empty_update() -> None:
     update = coalesce(())
     assert update.block_ids.size == 0
     assert not update.series
@@ -111,7 +111,7 @@ def test_nothing_gives_an_update_of_nothing() -> None:
     assert size_of(update) == 0
 
 
-def test_samples_are_all_kept_and_of_the_rest_the_newest() -> None:
+def test_merge_keeps_all_samples_and_the_newest_of_the_rest() -> None:
     samples = [DeviceSample(epoch=1, time_ns=i) for i in range(3)]
     beats = [Heartbeat(epoch=1, time_ns=i, seq=i, step=i) for i in range(2)]
     frame = Frame(epoch=1, seq=1, step=1, time_ns=1, counters=Counters(admitted=3))

@@ -14,7 +14,7 @@ from kvscope_telemetry.producer.cache_state import CacheState, KnownRequest
 
 
 class Engine:
-    """Tells of a cache with six blocks, and has the mirror that follows."""
+    """Publishes the state of a cache with six blocks to a mirror."""
 
     def __init__(self) -> None:
         cache = CacheInfo(num_blocks=6, block_size=4)
@@ -44,21 +44,21 @@ def engine() -> Engine:
     return engine
 
 
-def test_a_decode_uses_all_blocks_of_its_request(engine: Engine) -> None:
+def test_decode_uses_all_blocks_of_its_request(engine: Engine) -> None:
     engine.step(7, 2)
     assert last_used_steps(engine.mirror).tolist() == [7, 7, 7, 1, 0, 0]
     assert [last_used_step(engine.mirror, block, (1,)) for block in range(3)] == [7, 7, 7]
     assert last_used_step(engine.mirror, 3, (2,)) == 1
 
 
-def test_a_shared_block_is_used_by_each_of_its_requests(engine: Engine) -> None:
+def test_shared_block_is_used_by_each_of_its_requests(engine: Engine) -> None:
     engine.step(7, 2)
     engine.step(9, 3)
     assert last_used_steps(engine.mirror).tolist() == [9, 7, 7, 9, 0, 0]
     assert last_used_step(engine.mirror, 0, (1, 2)) == 9
 
 
-def test_blocks_of_a_request_that_does_not_run_are_not_read(engine: Engine) -> None:
+def test_blocks_of_a_preempted_request_are_not_used(engine: Engine) -> None:
     engine.first.state = RequestState.PREEMPTED  # type: ignore[attr-defined]
     engine.state.touch(engine.first)  # type: ignore[attr-defined]
     engine.step(7, 2)

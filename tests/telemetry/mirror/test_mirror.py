@@ -1,4 +1,4 @@
-"""The mirror: equal to the engine after every update, and untouched by an update that does not fit."""
+"""The mirror: equal to the engine after every update, and unchanged by an update that does not fit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _frame(engine: SimulatedEngine, **fields: object) -> Frame:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_equals_the_engine_after_every_step(
+def test_mirror_equals_the_engine_after_every_step(
     seed: int, same_requests: Callable[[Mirror, SimulatedEngine], None]
 ) -> None:
     engine, mirror = _following(seed=seed)
@@ -51,7 +51,7 @@ def test_it_equals_the_engine_after_every_step(
     assert mirror.counters.preemptions > 0
 
 
-def test_a_late_joiner_gets_everything_from_the_snapshot(
+def test_late_joiner_gets_everything_from_the_snapshot(
     same_requests: Callable[[Mirror, SimulatedEngine], None],
 ) -> None:
     engine = SimulatedEngine(num_blocks=200, num_running=8)
@@ -65,7 +65,7 @@ def test_a_late_joiner_gets_everything_from_the_snapshot(
     same_requests(mirror, engine)
 
 
-def test_the_later_row_of_a_block_wins_and_is_counted_once() -> None:
+def test_later_row_of_a_block_wins_and_is_counted_once() -> None:
     engine, mirror = _following()
     free = int(np.flatnonzero(mirror.ledger.state == 0)[0])
     num_free = mirror.num_free
@@ -104,7 +104,7 @@ MISFITS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_what_does_not_fit_is_refused_whole(name: str) -> None:
+def test_update_that_does_not_fit_changes_nothing(name: str) -> None:
     engine, mirror = _following()
     mirror.apply(coalesce([engine.advance()]))
     before = Ledger(mirror.num_blocks)
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_refused_whole(name: str) -> None:
         np.testing.assert_array_equal(mirror.requests.table(number), table)
 
 
-def test_a_bad_snapshot_leaves_the_state_before() -> None:
+def test_invalid_snapshot_keeps_the_previous_state() -> None:
     engine, mirror = _following()
     good = engine.snapshot()
     for bad in (
@@ -141,7 +141,7 @@ def test_frames_before_the_first_snapshot_are_refused() -> None:
     Mirror().apply(coalesce(()))
 
 
-def test_a_new_epoch_replaces_everything_even_the_size() -> None:
+def test_new_epoch_replaces_everything_including_the_size() -> None:
     _, mirror = _following()
     other = SimulatedEngine(num_blocks=77, num_running=3, epoch=2)
     for _ in range(5):
@@ -153,7 +153,7 @@ def test_a_new_epoch_replaces_everything_even_the_size() -> None:
     assert not (mirror.requests.state == RequestState.FINISHED).any()
 
 
-def test_a_resync_writes_into_the_arrays_that_views_hold() -> None:
+def test_resync_writes_into_the_existing_arrays() -> None:
     engine, mirror = _following()
     view = mirror.ledger.state
     for _ in range(20):
@@ -162,7 +162,7 @@ def test_a_resync_writes_into_the_arrays_that_views_hold() -> None:
     assert mirror.ledger.state is view
 
 
-def test_within_an_epoch_ended_requests_stay_and_missing_ones_have_ended() -> None:
+def test_ended_requests_stay_and_missing_ones_are_finished_within_an_epoch() -> None:
     engine, mirror = _following()
     number = 10_000
     info = RequestInfo(number=number, request_id="mine", arrival_ns=1, num_prompt_tokens=1)
@@ -176,7 +176,7 @@ def test_within_an_epoch_ended_requests_stay_and_missing_ones_have_ended() -> No
     assert mirror.requests.finished_ns[row] > 0
 
 
-def test_the_version_grows_with_each_change() -> None:
+def test_version_increases_with_each_change() -> None:
     engine, mirror = _following()
     version = mirror.version
     mirror.apply(coalesce([engine.advance()]))

@@ -1,4 +1,4 @@
-"""The mirror's requests: tables by tails, repeats in one batch, and a bound on those that ended."""
+"""The mirror's requests: block tables by their tails, several changes in one batch, and a bound on ended requests."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _row(number: int, state: RequestState, start: int, blocks: list[int], output
 
 @settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
-def test_tables_follow_a_plain_model_however_changes_are_batched(data: st.DataObject) -> None:
-    """Each change keeps a prefix of the table and appends; any number of them in one batch."""
+def test_block_tables_match_a_plain_model_for_any_batching(data: st.DataObject) -> None:
+    """Each change keeps a prefix of the table and appends to it; a batch has any number of changes."""
     mirror = RequestMirror()
     mirror.apply([_info(n) for n in (1, 2, 3)], NO_ROWS, time_ns=1)
     model: dict[int, list[int]] = {1: [], 2: [], 3: []}
@@ -66,7 +66,7 @@ def test_tables_follow_a_plain_model_however_changes_are_batched(data: st.DataOb
         mirror.num_reserved = 0
 
 
-def test_a_hole_that_only_shows_inside_the_batch_is_seen() -> None:
+def test_gap_inside_a_batch_is_refused() -> None:
     mirror = RequestMirror()
     mirror.apply([_info(1)], _row(1, RequestState.RUNNING, 0, [5, 6, 7]), time_ns=1)
     cut_then_far = [_row(1, RequestState.RUNNING, 1, []), _row(1, RequestState.RUNNING, 3, [9])]
@@ -75,7 +75,7 @@ def test_a_hole_that_only_shows_inside_the_batch_is_seen() -> None:
     assert mirror.table(1).tolist() == [5, 6, 7]
 
 
-def test_requests_are_in_order_of_number_whatever_order_they_come_in() -> None:
+def test_requests_are_sorted_by_number() -> None:
     mirror = RequestMirror()
     mirror.apply([_info(5)], _row(5, RequestState.RUNNING, 0, [1]), time_ns=1)
     mirror.apply([_info(9), _info(2), _info(5)], _row(2, RequestState.RUNNING, 0, [8]), time_ns=2)
@@ -88,7 +88,7 @@ def test_requests_are_in_order_of_number_whatever_order_they_come_in() -> None:
     assert mirror.first_seen_ns.tolist() == [2, 1, 2]
 
 
-def test_a_request_that_was_dropped_leaves_nothing_to_the_next_in_its_row() -> None:
+def test_reused_row_starts_with_zeros() -> None:
     mirror = RequestMirror(max_finished=1)
     for number in range(1, 60):
         mirror.apply([_info(number)], _row(number, RequestState.FINISHED, 0, [], 7), time_ns=number)
@@ -111,7 +111,7 @@ def test_ended_requests_are_bounded_and_the_newest_stay() -> None:
     assert mirror.finished_ns[-1] == 999
 
 
-def test_equality_sees_tables_and_columns() -> None:
+def test_equality_compares_tables_and_columns() -> None:
     left, right = RequestMirror(), RequestMirror()
     for mirror in (left, right):
         mirror.apply([_info(1)], _row(1, RequestState.RUNNING, 0, [4, 5]), time_ns=1)
@@ -120,8 +120,8 @@ def test_equality_sees_tables_and_columns() -> None:
     assert not equal_requests(left, right, ["number", "num_blocks"])
 
 
-def test_who_holds_a_block_is_found_without_copying_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked at each move of the mouse over the page map."""
+def test_holders_of_a_block_are_found_without_copying_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page map asks for the holders at each mouse move."""
     mirror, length = RequestMirror(), 100_000
     mirror.apply([_info(n) for n in (1, 2, 3)], NO_ROWS, time_ns=1)
     tables = {number: list(range(number * length, (number + 1) * length)) for number in (1, 2, 3)}
@@ -144,14 +144,14 @@ def test_who_holds_a_block_is_found_without_copying_tables(monkeypatch: pytest.M
 
     monkeypatch.setattr(mirror, "held", noted)
     assert mirror.holders(2 * length, limit=1, first=2) == [2]
-    assert looked_at == [mirror.row_of(2)], "its owner is asked first"
+    assert looked_at == [mirror.row_of(2)], "the owner must be checked first"
 
 
 def _in_group(group: int, rows: RequestRows) -> RequestRows:
     return msgspec.structs.replace(rows, table_group=np.array([group], "<u4").tobytes())
 
 
-def test_each_kv_group_has_tables_of_its_own() -> None:
+def test_each_kv_group_has_its_own_tables() -> None:
     mirror, running = RequestMirror(max_finished=0), RequestState.RUNNING
     mirror.apply([_info(1), _info(2)], NO_ROWS, time_ns=1)
     changes = [_row(1, running, 0, [4, 5]), _in_group(2, _row(1, running, 0, [9])), _row(2, running, 0, [7])]
@@ -177,13 +177,13 @@ def test_each_kv_group_has_tables_of_its_own() -> None:
     assert mirror.blocks(1).size == 0, "it ended unseen, in all groups"
     mirror.apply((), _in_group(2, _row(2, running, 0, [11])), time_ns=5)
     mirror.reset([_info(2)], _row(2, running, 0, [7]), time_ns=6, same_epoch=True)
-    assert mirror.blocks(2).tolist() == [7], "a snapshot leaves out tables that are empty"
+    assert mirror.blocks(2).tolist() == [7], "a snapshot leaves out empty tables"
 
 
 @pytest.mark.parametrize(
     ("group", "start", "words"), [(256, 0, "at most 255"), (1, 1, "goes on at 1, but has 0 blocks")]
 )
-def test_a_table_of_a_group_that_cannot_be_changes_nothing(group: int, start: int, words: str) -> None:
+def test_invalid_group_table_changes_nothing(group: int, start: int, words: str) -> None:
     mirror = RequestMirror()
     mirror.apply([_info(1)], NO_ROWS, time_ns=1)
     changes = [_row(1, RequestState.RUNNING, 0, [3]), _in_group(group, _row(1, RequestState.RUNNING, start, [5]))]
@@ -192,7 +192,7 @@ def test_a_table_of_a_group_that_cannot_be_changes_nothing(group: int, start: in
     assert mirror.blocks(1).size == 0
 
 
-def test_tables_of_more_requests_than_short_integers_count_are_changed_in_order() -> None:
+def test_more_than_65536_requests_are_changed_in_order() -> None:
     numbers = np.arange(1, (1 << 16) + 3)
     rows = [_row(number, RequestState.RUNNING, start, [number]) for number in (1, 65_537) for start in (0, 1)]
     changes = read_changes(join_request_rows(rows), numbers, np.zeros(numbers.size, np.int32))

@@ -1,5 +1,6 @@
-"""Staying in sync over a channel that loses, repeats and reorders, and over restarts: never wrong, and right
-in the end."""
+"""Synchronization over a channel that loses, repeats and reorders, and across restarts: never wrong, and finally in
+sync.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ S = 1_000 * MS
 
 
 @dataclass
-class World:
-    """An engine, a bad line, and a client; time goes in milliseconds."""
+class LossyWorld:
+    """An engine, a lossy channel and a client, with time in milliseconds."""
 
     rng: random.Random
     loss: float = 0.0
@@ -89,10 +90,10 @@ class World:
         self._answers = [(due_ns, s) for due_ns, s in self._answers if due_ns > self.now_ns]
         for snapshot in due:
             self.sync.snapshot(snapshot, self.now_ns)
-        self._look()
+        self._apply_pending()
 
     def _look(self) -> None:
-        """Apply what may be applied: at any moment the picture is one the engine once had."""
+        """Apply what may be applied. The mirror always equals a state that the engine once had."""
         for run in self.sync.take_runs():
             self.mirror.apply(coalesce(run.frames, snapshot=run.snapshot))
             rows = self.mirror.ledger.pack_all()
@@ -101,7 +102,7 @@ class World:
             assert shown == self.truth[self.mirror.epoch, self.mirror.seq]
 
     def settle(self) -> None:
-        """The line is good again; the engine rests but for its heartbeat."""
+        """Make the channel reliable; the engine only sends heartbeats."""
         self.loss = self.repeat = self.reorder = self.answer_loss = 0.0
         for _ in range(100):
             self.beat()
@@ -130,10 +131,10 @@ shares = st.floats(0.0, 0.4)
     restarts=st.integers(0, 2),
 )
 @example(seed=0, loss=0.0, repeat=0.0, reorder=0.25, answer_loss=0.0, delay_ms=40, restarts=0)
-def test_never_wrong_and_right_in_the_end(
+def test_mirror_is_never_wrong_and_finally_in_sync(
     seed: int, loss: float, repeat: float, reorder: float, answer_loss: float, delay_ms: int, restarts: int
 ) -> None:
-    world = World(random.Random(seed), loss, repeat, reorder, answer_loss, delay_ms * MS)
+    world = LossyWorld(random.Random(seed), loss, repeat, reorder, answer_loss, delay_ms * MS)
     for segment in range(restarts + 1):
         if segment:
             world.restart()
@@ -148,15 +149,15 @@ def test_never_wrong_and_right_in_the_end(
     assert all(gap >= REQUEST_INTERVAL_NS for gap in gaps)
 
 
-def _in_sync() -> World:
-    world = World(random.Random(1))
+def _in_sync() -> LossyWorld:
+    world = LossyWorld(random.Random(1))
     for _ in range(20):
         world.step()
     assert world.is_right
     return world
 
 
-def test_a_good_line_needs_one_snapshot() -> None:
+def test_reliable_channel_needs_one_snapshot() -> None:
     world = _in_sync()
     for _ in range(500):
         world.step()
@@ -165,7 +166,7 @@ def test_a_good_line_needs_one_snapshot() -> None:
     assert world.sync.num_dropped == world.sync.num_resyncs == 0
 
 
-def test_a_hole_is_seen_at_once_counted_and_mended() -> None:
+def test_gap_is_detected_counted_and_repaired() -> None:
     world = _in_sync()
     world.pass_time(2 * S)
     world.loss = 1.0
@@ -182,14 +183,14 @@ def test_a_hole_is_seen_at_once_counted_and_mended() -> None:
     assert world.sync.num_dropped == 3
 
 
-def test_losing_the_last_frame_before_a_rest_shows_in_the_heartbeat() -> None:
+def test_lost_last_frame_is_detected_by_the_heartbeat() -> None:
     world = _in_sync()
     world.pass_time(2 * S)
     world.loss = 1.0
     world.step()
     world.beat()
     world.pass_time(BEHIND_GRACE_NS // 2)
-    assert world.sync.in_sync, "it may still be on its way"
+    assert world.sync.in_sync, "the frame may still be in flight"
     world.pass_time(BEHIND_GRACE_NS)
     assert not world.sync.in_sync
     world.pass_time()
@@ -198,7 +199,7 @@ def test_losing_the_last_frame_before_a_rest_shows_in_the_heartbeat() -> None:
     assert world.sync.num_dropped == 1
 
 
-def test_repeats_and_late_frames_change_nothing() -> None:
+def test_repeated_and_late_frames_change_nothing() -> None:
     world = _in_sync()
     frame = world.engine.advance()
     world.remember()
@@ -209,7 +210,7 @@ def test_repeats_and_late_frames_change_nothing() -> None:
     assert world.sync.num_dropped == 0
 
 
-def test_a_stray_message_of_another_epoch_changes_nothing() -> None:
+def test_stray_frame_of_another_epoch_changes_nothing() -> None:
     world = _in_sync()
     world.pass_time(2 * S)
     stray = SimulatedEngine(num_blocks=40, epoch=99).advance()
@@ -221,7 +222,7 @@ def test_a_stray_message_of_another_epoch_changes_nothing() -> None:
     assert world.sync.num_resyncs == 0
 
 
-def test_a_restart_is_a_new_epoch_even_when_it_was_quiet() -> None:
+def test_restart_without_frames_is_detected_by_the_heartbeat() -> None:
     world = _in_sync()
     world.pass_time(2 * S)
     world.restart()
@@ -232,7 +233,7 @@ def test_a_restart_is_a_new_epoch_even_when_it_was_quiet() -> None:
     assert world.sync.num_resyncs == 1
 
 
-def test_an_answer_nobody_waits_for_is_not_taken() -> None:
+def test_unrequested_snapshot_is_ignored() -> None:
     world = _in_sync()
     old = world.engine.snapshot(1 << 52)
     world.step()
@@ -241,9 +242,9 @@ def test_an_answer_nobody_waits_for_is_not_taken() -> None:
     assert world.is_right
 
 
-def test_a_slow_answer_is_still_an_answer() -> None:
-    """A large snapshot over a slow line takes longer than the interval: the first one that comes is taken."""
-    world = World(random.Random(1), answer_delay_ns=2500 * MS)
+def test_slow_snapshot_is_accepted() -> None:
+    """A large snapshot over a slow channel takes longer than the request interval; the first that arrives is used."""
+    world = LossyWorld(random.Random(1), answer_delay_ns=2500 * MS)
     for _ in range(6):
         world.step()
         world.pass_time(500 * MS)
@@ -251,7 +252,7 @@ def test_a_slow_answer_is_still_an_answer() -> None:
     assert len(world.asked_ns) == 2
 
 
-def test_refusal_and_disconnection_mean_asking_again() -> None:
+def test_snapshot_is_requested_again_after_a_refusal_or_disconnect() -> None:
     sync = Sync()
     sync.want_snapshot()
     tag = sync.next_request(0)
@@ -266,14 +267,14 @@ def test_refusal_and_disconnection_mean_asking_again() -> None:
     assert sync.next_request(2 * S) is not None
 
 
-def test_frames_held_for_a_snapshot_are_bounded() -> None:
+def test_number_of_held_frames_is_bounded() -> None:
     sync = Sync()
     for seq in range(1, 100_000):
         sync.frame(Frame(epoch=1, seq=seq, step=seq, time_ns=1), seq)
     assert len(sync._held.take()) <= 20_000
 
 
-def test_frames_held_for_a_snapshot_are_bounded_in_bytes() -> None:
+def test_bytes_of_held_frames_are_bounded() -> None:
     held, data = HeldFrames(), bytes(MAX_BYTES // 10)
     for seq in range(1, 1_000):
         held.hold(Frame(epoch=1, seq=seq, step=seq, time_ns=1), data)
@@ -281,11 +282,11 @@ def test_frames_held_for_a_snapshot_are_bounded_in_bytes() -> None:
     assert len(frames) <= 10
     assert frames[-1][0].seq == 999
     held.hold(frames[0][0], bytes(2 * MAX_BYTES))
-    assert held, "one alone is kept whatever its size"
+    assert held, "a single frame is kept whatever its size"
 
 
-def test_at_rest_nothing_is_missing_and_nothing_waited_for() -> None:
-    world = World(random.Random(0))
+def test_sync_is_at_rest_only_if_nothing_is_missing_or_pending() -> None:
+    world = LossyWorld(random.Random(0))
     assert not world.sync.is_at_rest
     world.beat()
     world.settle()
@@ -293,6 +294,6 @@ def test_at_rest_nothing_is_missing_and_nothing_waited_for() -> None:
     world.loss = 1.0
     world.step()
     world.beat()
-    assert not world.sync.is_at_rest, "a frame is on its way, or lost"
+    assert not world.sync.is_at_rest, "a frame is in flight or lost"
     world.settle()
     assert world.sync.is_at_rest

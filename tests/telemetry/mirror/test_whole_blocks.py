@@ -1,4 +1,4 @@
-"""Blocks that were made ready beside the mirror: the same state, and a ledger that is one mirror's alone."""
+"""Blocks prepared outside of the mirror: the same state, and a ledger that only one mirror uses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _ready(snapshot: Snapshot) -> WholeBlocks:
     return blocks
 
 
-def test_a_mirror_takes_over_what_is_ready() -> None:
+def test_mirror_takes_over_the_prepared_ledger() -> None:
     engine = _engine()
     snapshot, plain, ready = engine.snapshot(), Mirror(), Mirror()
     plain.apply(Update(snapshot=snapshot))
@@ -50,7 +50,7 @@ def test_two_mirrors_never_share_a_ledger() -> None:
     assert again.ledger.equals(right.ledger)
 
 
-def test_a_resync_with_ready_blocks_writes_into_the_arrays_that_views_hold() -> None:
+def test_resync_with_prepared_blocks_writes_into_the_existing_arrays() -> None:
     engine, mirror = _engine(), Mirror()
     mirror.reset(engine.snapshot())
     view = mirror.ledger.state
@@ -61,7 +61,7 @@ def test_a_resync_with_ready_blocks_writes_into_the_arrays_that_views_hold() -> 
     assert mirror.ledger.equals(engine.ledger)
 
 
-def test_blocks_of_another_snapshot_are_not_believed() -> None:
+def test_prepared_blocks_of_another_snapshot_are_ignored() -> None:
     engine, mirror = _engine(), Mirror()
     early = _ready(engine.snapshot())
     for _ in range(20):
@@ -70,7 +70,7 @@ def test_blocks_of_another_snapshot_are_not_believed() -> None:
     assert mirror.ledger.equals(engine.ledger)
 
 
-def test_rows_that_no_pool_can_have_are_refused() -> None:
+def test_impossible_rows_are_refused() -> None:
     snapshot = _engine().snapshot()
     bad = msgspec.structs.replace(snapshot.blocks, ref_count=b"\xff" * len(snapshot.blocks.ref_count))
     with pytest.raises(ProtocolError, match="negative reference count"):

@@ -1,4 +1,4 @@
-"""Playing a recording: its pace, its ends, and that the mirror at any position is the recording's state there."""
+"""Playing a recording: pace, ends, and that the mirror at any position is the recording's state there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MS = 1_000_000
 
 
 class ManualClock:
-    """Goes on when it is told."""
+    """Clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_ns = 5_000_000_000
@@ -32,8 +32,8 @@ class ManualClock:
         return self.now_ns
 
 
-class Watcher:
-    """Takes from a source as the desktop does."""
+class PlaybackWatcher:
+    """Reads from a source like the desktop does."""
 
     def __init__(self, source: PlaybackSource, clock: ManualClock) -> None:
         self.source, self.clock = source, clock
@@ -42,7 +42,7 @@ class Watcher:
         self.num_jumps = 0
 
     def take(self) -> Mirror:
-        """Everything there is, once it is of the position."""
+        """Apply everything available once it belongs to the position."""
         assert self.source.wait(lambda: not self.source.is_seeking, WAIT_S)
         while (update := self.source.take_update()) is not None:
             if self.source.has_jumped:
@@ -53,11 +53,11 @@ class Watcher:
         return self.mirror
 
     def due(self) -> int:
-        """How many frames there are up to the position."""
+        """Number of frames up to the position."""
         return len(list(self.source.recording.frames(0.0, self.source.position)))
 
     def play_to_the_end(self) -> None:
-        """As fast as it goes."""
+        """Play to the end at maximum speed."""
         self.source.set_speed(1000.0)
         self.source.play()
         while self.source.is_playing:
@@ -67,7 +67,7 @@ class Watcher:
         return [seq for update in self.updates if update.series for seq in update.series["seq"].tolist()]
 
     def pass_ms(self, milliseconds: int) -> None:
-        """The clock goes on; waits until the source has seen it."""
+        """Advance the clock and wait until the source has noticed."""
         for _ in range(milliseconds // 10):
             expected_s = min(self.source.position + 0.01 * self.source.speed, self.source.duration)
             self.clock.now_ns += 10 * MS
@@ -75,26 +75,26 @@ class Watcher:
 
 
 @pytest.fixture
-def watch() -> Iterator[Callable[..., Watcher]]:
-    """`watch(path)`: a source that stands at the start, and who takes from it."""
+def watch() -> Iterator[Callable[..., PlaybackWatcher]]:
+    """Function that opens a source at the start and its watcher: `watch(path)`."""
     opened: list[PlaybackSource] = []
 
-    def make(path: Path, **options: bool) -> Watcher:
+    def make(path: Path, **options: bool) -> PlaybackWatcher:
         clock = ManualClock()
         opened.append(PlaybackSource(Recording.open(path), **{"is_playing": False, **options}, clock=clock))
-        watcher = Watcher(opened[-1], clock)
-        watcher.take()
+        watcher = PlaybackWatcher(opened[-1], clock)
+        watcher.take_all()
         return watcher
 
     yield make
     for source in opened:
         source.close()
-        source._thread.join(WAIT_S)  # closing waits a second for it, no longer
+        source._thread.join(WAIT_S)  # close waits at most one second for the thread
         assert not source._thread.is_alive()
 
 
-def test_goes_at_the_recorded_pace(
-    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState
+def test_playback_has_the_recorded_pace(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], assert_same_state: SameState
 ) -> None:
     watcher = watch(record(300).path)
     source = watcher.source
@@ -103,20 +103,22 @@ def test_goes_at_the_recorded_pace(
     source.play()
     watcher.pass_ms(500)
     assert source.position == pytest.approx(start + 0.5)
-    assert watcher.take().seq == watcher.due() > 0
+    assert watcher.take_all().seq == watcher.num_frames_due() > 0
     source.set_speed(4.0)
     watcher.pass_ms(500)
     assert source.position == pytest.approx(start + 2.5)
-    assert watcher.take().seq == watcher.due() > 5
+    assert watcher.take_all().seq == watcher.num_frames_due() > 5
     source.set_speed(0.25)
     watcher.pass_ms(400)
     assert source.position == pytest.approx(start + 2.6)
-    assert watcher.take().seq == watcher.due()
-    assert watcher.seqs() == list(range(1, watcher.due() + 1))
+    assert watcher.take_all().seq == watcher.num_frames_due()
+    assert watcher.seqs() == list(range(1, watcher.num_frames_due() + 1))
     assert_same_state(watcher.mirror, source.recording.state_at(source.position))
 
 
-def test_a_pause_costs_no_recorded_time(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+def test_paused_time_does_not_advance_the_position(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
+) -> None:
     watcher = watch(record(100).path)
     source, start = watcher.source, watcher.source.position
     source.play()
@@ -128,21 +130,21 @@ def test_a_pause_costs_no_recorded_time(record: Callable[..., Any], watch: Calla
     assert source.status.reason == ""
     watcher.pass_ms(100)
     assert source.position == pytest.approx(start + 0.2)
-    assert watcher.take().seq == watcher.due() > 0
+    assert watcher.take_all().seq == watcher.num_frames_due() > 0
 
 
-def test_who_was_away_for_long_skips_nothing(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+def test_long_gap_in_polling_skips_nothing(record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]) -> None:
     watcher = watch(record(300).path)
     start = watcher.source.position
     watcher.source.play()
     watcher.clock.now_ns += 10**12
     assert watcher.source.wait(lambda: watcher.source.position > start, WAIT_S)
     assert watcher.source.position == pytest.approx(start + 0.1)
-    assert watcher.take().seq == watcher.due()
+    assert watcher.take_all().seq == watcher.num_frames_due()
 
 
-def test_at_the_end_it_stands_still_with_everything_played(
-    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState
+def test_playback_stops_at_the_end_with_everything_applied(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], assert_same_state: SameState
 ) -> None:
     recorded = record(150)
     watcher = watch(recorded.path)
@@ -150,18 +152,18 @@ def test_at_the_end_it_stands_still_with_everything_played(
     watcher.play_to_the_end()
     assert source.position == source.duration
     assert source.status.reason == "at the end"
-    assert_same_state(watcher.take(), recorded.mirror_after(152))
+    assert_same_state(watcher.take_all(), recorded.mirror_after(152))
     assert watcher.seqs() == list(range(1, 151))
     assert watcher.updates[0].snapshot is not None
     source.play()
-    assert watcher.take().seq == 0
+    assert watcher.take_all().seq == 0
     watcher.pass_ms(10)
-    assert watcher.take().seq == watcher.due() > 0
+    assert watcher.take_all().seq == watcher.num_frames_due() > 0
 
 
 @pytest.mark.parametrize("with_past", [True, False])
-def test_a_seek_gives_the_state_there_and_goes_on(
-    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState, with_past: bool
+def test_seek_gives_the_state_there_and_playback_continues(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], assert_same_state: SameState, with_past: bool
 ) -> None:
     watcher = watch(record(400).path)
     source, chance = watcher.source, random.Random(3)
@@ -170,86 +172,88 @@ def test_a_seek_gives_the_state_there_and_goes_on(
         before = watcher.num_jumps
         source.seek(seconds, with_past=with_past)
         assert source.position == pytest.approx(seconds)
-        watcher.take()
+        watcher.take_all()
         assert watcher.num_jumps == before + 1
         assert watcher.updates[0].snapshot is not None
         assert_same_state(watcher.mirror, source.recording.state_at(seconds))
     source.seek(3.0)
     source.play()
-    first = watcher.take().seq
+    first = watcher.take_all().seq
     watcher.pass_ms(100)
-    last = watcher.take().seq
-    assert last == watcher.due() > first
+    last = watcher.take_all().seq
+    assert last == watcher.num_frames_due() > first
     assert watcher.seqs()[first - last :] == list(range(first + 1, last + 1))
 
 
-def test_seeks_beyond_the_ends_go_to_the_ends(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
-    """The first end is the first snapshot: before it there is only a hello."""
+def test_seeks_beyond_the_ends_go_to_the_ends(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
+) -> None:
+    """The start is the first snapshot; only a hello precedes it."""
     watcher = watch(record(100).path)
     start = watcher.source.position
     assert watcher.source.recording.state_at(start).hello is not None
     assert watcher.source.recording.state_at(start - 1e-6).hello is None
     watcher.source.seek(1e12)
-    assert watcher.take().seq == 100
+    assert watcher.take_all().seq == 100
     assert watcher.source.status.reason == "at the end"
     watcher.source.seek(-5.0)
-    assert watcher.take().seq == 0
+    assert watcher.take_all().seq == 0
     assert watcher.source.position == start
 
 
-def test_of_many_seeks_the_last_counts(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+def test_last_of_many_seeks_wins(record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]) -> None:
     watcher = watch(record(400).path)
     for index in range(100):
         watcher.source.seek(index * 7 % 8)
     watcher.source.seek(4.0)
-    assert watcher.take().seq == watcher.due()
+    assert watcher.take_all().seq == watcher.num_frames_due()
 
 
-def test_the_past_comes_in_short_spans(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+def test_past_of_a_seek_comes_in_short_spans(record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]) -> None:
     watcher = watch(record(400).path)
     watcher.source.seek(7.0)
-    watcher.take()
-    assert watcher.seqs() == list(range(1, watcher.due() + 1))
+    watcher.take_all()
+    assert watcher.seqs() == list(range(1, watcher.num_frames_due() + 1))
     for update in watcher.updates:
         times = update.series["time_ns"] if update.series else [0]
         assert times[-1] - times[0] <= SPAN_NS
     watcher.source.seek(7.0, with_past=False)
-    watcher.take()
+    watcher.take_all()
     assert len(watcher.updates) == 1
 
 
-def test_memory_is_known_wherever_one_begins(
-    record: Callable[..., Any], watch: Callable[..., Watcher], make_messages: Callable[..., Any]
+def test_memory_breakdown_is_known_after_any_seek(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], make_messages: Callable[..., Any]
 ) -> None:
     messages = make_messages(300)
     memory = MemoryBreakdown(epoch=1, time_ns=messages[0].time_ns, weights_bytes=7)
     path = record([messages[0], memory, *messages[1:]]).path
     source = PlaybackSource(Recording.open(path), is_playing=False)
     source.seek(5.0, with_past=False)  # before the start was read
-    watcher = Watcher(source, ManualClock())
-    watcher.take()
+    watcher = PlaybackWatcher(source, ManualClock())
+    watcher.take_all()
     source.close()
     assert watcher.updates[0].memory == memory
 
 
-def test_epochs_follow_each_other(
-    record: Callable[..., Any], watch: Callable[..., Watcher], make_messages: Callable[..., Any]
+def test_epochs_are_played_in_order(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], make_messages: Callable[..., Any]
 ) -> None:
     recorded = record(make_messages(60, epoch=1) + make_messages(70, epoch=2))
     watcher = watch(recorded.path)
     watcher.play_to_the_end()
-    assert (watcher.take().epoch, watcher.mirror.seq) == (2, 70)
+    assert (watcher.take_all().epoch, watcher.mirror.seq) == (2, 70)
     snapshots = [update.snapshot for update in watcher.updates if update.snapshot]
     assert [snapshot.hello.epoch for snapshot in snapshots] == [1, 2]
     assert watcher.seqs() == [*range(1, 61), *range(1, 71)]
     watcher.source.seek(0.5)
-    assert (watcher.take().epoch, watcher.mirror.seq) == (1, watcher.due())
+    assert (watcher.take_all().epoch, watcher.mirror.seq) == (1, watcher.num_frames_due())
 
 
-def test_where_nothing_happens_heartbeats_say_so(
-    record: Callable[..., Any], watch: Callable[..., Watcher], make_messages: Callable[..., Any]
+def test_heartbeats_are_synthesized_only_for_an_idle_simulation(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], make_messages: Callable[..., Any]
 ) -> None:
-    """A simulation that waits for its next request. A recorded engine sends heartbeats of its own, or is gone."""
+    """A simulation may wait for its next request. A recorded engine sends its own heartbeats, or is gone."""
     messages = make_messages(10)
     with_heartbeat = [*messages, Heartbeat(epoch=1, time_ns=messages[-1].time_ns, seq=10, step=10)]
     late = make_messages(200)[-1]
@@ -257,12 +261,12 @@ def test_where_nothing_happens_heartbeats_say_so(
     for number, (given, expected) in enumerate(((messages, int(idle_s / 0.5)), (with_heartbeat, 1))):
         watcher = watch(record([*given, late], f"idle{number}.mcap").path)
         watcher.source.seek(watcher.source.duration - 0.001)
-        watcher.take()
+        watcher.take_all()
         assert len([update for update in watcher.updates if update.heartbeat]) == expected
 
 
-def test_a_recording_that_was_cut_off_plays_to_its_last_whole_chunk(
-    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState, tmp_path: Path
+def test_truncated_recording_plays_to_its_last_whole_chunk(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], assert_same_state: SameState, tmp_path: Path
 ) -> None:
     data = record(400).path.read_bytes()
     path = tmp_path / "cut.mcap"
@@ -271,38 +275,38 @@ def test_a_recording_that_was_cut_off_plays_to_its_last_whole_chunk(
     recording = watcher.source.recording
     assert not recording.info.is_complete
     watcher.source.seek(1e9)
-    assert watcher.take().seq == recording.info.num_frames > 100
+    assert watcher.take_all().seq == recording.info.num_frames > 100
     assert_same_state(watcher.mirror, recording.state_at(1e9))
 
 
-def test_after_a_damaged_chunk_it_goes_on_with_the_next_keyframe(
-    record: Callable[..., Any], watch: Callable[..., Watcher], assert_same_state: SameState
+def test_playback_continues_with_the_keyframe_after_a_damaged_chunk(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], assert_same_state: SameState
 ) -> None:
     watcher = watch(record(400).path)
     source = watcher.source
     for chunk in source.recording.segments[0].message_chunks[4:6]:
         chunk.crc ^= 1
     watcher.play_to_the_end()
-    assert_same_state(watcher.take(), source.recording.state_at(1e9))
+    assert_same_state(watcher.take_all(), source.recording.state_at(1e9))
     assert len([update for update in watcher.updates if update.snapshot]) == 2
     assert len(watcher.seqs()) < 400
 
 
-def test_what_could_not_be_applied_is_made_good_by_the_next_keyframe(
-    record: Callable[..., Any], watch: Callable[..., Watcher]
+def test_refused_update_is_repaired_by_the_next_keyframe(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
 ) -> None:
     watcher = watch(record(200).path)
     watcher.source.play()
     watcher.pass_ms(200)
-    before = watcher.take().seq
+    before = watcher.take_all().seq
     watcher.source.resync()
     watcher.pass_ms(700)
-    assert watcher.take().seq == before
+    assert watcher.take_all().seq == before
     watcher.pass_ms(300)
-    assert watcher.take().seq == watcher.due()
+    assert watcher.take_all().seq == watcher.num_frames_due()
 
 
-def test_a_file_that_goes_away_is_told(record: Callable[..., Any], watch: Callable[..., Watcher]) -> None:
+def test_vanished_file_is_reported(record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]) -> None:
     watcher = watch(record(100).path)
     watcher.source.recording.path.unlink()
     watcher.source.seek(1.0)
@@ -312,8 +316,8 @@ def test_a_file_that_goes_away_is_told(record: Callable[..., Any], watch: Callab
     assert status.reason.endswith("cannot be read: No such file or directory")
 
 
-def test_after_a_failure_it_goes_nowhere_and_nobody_waits(
-    record: Callable[..., Any], watch: Callable[..., Watcher]
+def test_failed_source_ignores_moves_and_never_blocks(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
 ) -> None:
     source = watch(record(100).path).source
     source.recording.path.unlink()
@@ -326,17 +330,17 @@ def test_after_a_failure_it_goes_nowhere_and_nobody_waits(
     assert source.failure.endswith("cannot be read: No such file or directory")
 
 
-def test_a_recording_without_a_state_has_nothing_to_take(
-    record: Callable[..., Any], watch: Callable[..., Watcher]
+def test_recording_without_a_snapshot_has_no_state(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher]
 ) -> None:
     watcher = watch(record(record(1).messages[:1], "alone.mcap").path, is_playing=True)
-    assert watcher.take().hello is None
+    assert watcher.take_all().hello is None
     assert watcher.source.duration == 0.0
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, 1e9, float("nan")])
-def test_speeds_that_are_not_accepted_are_named(
-    record: Callable[..., Any], watch: Callable[..., Watcher], speed: float
+def test_invalid_speed_is_refused_by_name(
+    record: Callable[..., Any], watch: Callable[..., PlaybackWatcher], speed: float
 ) -> None:
     with pytest.raises(BadInput, match="is not accepted: a number from"):
         watch(record(5).path).source.set_speed(speed)

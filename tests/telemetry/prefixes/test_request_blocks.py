@@ -1,4 +1,4 @@
-"""Which blocks belong to a request, while it runs and after it ended."""
+"""The blocks that belong to a request, while it runs and after it ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mirror():
 
 
 def cache(mirror, rows, owner, hashes, after=0, state=BlockState.CACHED):
-    """Chained blocks of one text, written by `owner`, that follow the block with the hash `after`."""
+    """Cache chained blocks written by `owner`, following the block with hash `after`."""
     for row, block_hash in zip(rows, hashes, strict=True):
         ledger = mirror.ledger
         ledger.state[row], ledger.owner[row] = state, owner
@@ -61,7 +61,7 @@ def test_evicted_beginning_leaves_the_blocks_after_it(mirror):
     assert sorted(blocks_of_request(mirror, 7)) == [1, 5]
 
 
-def test_parents_that_form_a_circle_end(mirror):
+def test_cyclic_parents_terminate(mirror):
     cache(mirror, [1, 2], 4, [11, 12], after=12)
     cache(mirror, [5], 7, [13], after=12)
     assert sorted(blocks_of_request(mirror, 7)) == [1, 2, 5]

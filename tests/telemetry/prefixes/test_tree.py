@@ -1,4 +1,4 @@
-"""Trees of blocks that are written down here, whole and not."""
+"""Prefix trees built from written-down blocks, complete and with missing parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_telemetry.prefixes.tree import ROOT, PrefixTree, build, fold, level
 
 
 def blocks(*pairs: tuple[int, int], tiers: Sequence[int] = (), hits: Sequence[int] = ()) -> CachedBlocks:
-    """A row each, of (hash, parent)."""
+    """Return one row per (hash, parent) pair."""
     size = len(pairs)
     return CachedBlocks(
         hash=np.array([h for h, _ in pairs], np.uint64),
@@ -30,11 +30,11 @@ def blocks(*pairs: tuple[int, int], tiers: Sequence[int] = (), hits: Sequence[in
     )
 
 
-def keys(tree: PrefixTree, node: int = ROOT) -> list[int]:
+def child_keys(tree: PrefixTree, node: int = ROOT) -> list[int]:
     return sorted(tree.key[tree.children_of(node)].tolist())
 
 
-def test_of_several_groups_the_first_that_keeps_all_of_a_text_has_the_tree() -> None:
+def test_tree_uses_the_first_group_that_keeps_whole_texts() -> None:
     window, full, chunks = KVGroup(kind="window", window=8), KVGroup(kind="full"), KVGroup(kind="chunks")
     cache = CacheInfo(num_blocks=4, block_size=16)
     assert group_of_tree(cache) is None
@@ -50,19 +50,19 @@ def test_of_several_groups_the_first_that_keeps_all_of_a_text_has_the_tree() -> 
     assert len(copied.blocks()) == 3
 
 
-def test_nothing() -> None:
+def test_empty_ledger_gives_an_empty_tree() -> None:
     tree = build(blocks())
     assert (len(tree), tree.num_texts, tree.node_of(0), tree.node_with(3)) == (0, 0, None, None)
     assert tree.children_of(ROOT).size == 0
 
 
-def test_one_way_is_one_node_until_texts_part() -> None:
+def test_unbranched_blocks_form_one_node() -> None:
     tree = build(blocks((11, 0), (12, 11), (13, 12), (14, 13), (24, 13), (25, 24), (9, 0)))
-    assert keys(tree) == [9, 11]
+    assert child_keys(tree) == [9, 11]
     trunk = tree.node_with(11)
     assert trunk is not None
     assert tree.rows_of(trunk).tolist() == [0, 1, 2]
-    assert keys(tree, trunk) == [14, 24]
+    assert child_keys(tree, trunk) == [14, 24]
     branch = tree.node_of(5)
     assert branch == tree.node_with(24)
     assert branch is not None
@@ -71,9 +71,9 @@ def test_one_way_is_one_node_until_texts_part() -> None:
     assert (tree.num_texts, tree.level[branch], tree.last_used_step[branch]) == (3, 1, 5)
 
 
-def test_blocks_outlive_what_is_before_them() -> None:
+def test_blocks_whose_parent_was_evicted_start_a_tree() -> None:
     tree = build(blocks((12, 11), (13, 12), (22, 99), (23, 99), hits=(1, 2, 5, 7)))
-    assert keys(tree) == [11, 99]
+    assert child_keys(tree) == [11, 99]
     alone, several = (tree.node_with(key) for key in (11, 99))
     assert alone is not None
     assert several is not None
@@ -81,11 +81,11 @@ def test_blocks_outlive_what_is_before_them() -> None:
     assert tree.rows_of(alone).tolist() == [0, 1]
     assert tree.rows_of(several).size == 0
     assert (tree.num_blocks[several], tree.num_with_all[several], tree.hits[several]) == (0, 2, 7)
-    assert keys(tree, several) == [22, 23]
+    assert child_keys(tree, several) == [22, 23]
     assert (tree.num_before[tree.children_of(several)] == -1).all()
 
 
-def test_a_block_in_several_tiers_is_one_block() -> None:
+def test_block_in_several_tiers_is_counted_once() -> None:
     tree = build(blocks((12, 11), (11, 0), (11, 0), (12, 11), (13, 12), tiers=(0, 0, 1, 2, 1)))
     assert len(tree) == 1
     assert (tree.num_blocks.tolist(), tree.num_in_tier.tolist()) == ([3], [[2, 2, 1, 0]])
@@ -93,7 +93,7 @@ def test_a_block_in_several_tiers_is_one_block() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_rows_is_the_same_tree(seed: int) -> None:
+def test_row_order_does_not_change_the_tree(seed: int) -> None:
     pairs = [(place + 1, 0 if place < 5 else random.Random(place).randint(1, place)) for place in range(300)]
     expected = build(blocks(*pairs))
     random.Random(seed).shuffle(pairs)
@@ -104,10 +104,10 @@ def test_any_order_of_rows_is_the_same_tree(seed: int) -> None:
         assert one is not None
         assert other is not None
         assert expected.num_with_all[one] == found.num_with_all[other]
-        assert keys(expected, one) == keys(found, other)
+        assert child_keys(expected, one) == child_keys(found, other)
 
 
-def test_hashes_that_go_in_circles_end() -> None:
+def test_cyclic_hashes_terminate() -> None:
     tree = build(blocks((1, 2), (2, 3), (3, 1), (4, 4), (5, 3), (6, 5), (7, 6)))
     assert sorted(tree.rows.tolist()) == list(range(7))
     assert sum(tree.num_blocks.tolist()) == 7
@@ -115,13 +115,13 @@ def test_hashes_that_go_in_circles_end() -> None:
     assert levels(np.array([-1, 0, 3, 2])).tolist() == [0, 1, -1, -1]
 
 
-def test_a_long_chain_is_one_node() -> None:
+def test_long_chain_is_one_node() -> None:
     size = 5000
     tree = build(blocks(*((place + 1, place) for place in range(size))))
     assert tree.rows_of(0).tolist() == list(range(size))
 
 
-def test_a_copy_stays_as_it_was() -> None:
+def test_ledger_copy_does_not_follow_later_changes() -> None:
     ledger = Ledger(8)
     ledger.hash[[2, 5]], ledger.parent[5] = (7, 9), 7
     copied = LedgerCopy()

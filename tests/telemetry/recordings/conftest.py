@@ -1,4 +1,4 @@
-"""Rings of a simulated engine on a clock of its own, and the states that it had."""
+"""Rings written by a simulated engine with its own clock, and the states that the engine had."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from kvscope_telemetry.recordings.writer import LogClock
 STEP_NS = 20_000_000
 
 
-class Session:
-    """An engine that steps every 20 ms of its own time, written to a ring; remembers all that it told."""
+class RecordedSession:
+    """An engine that steps every 20 ms of its own time and is written to a ring; keeps all messages."""
 
     def __init__(self, ring: Ring, *, num_blocks: int = 300, epoch: int = 1) -> None:
         self.ring = ring
@@ -35,13 +35,13 @@ class Session:
         self.restart(epoch)
 
     def restart(self, epoch: int, wall_ahead_ns: int = 0) -> None:
-        """Another engine in the place of the one before, with its wall clock ahead."""
+        """Replace the engine by another one whose wall clock is ahead."""
         self.engine = SimulatedEngine(
             num_blocks=self._num_blocks, num_running=6, epoch=epoch, seed=epoch, clock=self.tick
         )
         snapshot = self.engine.snapshot()
         hello = replace(snapshot.hello, wall_time_ns=snapshot.hello.wall_time_ns + wall_ahead_ns)
-        self.tell(snapshot := replace(snapshot, hello=hello))
+        self.write(snapshot := replace(snapshot, hello=hello))
         self._states.append((len(self.messages), snapshot))
 
     def tell(self, message: TelemetryMessage) -> None:
@@ -50,17 +50,17 @@ class Session:
         assert self.ring.write(message, wait=True)
 
     def go_on(self, num_frames: int) -> None:
-        """Frames, a sample and an account of the memory a second."""
+        """Write frames, and a device sample and a memory breakdown per second."""
         for _ in range(num_frames):
-            self.tell(frame := self.engine.advance())
+            self.write(frame := self.engine.advance())
             if frame.seq % 30 == 0:
                 self._states.append((len(self.messages), replace(self.engine.snapshot(), time_ns=frame.time_ns)))
             if frame.seq % 50 == 0:
-                self.tell(DeviceSample(epoch=frame.epoch, time_ns=frame.time_ns, utilization=0.5))
-                self.tell(MemoryBreakdown(epoch=frame.epoch, time_ns=frame.time_ns, weights_bytes=frame.seq))
+                self.write(DeviceSample(epoch=frame.epoch, time_ns=frame.time_ns, utilization=0.5))
+                self.write(MemoryBreakdown(epoch=frame.epoch, time_ns=frame.time_ns, weights_bytes=frame.seq))
 
     def mirror_at(self, at_ns: int) -> Mirror:
-        """The state after everything until `at_ns`."""
+        """Return the state after all messages up to `at_ns`."""
         count = bisect.bisect_right(self.times_ns, at_ns)
         begin, state = max((each for each in self._states if each[0] <= count), key=lambda each: each[0])
         follower = Follower()
@@ -74,7 +74,7 @@ class Session:
         return [message for message in self.messages if isinstance(message, Frame)]
 
     def pass_time(self, duration_ns: int) -> None:
-        """Nothing is told meanwhile."""
+        """Advance the clock without any message."""
         self._now_ns += duration_ns
 
     def tick(self) -> int:
@@ -84,7 +84,9 @@ class Session:
 
 @pytest.fixture
 def make_ring(tmp_path: Path) -> Callable[..., Ring]:
-    """`make_ring(**options)`: keyframes each second, a segment of three; closed at the end."""
+    """Function that makes a ring with a keyframe per second and segments of three, closed after the test:
+    `make_ring(**options)`.
+    """
 
     def make(name: str = "ring", **options: float) -> Ring:
         given = {"segment_seconds": 3.0, "keyframe_interval_ns": 1_000_000_000, **options}
@@ -94,14 +96,16 @@ def make_ring(tmp_path: Path) -> Callable[..., Ring]:
 
 
 @pytest.fixture
-def make_session() -> Callable[..., Session]:
-    """`Session`."""
-    return Session
+def make_session() -> Callable[..., RecordedSession]:
+    """The class `RecordedSession`."""
+    return RecordedSession
 
 
 @pytest.fixture
 def assert_same_state() -> Callable[[Mirror, Mirror], None]:
-    """Column by column; but for the requests that ended, which a keyframe does not have."""
+    """Function that compares two mirrors column by column, except for ended requests, which a keyframe does not
+    contain.
+    """
 
     def check(left: Mirror, right: Mirror) -> None:
         assert (left.epoch, left.seq, left.step, left.time_ns) == (right.epoch, right.seq, right.step, right.time_ns)

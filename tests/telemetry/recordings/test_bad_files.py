@@ -1,4 +1,4 @@
-"""Files that were cut off, damaged, or made to harm: they open up to the damage, or are refused in one line."""
+"""Truncated, damaged and malicious recordings: they open up to the damage, or are refused in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def chunk_record(stored: bytes, claimed: int, *, compression: bytes = b"zstd", c
     return struct.pack("<BQ", 6, len(body)) + body
 
 
-def test_a_file_cut_anywhere_opens_up_to_its_last_whole_chunk(
+def test_truncated_file_opens_up_to_its_last_whole_chunk(
     record: Callable[..., Any], tmp_path: Path, storm: Callable[[int, int], int]
 ) -> None:
     recorded = record(num_frames := 200)
@@ -65,7 +65,7 @@ def test_a_file_cut_anywhere_opens_up_to_its_last_whole_chunk(
     assert before == num_frames
 
 
-def test_a_flipped_bit_is_never_believed(
+def test_flipped_bit_never_changes_a_frame(
     record: Callable[..., Any], tmp_path: Path, storm: Callable[[int, int], int]
 ) -> None:
     recorded = record(150)
@@ -87,18 +87,18 @@ def test_a_flipped_bit_is_never_believed(
 
 
 @pytest.mark.parametrize("data", [b"", b"MCAP", MAGIC[:-1], b"\x00" * 4096, b"{}\n" * 100])
-def test_what_is_no_mcap_file_is_named(tmp_path: Path, data: bytes) -> None:
+def test_file_that_is_no_mcap_is_refused_by_name(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "odd.mcap"
     path.write_bytes(data)
     assert refusal(path).endswith("odd.mcap' is not a recording: it does not start like an MCAP file")
 
 
-def test_a_file_that_is_not_there_and_a_folder(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path / "nowhere.mcap")
     assert "it is a folder, not a file" in refusal(tmp_path)
 
 
-def test_another_tools_mcap_is_refused(tmp_path: Path) -> None:
+def test_mcap_of_another_tool_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "robot.mcap"
     writer = Writer(str(path), compression=CompressionType.NONE)
     writer.start("ros2")
@@ -109,15 +109,15 @@ def test_another_tools_mcap_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("claimed", [MAX_CHUNK_BYTES + 1, 1 << 40, (1 << 64) - 1])
-def test_absurd_sizes_are_refused_before_anything_is_read(tmp_path: Path, claimed: int) -> None:
+def test_absurd_chunk_size_is_refused_before_reading(tmp_path: Path, claimed: int) -> None:
     path = tmp_path / "huge.mcap"
     path.write_bytes(MAGIC + chunk_record(zstandard.compress(b"x"), claimed))
     assert f"claims {claimed} bytes, at most {MAX_CHUNK_BYTES} are accepted" in refusal(path)
 
 
 @pytest.mark.parametrize("claimed", [1000, 64 << 20])
-def test_a_bomb_is_not_inflated(tmp_path: Path, claimed: int) -> None:
-    """A frame of 16 KB that would become 512 MiB, behind a claim that is modest."""
+def test_decompression_bomb_is_not_inflated(tmp_path: Path, claimed: int) -> None:
+    """A 16 KB zstd frame that would become 512 MiB, with a modest claimed size."""
     path = tmp_path / "bomb.mcap"
     bomb = zstandard.ZstdCompressor(level=1).compress(bytes(512 << 20))
     assert len(bomb) < 100_000
@@ -144,14 +144,14 @@ def test_a_bomb_is_not_inflated(tmp_path: Path, claimed: int) -> None:
         (struct.pack("<BQ", 4, 9) + b"\xff" * 9, "holds no telemetry"),
     ],
 )
-def test_chunks_that_contradict_themselves(tmp_path: Path, record_bytes: bytes, named: str) -> None:
+def test_contradictory_chunk_is_refused(tmp_path: Path, record_bytes: bytes, named: str) -> None:
     path = tmp_path / "bad.mcap"
     path.write_bytes(MAGIC + record_bytes)
     assert named in refusal(path)
 
 
-def test_an_index_that_lies_is_of_no_consequence(record: Callable[..., Any], tmp_path: Path) -> None:
-    """Everything after the data section overwritten: chunks are found without it."""
+def test_damaged_index_is_ignored(record: Callable[..., Any], tmp_path: Path) -> None:
+    """Everything after the data section is overwritten; chunks are found without it."""
     recorded = record(100)
     data = recorded.path.read_bytes()
     last = Recording.open(recorded.path).segments[0].message_chunks[-1]
@@ -161,7 +161,7 @@ def test_an_index_that_lies_is_of_no_consequence(record: Callable[..., Any], tmp
     assert Recording.open(path).info.num_frames == 100
 
 
-def test_messages_that_cannot_be_decoded_are_counted(record: Callable[..., Any], tmp_path: Path) -> None:
+def test_undecodable_messages_are_counted(record: Callable[..., Any], tmp_path: Path) -> None:
     messages = record(3).messages
     assert isinstance(messages[0], Hello)
     from kvscope_telemetry.recordings.writer import RecordingWriter

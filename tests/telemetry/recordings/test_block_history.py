@@ -1,4 +1,4 @@
-"""The life of a block against the mirror: at every frame every column, however it was read."""
+"""The history of a block equals the mirror's row at every frame, however it is read."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def row_of(mirror: Mirror, block: int) -> tuple[int, ...]:
     return tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING)
 
 
-def at(part: BlockHistoryPart, time_ns: int) -> tuple[int, ...] | None:
-    """What the life says of a moment; None where it is not known."""
+def row_at(part: BlockHistoryPart, time_ns: int) -> tuple[int, ...] | None:
+    """Return the row of a moment, or None if it is unknown."""
     place = int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
     if place < 0 or part.rows["how"][place] == ChangeKind.LOST:
         return None
     return tuple(int(part.rows[name][place]) for name in LASTING)
 
 
-def truth(recording: Recording, blocks: list[int]) -> list[tuple[int, list[tuple[int, ...]]]]:
-    """After every frame, when it was and the rows of `blocks` as a mirror has them."""
+def mirrored_rows(recording: Recording, blocks: list[int]) -> list[tuple[int, list[tuple[int, ...]]]]:
+    """Return the time of each frame and the mirror's rows of `blocks` after it."""
     follower, seen = Follower(), []
     for seconds, message in recording.messages(keyframes=True):
         follower.feed(message)
@@ -58,13 +58,13 @@ def busy_blocks(frames: list[Frame], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("interval_ns", [1_000_000_000, LONG_NS])
-def test_every_moment_of_a_life_is_the_mirrors(
+def test_block_history_equals_the_mirror_at_every_frame(
     record: Callable[..., Any], interval_ns: int, storm: Callable[[int, int], int]
 ) -> None:
     recorded = record(500, keyframe_interval_ns=interval_ns)
     recording = Recording.open(recorded.path)
     blocks = busy_blocks(recorded.frames, storm(4, 16))
-    expected = truth(recording, blocks)
+    expected = mirrored_rows(recording, blocks)
     for place, block in enumerate(blocks):
         whole = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)
         third = (recording.end_ns - recording.start_ns) // 3
@@ -72,13 +72,13 @@ def test_every_moment_of_a_life_is_the_mirrors(
         parts = [read_part(recording, block, a, b, BLOCK_SIZE) for a, b in pairwise(cuts)]
         pieced = joined(joined(parts[0], parts[1]), parts[2])
         for part in (whole, pieced, joined(parts[0], joined(parts[1], parts[2]))):
-            assert all(at(part, time_ns) == rows[place] for time_ns, rows in expected)
+            assert all(row_at(part, time_ns) == rows[place] for time_ns, rows in expected)
         assert np.array_equal(pieced.rows, whole.rows)
         assert pieced.moments == whole.moments
     assert len(expected) == 500
 
 
-def test_as_it_comes_it_is_the_mirrors_too(make_messages: Callable[..., Any]) -> None:
+def test_live_block_history_equals_the_mirror(make_messages: Callable[..., Any]) -> None:
     _, snapshot, *frames = make_messages(400)
     blocks = busy_blocks(frames, 8)
     mirror = Mirror()
@@ -100,7 +100,7 @@ def test_as_it_comes_it_is_the_mirrors_too(make_messages: Callable[..., Any]) ->
     assert all((np.diff(block_history.rows["time_ns"]) >= 0).all() for block_history in block_histories)
 
 
-def test_what_is_missing_is_not_known(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+def test_block_history_is_unknown_within_a_gap(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
     messages = make_messages(400)
     cut = [m for m in messages if not (isinstance(m, Frame) and 150 <= m.seq <= 160)]
     recorded = record(cut, keyframe_interval_ns=LONG_NS)
@@ -112,26 +112,26 @@ def test_what_is_missing_is_not_known(record: Callable[..., Any], make_messages:
     other = record([*cut, *make_messages(200, epoch=2, seed=5)], "two.mcap", keyframe_interval_ns=LONG_NS)
     recording = Recording.open(other.path)
     part = read_part(recording, block, recording.start_ns, recording.end_ns, BLOCK_SIZE)
-    expected = truth(recording, [block])
-    assert all(at(part, time_ns) == rows[0] for time_ns, rows in expected)
+    expected = mirrored_rows(recording, [block])
+    assert all(row_at(part, time_ns) == rows[0] for time_ns, rows in expected)
     assert {1, 2} == set(part.rows["epoch"].tolist())
 
 
-def test_parts_that_do_not_touch_have_a_hole_between(record: Callable[..., Any]) -> None:
+def test_separate_parts_have_a_gap_between_them(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(400).path)
     begin, end = recording.start_ns, recording.end_ns
     second = 1_000_000_000
     parts = [read_part(recording, 5, a, b, BLOCK_SIZE) for a, b in ((begin, begin + second), (end - second, end))]
     whole = joined(*parts)
-    assert at(whole, begin + second // 2) is not None
-    assert at(whole, begin + 3 * second) is None
-    assert at(whole, end) == row_of(recording.state_at(1e9), 5)
+    assert row_at(whole, begin + second // 2) is not None
+    assert row_at(whole, begin + 3 * second) is None
+    assert row_at(whole, end) == row_of(recording.state_at(1e9), 5)
 
 
-def test_a_frame_that_a_heartbeat_overtook_is_not_missed(
+def test_frame_overtaken_by_a_heartbeat_is_not_missed(
     record: Callable[..., Any], make_messages: Callable[..., Any]
 ) -> None:
-    """A heartbeat is stamped on another thread: the frame after it bears an earlier time, in the file the later."""
+    """A heartbeat is stamped on another thread: the next frame has an earlier engine time but is later in the file."""
     messages = make_messages(400)
     last = messages[300]
     assert isinstance(last, Frame)
@@ -147,18 +147,18 @@ def test_a_frame_that_a_heartbeat_overtook_is_not_missed(
     block = int(follower.mirror.ledger.last_used_step.argmax())
     cut = read_part(recording, block, recording.start_ns, until_ns, BLOCK_SIZE)
     whole = read_part(recording, block, recording.start_ns, until_ns, BLOCK_SIZE, last=(1, last.seq))
-    assert at(cut, until_ns) != row_of(follower.mirror, block)
-    assert at(whole, until_ns) == row_of(follower.mirror, block)
+    assert row_at(cut, until_ns) != row_of(follower.mirror, block)
+    assert row_at(whole, until_ns) == row_of(follower.mirror, block)
     assert whole.rows["time_ns"][-1] <= until_ns == whole.end_ns
 
 
-def test_it_is_given_up_when_nobody_waits(record: Callable[..., Any]) -> None:
+def test_reading_a_block_history_can_be_cancelled(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(300).path)
     with pytest.raises(OpeningCancelled):
         read_part(recording, 5, recording.start_ns, recording.end_ns, BLOCK_SIZE, lambda share: share < 0.3)
 
 
-def test_no_more_than_the_newest_rows_are_kept(make_messages: Callable[..., Any]) -> None:
+def test_live_block_history_keeps_only_the_newest_rows(make_messages: Callable[..., Any]) -> None:
     _, snapshot, *frames = make_messages(600)
     block = busy_blocks(frames, 2)[0]
     short, long = BlockChanges(block, max_rows=16), BlockChanges(block)
@@ -173,14 +173,14 @@ def test_no_more_than_the_newest_rows_are_kept(make_messages: Callable[..., Any]
     assert part.begin_ns == short.rows["time_ns"][0] > 0
 
 
-def test_a_block_that_is_not_there_has_no_life(record: Callable[..., Any]) -> None:
+def test_block_outside_the_pool_has_no_history(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(60).path)
     part = read_part(recording, 4_000, recording.start_ns, recording.end_ns, BLOCK_SIZE)
     assert not part.rows.size
     assert part.moments == ()
 
 
-def test_moves_are_told_beside_the_row() -> None:
+def test_moves_are_part_of_the_block_history() -> None:
     engine = SimulatedEngine(num_blocks=120, num_running=8, num_host_blocks=40, num_disk_blocks=40, seed=2)
     snapshot, frames = engine.snapshot(), [engine.advance() for _ in range(600)]
     evicted = {int(i) for frame in frames for i in np.frombuffer(frame.moves.evicted, "<u4")}
@@ -196,7 +196,7 @@ def test_moves_are_told_beside_the_row() -> None:
     assert kinds.count(MomentKind.EVICTED) >= len(times_ns)
 
 
-def test_a_life_that_grows_is_told_as_it_would_be_at_once(make_messages: Callable[..., Any]) -> None:
+def test_growing_block_history_equals_one_read_at_once(make_messages: Callable[..., Any]) -> None:
     _, snapshot, *frames = make_messages(400)
     block = busy_blocks(frames, 2)[0]
     growing = GrowingBlockHistory(block, BLOCK_SIZE)
@@ -211,22 +211,22 @@ def test_a_life_that_grows_is_told_as_it_would_be_at_once(make_messages: Callabl
     assert part.block_moments.times_ns.tolist() == [moment.time_ns for moment in at_once.moments]
 
 
-def test_a_life_past_many_batches_is_the_same_from_every_moment(
+def test_block_history_is_the_same_from_any_start(
     record: Callable[..., Any], make_messages: Callable[..., Any]
 ) -> None:
-    """Frames that say nothing of a block are passed over: from within them, and with snapshots among their frames."""
+    """Batches without a change of the block are skipped; the starts lie within such batches and near snapshots."""
     messages = make_messages(600)
     follower, seen = Follower(), []
     for place, message in enumerate(messages):
         follower.feed(message)
         seen.append(message)
-        if place in (150, 151, 320):  # somebody asked: it came before frames that it knows of
+        if place in (150, 151, 320):  # an answer to a request: it precedes frames whose effect it contains
             follower.settle()
             seen.insert(-2, snapshot_of(follower.mirror))
     recording = Recording.open(record(seen, keyframe_interval_ns=LONG_NS).path)
     frames = [message for message in messages if isinstance(message, Frame)]
     blocks = [*busy_blocks(frames, 2), 399]
-    expected = truth(recording, blocks)
+    expected = mirrored_rows(recording, blocks)
     rng = random.Random(7)
     for place, block in enumerate(blocks):
         for _ in range(6):
@@ -234,10 +234,10 @@ def test_a_life_past_many_batches_is_the_same_from_every_moment(
             from_ns, until_ns = expected[first][0], expected[last][0]
             part = read_part(recording, block, from_ns, until_ns, BLOCK_SIZE)
             assert ChangeKind.LOST not in part.rows["how"]
-            assert all(at(part, time_ns) == rows[place] for time_ns, rows in expected[first : last + 1])
+            assert all(row_at(part, time_ns) == rows[place] for time_ns, rows in expected[first : last + 1])
 
 
-def test_what_says_nothing_of_a_block_is_passed_over(record: Callable[..., Any]) -> None:
+def test_batches_without_the_block_are_skipped(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(600).path)
     begin, end = recording.start_ns, recording.end_ns
     seq, num_checkpoints = 0, 0

@@ -1,4 +1,4 @@
-"""Bookmarks in a ring and in files: what was said last stands, and they go where what they are about goes."""
+"""Bookmarks in rings and files: the latest revision wins, and a saved part has the bookmarks about it."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ MakeRing = Callable[..., Ring]
 MakeSession = Callable[..., Any]
 
 
-def standing(said: list[Bookmark]) -> list[Bookmark]:
+def current_bookmarks(said: list[Bookmark]) -> list[Bookmark]:
     return in_order(settled(said).values())
 
 
-def test_what_was_said_last_stands_whatever_the_order() -> None:
+def test_latest_revision_wins_in_any_order() -> None:
     first = new_bookmark(10, "here")
     renamed = replace(first, text="there", revision=1)
     gone = replace(first, is_deleted=True, revision=2)
     back = replace(gone, is_deleted=False, revision=3)
     other = new_bookmark(5)
-    assert standing([first, other]) == [other, first]
-    assert standing([renamed, first, other]) == [other, renamed]
-    assert standing([first, gone, renamed]) == []
-    assert standing([back, gone, first]) == [back]
+    assert current_bookmarks([first, other]) == [other, first]
+    assert current_bookmarks([renamed, first, other]) == [other, renamed]
+    assert current_bookmarks([first, gone, renamed]) == []
+    assert current_bookmarks([back, gone, first]) == [back]
 
 
-def test_json_back_and_forth() -> None:
+def test_bookmark_round_trips_through_json() -> None:
     bookmark = new_bookmark(1 << 60, 'a "note"\n<b>', kind="kv_usage", until_ns=(1 << 60) + 5)
     assert decode_bookmark(encode_bookmark(bookmark)) == bookmark
     assert decode_bookmarks(encode_bookmarks([bookmark, bookmark])) == [bookmark, bookmark]
@@ -60,7 +60,7 @@ def test_json_back_and_forth() -> None:
             decode_bookmarks((b"x" + data).decode())
 
 
-def test_in_a_ring_from_the_moment_it_is_flushed(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_bookmark_is_readable_after_a_flush(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.go_on(300)
@@ -73,13 +73,13 @@ def test_in_a_ring_from_the_moment_it_is_flushed(make_ring: MakeRing, make_sessi
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder, origin_ns=ring.origin_ns)
     assert len(ring_recording.segments) > 3
-    assert standing(ring_recording.bookmarks()) == [replace(marked, text="renamed", revision=1), late]
-    assert ring_recording.start_ns == ring.origin_ns  # a bookmark about earlier moves no start
+    assert current_bookmarks(ring_recording.bookmarks()) == [replace(marked, text="renamed", revision=1), late]
+    assert ring_recording.start_ns == ring.origin_ns  # a bookmark about an earlier time does not move the start
     assert [b for b in ring_recording.bookmarks() if b.revision == 0] == [marked, late]
     ring.close()
 
 
-def test_outlives_the_segments_before_it(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_bookmark_outlives_the_segments_before_it(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring(max_seconds=6.0)
     session = make_session(ring)
     session.go_on(300)
@@ -87,11 +87,11 @@ def test_outlives_the_segments_before_it(make_ring: MakeRing, make_session: Make
     ring.mark(marked)
     session.go_on(60)
     assert ring.flush(60.0)
-    assert standing(Recording.open(ring.folder, origin_ns=ring.origin_ns).bookmarks()) == [marked]
+    assert current_bookmarks(Recording.open(ring.folder, origin_ns=ring.origin_ns).bookmarks()) == [marked]
     ring.close()
 
 
-def test_saved_with_the_minutes_they_are_about(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
+def test_saved_part_has_the_bookmarks_about_it(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.go_on(600)
@@ -105,8 +105,10 @@ def test_saved_with_the_minutes_they_are_about(make_ring: MakeRing, make_session
     path = tmp_path / "saved.mcap"
     save(ring_recording, path, 6.0)
     recording = Recording.open(path)
-    assert standing(recording.bookmarks()) == [reaching, inside]
-    assert recording.start_ns == ring_recording.start_ns + 6_000_000_000  # not moved by what is about earlier
+    assert current_bookmarks(recording.bookmarks()) == [reaching, inside]
+    assert (
+        recording.start_ns == ring_recording.start_ns + 6_000_000_000
+    )  # not moved by a bookmark about an earlier time
     assert len(list(recording.overview_items())) > 5
     with path.open("rb") as file:
         found = list(mcap.reader.make_reader(file, validate_crcs=True).iter_messages([TOPICS[BOOKMARKS]]))
@@ -115,11 +117,11 @@ def test_saved_with_the_minutes_they_are_about(make_ring: MakeRing, make_session
     assert (schema.name, schema.encoding) == ("kvscope.Bookmark", "jsonschema")
     assert "bookmark_id" in json.dumps(json.loads(schema.data))
     save(recording, tmp_path / "again.mcap")
-    assert standing(Recording.open(tmp_path / "again.mcap").bookmarks()) == [reaching, inside]
+    assert current_bookmarks(Recording.open(tmp_path / "again.mcap").bookmarks()) == [reaching, inside]
     ring.close()
 
 
-def test_a_recording_that_ended_takes_none(make_ring: MakeRing) -> None:
+def test_closed_ring_accepts_no_bookmark(make_ring: MakeRing) -> None:
     ring = make_ring()
     ring.close()
     assert not ring.mark(new_bookmark(1))

@@ -1,4 +1,4 @@
-"""Messages as columns: what goes in comes out, in a fraction of the bytes."""
+"""Messages stored as columns: lossless, and much smaller."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def advanced(num_frames: int, **options: Any) -> tuple[SimulatedEngine, list[Fra
 
 
 @pytest.mark.parametrize("lower", [0, 60])
-def test_frames_and_snapshots_come_back(lower: int) -> None:
+def test_frames_and_snapshots_round_trip(lower: int) -> None:
     engine, frames = advanced(400, num_host_blocks=lower, num_disk_blocks=lower)
     for first, last in ((0, 400), (7, 8), (100, 280)):
         assert Columns(pack(frames[first:last])).records(Frame) == frames[first:last]
@@ -39,8 +39,8 @@ numbers = st.integers(0, 3)
 
 
 @st.composite
-def rows_of_blocks(draw: st.DrawFn) -> BlockRows:
-    """Some rows as a ledger packs them: parents and what is measured where it is not all 0."""
+def random_block_rows(draw: st.DrawFn) -> BlockRows:
+    """Rows as a ledger packs them: parents and measured columns only where they are not all 0."""
     count = draw(st.integers(0, 5))
     columns = {
         name: np.array(draw(st.lists(numbers, min_size=count, max_size=count)), COLUMNS[name])
@@ -53,7 +53,7 @@ def rows_of_blocks(draw: st.DrawFn) -> BlockRows:
 
 
 @st.composite
-def some_frames(draw: st.DrawFn) -> Frame:
+def random_frame(draw: st.DrawFn) -> Frame:
     moved = np.array(draw(st.lists(st.integers(0, 2**32 - 1), max_size=3)), "<u4").tobytes()
     tables = np.array(draw(st.lists(numbers, min_size=2, max_size=2)), "<u4")
     drafts = np.array(draw(st.lists(numbers, min_size=2, max_size=2)), "<u4")
@@ -75,7 +75,7 @@ def some_frames(draw: st.DrawFn) -> Frame:
         seq=draw(st.integers(1, 2**63 - 1)),
         step=draw(st.integers(0, 2**33)),
         time_ns=draw(st.integers(0, 2**63 - 1)),
-        blocks=draw(rows_of_blocks()),
+        blocks=draw(random_block_rows()),
         requests=draw(st.sampled_from([RequestRows(), requests])),
         moves=Moves(evicted=moved),
         work=Work(flops=draw(st.integers(0, 2**62))),
@@ -83,12 +83,12 @@ def some_frames(draw: st.DrawFn) -> Frame:
     )
 
 
-@given(st.lists(some_frames(), min_size=1, max_size=6))
-def test_any_frames_come_back(frames: list[Frame]) -> None:
+@given(st.lists(random_frame(), min_size=1, max_size=6))
+def test_random_frames_round_trip(frames: list[Frame]) -> None:
     assert Columns(pack(frames)).records(Frame) == frames
 
 
-def test_a_batch_joined_does_what_its_frames_do(record: Callable[..., Any]) -> None:
+def test_merged_batch_has_the_effect_of_its_frames(record: Callable[..., Any]) -> None:
     engine = SimulatedEngine(num_blocks=300, num_running=8)
     snapshot, frames = engine.snapshot(), [engine.advance() for _ in range(180)]
     one, other = Follower(), Follower()
@@ -101,7 +101,7 @@ def test_a_batch_joined_does_what_its_frames_do(record: Callable[..., Any]) -> N
     assert [one.mirror.requests.table(n).tolist() for n in one.mirror.requests.number.tolist()] == [
         other.mirror.requests.table(n).tolist() for n in other.mirror.requests.number.tolist()
     ]
-    assert _batch([frames[0], frames[2]]).joined(None) is None, "one is missing between"
+    assert _batch([frames[0], frames[2]]).joined(None) is None, "a frame between them is missing"
     assert _batch([frames[0], replace(frames[1], epoch=9)]).joined(None) is None
 
 
@@ -109,7 +109,7 @@ def _batch(frames: Sequence[Frame]) -> FrameBatch:
     return FrameBatch(pack_frames([(frame.time_ns + 5, frame) for frame in frames], [0] * len(frames)))
 
 
-def test_an_engines_frames_take_a_fraction() -> None:
+def test_columns_take_a_twelfth_of_the_encoded_frames() -> None:
     _, frames = advanced(180, num_blocks=4000, num_running=32)
     assert len(pack(frames)) < sum(len(encode(frame)) for frame in frames) / 12
 
@@ -123,13 +123,13 @@ def test_an_engines_frames_take_a_fraction() -> None:
         {"moves": Moves(evicted=b"\1")},
     ],
 )
-def test_what_columns_cannot_hold_is_said(change: dict[str, Any]) -> None:
+def test_values_that_columns_cannot_hold_are_refused(change: dict[str, Any]) -> None:
     _, frames = advanced(3)
     with pytest.raises((ValueError, OverflowError)):
         pack([frames[0], replace(frames[1], **change)])
 
 
-def test_each_column_of_the_ledger_is_packed_as_the_ledger_has_it() -> None:
+def test_ledger_columns_keep_their_dtype() -> None:
     annotations = BlockRows.__annotations__
     assert set(COLUMNS) < set(annotations)
     fields = {field.name: packing_of(field.type) for field in _fields()}

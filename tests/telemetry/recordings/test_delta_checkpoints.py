@@ -1,4 +1,4 @@
-"""Seeking by delta checkpoints: the same state as by every frame, with damage and holes in between."""
+"""Seeking by delta checkpoints gives the same state as applying every frame, also with damage and gaps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvscope_telemetry.recordings.reader import Recording
 
 LONG_NS = 1 << 60
 NOT_TIMES = [name for name in REQUEST_COLUMNS if name not in ("first_seen_ns", "finished_ns")]
-"""When something was seen is as fine as what is seen at once."""
+"""Columns whose times are only as fine as the updates that are applied together."""
 
 
 def assert_same(found: Mirror, expected: Mirror) -> None:
@@ -33,18 +33,18 @@ def assert_same(found: Mirror, expected: Mirror) -> None:
     )
 
 
-def test_any_moment_is_as_it_was(record: Callable[..., Any]) -> None:
+def test_seek_gives_the_state_of_any_frame(record: Callable[..., Any]) -> None:
     recorded = record(900, keyframe_interval_ns=LONG_NS)
     recording = Recording.open(recorded.path)
     times = {message.seq: at for at, message in recording.messages() if isinstance(message, Frame)}
     for seq in random.sample(range(1, 901), 40):
         num_read = sum(1 for _ in recording.run_up(times[seq]))
-        assert num_read < 150, "a seek goes by delta checkpoints"
+        assert num_read < 150, "a seek must use delta checkpoints"
         assert_same(recording.state_at(times[seq]), recorded.mirror_after(seq + 2))
 
 
 def damaged(path: Path, chunk: Any) -> Recording:
-    """The same file with a byte of a chunk changed."""
+    """Return the same recording with one byte of a chunk changed."""
     data = bytearray(path.read_bytes())
     data[chunk.offset + chunk.stored_bytes // 2] ^= 1
     path.write_bytes(data)
@@ -52,7 +52,7 @@ def damaged(path: Path, chunk: Any) -> Recording:
 
 
 @pytest.mark.parametrize("which", [slice(4, 5), slice(2, 9), slice(0, None)])
-def test_damaged_delta_checkpoints_cost_time_and_nothing_else(record: Callable[..., Any], which: slice) -> None:
+def test_damaged_delta_checkpoints_only_cost_time(record: Callable[..., Any], which: slice) -> None:
     recorded = record(600, keyframe_interval_ns=LONG_NS)
     chunks = Recording.open(recorded.path).segments[0].checkpoints[which]
     recording = [damaged(recorded.path, chunk) for chunk in chunks][-1]
@@ -63,17 +63,17 @@ def test_damaged_delta_checkpoints_cost_time_and_nothing_else(record: Callable[.
         assert_same(recording.state_at(times[seq]), recorded.mirror_after(seq + 2))
 
 
-def test_batches_of_frames_are_gone_over_as_a_whole(record: Callable[..., Any]) -> None:
+def test_frame_batches_are_skipped_as_a_whole(record: Callable[..., Any]) -> None:
     recorded = record(900, keyframe_interval_ns=LONG_NS)
     for chunk in Recording.open(recorded.path).segments[0].checkpoints:
         recording = damaged(recorded.path, chunk)
     messages = [message for _, message in recording.run_up(1e9)]
     joined = [message for message in messages if isinstance(message, DeltaCheckpoint)]
     assert sum(checkpoint.seq - checkpoint.since_seq for checkpoint in joined) > 900 - 150
-    assert (type(messages[-1]), messages[-1].seq) == (Frame, 900), "the last step is told as it was"
+    assert (type(messages[-1]), messages[-1].seq) == (Frame, 900), "the last step must be a frame"
 
 
-def test_behind_a_hole_there_is_no_state(record: Callable[..., Any]) -> None:
+def test_seek_past_a_gap_gives_the_state_before_it(record: Callable[..., Any]) -> None:
     recorded = record(900, keyframe_interval_ns=LONG_NS)
     whole = Recording.open(recorded.path)
     for chunk in whole.segments[0].checkpoints:
@@ -84,7 +84,7 @@ def test_behind_a_hole_there_is_no_state(record: Callable[..., Any]) -> None:
     assert_same(recording.state_at(1e9), recorded.mirror_after(before + 2))
 
 
-def test_no_delta_checkpoint_is_over_a_hole(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+def test_delta_checkpoint_never_spans_a_gap(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
     messages = make_messages(600)
     lost = [m for m in messages if not (isinstance(m, Frame) and m.seq == 300)]
     recorded = record(lost, keyframe_interval_ns=LONG_NS)
@@ -95,6 +95,6 @@ def test_no_delta_checkpoint_is_over_a_hole(record: Callable[..., Any], make_mes
 
 
 @pytest.mark.parametrize("since", [3, 4, -1])
-def test_a_delta_checkpoint_that_goes_nowhere_is_refused(since: int) -> None:
+def test_delta_checkpoint_without_progress_is_refused(since: int) -> None:
     with pytest.raises(ProtocolError):
         check_delta_checkpoint(DeltaCheckpoint(epoch=1, seq=3, step=3, time_ns=1, since_seq=since))

@@ -1,7 +1,7 @@
-"""One flipped bit anywhere in a recording of eight seconds: it opens, and loses at most the seconds around the bit.
+"""A single flipped bit in a recording of eight seconds: it opens, and loses at most the seconds around the bit.
 
-Whoever wrote it: a recording, a part saved from a ring, a recovered file, a ring, and what a killed process left.
-With `KVSCOPE_STORMS` set each gets 300 flips; the seed is printed.
+Tested for a recording, a part saved from a ring, a recovered file, a ring, and the file of a killed process. With
+`KVSCOPE_STORMS` set each gets 300 flips; the seed is printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 SECONDS, RATE = 8, 100
 SEED = 20
 SPARED_BYTES = 64
-"""At both ends: the magic numbers, and what says that this is an MCAP file."""
+"""Bytes at both ends that are not flipped: the magic numbers and the MCAP header."""
 
 
 def write_seconds(into: RecordingWriter | Ring) -> None:
@@ -39,13 +39,13 @@ def write_seconds(into: RecordingWriter | Ring) -> None:
             into.write(engine.heartbeat(), wait=True)
 
 
-def written(folder: Path) -> Path:
+def written_recording(folder: Path) -> Path:
     with RecordingWriter(folder / "written.mcap") as writer:
         write_seconds(writer)
     return writer.path
 
 
-def in_a_ring(folder: Path) -> Path:
+def ring_recording(folder: Path) -> Path:
     ring = Ring(folder / "ring")
     write_seconds(ring)
     ring.close(keep=True)
@@ -53,18 +53,18 @@ def in_a_ring(folder: Path) -> Path:
     return segment
 
 
-def saved(folder: Path) -> Path:
-    segment = in_a_ring(folder)
+def saved_part(folder: Path) -> Path:
+    segment = ring_recording(folder)
     save(Recording.open(segment.parent), folder / "saved.mcap", 1 / RATE)
     return folder / "saved.mcap"
 
 
-def recovered(folder: Path) -> Path:
-    assert save(Recording.open(written(folder)), folder / "recovered.mcap").num_frames == SECONDS * RATE
+def recovered_recording(folder: Path) -> Path:
+    assert save(Recording.open(written_recording(folder)), folder / "recovered.mcap").num_frames == SECONDS * RATE
     return folder / "recovered.mcap"
 
 
-def left_by_a_killed_process(folder: Path) -> Path:
+def recording_of_a_killed_process(folder: Path) -> Path:
     with RecordingWriter(folder / "killed.mcap") as writer:
         write_seconds(writer)
         assert writer.flush(60.0)
@@ -82,7 +82,7 @@ def flips(data: bytes, num_flips: int, choose: random.Random) -> Iterator[tuple[
 
 
 def num_states(recording: Recording) -> int:
-    """Of how many frames the state behind them is known to who plays it from its start."""
+    """Return the number of frames after which a playback from the start knows the state."""
     follower, known = Follower(), set[int]()
     for _, message in recording.messages(keyframes=True):
         follower.feed(message)
@@ -92,16 +92,18 @@ def num_states(recording: Recording) -> int:
     return len(known)
 
 
-@pytest.mark.parametrize("write", [written, in_a_ring, saved, recovered, left_by_a_killed_process])
-def test_a_flipped_bit_costs_the_seconds_around_it(
+@pytest.mark.parametrize(
+    "write", [written_recording, ring_recording, saved_part, recovered_recording, recording_of_a_killed_process]
+)
+def test_flipped_bit_loses_at_most_the_seconds_around_it(
     write: Callable[[Path], Path], tmp_path: Path, storm: Callable[[int, int], int]
 ) -> None:
     path = write(tmp_path)
     whole = {frame.seq: frame for frame in Recording.open(path).frames()}
-    assert len(whole) >= SECONDS * RATE - 1, "a saved part begins with the state behind its first frame"
+    assert len(whole) >= SECONDS * RATE - 1, "a saved part starts with the state after its first frame"
     flipped_path = tmp_path / f"flipped{''.join(path.suffixes)}"
     print(f"seed {SEED}")
-    for where, data in flips(path.read_bytes(), storm(6 if write is written else 2, 60), random.Random(SEED)):
+    for where, data in flips(path.read_bytes(), storm(6 if write is written_recording else 2, 60), random.Random(SEED)):
         flipped_path.write_bytes(data)
         recording = Recording.open(flipped_path)
         frames = list(recording.frames())
@@ -112,8 +114,8 @@ def test_a_flipped_bit_costs_the_seconds_around_it(
 
 
 @pytest.mark.parametrize("at_s", [2.0, 5.0])
-def test_who_goes_on_from_a_damaged_second_has_the_state_again(tmp_path: Path, at_s: float) -> None:
-    path = written(tmp_path)
+def test_state_is_known_again_after_a_damaged_second(tmp_path: Path, at_s: float) -> None:
+    path = written_recording(tmp_path)
     whole = Recording.open(path)
     at_ns = whole.start_ns + at_s * 1e9
     damaged = next(chunk for chunk in whole.segments[0].message_chunks if chunk.start_ns <= at_ns <= chunk.end_ns)

@@ -1,4 +1,4 @@
-"""When a recording is handed to the system: who is killed loses less than a second of it, from its first moment on."""
+"""When recorded messages reach the operating system: a killed process loses less than a second of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S = 60.0
 
 
 class HeldFile(McapFile):
-    """Takes nothing until it is let."""
+    """File that blocks until it may continue."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -32,24 +32,27 @@ class HeldFile(McapFile):
         super().add_message(*given, **named)
 
 
-def test_what_came_with_a_state_is_handed_over_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_with_the_first_state_are_flushed_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "FLUSH_S", 10 * PATIENCE_S)
     engine = SimulatedEngine(num_blocks=300, num_running=8)
     file = HeldFile(tmp_path / "new.mcap")
     with RecordingWriter(file) as writer:
         writer.write(engine.heartbeat())
         assert file.is_held.wait(PATIENCE_S)
-        for message in (engine.snapshot(), *(engine.advance() for _ in range(20))):  # they are taken together then
+        for message in (
+            engine.snapshot(),
+            *(engine.advance() for _ in range(20)),
+        ):  # then the writer takes them together
             writer.write(message)
         file.may_go_on.set()
         until_s = time.monotonic() + PATIENCE_S
         while _num_frames(writer.part) < 20:
-            assert time.monotonic() < until_s, "they wait for more"
+            assert time.monotonic() < until_s, "the frames were not flushed"
             time.sleep(0.01)
 
 
 def _num_frames(part: Path) -> int:
-    """Of what a process that is killed now would leave."""
+    """Return the number of frames that would be left if the process were killed now."""
     try:
         return Recording.open(part).info.num_frames
     except BadInput:

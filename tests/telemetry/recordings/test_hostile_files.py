@@ -1,4 +1,4 @@
-"""Files that would cost without end: refused at once, or opened in part within the effort that is stated."""
+"""Recordings that would cost unbounded time or memory: refused early, or opened in part within a stated budget."""
 
 from __future__ import annotations
 
@@ -89,17 +89,19 @@ def find_link_to_pipe(path: Path) -> Path:
         (lambda path: path.parent, "it is a folder"),
     ],
 )
-def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], Path], named: str) -> None:
+def test_path_that_is_no_regular_file_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], Path], named: str
+) -> None:
     path = make(tmp_path / "odd.mcap")
     assert refusal(path) == f"recording {str(path)!r} cannot be read: {named}, not a file"
 
 
-def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
+def test_impossible_file_name_is_refused(tmp_path: Path) -> None:
     assert "cannot be read" in refusal(tmp_path / "a\0b.mcap")
     assert "File name too long" in refusal(tmp_path / ("x" * 5000))
 
 
-def test_a_hole_of_10_gib_is_the_end_of_it(record: Record, tmp_path: Path) -> None:
+def test_sparse_hole_of_10_gib_ends_the_recording(record: Record, tmp_path: Path) -> None:
     data = record(50).path.read_bytes()
     whole, empty = tmp_path / "whole.mcap", tmp_path / "empty.mcap"
     for path, start in ((whole, data[: -len(data) // 4]), (empty, MAGIC)):
@@ -111,11 +113,11 @@ def test_a_hole_of_10_gib_is_the_end_of_it(record: Record, tmp_path: Path) -> No
     assert recording.note, "the chunk that runs into the hole is damaged, or there is none"
     assert "looked at" not in recording.detail, "the hole is not walked through"
     with open_regular(whole) as file:
-        assert len(data) // 2 < stored_bytes(file) < 16 << 20, "a hole earns no effort"
+        assert len(data) // 2 < stored_bytes(file) < 16 << 20, "a hole does not add to the read budget"
     assert "holds no telemetry" in refusal(empty)
 
 
-def test_records_that_hold_nothing_are_walked_over_for_a_while(tmp_path: Path, monkeypatch: Any) -> None:
+def test_empty_records_are_skipped_within_a_budget(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(budgets, "MAX_STEP_BYTES", 1 << 20)
     monkeypatch.setattr(budgets, "STEP_BYTES_A_STORED_BYTE", 8)
     path = tmp_path / "nothing.mcap"
@@ -123,7 +125,7 @@ def test_records_that_hold_nothing_are_walked_over_for_a_while(tmp_path: Path, m
     assert refusal(path).endswith("MiB would have to be looked at")
 
 
-def test_millions_of_tiny_messages_in_a_chunk(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
+def test_millions_of_tiny_messages_in_a_chunk_are_refused(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
     tiny = message(HELLOS, b"\x80") * 200_000
     path = tmp_path / "tiny.mcap"
     path.write_bytes(MAGIC + chunk(tiny))
@@ -135,10 +137,10 @@ def test_millions_of_tiny_messages_in_a_chunk(tmp_path: Path, make_messages: Cal
     assert f"more than {MAX_CHUNK_MESSAGES} records" in recording.detail
 
 
-def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
+def test_chunks_of_zeros_are_inflated_once_within_a_budget(
     tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: Any
 ) -> None:
-    """100 chunks of 16 MiB: a part of them is inflated, none of them twice."""
+    """100 chunks of 16 MiB: only some of them are inflated, none of them twice."""
     monkeypatch.setattr(budgets, "MAX_STEP_BYTES", 64 << 20)
     path = tmp_path / "zeros.mcap"
     zeros = chunk(bytes(16 << 20))
@@ -159,11 +161,11 @@ def test_chunks_of_zeros_are_looked_at_once_and_not_for_ever(
     count = len(inflated)
     list(recording.messages(keyframes=True))
     recording.state_at(1e9)
-    assert max(inflated[count:]) < 1 << 20, "what is damaged is inflated once"
+    assert max(inflated[count:]) < 1 << 20, "a damaged chunk must be inflated once"
 
 
-def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
-    """Its times and counts hold, so that opening does not look into it; every pass over the file meets it."""
+def test_damaged_chunk_is_inflated_once(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
+    """Its times and counts are valid, so that opening does not inflate it; every pass over the file reads it."""
     recorded = record(300)
     bad = [chunk for chunk in Recording.open(recorded.path).segments[0].message_chunks if chunk.num_frames][1]
     data = bytearray(recorded.path.read_bytes())
@@ -186,7 +188,7 @@ def test_a_chunk_that_turns_out_damaged_is_inflated_once(record: Record, tmp_pat
     assert times[bad.offset] == 1
 
 
-def test_what_all_chunks_claim_together_is_bounded(
+def test_total_claimed_size_of_chunks_is_bounded(
     tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(budgets, "MAX_INFLATED_BYTES", 1 << 20)
@@ -195,7 +197,7 @@ def test_what_all_chunks_claim_together_is_bounded(
     assert "its chunks claim more than" in Recording.open(path).detail
 
 
-def test_opening_tells_how_far_it_is_and_can_be_ended(record: Record, monkeypatch: Any) -> None:
+def test_opening_reports_progress_and_can_be_cancelled(record: Record, monkeypatch: Any) -> None:
     monkeypatch.setattr(budgets, "_LOOK_EVERY", 1)
     path = record(200).path
     shares: list[float] = []
@@ -207,7 +209,7 @@ def test_opening_tells_how_far_it_is_and_can_be_ended(record: Record, monkeypatc
         Recording.open(path, lambda share: share < 0.3)
 
 
-def test_opening_that_takes_too_long_ends_with_what_there_is(record: Record, monkeypatch: Any) -> None:
+def test_opening_that_takes_too_long_returns_a_part(record: Record, monkeypatch: Any) -> None:
     monkeypatch.setattr(budgets, "_LOOK_EVERY", 1)
     now = iter(range(1 << 30))
     monkeypatch.setattr(surveys, "ReadBudget", lambda stored, watch: ReadBudget(stored, watch, clock=now.__next__))
@@ -217,8 +219,8 @@ def test_opening_that_takes_too_long_ends_with_what_there_is(record: Record, mon
         spent.spend(1)
 
 
-def test_a_flipped_byte_in_the_times_of_a_chunk_changes_nothing(record: Record, tmp_path: Path) -> None:
-    """They are not covered by the checksum: the messages inside say when it was."""
+def test_flipped_byte_in_chunk_times_changes_nothing(record: Record, tmp_path: Path) -> None:
+    """Chunk times are not covered by the checksum; the times of the messages count."""
     recorded = record(300)
     data = recorded.path.read_bytes()
     whole = Recording.open(recorded.path)
@@ -236,8 +238,8 @@ def test_a_flipped_byte_in_the_times_of_a_chunk_changes_nothing(record: Record, 
     assert list(found.frames()) == recorded.frames
 
 
-def test_times_that_lie_everywhere_are_not_believed(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
-    """Without an index the messages are asked; what is of the year 2300 is damage."""
+def test_absurd_times_are_ignored(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
+    """Without an index, message times are used; a time in the year 2300 is damage."""
     hello, snapshot, *_ = make_messages(1)
     state = b"".join(message(HELLOS, encode(each), 10**18) for each in (hello, snapshot))
     late = message(MESSAGES, encode(Goodbye(epoch=1)), 10**19)
@@ -248,7 +250,7 @@ def test_times_that_lie_everywhere_are_not_believed(tmp_path: Path, make_message
     assert "after the year 2116" in recording.detail
 
 
-def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Record) -> None:
+def test_message_outside_the_times_of_its_chunk_is_skipped(record: Record) -> None:
     recording = Recording.open(record(100).path)
     assert isinstance(next(iter(recording.messages()))[1], Hello)
     first = next(each for each in recording.segments[0].message_chunks if each.num_frames)
@@ -262,13 +264,13 @@ def test_a_message_of_another_time_than_its_chunk_is_left_out_once(record: Recor
 
 
 def columns(num_records: int, columns: dict[str, tuple[str, bytes]], kind: str = "Frame") -> bytes:
-    """A message of columns of somebody else's making."""
+    """Return a columns message with arbitrary contents."""
     stored = {"kind": kind, "num_records": num_records, "columns": columns}
     return zstandard.compress(msgspec.msgpack.encode(stored))
 
 
 def without_end(path: Path) -> tuple[bytes, int]:
-    """A file up to its last chunk, and when it ends."""
+    """Return a file up to its last chunk, and the end time of that chunk."""
     recording = Recording.open(path)
     last = max(recording.segments[0]._found.chunks, key=lambda each: each.offset)
     return path.read_bytes()[: last.offset + last.stored_bytes], recording.end_ns
@@ -295,7 +297,7 @@ def without_end(path: Path) -> tuple[bytes, int]:
         columns(1, {"events": ("msgpack", b"\x90")}),
     ],
 )
-def test_columns_that_lie_are_left_out_at_no_cost(record: Record, tmp_path: Path, data: bytes) -> None:
+def test_invalid_columns_are_skipped_cheaply(record: Record, tmp_path: Path, data: bytes) -> None:
     whole, at_ns = without_end(record(100).path)
     path = tmp_path / "lies.mcap"
     for channel in (FRAMES, SNAPSHOTS, KEYFRAMES, CHECKPOINTS):
@@ -310,7 +312,7 @@ def test_columns_that_lie_are_left_out_at_no_cost(record: Record, tmp_path: Path
         assert peak < 64 << 20
 
 
-def test_what_all_columns_claim_together_is_bounded(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
+def test_total_claimed_size_of_columns_is_bounded(record: Record, tmp_path: Path, monkeypatch: Any) -> None:
     whole, at_ns = without_end(record(100).path)
     monkeypatch.setattr(budgets, "MAX_INFLATED_BYTES", 8 << 20)
     monkeypatch.setattr(budgets, "INFLATED_BYTES_A_STORED_BYTE", 0)
@@ -323,9 +325,7 @@ def test_what_all_columns_claim_together_is_bounded(record: Record, tmp_path: Pa
 
 
 @pytest.mark.parametrize("profile", ["kvscope", "kvscope/0", "kvscope/999"])
-def test_another_format_is_refused_in_one_line_that_says_what_to_do(
-    record: Record, tmp_path: Path, profile: str
-) -> None:
+def test_other_format_version_is_refused_with_advice(record: Record, tmp_path: Path, profile: str) -> None:
     data = record(20).path.read_bytes()
     length = 4 + len(PROFILE) + 4 + len("kvscope")
     head = struct.pack("<I", len(profile)) + profile.encode() + struct.pack("<I7s", 7, b"kvscope")

@@ -1,4 +1,4 @@
-"""Times in a recording never go back, and each frame has one of its own."""
+"""Log times in a recording never decrease, and each frame has its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope_telemetry.messages.telemetry import Heartbeat
 from kvscope_telemetry.recordings.writer import LogClock
 
 
-def test_frames_that_a_heartbeat_overtook_have_times_of_their_own() -> None:
+def test_frames_overtaken_by_a_heartbeat_have_distinct_times() -> None:
     engine = SimulatedEngine(num_blocks=20, num_running=2, epoch=3)
     clock = LogClock()
     times = [clock.log_time_ns(engine.snapshot())]
@@ -21,4 +21,6 @@ def test_frames_that_a_heartbeat_overtook_have_times_of_their_own() -> None:
     assert times == sorted(times)
     of_frames = [times[1], *times[3:]]
     assert len(set(of_frames)) == len(of_frames)
-    assert times[-1] - times[1] == later.time_ns - first.time_ns, "who was not overtaken has the engine's time"
+    assert times[-1] - times[1] == later.time_ns - first.time_ns, (
+        "a frame that was not overtaken keeps the engine's time"
+    )

@@ -1,4 +1,4 @@
-"""A ring recording: at any moment that is left the state is what it was, while the ring is written and overwritten."""
+"""Recent history: at any time that is left, the state is right, while the ring is written and overwritten."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ SameState = Callable[[Mirror, Mirror], None]
 WAIT_S = 60.0
 
 
-def told_messages(recording: Recording, from_s: float = 0.0) -> list[tuple[float, TelemetryMessage]]:
-    """Seconds and message of all but the hellos, which the writer adds before the first snapshot."""
+def written_messages(recording: Recording, from_s: float = 0.0) -> list[tuple[float, TelemetryMessage]]:
+    """Return seconds and message of all but the hellos, which the writer inserts before the first snapshot."""
     return [(seconds, message) for seconds, message in recording.messages(from_s) if not isinstance(message, Hello)]
 
 
-def test_it_is_one_recording(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_ring_reads_as_one_recording(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.go_on(300)
@@ -45,7 +45,7 @@ def test_it_is_one_recording(make_ring: MakeRing, make_session: MakeSession) -> 
     session.go_on(300)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder)
-    messages = told_messages(ring_recording)
+    messages = written_messages(ring_recording)
     assert [message for _, message in messages] == session.messages
     assert [ring_recording.start_ns + round(at_s * 1e9) for at_s, _ in messages] == session.times_ns
     assert (ring_recording.start_ns, ring_recording.first_s, ring_recording.info.epochs) == (
@@ -62,13 +62,13 @@ def test_it_is_one_recording(make_ring: MakeRing, make_session: MakeSession) -> 
     assert len(requests) > len(alone)
     for at in (0, 77, 400, 605):
         at_s = (session.times_ns[at] - ring_recording.start_ns) / 1e9
-        got = [message for _, message in told_messages(ring_recording, at_s)]
+        got = [message for _, message in written_messages(ring_recording, at_s)]
         assert got == [m for m, t in zip(session.messages, session.times_ns, strict=True) if t >= session.times_ns[at]]
     ring.close()
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.storm)])
-def test_at_random_moments_while_it_is_written_and_overwritten(
+def test_state_at_random_times_is_right_while_the_ring_is_overwritten(
     seed: int, make_ring: MakeRing, make_session: MakeSession, assert_same_state: SameState
 ) -> None:
     choose = random.Random(seed)
@@ -100,8 +100,10 @@ def segments_start(ring_recording: Recording) -> int:
     return Recording.open(next(iter(segments_in(ring_recording.path).values()))).start_ns
 
 
-def test_what_goes_while_it_is_read(make_ring: MakeRing, make_session: MakeSession) -> None:
-    """Who reads on has all of the segment that is open, then what is left."""
+def test_reader_of_a_deleted_segment_continues_with_what_is_left(
+    make_ring: MakeRing, make_session: MakeSession
+) -> None:
+    """A reader finishes the segment that is open and continues with the remaining ones."""
     ring = make_ring(max_seconds=10.0)
     session = make_session(ring)
     session.go_on(150)
@@ -130,7 +132,7 @@ def test_what_goes_while_it_is_read(make_ring: MakeRing, make_session: MakeSessi
         ring_recording.state_at(1e9)
 
 
-def test_memory_and_snapshots_are_found_over_segments(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_memory_and_snapshots_are_found_across_segments(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.go_on(500)
@@ -149,7 +151,7 @@ def test_memory_and_snapshots_are_found_over_segments(make_ring: MakeRing, make_
     ring.close()
 
 
-def test_growing_costs_no_new_survey(
+def test_growing_does_not_survey_the_file_again(
     make_ring: MakeRing, make_session: MakeSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring = make_ring(segment_seconds=1e6)
@@ -172,7 +174,7 @@ def test_growing_costs_no_new_survey(
     ring.close()
 
 
-def test_a_file_that_another_process_writes_is_followed(
+def test_file_written_by_another_process_is_followed(
     tmp_path: Path, make_session: MakeSession, assert_same_state: SameState
 ) -> None:
     writer = RecordingWriter(tmp_path / "x.mcap", keyframe_interval_ns=1_000_000_000)
@@ -187,7 +189,7 @@ def test_a_file_that_another_process_writes_is_followed(
         assert writer.flush()
         assert recording.grow()
         assert not recording.grow()
-        assert [message for _, message in told_messages(recording)] == session.messages
+        assert [message for _, message in written_messages(recording)] == session.messages
         assert_same_state(recording.state_at(1e9), session.mirror_at(session.times_ns[-1]))
         assert recording.info.num_frames == len(session.frames)
     session.go_on(5)
@@ -200,10 +202,10 @@ def test_a_file_that_another_process_writes_is_followed(
     assert recording.info.is_complete
     assert not recording.may_grow
     assert not recording.note
-    assert [message for _, message in told_messages(recording)] == session.messages
+    assert [message for _, message in written_messages(recording)] == session.messages
 
 
-def test_another_file_in_its_place_is_not_it(tmp_path: Path, make_session: MakeSession) -> None:
+def test_replaced_file_is_not_read(tmp_path: Path, make_session: MakeSession) -> None:
     writer = RecordingWriter(tmp_path / "x.mcap")
     make_session(writer).go_on(10)
     assert writer.flush()
@@ -222,7 +224,7 @@ def test_another_file_in_its_place_is_not_it(tmp_path: Path, make_session: MakeS
     writer.close()
 
 
-def test_nothing_there_is_told(tmp_path: Path) -> None:
+def test_missing_or_invalid_ring_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         Recording.open(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="it is a folder, not a file"):
@@ -232,7 +234,7 @@ def test_nothing_there_is_told(tmp_path: Path) -> None:
         Recording.open(tmp_path)
 
 
-def test_a_segment_that_cannot_be_read_is_left_out(
+def test_unreadable_segment_is_left_out(
     make_ring: MakeRing, make_session: MakeSession, assert_same_state: SameState
 ) -> None:
     ring = make_ring()
@@ -247,7 +249,7 @@ def test_a_segment_that_cannot_be_read_is_left_out(
     assert ring_recording.state_at(ring_recording.info.duration_s / 3).hello is not None
 
 
-def test_it_is_played_while_it_is_written(
+def test_ring_is_played_while_it_is_written(
     make_ring: MakeRing, make_session: MakeSession, assert_same_state: SameState
 ) -> None:
     ring = make_ring(max_seconds=20.0)
@@ -285,7 +287,7 @@ def test_it_is_played_while_it_is_written(
     ring.close()
 
 
-def test_a_hello_that_was_recorded_is_kept(tmp_path: Path, make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_recorded_hello_is_kept(tmp_path: Path, make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.go_on(150)
@@ -293,12 +295,14 @@ def test_a_hello_that_was_recorded_is_kept(tmp_path: Path, make_ring: MakeRing, 
     session.go_on(150)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder)
-    assert sum(isinstance(message, Hello) for _, message in ring_recording.messages()) == 2, "the snapshot's, and this"
+    assert sum(isinstance(message, Hello) for _, message in ring_recording.messages()) == 2, (
+        "the hello of the snapshot and this one"
+    )
     ring.close()
 
 
 LATE_S = 30.0
-"""How late a thread that writes each second may be on a machine that is busy."""
+"""Maximum delay of a thread that writes each second on a busy machine."""
 KILLED = """
 import sys, time
 from tests.simulated_engine.engine import SimulatedEngine
@@ -315,7 +319,7 @@ while True:
 """
 
 
-def test_kill_9_loses_what_was_not_flushed_alone(tmp_path: Path) -> None:
+def test_sigkill_loses_only_unflushed_frames(tmp_path: Path) -> None:
     choose = random.Random()
     started = [
         subprocess.Popen(
@@ -330,7 +334,7 @@ def test_kill_9_loses_what_was_not_flushed_alone(tmp_path: Path) -> None:
         for i, process in enumerate(started):
             assert process.stdout is not None
             lines = [process.stdout.readline().split() for _ in range(choose.randrange(200, 500))]
-            while not _has_frames(tmp_path / f"ring{i}"):  # it is flushed each second, by itself
+            while not _has_frames(tmp_path / f"ring{i}"):  # flushed automatically every second
                 lines.append(process.stdout.readline().split())
             process.kill()
             lines += [line.split() for line in process.stdout if line.endswith("\n")]
@@ -366,7 +370,7 @@ def _assert_all_but_the_newest(folder: Path, lines: list[list[str]]) -> None:
     assert lost_s < 1.5 + LATE_S, f"{lost_s} s, segments {list(segments_in(folder))}"
 
 
-def test_a_ring_of_another_process_is_followed(tmp_path: Path) -> None:
+def test_ring_of_another_process_is_followed(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path / "ring")],
         cwd=ROOT,
@@ -401,7 +405,9 @@ def _opened(folder: Path) -> Recording:
             time.sleep(0.02)
 
 
-def test_a_ring_that_is_written_is_not_left(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
+def test_ring_that_is_being_written_is_not_offered_or_discarded(
+    make_ring: MakeRing, make_session: MakeSession, tmp_path: Path
+) -> None:
     ring = make_ring()
     make_session(ring).go_on(100)
     assert ring.flush(60.0)
@@ -430,10 +436,8 @@ def test_clock_that_is_years_ahead_discards_no_ring(
     assert [ring.folder.name for ring in tidy_left_rings(tmp_path, max_seconds=age_s / 2).discarded] == ["first"]
 
 
-def test_left_rings_are_bounded_together_and_by_age(
-    make_ring: MakeRing, make_session: MakeSession, tmp_path: Path
-) -> None:
-    """The oldest go first, those that nobody can read among them; the newest stays even if it is too large."""
+def test_left_rings_are_bounded_by_size_and_age(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
+    """The oldest are discarded first, including unreadable ones; the newest stays even if it is too large."""
     for name in ("first", "second", "third"):
         ring = make_ring(name)
         make_session(ring).go_on(100)

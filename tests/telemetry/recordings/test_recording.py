@@ -1,4 +1,4 @@
-"""Round trips: what goes in comes out, and the state at any time is the mirror's at that time."""
+"""Recordings round trip, and the state at any time is the mirror's at that time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 SameState = Callable[[Mirror, Mirror], None]
 
 
-def test_every_message_comes_back_as_it_was(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+def test_every_message_round_trips(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
     messages = make_messages(300)
     epoch = messages[0].epoch
     messages.insert(0, Progress(stage="load"))
@@ -75,7 +75,7 @@ def test_file_without_its_last_bytes_is_truncated(record: Callable[..., Any], mi
     assert recording.info.num_frames == 20
 
 
-def test_frames_of_a_span(record: Callable[..., Any]) -> None:
+def test_frames_of_a_time_range(record: Callable[..., Any]) -> None:
     recording = Recording.open(record(300).path)
     times = [seconds for seconds, message in recording.messages() if isinstance(message, Frame)]
     assert recording.info.duration_s == times[-1]
@@ -85,7 +85,7 @@ def test_frames_of_a_span(record: Callable[..., Any]) -> None:
     assert list(recording.frames(times[-1] + 1)) == []
 
 
-def test_the_state_at_any_time_is_the_mirrors(record: Callable[..., Any], assert_same_state: SameState) -> None:
+def test_state_at_any_time_equals_the_mirror(record: Callable[..., Any], assert_same_state: SameState) -> None:
     recorded = record(400)
     recording = Recording.open(recorded.path)
     times = [seconds for seconds, message in recording.messages() if isinstance(message, Frame)]
@@ -96,8 +96,8 @@ def test_the_state_at_any_time_is_the_mirrors(record: Callable[..., Any], assert
     assert recording.state_at(0).seq == 0
 
 
-def test_a_keyframe_is_where_seeking_begins(record: Callable[..., Any]) -> None:
-    """Of the frames before the last keyframe none is needed: they may even be damaged."""
+def test_seek_starts_at_a_keyframe(record: Callable[..., Any]) -> None:
+    """Frames before the last keyframe are not needed: they may even be damaged."""
     recorded = record(400)
     with recorded.path.open("rb") as file:
         reader = mcap.reader.make_reader(file)
@@ -113,7 +113,7 @@ def test_a_keyframe_is_where_seeking_begins(record: Callable[..., Any]) -> None:
     assert recording.num_damaged == 1
 
 
-def test_other_tools_read_it(record: Callable[..., Any]) -> None:
+def test_official_mcap_reader_reads_the_recording(record: Callable[..., Any]) -> None:
     recorded = record(50)
     with recorded.path.open("rb") as file:
         reader = mcap.reader.make_reader(file, validate_crcs=True)
@@ -124,8 +124,8 @@ def test_other_tools_read_it(record: Callable[..., Any]) -> None:
     assert frames == recorded.frames
 
 
-def test_bytes_are_kept_as_they_came(record: Callable[..., Any], tmp_path: Path) -> None:
-    """A newer engine may say more than this version knows."""
+def test_bytes_are_stored_unchanged(record: Callable[..., Any], tmp_path: Path) -> None:
+    """A newer engine may send more fields than this version knows."""
     hello, snapshot, frame = record(1).messages
     data = msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(frame)), "new": 1})
     with RecordingWriter(tmp_path / "raw.mcap") as writer:
@@ -152,7 +152,7 @@ def test_two_engine_starts_in_one_file(
     assert_same_state(recording.state_at(times[-1]), recorded.mirror_after(214))
 
 
-def test_where_frames_are_missing_the_state_waits_for_a_snapshot(
+def test_state_after_missing_frames_waits_for_a_snapshot(
     record: Callable[..., Any], make_messages: Callable[..., Any]
 ) -> None:
     messages = make_messages(200)
@@ -165,7 +165,7 @@ def test_where_frames_are_missing_the_state_waits_for_a_snapshot(
     assert Recording.open(again.path).state_at(1e9).seq == messages[79].seq
 
 
-def test_a_full_queue_drops_and_counts(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
+def test_full_queue_drops_and_counts(tmp_path: Path, make_messages: Callable[..., Any]) -> None:
     messages = make_messages(400)
     with RecordingWriter(tmp_path / "full.mcap", max_queued_bytes=1) as writer:
         taken = [writer.write(message) for message in messages]
@@ -173,7 +173,7 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, make_messages: Callable[.
     assert writer.num_written == taken.count(True) >= 1
 
 
-def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
+def test_full_disk_ends_the_recording_and_keeps_what_was_written(
     tmp_path: Path, make_messages: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages, add = make_messages(300), McapFile.add_message
@@ -203,7 +203,7 @@ def test_a_full_disk_ends_the_recording_and_keeps_what_was_written(
         assert sum(FrameBatch(data).num_frames for data in batches) == 148
 
 
-def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:
+def test_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
         "from kvscope_telemetry.recordings import writer\n"
@@ -225,7 +225,7 @@ def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:
     assert recording.state_at(1e9).seq == len(seqs) == recording.info.num_frames > 0
 
 
-def test_nothing_is_overwritten(record: Callable[..., Any], tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(record: Callable[..., Any], tmp_path: Path) -> None:
     path = record(5).path
     with pytest.raises(BadInput, match=r"session\.mcap' already exists"):
         RecordingWriter(path)
@@ -238,7 +238,7 @@ def test_nothing_is_overwritten(record: Callable[..., Any], tmp_path: Path) -> N
         RecordingWriter(tmp_path / "nowhere" / "session.mcap")
 
 
-def test_importing_the_library_imports_no_mcap() -> None:
+def test_importing_the_library_does_not_import_mcap() -> None:
     program = "import sys, kvscope_telemetry; print({'mcap', 'zstandard', 'lz4'} & set(sys.modules) or 'light')"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "light\n"
 

@@ -1,4 +1,4 @@
-"""docs/recording-format.md holds: its program, which knows nothing of ours, finds the same ledger as our reader."""
+"""docs/recording-format.md is correct: its independent program finds the same ledger as our reader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "recording-format.md"
 
 @pytest.fixture
 def ledger_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], dict[str, Any]]:
-    """The page's own. Any reader of msgpack will do."""
+    """The function of the page's program. Any msgpack reader would do."""
     program = PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
     assert "kvscope_" not in program, "it imports nothing of ours"
     monkeypatch.setitem(sys.modules, "msgpack", SimpleNamespace(unpackb=msgspec.msgpack.decode))
@@ -32,7 +32,7 @@ def ledger_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], dict[str
     return found
 
 
-def test_a_stranger_finds_the_same_ledger(record: Callable[..., Any], ledger_at: Callable[..., Any]) -> None:
+def test_documented_program_finds_the_same_ledger(record: Callable[..., Any], ledger_at: Callable[..., Any]) -> None:
     recording = Recording.open(record(500, keyframe_interval_ns=4_000_000_000).path)
     times = [at_s for at_s, message in recording.messages() if isinstance(message, Frame)]
     for at_s in (times[0], times[-1], *random.sample(times, 10)):
@@ -44,7 +44,7 @@ def test_a_stranger_finds_the_same_ledger(record: Callable[..., Any], ledger_at:
         assert found.differences(expected) == []
 
 
-def test_the_page_names_every_channel_and_the_version() -> None:
+def test_page_documents_every_channel_and_the_format_version() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert f"`{PROFILE}`" in page
     assert [topic for topic in TOPICS.values() if f"| `{topic}` |" not in page] == []

@@ -1,4 +1,4 @@
-"""`kvscope recover`: cut and damaged files as new, whole ones; what cannot be known is not made up."""
+"""`kvscope recover`: truncated and damaged files become complete ones, without invented state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvscope_telemetry.recordings.save import save
 Record = Callable[..., object]
 
 
-def test_a_whole_file_comes_out_the_same(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_complete_file_is_recovered_unchanged(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     recorded = record(400)
     old = Recording.open(recorded.path)
     done = save(old, tmp_path / "new.mcap")
@@ -28,8 +28,8 @@ def test_a_whole_file_comes_out_the_same(record, assert_same_state, tmp_path: Pa
     assert_same_state(new.state_at(5.0), old.state_at(5.0))
 
 
-def test_a_saved_part_keeps_its_times(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Its engine's hello is older than what was saved."""
+def test_saved_part_keeps_its_times(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The hello of its engine is older than the saved part."""
     save(Recording.open(record(400).path), tmp_path / "part.mcap", 2.0)
     old = Recording.open(tmp_path / "part.mcap")
     save(old, tmp_path / "new.mcap")
@@ -40,7 +40,7 @@ def test_a_saved_part_keeps_its_times(record, assert_same_state, tmp_path: Path)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.77])
-def test_a_cut_file_is_whole_up_to_there(record, assert_same_state, tmp_path: Path, share: float) -> None:  # type: ignore[no-untyped-def]
+def test_truncated_file_is_recovered_up_to_its_end(record, assert_same_state, tmp_path: Path, share: float) -> None:  # type: ignore[no-untyped-def]
     recorded = record(600)
     data = recorded.path.read_bytes()
     cut = tmp_path / "cut.mcap.part"
@@ -51,13 +51,13 @@ def test_a_cut_file_is_whole_up_to_there(record, assert_same_state, tmp_path: Pa
     assert new.info.is_complete
     assert new.note == ""
     assert 50 < new.info.num_frames == old.info.num_frames
-    assert missing_from(new, OverviewPart.joined(written_parts(new)).newest_ns) is None  # its overview is in it again
+    assert missing_from(new, OverviewPart.joined(written_parts(new)).newest_ns) is None  # the overview was rebuilt
     end_s = new.info.duration_s
     assert_same_state(new.state_at(end_s), recorded.mirror_after(2 + new.info.num_frames))
     assert cut.read_bytes() == data[: int(share * len(data))]
 
 
-def test_after_damage_it_goes_on_with_the_next_state(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_recovery_continues_with_the_next_state_after_damage(record, assert_same_state, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     recorded = record(900)
     whole = recorded.path.read_bytes()
     with recorded.path.open("rb") as file:
@@ -79,7 +79,7 @@ def test_after_damage_it_goes_on_with_the_next_state(record, assert_same_state, 
     assert 0 < num_without_state < 100
 
 
-def test_nothing_is_overwritten_and_nothing_is_left(record, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_recovery_overwrites_nothing_and_leaves_no_partial_file(record, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     old = Recording.open(record(300).path)
     (tmp_path / "there.mcap").write_text("mine")
     with pytest.raises(BadInput, match="already exists"):

@@ -1,4 +1,4 @@
-"""Whether a file is written is known to readers, whenever they ask."""
+"""Readers can tell whether a file is being written, whenever they check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kvscope_telemetry.recordings.regular_file import FollowedFile, hold_for_writing
 
 
-def test_a_reader_that_asks_as_a_file_begins_does_not_keep_the_writer_from_holding_it(
+def test_reader_that_checks_a_new_file_does_not_prevent_the_writer_from_locking_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "run.mcap.part"
@@ -23,7 +23,7 @@ def test_a_reader_that_asks_as_a_file_begins_does_not_keep_the_writer_from_holdi
     assert not FollowedFile(path).is_written()
 
 
-def test_who_never_lets_go_does_not_keep_the_writer_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_that_never_unlocks_does_not_block_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.mcap.part"
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)

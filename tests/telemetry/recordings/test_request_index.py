@@ -10,7 +10,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.request_index import recorded_requests
 
 
-def test_each_request_with_arrival_and_lengths(record: Callable[..., Any]) -> None:
+def test_requests_have_arrival_and_lengths(record: Callable[..., Any]) -> None:
     recorded = record(500)
     recording = Recording.open(recorded.path)
     requests = recorded_requests(recording)
@@ -35,7 +35,7 @@ def test_each_request_with_arrival_and_lengths(record: Callable[..., Any]) -> No
     assert last.arrival_ns - first.arrival_ns == infos[last.number].arrival_ns - infos[first.number].arrival_ns
 
 
-def test_requests_of_two_epochs_are_kept_apart(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
+def test_requests_of_two_epochs_are_separate(record: Callable[..., Any], make_messages: Callable[..., Any]) -> None:
     recorded = record(make_messages(60, epoch=1) + make_messages(60, epoch=2))
     requests = recorded_requests(Recording.open(recorded.path))
     assert {request.epoch for request in requests} == {1, 2}

@@ -1,4 +1,4 @@
-"""The ring: its segments, its bounds, and that whatever becomes of the disk the session goes on."""
+"""The ring: its segments, its bounds, and that the session continues whatever happens to the disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MakeRing = Callable[..., Ring]
 MakeSession = Callable[..., Any]
 
 
-def test_each_segment_opens_by_itself(
+def test_each_segment_opens_on_its_own(
     make_ring: MakeRing, make_session: MakeSession, assert_same_state: Callable[..., None]
 ) -> None:
     ring = make_ring()
@@ -52,8 +52,8 @@ def test_each_segment_opens_by_itself(
 STEP_NS, HEARTBEAT_NS = 20_000_000, 500_000_000
 
 
-def idle(session: Any, seconds: float, epoch: int = 1) -> None:
-    """Heartbeats and samples of an engine that does nothing."""
+def write_idle_seconds(session: Any, seconds: float, epoch: int = 1) -> None:
+    """Write the heartbeats and samples of an idle engine."""
     for count in range(round(seconds * 1e9 / HEARTBEAT_NS)):
         session.pass_time(HEARTBEAT_NS - STEP_NS)
         now_ns = session.tick()
@@ -67,15 +67,15 @@ def kept_frames(ring: Ring) -> list[int]:
     return [frame.seq for frame in Recording.open(ring.folder, origin_ns=ring.origin_ns).frames()]
 
 
-def test_what_came_after_an_idle_stretch_stays_as_long_as_was_promised(
+def test_frames_after_an_idle_period_stay_for_the_promised_time(
     make_ring: MakeRing, make_session: MakeSession, assert_same_state: Callable[..., None]
 ) -> None:
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
-    idle(session, 540.0)
+    write_idle_seconds(session, 540.0)
     session.go_on(10)
     for _ in range(59):
-        idle(session, 10.0)
+        write_idle_seconds(session, 10.0)
         assert kept_frames(ring) == list(range(1, 11))
         assert ring.start_ns is not None
         assert ring.end_ns is not None
@@ -83,18 +83,16 @@ def test_what_came_after_an_idle_stretch_stays_as_long_as_was_promised(
     at_ns = session.times_ns[0] + round(900e9)
     reader = Recording.open(ring.folder, origin_ns=ring.origin_ns)
     assert_same_state(reader.state_at(900.0), session.mirror_at(at_ns))
-    idle(session, 100.0)
+    write_idle_seconds(session, 100.0)
     assert kept_frames(ring) == []
     ring.close()
 
 
-def test_an_idle_engine_is_kept_no_longer_and_its_state_is_seldom_written(
-    make_ring: MakeRing, make_session: MakeSession
-) -> None:
+def test_idle_engine_is_kept_no_longer_and_written_rarely(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
     session.go_on(10)
-    idle(session, 3000.0)
+    write_idle_seconds(session, 3000.0)
     assert ring.flush(60.0)
     assert ring.start_ns is not None
     assert ring.end_ns is not None
@@ -104,16 +102,16 @@ def test_an_idle_engine_is_kept_no_longer_and_its_state_is_seldom_written(
 
 
 @pytest.mark.parametrize("silent_s", [540.0, 7200.0])
-def test_a_segment_ends_before_a_silence(make_ring: MakeRing, make_session: MakeSession, silent_s: float) -> None:
-    """Whoever was suspended told nothing: what is older than the bounds goes, what came then does not go with it."""
+def test_segment_ends_before_a_silent_period(make_ring: MakeRing, make_session: MakeSession, silent_s: float) -> None:
+    """A suspended engine sends nothing: older messages expire, and the new ones do not expire with them."""
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
     session.go_on(10)
     session.pass_time(round(silent_s * 1e9))
     session.go_on(10)
-    idle(session, 50.0)
+    write_idle_seconds(session, 50.0)
     assert kept_frames(ring) == list(range(11 if silent_s > MAX_SECONDS else 1, 21))
-    idle(session, 500.0)
+    write_idle_seconds(session, 500.0)
     assert kept_frames(ring) == list(range(11, 21))
     assert ring.start_ns is not None
     assert ring.end_ns is not None
@@ -121,11 +119,11 @@ def test_a_segment_ends_before_a_silence(make_ring: MakeRing, make_session: Make
     ring.close()
 
 
-def test_an_engine_whose_clocks_were_set_back_costs_no_history(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_engine_with_clocks_set_back_loses_no_history(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
     session.go_on(10)
-    idle(session, 300.0)
+    write_idle_seconds(session, 300.0)
     session.pass_time(-200 * 10**9)
     session.restart(2)
     session.go_on(10)
@@ -134,24 +132,24 @@ def test_an_engine_whose_clocks_were_set_back_costs_no_history(make_ring: MakeRi
     ring.close()
 
 
-def test_an_engine_that_starts_with_its_wall_clock_ahead_costs_no_history(
-    make_ring: MakeRing, make_session: MakeSession
-) -> None:
-    """As after its machine was suspended, when its own clock stood still."""
+def test_engine_with_its_wall_clock_ahead_loses_no_history(make_ring: MakeRing, make_session: MakeSession) -> None:
+    """This happens after the machine was suspended, while the engine's own clock stood still."""
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
     session.go_on(10)
-    idle(session, 100.0)
+    write_idle_seconds(session, 100.0)
     session.restart(2, wall_ahead_ns=7200 * 10**9)
     session.go_on(10)
-    idle(session, 400.0, epoch=2)
+    write_idle_seconds(session, 400.0, epoch=2)
     assert kept_frames(ring) == [*range(1, 11), *range(1, 11)]
-    idle(session, 190.0, epoch=2)
-    assert kept_frames(ring) == [*range(1, 11)], "those of the first engine are older"
+    write_idle_seconds(session, 190.0, epoch=2)
+    assert kept_frames(ring) == [*range(1, 11)], "the frames of the first engine are older"
     ring.close()
 
 
-def test_the_oldest_goes_when_it_lasts_too_long(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_oldest_segments_are_deleted_beyond_the_maximum_duration(
+    make_ring: MakeRing, make_session: MakeSession
+) -> None:
     ring = make_ring(max_seconds=8.0)
     session = make_session(ring)
     session.go_on(1500)
@@ -172,7 +170,7 @@ def test_the_oldest_goes_when_it_lasts_too_long(make_ring: MakeRing, make_sessio
     ring.close()
 
 
-def test_the_oldest_goes_when_it_is_too_large(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_oldest_segments_are_deleted_beyond_the_maximum_size(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring(max_bytes=200_000, segment_seconds=1e6, keyframe_interval_ns=10**12)
     session = make_session(ring)
     for _ in range(20):
@@ -189,12 +187,12 @@ def test_the_oldest_goes_when_it_is_too_large(make_ring: MakeRing, make_session:
 
 
 @pytest.mark.parametrize("bounds", [{"max_bytes": 0}, {"max_seconds": 0.0}, {"max_seconds": float("nan")}])
-def test_bounds_that_make_no_sense_are_refused(make_ring: MakeRing, bounds: dict[str, float]) -> None:
+def test_invalid_bounds_are_refused(make_ring: MakeRing, bounds: dict[str, float]) -> None:
     with pytest.raises(BadInput, match="is not accepted"):
         make_ring(**bounds)
 
 
-def test_nothing_is_left_unless_it_is_kept(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_closed_ring_is_deleted_unless_kept(make_ring: MakeRing, make_session: MakeSession) -> None:
     gone, kept = make_ring("gone"), make_ring("kept")
     for ring, keep in ((gone, False), (kept, True)):
         make_session(ring).go_on(200)
@@ -208,7 +206,7 @@ def test_nothing_is_left_unless_it_is_kept(make_ring: MakeRing, make_session: Ma
     assert len(segments_in(kept.folder)) >= 2
 
 
-def test_after_a_hole_it_goes_on_with_a_snapshot(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_ring_continues_with_a_snapshot_after_a_gap(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
     session.go_on(100)
@@ -221,7 +219,7 @@ def test_after_a_hole_it_goes_on_with_a_snapshot(make_ring: MakeRing, make_sessi
     assert last.state_at(1e9).seq == 210
 
 
-def test_a_folder_is_one_rings(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_folder_belongs_to_one_ring(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     make_session(ring).go_on(10)
     assert ring.flush(60.0)
@@ -234,7 +232,7 @@ def test_a_folder_is_one_rings(make_ring: MakeRing, make_session: MakeSession) -
     assert "there is a ring in it already" in make_ring().failure
 
 
-def test_a_folder_that_will_not_do_is_told(tmp_path: Path) -> None:
+def test_unsuitable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "not a directory" in Ring(tmp_path / "file").failure
     assert Ring(tmp_path / "file" / "below").failure
@@ -244,13 +242,13 @@ def test_a_folder_that_will_not_do_is_told(tmp_path: Path) -> None:
     assert "others can read it" in Ring(open_to_all).failure
 
 
-def test_on_a_folder_that_became_unwritable_the_session_goes_on(
+def test_ring_resumes_when_its_folder_is_writable_again(
     make_ring: MakeRing,
     make_session: MakeSession,
     monkeypatch: pytest.MonkeyPatch,
     assert_same_state: Callable[..., None],
 ) -> None:
-    """Root writes to read-only folders, so that the refusal is made here. Once it takes files the ring begins again."""
+    """Root can write to read-only folders, so that the test itself raises the error."""
     ring = make_ring(retry_seconds=0.02)
     session = make_session(ring)
     session.go_on(10)
@@ -289,7 +287,7 @@ def test_on_a_folder_that_became_unwritable_the_session_goes_on(
     assert len(list(Recording.open(segments_in(ring.folder)[1]).frames())) > 50
 
 
-def test_a_segment_that_cannot_be_ended_ends_early(
+def test_segment_that_cannot_be_finished_ends_early(
     make_ring: MakeRing, make_session: MakeSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(file: McapFile) -> None:
@@ -334,7 +332,7 @@ print(engine.seq)
 """
 
 
-def test_on_a_full_disk_what_was_written_can_be_read_and_the_ring_begins_again(tmp_path: Path) -> None:
+def test_ring_resumes_after_a_full_disk_and_keeps_what_was_written(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path / "ring")],
         cwd=ROOT,
@@ -354,7 +352,7 @@ def test_on_a_full_disk_what_was_written_can_be_read_and_the_ring_begins_again(t
     assert Recording.open(tmp_path / "ring").state_at(1e9).seq == last
 
 
-def test_flushing_lets_everything_be_read(make_ring: MakeRing, make_session: MakeSession) -> None:
+def test_flush_makes_everything_readable(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
     for count in (1, 2, 3, 50):

@@ -1,4 +1,4 @@
-"""A ring that another process writes: it holds what was given, says how it stands, and outlives who gave."""
+"""A ring written by another process: it holds what it was sent, reports its status, and outlives the sender."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def whole_state(ring: RingClient) -> Mirror:
     return Recording.open(ring.folder, origin_ns=ring.origin_ns).state_at(1e9)
 
 
-def test_it_holds_what_was_given(
+def test_ring_process_holds_all_messages(
     ring: RingClient, make_session: MakeSession, assert_same_state: Callable[..., None]
 ) -> None:
     session = make_session(ring)
@@ -72,8 +72,8 @@ def test_it_holds_what_was_given(
     assert not ring.failure
 
 
-def test_of_what_waits_it_holds_the_bytes_alone(ring: RingClient, make_session: MakeSession) -> None:
-    """Decoded, what waits for a slow disk would take more than twice as much."""
+def test_pending_messages_are_held_as_bytes_only(ring: RingClient, make_session: MakeSession) -> None:
+    """Decoded messages waiting for a slow disk would take more than twice the memory."""
     session = make_session(ring)
     session.go_on(1)
     assert ring.flush(WAIT_S)
@@ -83,7 +83,7 @@ def test_of_what_waits_it_holds_the_bytes_alone(ring: RingClient, make_session: 
     assert sys.getrefcount(frame) == num_held
 
 
-def test_after_a_flush_it_has_told_how_it_stands(ring: RingClient, make_session: MakeSession) -> None:
+def test_ring_status_is_current_after_a_flush(ring: RingClient, make_session: MakeSession) -> None:
     session = make_session(ring)
     session.go_on(200)
     assert ring.flush(WAIT_S)
@@ -103,7 +103,7 @@ def test_after_a_flush_it_has_told_how_it_stands(ring: RingClient, make_session:
     assert ring.take_overview() == []
 
 
-def test_bookmarks_texts_and_bounds_go_along(ring: RingClient, make_session: MakeSession) -> None:
+def test_bookmarks_texts_and_bounds_reach_the_ring_process(ring: RingClient, make_session: MakeSession) -> None:
     session = make_session(ring)
     session.go_on(60)
     mark = new_bookmark(session.times_ns[-1], "here")
@@ -118,7 +118,7 @@ def test_bookmarks_texts_and_bounds_go_along(ring: RingClient, make_session: Mak
     assert list(ring_recording.texts()) == [text]
 
 
-def test_narrow_bounds_let_the_oldest_go(tmp_path: Path, make_session: MakeSession) -> None:
+def test_narrow_bounds_delete_the_oldest(tmp_path: Path, make_session: MakeSession) -> None:
     ring = RingClient(tmp_path / "ring")
     session = make_session(ring)
     ring.set_bounds(max_bytes=1 << 30, max_seconds=2.0)
@@ -131,7 +131,7 @@ def test_narrow_bounds_let_the_oldest_go(tmp_path: Path, make_session: MakeSessi
     ring.close()
 
 
-def test_closed_to_be_kept_it_has_all_that_was_given(tmp_path: Path, make_session: MakeSession) -> None:
+def test_kept_ring_holds_all_messages_after_close(tmp_path: Path, make_session: MakeSession) -> None:
     ring = RingClient(tmp_path / "ring")
     session = make_session(ring)
     session.go_on(100)
@@ -142,12 +142,12 @@ def test_closed_to_be_kept_it_has_all_that_was_given(tmp_path: Path, make_sessio
 
 
 @pytest.mark.parametrize("bounds", [{"max_bytes": 0}, {"max_seconds": 0.0}])
-def test_bounds_that_make_no_sense_are_refused(tmp_path: Path, bounds: dict[str, Any]) -> None:
+def test_invalid_bounds_are_refused(tmp_path: Path, bounds: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         RingClient(tmp_path / "ring", **bounds)
 
 
-def test_a_folder_that_will_not_do_is_told(tmp_path: Path, make_session: MakeSession) -> None:
+def test_unsuitable_folder_is_reported(tmp_path: Path, make_session: MakeSession) -> None:
     (tmp_path / "file").write_text("x")
     ring = RingClient(tmp_path / "file")
     wait_until(lambda: ring.failure)
@@ -159,7 +159,7 @@ def test_a_folder_that_will_not_do_is_told(tmp_path: Path, make_session: MakeSes
     assert (tmp_path / "file").read_text() == "x"
 
 
-def test_the_ring_of_another_stays(tmp_path: Path) -> None:
+def test_folder_of_another_ring_is_left_alone(tmp_path: Path) -> None:
     folder = RingFolder(tmp_path / "ring")
     ring = RingClient(tmp_path / "ring")
     wait_until(lambda: ring.failure)
@@ -169,7 +169,7 @@ def test_the_ring_of_another_stays(tmp_path: Path) -> None:
     folder.delete()
 
 
-def test_a_process_that_is_killed_is_told_and_what_it_wrote_is_there(tmp_path: Path, make_session: MakeSession) -> None:
+def test_killed_ring_process_is_reported_and_its_data_stays(tmp_path: Path, make_session: MakeSession) -> None:
     ring = RingClient(tmp_path / "ring")
     session = make_session(ring)
     session.go_on(50)
@@ -184,7 +184,7 @@ def test_a_process_that_is_killed_is_told_and_what_it_wrote_is_there(tmp_path: P
     assert not ring.folder.exists()
 
 
-def test_a_disk_that_is_full_is_told_and_the_ring_is_given_on(tmp_path: Path, make_session: MakeSession) -> None:
+def test_full_disk_is_reported_and_the_ring_can_still_be_closed(tmp_path: Path, make_session: MakeSession) -> None:
     ring = RingClient(tmp_path / "ring")
     session = make_session(ring)
     session.go_on(50)
@@ -203,7 +203,7 @@ def test_a_disk_that_is_full_is_told_and_the_ring_is_given_on(tmp_path: Path, ma
     assert not ring.folder.exists()
 
 
-def test_one_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_process_that_cannot_be_started_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvscope_telemetry.recordings.ring_client.COMMAND", (str(tmp_path / "none"),))
     ring = RingClient(tmp_path / "ring")
     assert "cannot be started: No such file or directory" in ring.failure
@@ -212,7 +212,7 @@ def test_one_that_cannot_be_started_is_told(tmp_path: Path, monkeypatch: pytest.
     ring.close()
 
 
-def test_closed_at_once_it_leaves_nothing(tmp_path: Path) -> None:
+def test_ring_closed_immediately_leaves_nothing(tmp_path: Path) -> None:
     RingClient(tmp_path / "ring").close()
     assert not (tmp_path / "ring").exists()
 
@@ -235,8 +235,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_was_given_outlives_who_gave_it(tmp_path: Path) -> None:
-    """A session that is killed says nothing to anybody; its ring has what had left it, and is let go."""
+def test_data_outlives_a_killed_session(tmp_path: Path) -> None:
+    """A killed session cannot say goodbye; its ring has what it had sent, and is unlocked."""
     done = subprocess.run(
         [sys.executable, "-c", SESSION, str(tmp_path / "ring")],
         cwd=ROOT,
@@ -252,7 +252,7 @@ def test_what_was_given_outlives_who_gave_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [1, 7, 1 << 20])
-def test_all_parts_are_written_whatever_the_system_takes_at_a_time(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_parts_are_written_despite_short_writes(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     got = bytearray()
 
     def writev(_: int, parts: list[bytes]) -> int:
@@ -266,7 +266,7 @@ def test_all_parts_are_written_whatever_the_system_takes_at_a_time(most: int, mo
     assert bytes(got) == b"".join(parts)
 
 
-def test_packets_are_found_however_they_were_cut() -> None:
+def test_packets_split_anywhere_are_found() -> None:
     statuses = [RingStatus(num_bytes=number, failure="x" * number) for number in range(5)]
     stream = b"".join(packet(PacketKind.TOLD, encoded(each)) for each in statuses) + packet(PacketKind.MESSAGE, b"")
     for size in (1, 3, 10, len(stream)):
@@ -278,8 +278,6 @@ def test_packets_are_found_however_they_were_cut() -> None:
 
 
 def make_frame(make_session: MakeSession) -> Frame:
-    """Any."""
-
     class Nowhere:
         def write(self, *_: object, **__: object) -> bool:
             return True

@@ -8,7 +8,7 @@ from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings.sample import named_recording, path_of, sample_recording
 
 
-def test_sample_is_a_word_unless_there_is_such_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_is_a_name_unless_such_a_file_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert path_of("sample") == str(sample_recording())
     (tmp_path / "sample").write_bytes(b"")
@@ -16,7 +16,7 @@ def test_sample_is_a_word_unless_there_is_such_a_file(tmp_path: Path, monkeypatc
     assert path_of("x.mcap") == "x.mcap"
 
 
-def test_a_name_that_is_no_file_is_refused_with_what_is_accepted(tmp_path: Path) -> None:
+def test_unknown_recording_name_is_refused_with_the_accepted_ones(tmp_path: Path) -> None:
     assert named_recording("sample") == sample_recording()
     for name in ("samples", str(tmp_path / "x.mcap")):
         with pytest.raises(BadInput) as caught:

@@ -1,4 +1,4 @@
-"""Saving a part: the states in it are those that were, and a save that ends early leaves nothing."""
+"""Saving a part of a recording: its states are those of the original, and an interrupted save leaves nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def written(make_ring: Callable[..., Ring], make_session: Make) -> tuple[Any, Recording]:
-    """A session, and the last ten seconds of it."""
+    """A session, and the recording of its last ten seconds."""
     ring = make_ring(max_seconds=10.0)
     session = make_session(ring)
     session.go_on(400)
@@ -38,7 +38,7 @@ def written(make_ring: Callable[..., Ring], make_session: Make) -> tuple[Any, Re
 
 
 @pytest.mark.parametrize(("back_s", "until_s"), [(5.0, None), (8.5, 3.0), (1e9, None)])
-def test_a_part_is_what_it_was(
+def test_saved_part_has_the_states_of_the_original(
     back_s: float, until_s: float | None, written: Any, assert_same_state: Callable[..., None], tmp_path: Path
 ) -> None:
     session, ring_recording = written
@@ -77,7 +77,7 @@ def test_a_part_is_what_it_was(
         assert all(message.log_time <= part.end_ns for _, _, message in others)
 
 
-def test_the_memory_is_known_from_the_start(written: Any, tmp_path: Path) -> None:
+def test_memory_is_known_from_the_start_of_a_saved_part(written: Any, tmp_path: Path) -> None:
     session, ring_recording = written
     save(ring_recording, tmp_path / "part.mcap", ring_recording.info.duration_s - 0.6)
     memory = [message for message in session.messages if isinstance(message, MemoryBreakdown) and message.epoch == 2]
@@ -85,7 +85,9 @@ def test_the_memory_is_known_from_the_start(written: Any, tmp_path: Path) -> Non
     assert part.memory_before(0.0, 2) in memory
 
 
-def test_a_file_can_be_cut_too(written: Any, tmp_path: Path, assert_same_state: Callable[..., None]) -> None:
+def test_part_of_a_saved_file_can_be_saved(
+    written: Any, tmp_path: Path, assert_same_state: Callable[..., None]
+) -> None:
     session, ring_recording = written
     save(ring_recording, tmp_path / "whole.mcap", 0.0)
     whole = Recording.open(tmp_path / "whole.mcap")
@@ -94,14 +96,16 @@ def test_a_file_can_be_cut_too(written: Any, tmp_path: Path, assert_same_state: 
     assert_same_state(half.state_at(1e9), session.mirror_at(session.times_ns[-1]))
 
 
-def test_who_watches_may_end_it(written: Any, tmp_path: Path) -> None:
+def test_save_can_be_cancelled(written: Any, tmp_path: Path) -> None:
     _, ring_recording = written
     with pytest.raises(OpeningCancelled):
         save(ring_recording, tmp_path / "part.mcap", 0.0, watch=lambda share: share < 0.5)
     assert list(tmp_path.glob("*.mcap*")) == []
 
 
-def test_a_full_disk_is_told(written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_and_leaves_no_file(
+    written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, ring_recording = written
     write, written_to = McapFile.add_message, []
 
@@ -117,7 +121,7 @@ def test_a_full_disk_is_told(written: Any, tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.glob("*.mcap*")) == []
 
 
-def test_nothing_is_overwritten(written: Any, tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(written: Any, tmp_path: Path) -> None:
     _, ring_recording = written
     (tmp_path / "there.mcap").touch()
     with pytest.raises(BadInput, match="already exists"):
@@ -126,8 +130,8 @@ def test_nothing_is_overwritten(written: Any, tmp_path: Path) -> None:
         save(ring_recording, tmp_path / "there.rrd", 0.0)
 
 
-def test_a_part_without_a_state_is_told_as_what_it_is(tmp_path: Path) -> None:
-    """Frames alone: whoever recorded them came after the state."""
+def test_part_without_a_state_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """The recording has frames but starts after the snapshot."""
     engine = SimulatedEngine(num_blocks=50, num_running=2)
     with RecordingWriter(tmp_path / "frames.mcap") as writer:
         writer.write(engine.hello, wait=True)
@@ -140,8 +144,8 @@ def test_a_part_without_a_state_is_told_as_what_it_is(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("part*"))
 
 
-def test_requests_of_a_part_are_those_that_ended_in_it(tmp_path: Path, make_session: Make) -> None:
-    """They have no block: none stands for another, and those before the part are not moved into it."""
+def test_saved_part_has_the_requests_that_ended_in_it(tmp_path: Path, make_session: Make) -> None:
+    """Texts of requests belong to no block: they must not replace each other or move into the part."""
     asked = AskedRequest(request_id="r", num_prompt_tokens=1, sampling=SamplingParams())
     with RecordingWriter(tmp_path / "whole.mcap") as writer:
         session = make_session(writer)

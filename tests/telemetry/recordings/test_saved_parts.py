@@ -1,4 +1,4 @@
-"""Saved parts of files, of rings, and of rings that are written: the messages, states and seconds that were."""
+"""Saved parts of files and rings, also of rings being written: messages, states and seconds equal the original."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture(params=["ring", "file", "ring that is written"])
 def written(request: pytest.FixtureRequest, tmp_path: Path, make_session: Make) -> Iterator[tuple[Any, Any]]:
-    """A session of half a minute with another engine in its middle, in segments of seven seconds or one file."""
+    """A session of half a minute with an engine restart in its middle, as segments of seven seconds or as one file."""
     if request.param == "file":
         writer = RecordingWriter(tmp_path / "whole.mcap", keyframe_interval_ns=8_000_000_000)
         session = _with_extras(make_session(writer))
@@ -48,7 +48,7 @@ def _with_extras(session: Any) -> Any:
     return session
 
 
-def test_a_part_is_what_was(written: Any, tmp_path: Path, assert_same_state: Make) -> None:
+def test_saved_part_equals_the_original(written: Any, tmp_path: Path, assert_same_state: Make) -> None:
     session, recorded = written
     end_s = recorded.info.duration_s
     for number, from_s in enumerate([0.0, random.uniform(0, end_s - 14)]):
@@ -72,7 +72,7 @@ def test_a_part_is_what_was(written: Any, tmp_path: Path, assert_same_state: Mak
 
 
 @pytest.mark.parametrize("written", ["ring"], indirect=True)
-def test_damage_is_left_out_and_told(written: Any, tmp_path: Path, assert_same_state: Make) -> None:
+def test_damage_is_left_out_of_a_saved_part_and_reported(written: Any, tmp_path: Path, assert_same_state: Make) -> None:
     session, recorded = written
     file = recorded.segments[1]
     bad = max(file.message_chunks, key=lambda chunk: chunk.num_frames or 0)
@@ -94,7 +94,7 @@ def _frames(recording: Recording) -> list[Any]:
 
 
 def _key(event: Event) -> tuple[str, int, int, int]:
-    """What tells one event of an engine from another."""
+    """Key that identifies one event of an engine."""
     return event.kind, event.time_ns, event.number, event.other
 
 

@@ -1,4 +1,4 @@
-"""What waits for the writer: bounded, in order, taken some at a time."""
+"""The writer's queue: bounded, in order, drained in batches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _sizes(queue: RecordingQueue) -> list[int]:
     return [each.num_bytes for each in taken if isinstance(each, Queued)]
 
 
-def test_it_is_bounded_by_bytes() -> None:
+def test_queue_is_bounded_by_bytes() -> None:
     queue = RecordingQueue(1000)
     assert [queue.put(BEAT, bytes(300), wait=False) for _ in range(4)] == [True, True, True, False]
     assert queue.num_refused == 1
     assert _sizes(queue) == [300] * 3
 
 
-def test_one_is_taken_whatever_its_size_where_little_waits() -> None:
+def test_oversized_message_is_accepted_if_the_queue_is_nearly_empty() -> None:
     queue = RecordingQueue(1000)
     assert queue.put(BEAT, bytes(400), wait=False)
     assert queue.put(BEAT, bytes(5000), wait=False)
@@ -34,7 +34,7 @@ def test_one_is_taken_whatever_its_size_where_little_waits() -> None:
     assert not queue.put(BEAT, bytes(5000), wait=False)
 
 
-def test_who_waits_for_room_gets_it() -> None:
+def test_waiting_put_succeeds_once_there_is_space() -> None:
     queue = RecordingQueue(1000)
     queue.put(BEAT, bytes(900), wait=False)
     waiting = threading.Thread(target=queue.put, args=(BEAT, bytes(900)), kwargs={"wait": True})
@@ -44,7 +44,7 @@ def test_who_waits_for_room_gets_it() -> None:
     assert _sizes(queue) == [900]
 
 
-def test_a_mark_comes_after_what_was_put_before_it() -> None:
+def test_mark_comes_after_earlier_messages() -> None:
     queue, mark = RecordingQueue(1000), Mark()
     queue.put(BEAT, bytes(10), wait=False)
     queue.put_mark(mark)
@@ -54,7 +54,7 @@ def test_a_mark_comes_after_what_was_put_before_it() -> None:
     assert not mark.is_set()
 
 
-def test_nobody_waits_for_a_mark_when_it_is_over() -> None:
+def test_marks_are_released_when_the_queue_is_closed() -> None:
     queue, before, after = RecordingQueue(1000), Mark(), Mark()
     queue.put(BEAT, bytes(10), wait=False)
     queue.put_mark(before)

@@ -1,4 +1,6 @@
-"""An engine that sends without end, or nothing that is a message: the client stays small, and follows the next one."""
+"""An engine that sends without end or sends no valid messages: the client's memory stays bounded, and it follows the
+next engine.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from kvscope_telemetry.transport.endpoints import endpoints
 WAIT_S = 60.0
 MIB = 1 << 20
 MAX_GROWTH_BYTES = 2048 * MIB
-"""A flood, what came before it was noticed (looked at several times a second; a GiB comes in one), and what the
-tests before left free. Without a bound it grows until the test gives up waiting."""
+"""Bound on a flood, plus what arrives before it is noticed (checked several times a second; a GiB arrives in one), plus
+memory that earlier tests freed. Without a bound the client grows until the test times out."""
 FLOOD = """
 import sys, zmq
 telemetry, command, kind, size = sys.argv[1:]
@@ -62,8 +64,8 @@ while True:
     except OSError:
         peer.close()
 """
-"""A message that is never finished, at most half a GiB of it a second: faster, what comes between two looks of a client
-that has little of the processor says nothing of its bound. ZeroMQ itself sends no such thing."""
+"""Sends a message that never ends, at most half a GiB per second: faster, the bytes that arrive between two checks of a
+slow client would exceed its bound. ZeroMQ itself never sends such a message."""
 
 MakeEndpoint = Callable[[str], str]
 
@@ -71,7 +73,7 @@ MakeEndpoint = Callable[[str], str]
 @pytest.mark.parametrize(
     ("kind", "size"), [("telemetry", 16 * MIB), ("telemetry", MIB // 4), ("replies", 16 * MIB), ("parts", 16 * MIB)]
 )
-def test_a_flood_is_bounded_in_bytes(
+def test_flood_is_bounded_in_bytes_and_the_next_engine_is_followed(
     kind: str,
     size: int,
     make_endpoint: MakeEndpoint,

@@ -1,4 +1,4 @@
-"""The live source on real sockets: the mirror equals the engine's ledger, whatever happened on the way."""
+"""The live source on real sockets: the mirror equals the engine's ledger, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _is_frame(data: bytes) -> bool:
     return data.startswith(b"\x86\xa4type\xa5Frame") or b"\xa5Frame" in data[:16]
 
 
-def _see_frames(source: LiveSource, count: int) -> None:
-    """Follow until so many more frames came."""
+def _wait_for_frames(source: LiveSource, count: int) -> None:
+    """Follow until `count` more frames arrived."""
     goal = source.status.frames_received + count
 
     def came() -> bool:
@@ -65,45 +65,45 @@ def _see_frames(source: LiveSource, count: int) -> None:
     assert source.wait(came, WAIT_S), source.status
 
 
-def _see_state(source: LiveSource, state: SourceState) -> None:
+def _wait_for_state(source: LiveSource, state: SourceState) -> None:
     assert source.wait(lambda: source.status.state is state, WAIT_S), source.status
 
 
-def _join(source: LiveSource) -> None:
-    """Until its mirror follows: what happens from then on is seen."""
+def _wait_until_live(source: LiveSource) -> None:
+    """Wait until the mirror follows the engine."""
     assert source.wait(lambda: source.update_mirror() is not None and source.mirror.seq > 0, WAIT_S), source.status
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_it_mirrors_an_engine_it_joined_late(
+def test_late_source_mirrors_the_engine(
     kind: str, make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, assert_mirrors: AssertMirrors
 ) -> None:
     server = serve(endpoint := make_endpoint(kind))
     early = watch(endpoint)
-    _see_frames(early, 50)
+    _wait_for_frames(early, 50)
     late = watch(endpoint)
-    _see_frames(late, 50)
+    _wait_for_frames(late, 50)
     assert_mirrors(late, server)
     assert_mirrors(early, server)
     assert early.status.frames_dropped == late.status.frames_dropped == 0
     assert early.status.resyncs == 0
-    _see_state(early, SourceState.LIVE)
+    _wait_for_state(early, SourceState.LIVE)
     assert early.status.latency_ns >= 0
 
 
-def test_it_mirrors_an_engine_that_was_not_there_yet(
+def test_source_opened_before_the_engine_mirrors_it(
     make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, assert_mirrors: AssertMirrors
 ) -> None:
     source = watch(endpoint := make_endpoint("ipc"))
     assert source.status.state is SourceState.CONNECTING
     assert source.update_mirror() is None
     server = serve(endpoint)
-    _see_state(source, SourceState.LIVE)
-    _see_frames(source, 20)
+    _wait_for_state(source, SourceState.LIVE)
+    _wait_for_frames(source, 20)
     assert_mirrors(source, server)
 
 
-def test_it_mirrors_over_a_line_that_drops_every_third_frame(
+def test_engine_is_mirrored_over_a_channel_that_drops_every_third_frame(
     make_endpoint: MakeEndpoint,
     serve: Serve,
     watch: Watch,
@@ -123,19 +123,19 @@ def test_it_mirrors_over_a_line_that_drops_every_third_frame(
 
     server = serve(engine_endpoint := make_endpoint("ipc"))
     source = watch(proxy(engine_endpoint, drop_every_third))
-    _join(source)
+    _wait_until_live(source)
     joined_at = source.mirror.seq
-    _see_frames(source, 200)
+    _wait_for_frames(source, 200)
     assert_mirrors(source, server, go_on=False)
     assert source.status.resyncs >= 1
     since_then = sum(seq > joined_at for seq in dropped)
     assert since_then > 60
-    # That the very last one is missing shows in a heartbeat, when the mirror is right already.
+    # A missing last frame is noticed by a heartbeat, when the mirror is already right.
     assert source.wait(lambda: source.status.frames_dropped >= since_then, WAIT_S), source.status
     assert source.status.frames_dropped <= len(dropped)
 
 
-def test_it_mirrors_over_a_line_that_drops_repeats_and_reorders(
+def test_engine_is_mirrored_over_a_channel_that_drops_repeats_and_reorders(
     amount: Amount,
     make_endpoint: MakeEndpoint,
     serve: Serve,
@@ -163,41 +163,41 @@ def test_it_mirrors_over_a_line_that_drops_repeats_and_reorders(
     started = time.monotonic()
     source = watch(proxy(engine_endpoint, treat))
     for _ in range(amount(1, 20)):
-        _see_frames(source, 5000)
+        _wait_for_frames(source, 5000)
     assert_mirrors(source, server)
     assert 1 <= source.status.resyncs <= time.monotonic() - started + 1
     assert source.status.messages_rejected == 0
 
 
-def test_it_follows_an_engine_over_a_restart(
+def test_engine_restart_is_followed(
     make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, assert_mirrors: AssertMirrors
 ) -> None:
     source = watch(endpoint := make_endpoint("ipc"))
     first = serve(endpoint, epoch=1)
-    _see_frames(source, 50)
+    _wait_for_frames(source, 50)
     first.close()
-    _see_state(source, SourceState.ENDED)
+    _wait_for_state(source, SourceState.ENDED)
     source.update_mirror()
     assert source.mirror.epoch == 1, "what it has is kept"
     second = serve(endpoint, epoch=2, num_blocks=700, seed=5)
-    _see_state(source, SourceState.LIVE)
-    _see_frames(source, 50)
+    _wait_for_state(source, SourceState.LIVE)
+    _wait_for_frames(source, 50)
     assert_mirrors(source, second)
     assert source.mirror.epoch == 2
     assert source.status.frames_dropped == 0
 
 
-def test_an_engine_that_dies_without_a_word_is_told(
+def test_unexpected_end_of_the_engine_is_reported(
     make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, assert_mirrors: AssertMirrors
 ) -> None:
     source = watch(endpoint := make_endpoint("ipc"))
     first = serve(endpoint, epoch=1)
-    _see_frames(source, 20)
+    _wait_for_frames(source, 20)
     first.close(goodbye=False)
-    _see_state(source, SourceState.ENDED)
+    _wait_for_state(source, SourceState.ENDED)
     assert "stopped unexpectedly" in source.status.reason
     second = serve(endpoint, epoch=2)
-    _see_state(source, SourceState.LIVE)
+    _wait_for_state(source, SourceState.LIVE)
     assert_mirrors(source, second)
 
 
@@ -220,7 +220,7 @@ def engine_process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_an_engine_that_is_stopped_is_stale_and_right_again_after(
+def test_suspended_engine_is_stale_and_correct_after_it_continues(
     make_endpoint: MakeEndpoint,
     engine_process: Callable[..., subprocess.Popen[str]],
     watch: Watch,
@@ -228,14 +228,14 @@ def test_an_engine_that_is_stopped_is_stale_and_right_again_after(
     endpoint = make_endpoint("ipc")
     process = engine_process(endpoint, "--blocks", "500", "--epoch", "7")
     source = watch(endpoint)
-    _see_frames(source, 10)
+    _wait_for_frames(source, 10)
     process.send_signal(signal.SIGSTOP)
-    _see_state(source, SourceState.STALE)
+    _wait_for_state(source, SourceState.STALE)
     process.send_signal(signal.SIGCONT)
-    _see_state(source, SourceState.LIVE)
-    _see_frames(source, 10)
+    _wait_for_state(source, SourceState.LIVE)
+    _wait_for_frames(source, 10)
     witness = watch(endpoint)  # a fresh snapshot is the engine's own dump
-    _see_frames(witness, 10)
+    _wait_for_frames(witness, 10)
 
     def agree() -> bool:
         source.update_mirror()
@@ -245,10 +245,10 @@ def test_an_engine_that_is_stopped_is_stale_and_right_again_after(
     assert source.wait(agree, WAIT_S)
     assert source.mirror.ledger.differences(witness.mirror.ledger) == []
     process.kill()
-    _see_state(source, SourceState.ENDED)
+    _wait_for_state(source, SourceState.ENDED)
 
 
-def test_malformed_messages_are_counted_and_hurt_nothing(
+def test_malformed_messages_are_counted_and_ignored(
     make_endpoint: MakeEndpoint,
     serve: Serve,
     watch: Watch,
@@ -266,7 +266,7 @@ def test_malformed_messages_are_counted_and_hurt_nothing(
 
     server = serve(engine_endpoint := make_endpoint("ipc"))
     source = watch(proxy(engine_endpoint, add_noise))
-    _see_frames(source, 300)
+    _wait_for_frames(source, 300)
     assert_mirrors(source, server)
     assert 300 <= source.status.messages_rejected <= num_bad
     assert source.status.frames_dropped == source.status.resyncs == 0
@@ -292,7 +292,7 @@ def test_message_whose_time_jumps_is_dropped_and_counted(
 
     server = serve(engine_endpoint := make_endpoint("ipc"))
     source = watch(proxy(engine_endpoint, set_time))
-    _join(source)
+    _wait_until_live(source)
     has_joined.set()
 
     def sees_right_times() -> bool:
@@ -307,14 +307,14 @@ def test_message_whose_time_jumps_is_dropped_and_counted(
     assert all(abs(time.monotonic_ns() - each) < 600e9 for each in times)
 
 
-def test_an_update_that_does_not_fit_costs_a_snapshot_and_nothing_more(
+def test_well_formed_frame_that_does_not_fit_costs_one_snapshot(
     make_endpoint: MakeEndpoint,
     serve: Serve,
     watch: Watch,
     proxy: MakeProxy,
     assert_mirrors: AssertMirrors,
 ) -> None:
-    """A frame that is well-formed, in sequence, and names a block that does not exist."""
+    """The frame is in sequence but names a block that does not exist."""
     num_broken = 0
     has_joined = threading.Event()
 
@@ -333,15 +333,15 @@ def test_an_update_that_does_not_fit_costs_a_snapshot_and_nothing_more(
 
     server = serve(engine_endpoint := make_endpoint("ipc"))
     source = watch(proxy(engine_endpoint, break_one))
-    _join(source)
+    _wait_until_live(source)
     has_joined.set()
-    _see_frames(source, 300)
+    _wait_for_frames(source, 300)
     assert num_broken == 1
     assert_mirrors(source, server)
     assert source.status.resyncs == 1
 
 
-def test_a_taker_that_stays_away_is_mended_by_a_snapshot(
+def test_slow_consumer_is_repaired_by_a_snapshot(
     make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, assert_mirrors: AssertMirrors
 ) -> None:
     server = serve(endpoint := make_endpoint("ipc"), rate=1000.0)
@@ -362,12 +362,12 @@ def _replies(source: LiveSource, until: Callable[[list[Reply]], bool]) -> list[R
     return replies
 
 
-def test_a_request_streams_and_shows_in_the_mirror(
+def test_submitted_request_streams_and_appears_in_the_mirror(
     make_endpoint: MakeEndpoint, serve: Serve, watch: Watch, assert_mirrors: AssertMirrors
 ) -> None:
     server = serve(endpoint := make_endpoint("ipc"))
     source = watch(endpoint)
-    _join(source)
+    _wait_until_live(source)
     source.send(Submit(request_id="mine", prompt="x" * 400, sampling=SamplingParams(max_tokens=5)))
     replies = _replies(source, lambda got: bool(got) and isinstance(got[-1], Finished))
     assert isinstance(replies[0], Accepted)
@@ -380,12 +380,12 @@ def test_a_request_streams_and_shows_in_the_mirror(
     assert source.mirror.requests.num_output_tokens[row] == 5
 
 
-def test_commands_are_answered_and_our_own_questions_stay_ours(
+def test_commands_are_answered_and_internal_requests_stay_internal(
     make_endpoint: MakeEndpoint, serve: Serve, watch: Watch
 ) -> None:
     server = serve(endpoint := make_endpoint("ipc"))
     source = watch(endpoint)
-    _see_state(source, SourceState.LIVE)
+    _wait_for_state(source, SourceState.LIVE)
     server.hold()
     block = int(server.engine.ledger.state.argmax())
     source.send(Submit(request_id="a", prompt="x"))
@@ -403,7 +403,7 @@ def test_commands_are_answered_and_our_own_questions_stay_ours(
     assert len(text.contents[0].token_ids) == server.engine.ledger.filled[block] > 0
 
 
-def test_a_command_to_nobody_is_answered_in_the_end(
+def test_command_without_an_engine_is_refused_after_a_timeout(
     make_endpoint: MakeEndpoint, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvscope_telemetry.transport.client_sockets.MAX_WAIT_NS", 100_000_000)
@@ -430,26 +430,26 @@ def test_commands_from_many_threads_all_arrive(make_endpoint: MakeEndpoint, serv
     assert sorted(r.tag for r in replies if isinstance(r, Status)) == list(range(1, 401))
 
 
-def test_closing_is_quick_whoever_is_there(make_endpoint: MakeEndpoint, serve: Serve) -> None:
+def test_close_is_quick_with_and_without_an_engine(make_endpoint: MakeEndpoint, serve: Serve) -> None:
     nobody = LiveSource(make_endpoint("ipc"))
     nobody.send(GetStatus())
     busy_endpoint = make_endpoint("tcp")
     serve(busy_endpoint, rate=2000.0)
     busy = LiveSource(busy_endpoint)
-    _see_frames(busy, 50)
+    _wait_for_frames(busy, 50)
     for source in (nobody, busy):
         started = time.monotonic()
         source.close()
         source.close()
-        assert time.monotonic() - started < 20.0, "what ZeroMQ holds for nobody is waited for"
+        assert time.monotonic() - started < 20.0, "close waited for messages that nobody receives"
         with pytest.raises(EngineDead):
             source.send(GetStatus())
 
 
-def test_a_command_sent_right_before_the_end_arrives(make_endpoint: MakeEndpoint, serve: Serve, watch: Watch) -> None:
+def test_command_sent_right_before_close_arrives(make_endpoint: MakeEndpoint, serve: Serve, watch: Watch) -> None:
     server = serve(endpoint := make_endpoint("ipc"), rate=20.0)
     witness = watch(endpoint)
-    _join(witness)
+    _wait_until_live(witness)
     with connect(endpoint) as source:
         source.send(Submit(request_id="last words", prompt="x"))
         _replies(source, bool)
@@ -467,14 +467,14 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_reconnecting_leaves_nothing_behind(
+def test_reconnecting_leaks_nothing(
     amount: Amount, make_endpoint: MakeEndpoint, serve: Serve, assert_mirrors: AssertMirrors
 ) -> None:
     server = serve(endpoint := make_endpoint("ipc"))
 
     def join() -> None:
         with LiveSource(endpoint) as source:
-            _join(source)
+            _wait_until_live(source)
 
     for _ in range(10):
         join()
@@ -485,11 +485,11 @@ def test_reconnecting_leaves_nothing_behind(
         for _ in range(amount(50, 1000)):
             join()
         deadline = time.monotonic() + WAIT_S
-        while len(os.listdir("/proc/self/fd")) > before + 8:  # sockets of the server's side close a little later
+        while len(os.listdir("/proc/self/fd")) > before + 8:  # sockets on the server's side close slightly later
             assert time.monotonic() < deadline
             time.sleep(0.01)
         grown.append(_resident_bytes() - resident)
-        if grown[-1] < 2 << 20:  # what is left each time is left every time
+        if grown[-1] < 2 << 20:  # a leak would grow every time
             break
     assert grown[-1] < 2 << 20, grown
     for _ in range(amount(3, 1000)):
@@ -497,7 +497,7 @@ def test_reconnecting_leaves_nothing_behind(
             assert_mirrors(source, server)
 
 
-def test_a_bad_endpoint_or_key_is_refused_and_opens_nothing(tmp_path: Path) -> None:
+def test_invalid_endpoint_or_key_is_refused_and_opens_nothing(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for endpoint in ("nonsense", "tcp://10.1.2.3:5600", "tcp://127.0.0.1:0"):
         with pytest.raises(BadInput):

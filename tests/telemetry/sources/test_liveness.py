@@ -1,4 +1,4 @@
-"""The states a person is told, by a clock of our own."""
+"""Connection states shown to the user, by our own clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _live(*, is_local: bool = True) -> Liveness:
 
 
 def _beat(liveness: Liveness, now_s: float, step: int, *, unfinished: int = 1, step_age_s: float = 0.0) -> None:
-    """A heartbeat that arrives at START + now_s; the engine's clock is another one."""
+    """Deliver a heartbeat at START + now_s. The engine has its own clock."""
     now_ns = START + int(now_s * S)
     engine_ns = 50 * S + int(now_s * S)
     started_ns = engine_ns - int(step_age_s * S) if step_age_s else 0
@@ -42,7 +42,7 @@ def _state(liveness: Liveness, now_s: float) -> SourceState:
     return liveness.state(START + int(now_s * S))[0]
 
 
-def test_connecting_until_a_snapshot_came() -> None:
+def test_source_is_connecting_until_a_snapshot_arrives() -> None:
     liveness = Liveness(is_local=True)
     assert _state(liveness, 0) is SourceState.CONNECTING
     liveness.rejection = "the engine speaks protocol 2"
@@ -52,7 +52,7 @@ def test_connecting_until_a_snapshot_came() -> None:
     assert _state(liveness, 0.1) is SourceState.LIVE
 
 
-def test_silence_is_stale_after_a_second_and_a_half() -> None:
+def test_silence_is_stale_after_one_and_a_half_seconds() -> None:
     liveness = _live()
     assert _state(liveness, 1.4) is SourceState.LIVE
     assert _state(liveness, 1.6) is SourceState.STALE
@@ -60,7 +60,7 @@ def test_silence_is_stale_after_a_second_and_a_half() -> None:
     assert _state(liveness, 10.1) is SourceState.LIVE
 
 
-def test_standing_still_with_work_is_stuck_after_five_seconds() -> None:
+def test_unfinished_step_is_stuck_after_five_seconds() -> None:
     liveness = _live()
     for half_seconds in range(30):
         now_s = half_seconds / 2
@@ -71,7 +71,7 @@ def test_standing_still_with_work_is_stuck_after_five_seconds() -> None:
     assert _state(liveness, 15) is SourceState.LIVE
 
 
-def test_an_engine_that_stands_still_between_steps_is_stuck_too_unless_paused() -> None:
+def test_engine_without_a_step_for_five_seconds_is_stuck_unless_paused() -> None:
     liveness = _live()
     for now_s in range(7):
         _beat(liveness, now_s, step=7)
@@ -81,8 +81,8 @@ def test_an_engine_that_stands_still_between_steps_is_stuck_too_unless_paused() 
     assert _state(liveness, 6) is SourceState.PAUSED
 
 
-def test_heartbeats_say_that_and_by_whom_it_is_paused() -> None:
-    """A window that was there before hears of another's pause, and of its end."""
+def test_heartbeat_reports_who_paused_the_engine() -> None:
+    """An already open window learns of a pause by another client, and of its end."""
     liveness = _live()
     for names, wanted in (("alice", (SourceState.PAUSED, "by alice")), ("", (SourceState.LIVE, ""))):
         liveness.heartbeat(Heartbeat(epoch=1, time_ns=1, seq=1, step=1, num_unfinished=1, paused_by=names), START)
@@ -96,7 +96,7 @@ def test_long_prefill_steps_are_not_stuck() -> None:
         assert _state(liveness, i / 2) is SourceState.LIVE
 
 
-def test_nothing_to_do_is_quiet_not_stuck() -> None:
+def test_idle_engine_is_not_stuck() -> None:
     liveness = _live()
     for now_s in range(20):
         _beat(liveness, now_s, step=7, unfinished=0)
@@ -105,7 +105,7 @@ def test_nothing_to_do_is_quiet_not_stuck() -> None:
     assert _state(liveness, 20) is SourceState.LIVE
 
 
-def test_a_lost_connection_on_this_machine_is_a_process_that_is_gone() -> None:
+def test_lost_local_connection_means_the_process_ended() -> None:
     liveness = _live()
     assert liveness.connection(False)
     assert not liveness.connection(False)
@@ -119,7 +119,7 @@ def test_a_lost_connection_on_this_machine_is_a_process_that_is_gone() -> None:
     assert _state(remote, 2.0) is SourceState.STALE
 
 
-def test_goodbye_ends_and_a_snapshot_begins_again() -> None:
+def test_goodbye_ends_the_source_and_a_snapshot_revives_it() -> None:
     liveness = _live()
     liveness.goodbye("forward raised")
     assert liveness.state(START) == (SourceState.ENDED, "forward raised")
@@ -129,7 +129,7 @@ def test_goodbye_ends_and_a_snapshot_begins_again() -> None:
     assert liveness.state(START)[1] == "the engine stopped"
 
 
-def test_loading_is_told_with_how_far_it_is() -> None:
+def test_loading_progress_is_shown() -> None:
     liveness = Liveness(is_local=True)
     progress = Progress(stage="load", detail="weights", done=1, total=4)
     liveness.answered(Status(phase="loading", telemetry_endpoint="e", progress=progress))
@@ -141,4 +141,4 @@ def test_loading_is_told_with_how_far_it_is() -> None:
     liveness.began()
     liveness.heard(START)
     liveness.progress(progress)
-    assert _state(liveness, 0.1) is SourceState.LIVE, "an engine that runs may load something more"
+    assert _state(liveness, 0.1) is SourceState.LIVE, "a running engine may load something else"

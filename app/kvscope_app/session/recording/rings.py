@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QSettings, QStandardPaths
 
 from kvscope_app.session.background import Background
-from kvscope_app.settings.settings_keeper import read_settings
+from kvscope_app.settings.settings_store import read_settings
 
 if TYPE_CHECKING:
     from kvscope_telemetry.recordings.left_rings import TidiedRings

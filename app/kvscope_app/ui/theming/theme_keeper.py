@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, QSettings, Qt, QTimer, Signal
 from PySide6.QtWidgets import QApplication
 
 from kvscope_app.settings.settings import ZOOM_STEPS, Settings
-from kvscope_app.settings.settings_keeper import SettingsKeeper
+from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_app.ui.theme import SAFE_THEMES, THEMES, Theme
 from kvscope_app.ui.theming.apply_theme import apply_theme, restyled
 from kvscope_app.ui.zoom import apply_zoom, zoom_of
@@ -34,7 +34,7 @@ class ThemeKeeper(QObject):
         """Apply the saved theme, or `choice` for this run only."""
         super().__init__(app)
         self._app = app
-        self.settings = SettingsKeeper(settings, self)
+        self.settings = SettingsStore(settings, self)
         self.choice = choice or self.settings.values.theme
         self.theme: Theme = self._wanted()
         apply_zoom(app, self.settings.values.zoom_percent)

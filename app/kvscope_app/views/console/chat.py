@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import count
-from kvscope_app.views.console.answer import ChatAnswer
+from kvscope_app.views.console.chat_answer import ChatAnswer
 from kvscope_app.views.console.conversation import (
     Conversation,
     Draft,
@@ -25,8 +25,8 @@ from kvscope_app.views.console.conversation import (
     title_from,
     to_send,
 )
-from kvscope_app.views.console.keeper import ConversationSaver
-from kvscope_app.views.console.store import ConversationStore
+from kvscope_app.views.console.conversation_saver import ConversationSaver
+from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import (
     Abort,

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QToolButton, QWidget
 
 from kvscope_app.ui.makers import set_icon, tool_button
 from kvscope_app.ui.theme import DARK, Theme
-from kvscope_app.views.console.picker import ConversationCombo
+from kvscope_app.views.console.conversation_picker import ConversationCombo
 
 
 class ChatHead(QWidget):

@@ -34,13 +34,13 @@ from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_no_prompts
-from kvscope_app.views.console.answer import AnswerPhase
 from kvscope_app.views.console.chat import Chat
+from kvscope_app.views.console.chat_answer import AnswerPhase
 from kvscope_app.views.console.chat_head import ChatHead
 from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.conversation import Conversation, Draft, Message
+from kvscope_app.views.console.conversation_picker import ConversationCombo, ConversationList, ConversationModel
 from kvscope_app.views.console.options_panel import OptionsPanel
-from kvscope_app.views.console.picker import ConversationCombo, ConversationList, ConversationModel
 from kvscope_app.views.console.progress_text import progress_text
 from kvscope_app.views.console.transcript import Transcript
 from kvscope_telemetry.messages.sampling_params import ModelSampling

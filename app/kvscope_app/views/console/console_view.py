@@ -16,8 +16,8 @@ from kvscope_app.ui.theme import Theme
 from kvscope_app.views.base import View
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_page import ChatPage
+from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_app.views.console.load_view import LoadView
-from kvscope_app.views.console.store import ConversationStore
 
 ASK_STATUS_S: Final = 5.0
 """Interval at which the engine's status is requested while the console is visible."""

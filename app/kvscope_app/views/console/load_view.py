@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.load_generator.generator import LoadGenerator
-from kvscope_app.load_generator.settings import (
+from kvscope_app.load_generator.load_settings import (
     MAX_CONCURRENCY,
     MAX_OUTPUT_TOKENS,
     MAX_RATE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvscope_app.session.session import Session
 from kvscope_app.session.state_text import STATE_WORDS
 from kvscope_app.ui.number_text import seconds
-from kvscope_app.views.console.answer import AnswerPhase, ChatAnswer
+from kvscope_app.views.console.chat_answer import AnswerPhase, ChatAnswer
 from kvscope_app.views.requests.phase_text import prefill_so_far
 from kvscope_app.views.requests.waiting_text import why_waits
 from kvscope_telemetry.messages.request_state import RequestState

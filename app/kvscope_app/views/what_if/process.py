@@ -1,6 +1,6 @@
 """Runs comparisons in a child process, `kvscope-engine what-if`, with at most one pending question.
 
-Owns the setup and the question; `LineChild` owns the child process and its lines.
+Owns the setup and the question; `LineProcess` owns the child process and its lines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.engine_launcher.line_child import LineChild, complaint, engine_command
+from kvscope_app.engine_launcher.line_process import LineProcess, complaint, engine_command
 from kvscope_telemetry.messages.what_if import Memory, WhatIfAnswer
 
 NOT_INSTALLED: Final = "Comparing allocators needs the engine, which is not installed: pip install 'kvscope[engine]'."
@@ -32,7 +32,7 @@ class WhatIfProcess(QObject):
     def __init__(self, parent: QObject | None = None, command: Sequence[str] | None = None) -> None:
         """Create the process. `command` replaces the engine's command."""
         super().__init__(parent)
-        self.child = LineChild(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
+        self.child = LineProcess(command or engine_command("what-if"), _MAX_ANSWER_BYTES, self)
         self.child.line_came.connect(self._take)
         self.child.failed.connect(self._on_failure)
         self._set_up: tuple[int | None, Memory] | None = None

@@ -15,7 +15,7 @@ OWN: Final = "kvscope"
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class TypedAddress:
     """Contents of the dialog's fields, without surrounding spaces."""
 
     kind: str

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QPus
 
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.widgets import SegmentedControl
-from kvscope_app.window.dialogs.attach_address import OWN, Typed, kinds
+from kvscope_app.window.dialogs.attach_address import OWN, TypedAddress, kinds
 from kvscope_telemetry.collectors.engines import engine_name, find_engine
 from kvscope_telemetry.transport.connections import Connection
 
@@ -47,10 +47,10 @@ class AttachFields:
         self._lay_out()
 
     @property
-    def typed(self) -> Typed:
+    def typed(self) -> TypedAddress:
         """Contents of the fields of the shown kind."""
         own = self.kind == OWN
-        return Typed(
+        return TypedAddress(
             kind=self.kind,
             where=self.where.text().strip(),
             key_file=self.key.text().strip() if own else "",

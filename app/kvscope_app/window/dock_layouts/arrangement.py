@@ -13,14 +13,14 @@ from typing import Final
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtWidgets import QTabBar
 
-from kvscope_app.settings.layout_value import Known, LayoutPart, WindowLayout
+from kvscope_app.settings.layout_value import KnownNames, LayoutPart, WindowLayout
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_modes import MODE_NAMES
-from kvscope_app.window.layout import AREAS
-from kvscope_app.window.remembered import choices_of, choose
+from kvscope_app.window.dock_state import AREAS
+from kvscope_app.window.view_choices import choices_of, choose
 from kvscope_app.window.window_body import WindowBody
 
-KNOWN: Final = Known(tuple(spec.name for spec in DOCKS), MODE_NAMES)
+KNOWN: Final = KnownNames(tuple(spec.name for spec in DOCKS), MODE_NAMES)
 _AREAS: Final = {
     "left": Qt.DockWidgetArea.LeftDockWidgetArea,
     "right": Qt.DockWidgetArea.RightDockWidgetArea,
@@ -92,7 +92,7 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
 
 def _below(layout: WindowLayout, width: int) -> float:
     """Return the width of the docks below the page map; the bottom left corner belongs to the left docks
-    (`layout.prepare`).
+    (`dock_state.prepare`).
     """
     left = layout.areas.get("left")
     return width * max(1 - (left.share if left else 0.0), 0.1)

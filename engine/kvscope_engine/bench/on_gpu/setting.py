@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvscope_engine.bench.shapes import SHAPES
-from kvscope_engine.cli.arguments.options import add_engine_options
+from kvscope_engine.cli.arguments.engine_options import add_engine_options
 from kvscope_engine.command_parser import CommandParser
 from kvscope_engine.model.loader.download.model_names import DUMMY_PREFIX
 from kvscope_telemetry.engine_config import EngineConfig

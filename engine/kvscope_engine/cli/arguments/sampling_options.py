@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvscope_engine.cli.arguments import form_options
+from kvscope_engine.cli.arguments import structured_output_options
 from kvscope_engine.command_parser import number, whole_number
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.sampling_params import SamplingParams
@@ -40,26 +40,28 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     add("--ignore-eos", action="store_true", help="go on after an end-of-sequence token")
     add("--stop-token-ids", type=_token_ids, metavar="ID,ID", default=(), help="tokens that end the completion")
     add("--logit-bias", type=_biases, metavar="ID:X,ID:X", default={}, help="added to tokens' logits, -100 to 100 each")
-    form_options.add_form_options(parser)
+    structured_output_options.add_form_options(parser)
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """Return the sampling parameters. Raises BadInput for a value outside its range."""
     values = {name: getattr(args, name) for name in NAMES if name != "structured"}
-    return SamplingParams(**values | {"stop": tuple(args.stop), "structured": form_options.structured(args)})
+    return SamplingParams(
+        **values | {"stop": tuple(args.stop), "structured": structured_output_options.structured(args)}
+    )
 
 
 def overridden(base: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
     """Return `base` with the options of a prompt file's line. Raises BadInput for an unknown name or a bad value."""
-    known = (*NAMES, *form_options.NAMES)
+    known = (*NAMES, *structured_output_options.NAMES)
     unknown = sorted(set(options) - set(known))
     if unknown:
         accepted = ", ".join(("prompt", "messages", "raw", "priority", "cache_salt", "adapter", "tools", *known))
         raise BadInput(f"option {unknown[0]!r} is not known: {accepted}")
-    values = {name: value for name, value in options.items() if name not in form_options.NAMES}
+    values = {name: value for name, value in options.items() if name not in structured_output_options.NAMES}
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
-    form = form_options.form_of(options)
+    form = structured_output_options.form_of(options)
     if form is not None:
         values["structured"] = msgspec.to_builtins(form)
     try:  # token ids are strings as keys of JSON

@@ -364,7 +364,7 @@ def chosen_setups(
 def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: CacheInfo | None) -> KVLayout | None:
     """Return the KV groups and states; None for a single group of all layers."""
     if args.model is not None:
-        from kvscope_engine.cli.engine_class import quick_imports
+        from kvscope_engine.cli.lazy_engine import quick_imports
 
         with quick_imports():
             from kvscope_engine.planning.kv_layout import model_layout

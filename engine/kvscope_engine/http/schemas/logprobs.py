@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvscope_engine.http.schemas.answers import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from kvscope_engine.http.schemas.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import TokenLogprobs, Tokens
 

@@ -11,7 +11,7 @@ from PySide6.QtGui import QAction, QContextMenuEvent, QKeySequence
 from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from tests.app import window_driver as driver
 
-from kvscope_app.views.console.picker import date_text
+from kvscope_app.views.console.conversation_picker import date_text
 from kvscope_telemetry.messages.commands import Abort, Refused
 from kvscope_telemetry.messages.request_state import WaitsFor
 from kvscope_telemetry.source import SourceState
@@ -356,7 +356,7 @@ def test_speed_leaves_out_the_time_that_the_engine_was_paused(talk):
 
 def test_speed_while_writing_leaves_out_the_time_that_the_engine_was_paused(talk, monkeypatch):
     now_s = [100.0]
-    monkeypatch.setattr("kvscope_app.views.console.answer.time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("kvscope_app.views.console.chat_answer.time.monotonic", lambda: now_s[0])
     talk.ask("x")
     talk.token("a")
     engine, ms = talk.engine, 1_000_000

@@ -14,7 +14,7 @@ from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.console.chat_page import StarterButton
 from kvscope_app.views.console.composer import Composer
 from kvscope_app.views.console.conversation import Conversation, sampling_to_send
-from kvscope_app.views.console.store import ConversationStore
+from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_telemetry.messages.commands import (
     Abort,
     Accepted,
@@ -446,7 +446,7 @@ def test_the_context_bar_warns_when_nearly_full(talk):
 
 
 def test_what_came_of_an_answer_is_kept_while_it_is_written(talk, qtbot, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvscope_app.views.console.keeper.SAVE_WRITING_S", 0.01)
+    monkeypatch.setattr("kvscope_app.views.console.conversation_saver.SAVE_WRITING_S", 0.01)
     type_and_send(talk, qtbot, "Hello")
     talk.accept()
     talk.chat.save()

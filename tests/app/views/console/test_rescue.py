@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvscope_app.views.console.conversation import Conversation, Message
-from kvscope_app.views.console.keeper import ConversationSaver, rescue, rescue_text
-from kvscope_app.views.console.store import ConversationStore
+from kvscope_app.views.console.conversation_saver import ConversationSaver, rescue, rescue_text
+from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_telemetry.errors import KvscopeError
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.console.console_view import ConsoleView
-from kvscope_app.views.console.store import ConversationStore
+from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
 
 
@@ -128,7 +128,7 @@ def test_what_one_deletes_goes_from_the_other(open_window):
 
 
 def test_a_failed_save_is_said_held_and_tried_again(open_window, tmp_path, monkeypatch, qtbot):
-    monkeypatch.setattr("kvscope_app.views.console.keeper.RETRY_MS", 20)
+    monkeypatch.setattr("kvscope_app.views.console.conversation_saver.RETRY_MS", 20)
     window = open_window()
     (tmp_path / "conversations").write_text("in the way")
     window.send("Hello")

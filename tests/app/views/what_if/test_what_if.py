@@ -257,7 +257,7 @@ def test_a_program_that_is_not_there(make_view, busy, qtbot):
 
 
 def test_without_the_engine_one_calm_sentence(session, busy, qtbot, monkeypatch):
-    monkeypatch.setattr("kvscope_app.engine_launcher.line_child.find_spec", lambda name: None)
+    monkeypatch.setattr("kvscope_app.engine_launcher.line_process.find_spec", lambda name: None)
     view = WhatIfView(session)
     qtbot.addWidget(view)
     view.show()

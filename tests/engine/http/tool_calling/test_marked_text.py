@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvscope_engine.http.schemas.bodies import Function
-from kvscope_engine.http.tool_calling.formats import BY_NAME
-from kvscope_engine.http.tool_calling.reader import ToolCallReader
-from kvscope_engine.http.tool_calling.use import MarkedText, ToolUse, hidden_tokens
+from kvscope_engine.http.schemas.request_bodies import Function
+from kvscope_engine.http.tool_calling.tool_call_formats import BY_NAME
+from kvscope_engine.http.tool_calling.tool_call_reader import ToolCallReader
+from kvscope_engine.http.tool_calling.tool_use import MarkedText, ToolUse, hidden_tokens
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
 

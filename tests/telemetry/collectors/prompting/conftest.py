@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's API as it is told to, over real sockets, and prompters that end with their test."""
+"""Fixtures for prompters: a fake OpenAI server on real sockets, and prompters that are closed with their test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 
 class Call:
-    """One POST, and the way to answer it."""
+    """One POST request and the means to answer it."""
 
     def __init__(self, handler: http.server.BaseHTTPRequestHandler, body: Any) -> None:
         self._handler, self.body, self.path = handler, body, handler.path
@@ -46,8 +46,8 @@ class Call:
         if self._is_chunked:
             self._handler.wfile.write(b"0\r\n\r\n")
 
-    def wait_hung_up(self) -> None:
-        """Until the client is gone."""
+    def wait_for_disconnect(self) -> None:
+        """Wait until the client has closed the connection."""
         while self._handler.connection.recv(1024):
             pass
 
@@ -62,13 +62,13 @@ def event(**data: Any) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
-def piece_of(text: str, index: int = 0, **more: Any) -> dict[str, Any]:
-    """A chat's chunk."""
+def chat_chunk(text: str, index: int = 0, **more: Any) -> dict[str, Any]:
+    """Return one chunk of a chat completion."""
     return {"choices": [{"index": index, "delta": {"content": text}, **more}]}
 
 
 class FakeOpenAI:
-    """`script` answers POSTs; /v1/models is `models`."""
+    """OpenAI-compatible server: `script` answers POST requests, `models` is the answer of /v1/models."""
 
     def __init__(self) -> None:
         self.models: Any = {"data": [{"id": "m", "owned_by": "vllm"}]}
@@ -135,7 +135,7 @@ def fake() -> Iterator[FakeOpenAI]:
 
 @pytest.fixture
 def prompt() -> Iterator[Callable[..., Prompter]]:
-    """`prompt("vllm://…", …)`: a prompter."""
+    """Function that opens a prompter: `prompt("vllm://…", …)`."""
     made: list[Prompter] = []
 
     def start(address: str, *, silence_s: float = 600.0, **options: str) -> Prompter:
@@ -155,7 +155,7 @@ def wait_for(holds: Callable[[], Any]) -> None:
 
 
 def replies_until(prompter: Any, holds: Callable[[list[Reply]], Any]) -> list[Reply]:
-    """Everything that was answered, once `holds` of it."""
+    """Return all replies up to the moment when `holds` is true of them."""
     got: list[Reply] = []
 
     def look() -> Any:
@@ -166,6 +166,6 @@ def replies_until(prompter: Any, holds: Callable[[list[Reply]], Any]) -> list[Re
     return got
 
 
-def to_the_end(prompter: Any, num_ends: int = 1) -> list[Reply]:
-    """Everything up to so many last words."""
+def replies_until_end(prompter: Any, num_ends: int = 1) -> list[Reply]:
+    """Return all replies up to and including `num_ends` final ones."""
     return replies_until(prompter, lambda got: sum(isinstance(r, Finished | Failed | Refused) for r in got) >= num_ends)

@@ -1,4 +1,4 @@
-"""Prompts to an engine that is watched from inside: by its telemetry it is known where they go."""
+"""Prompts to an engine that is watched from inside, sent to the API address named in its telemetry."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.inside.conftest import hello_of
 from tests.telemetry.collectors.prompting.conftest import (
     Call,
     FakeOpenAI,
-    piece_of,
+    chat_chunk,
     replies_until,
-    to_the_end,
+    replies_until_end,
     wait_for,
 )
 
@@ -35,9 +35,9 @@ from kvscope_telemetry.messages.commands import (
 from kvscope_telemetry.mirror.sync import FIRST_TAG
 
 
-def tell(call: Call) -> None:
+def stream_hello(call: Call) -> None:
     call.stream()
-    call.event(**piece_of("Hello", finish_reason="stop"))
+    call.event(**chat_chunk("Hello", finish_reason="stop"))
     call.done()
 
 
@@ -51,7 +51,7 @@ def tell(call: Call) -> None:
         ("sglang://0.0.0.0:30000", "tcp://127.0.0.1:7000", True, "127.0.0.1"),
     ],
 )
-def test_where_the_api_is_seen_from_here(told: str, endpoint: str, is_same_machine: bool, host: str) -> None:
+def test_api_address_as_seen_from_this_machine(told: str, endpoint: str, is_same_machine: bool, host: str) -> None:
     address = seen_from_here(told, endpoint, is_same_machine=is_same_machine)
     assert (address.host, address.tls, address.rank) == (host, "tls" in told, 2 if "rank" in told else 0)
 
@@ -64,21 +64,21 @@ def test_where_the_api_is_seen_from_here(told: str, endpoint: str, is_same_machi
         ("vllm://0.0.0.0:8000", "tcp://127.0.0.1:7000", "of another machine, which cannot be found from here"),
     ],
 )
-def test_what_cannot_be_reached_is_said_in_a_line(told: str, endpoint: str, words: str) -> None:
+def test_unreachable_api_is_explained_in_one_line(told: str, endpoint: str, words: str) -> None:
     with pytest.raises(BadInput) as raised:
         seen_from_here(told, endpoint, is_same_machine=False)
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_no_file_of_this_machine_is_read_because_an_engine_says_so() -> None:
+def test_api_address_from_an_engine_reads_no_local_file() -> None:
     address = seen_from_here("vllm://127.0.0.1:1/?ca=/etc/passwd&tokenizer=/etc", "ipc:///a", is_same_machine=True)
     assert (address.ca, address.tokenizer, address.tls) == ("", "", True)
 
 
 @pytest.fixture
 def watched(fake: FakeOpenAI, tmp_path: Path) -> Any:
-    """A source that is attached to an engine inside of which kvscope runs."""
+    """Source attached to an engine in which kvscope_inside runs."""
     endpoint = f"ipc://{tmp_path}/e"
     state = CacheState(replace(hello_of(), api=fake.address))
     with Publisher(endpoint, state), open_source(endpoint) as source:
@@ -91,19 +91,19 @@ def watched(fake: FakeOpenAI, tmp_path: Path) -> Any:
         yield source
 
 
-def test_prompts_go_to_its_own_api_and_all_else_to_its_socket(watched: Any, fake: FakeOpenAI) -> None:
-    fake.script = tell
+def test_prompts_go_to_the_api_and_commands_to_the_socket(watched: Any, fake: FakeOpenAI) -> None:
+    fake.script = stream_hello
     watched.send(Submit(request_id="mine", prompt="hello"))
-    replies = to_the_end(watched)
+    replies = replies_until_end(watched)
     assert "".join(reply.text for reply in replies if isinstance(reply, Tokens)) == "Hello"
     headers = fake.calls[0].headers
     assert headers["X-Request-Id"] == "mine"
     watched.send(Abort(request_id="theirs"))
     (reply,) = replies_until(watched, bool)
-    assert isinstance(reply, Failed), "the engine was asked, which does no such thing here"
+    assert isinstance(reply, Failed), "the command must go to the engine, which does not support it here"
 
 
-def test_its_api_says_which_adapters_there_are(watched: Any, fake: FakeOpenAI) -> None:
+def test_api_lists_the_loaded_adapters(watched: Any, fake: FakeOpenAI) -> None:
     fake.models["data"] += [{"id": "sql", "parent": "m"}]
     assert watched.status.adapters is None
     watched.send(GetStatus(tag=FIRST_TAG))
@@ -111,10 +111,10 @@ def test_its_api_says_which_adapters_there_are(watched: Any, fake: FakeOpenAI) -
     assert watched.status.adapters == (LoadedAdapter(name="sql", path=""),)
 
 
-def test_a_prompt_is_ended_by_hanging_up(watched: Any, fake: FakeOpenAI) -> None:
+def test_abort_of_a_prompt_closes_the_connection(watched: Any, fake: FakeOpenAI) -> None:
     def forever(call: Call) -> None:
         call.stream()
-        call.event(**piece_of("Hel"))
+        call.event(**chat_chunk("Hel"))
         call.wait_hung_up()
 
     fake.script = forever
@@ -127,10 +127,10 @@ def test_a_prompt_is_ended_by_hanging_up(watched: Any, fake: FakeOpenAI) -> None
     assert end.finish_reason == "abort"
 
 
-def test_one_that_is_gone_is_said_in_a_line(watched: Any, fake: FakeOpenAI) -> None:
+def test_unreachable_api_refuses_the_prompt_in_one_line(watched: Any, fake: FakeOpenAI) -> None:
     fake.close()
     watched.send(Submit(request_id="mine", prompt="hello"))
-    (refused,) = to_the_end(watched)
+    (refused,) = replies_until_end(watched)
     assert isinstance(refused, Refused)
     assert fake.url in refused.reason
     wait_for(lambda: not watched.take_replies())

@@ -1,4 +1,4 @@
-"""Our own HTTP API, watched as if it were vLLM's: prompts there and back through both ends of ours, and no model."""
+"""Our own HTTP API watched as if it were vLLM's: prompts through both our client and our server, without a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.engine.http.served import Served
-from tests.telemetry.collectors.prompting.conftest import replies_until, to_the_end, wait_for
+from tests.telemetry.collectors.prompting.conftest import replies_until, replies_until_end, wait_for
 
 from kvscope_telemetry.addresses import open_source
 from kvscope_telemetry.collectors.source import ExternalSource
@@ -35,10 +35,10 @@ def submit(prompt: str, **sampling: object) -> Submit:
     return Submit(request_id=f"r-{prompt}", prompt=prompt, raw=True, sampling=SamplingParams(**sampling))  # type: ignore[arg-type]
 
 
-def test_completions_with_all_options(source: ExternalSource) -> None:
+def test_completion_with_all_sampling_options(source: ExternalSource) -> None:
     options = {"top_k": 4, "min_p": 0.1, "min_tokens": 1, "seed": 3, "ignore_eos": True, "stop": ("§",)}
     source.send(submit("abc", n=2, max_tokens=3, stop_token_ids=(1 << 20,), logit_bias={5: 1.0}, **options))
-    first, *replies = to_the_end(source, 2)
+    first, *replies = replies_until_end(source, 2)
     assert isinstance(first, Accepted)
     assert {reply.index for reply in replies if isinstance(reply, Tokens)} == {0, 1}
     ends = [reply for reply in replies if isinstance(reply, Finished)]
@@ -46,16 +46,16 @@ def test_completions_with_all_options(source: ExternalSource) -> None:
     assert {end.usage.prompt_tokens for end in ends} == {3}
 
 
-def test_its_text_and_usage(source: ExternalSource) -> None:
+def test_completion_returns_text_and_usage(source: ExternalSource) -> None:
     source.send(submit("abcd", max_tokens=5))
-    replies = to_the_end(source)
+    replies = replies_until_end(source)
     assert len("".join(reply.text for reply in replies if isinstance(reply, Tokens)).split()) == 5
     end = replies[-1]
     assert isinstance(end, Finished)
     assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (4, 5)
 
 
-def test_an_abort_frees_its_blocks(source: ExternalSource, served: Served) -> None:
+def test_abort_frees_the_blocks_of_the_request(source: ExternalSource, served: Served) -> None:
     source.send(submit("endless", max_tokens=1_000_000))
     replies_until(source, lambda got: any(isinstance(reply, Tokens) for reply in got))
     assert served.engine.num_unfinished == 1
@@ -67,7 +67,7 @@ def test_an_abort_frees_its_blocks(source: ExternalSource, served: Served) -> No
     wait_for(lambda: served.engine.num_unfinished == 0)
 
 
-def test_a_close_hangs_up(served: Served) -> None:
+def test_closing_the_source_aborts_its_requests(served: Served) -> None:
     host, port = served.address
     with open_source(f"vllm://{host}:{port}", api_key=KEY) as source:
         assert isinstance(source, ExternalSource)
@@ -76,15 +76,15 @@ def test_a_close_hangs_up(served: Served) -> None:
     wait_for(lambda: served.engine.num_unfinished == 0)
 
 
-def test_what_it_refuses(source: ExternalSource, served: Served) -> None:
+def test_refused_prompt_and_wrong_api_key_are_reported(source: ExternalSource, served: Served) -> None:
     source.send(submit("", max_tokens=1))
-    (reply,) = to_the_end(source)
+    (reply,) = replies_until_end(source)
     assert isinstance(reply, Refused)
     assert "HTTP 400: the prompt is empty" in reply.reason
     host, port = served.address
     with open_source(f"vllm://{host}:{port}", api_key="wrong") as stranger:
         assert isinstance(stranger, ExternalSource)
         stranger.send(submit("abc"))
-        (reply,) = to_the_end(stranger)
+        (reply,) = replies_until_end(stranger)
     assert isinstance(reply, Refused)
     assert "does not accept the API key (HTTP 401)" in reply.reason

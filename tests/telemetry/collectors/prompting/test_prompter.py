@@ -1,4 +1,4 @@
-"""Prompts over real sockets to a server that answers well, badly, slowly and not at all."""
+"""Prompts over real sockets to servers that answer well, badly, slowly or not at all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.telemetry.collectors.certificates import CERTIFICATE, PRIVATE_KEY
 from tests.telemetry.collectors.prompting.conftest import (
     Call,
     FakeOpenAI,
+    chat_chunk,
     event,
-    piece_of,
     replies_until,
-    to_the_end,
+    replies_until_end,
     wait_for,
 )
 
@@ -44,10 +44,10 @@ HELLO = Submit(request_id="a", prompt="hello")
 USAGE: Any = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
 
 
-def tell(call: Call) -> None:
+def stream_hello(call: Call) -> None:
     call.stream()
-    call.event(**piece_of("Hel"))
-    call.event(**piece_of("lo", finish_reason="stop"))
+    call.event(**chat_chunk("Hel"))
+    call.event(**chat_chunk("lo", finish_reason="stop"))
     call.event(**USAGE)
     call.done()
 
@@ -56,19 +56,19 @@ def text_of(replies: list[Any]) -> str:
     return "".join(reply.text for reply in replies if isinstance(reply, Tokens))
 
 
-def last_words(prompter: Prompter) -> Any:
-    """The one that a person reads."""
-    *_, last = to_the_end(prompter)
+def last_failure(prompter: Prompter) -> Any:
+    """Return the last reply after checking that its reason is one short line."""
+    *_, last = replies_until_end(prompter)
     assert "\n" not in last.reason
     assert len(last.reason) < 500
     return last
 
 
-def test_an_answer(fake: FakeOpenAI, prompt: Prompt) -> None:
-    fake.script = tell
+def test_streamed_answer_is_received_completely(fake: FakeOpenAI, prompt: Prompt) -> None:
+    fake.script = stream_hello
     prompter = prompt(f"{fake.address}/?rank=2", api_key="secret")
     prompter.send(HELLO)
-    first, *_, last = replies = to_the_end(prompter)
+    first, *_, last = replies = replies_until_end(prompter)
     assert first == Accepted(request_id="a", numbers=(), num_prompt_tokens=0)
     assert text_of(replies) == "Hello"
     assert isinstance(last, Finished)
@@ -78,13 +78,13 @@ def test_an_answer(fake: FakeOpenAI, prompt: Prompt) -> None:
     assert (call.headers["Authorization"], call.headers["X-data-parallel-rank"]) == ("Bearer secret", "2")
 
 
-def test_the_model_is_asked_for_once(fake: FakeOpenAI, prompt: Prompt) -> None:
-    fake.script = tell
+def test_model_name_is_requested_once(fake: FakeOpenAI, prompt: Prompt) -> None:
+    fake.script = stream_hello
     fake.models = {"data": [{"id": "first"}, {"id": "second"}]}
     prompter = prompt(f"{fake.address}/?model=second")
     for name in ("a", "b", "c"):
         prompter.send(Submit(request_id=name, prompt="hello", raw=True))
-    to_the_end(prompter, 3)
+    replies_until_end(prompter, 3)
     assert fake.num_asked_models == 1
     assert {call.body["model"] for call in fake.calls} == {"second"}
     assert not any("return_token_ids" in call.body for call in fake.calls)
@@ -102,20 +102,22 @@ def test_the_model_is_asked_for_once(fake: FakeOpenAI, prompt: Prompt) -> None:
         ({"version": "0.9.2rc1"}, "guided_regex"),
     ],
 )
-def test_an_older_server_is_asked_in_its_words(fake: FakeOpenAI, prompt: Prompt, version: Any, word: str) -> None:
-    fake.script, fake.version = tell, version
+def test_older_server_gets_the_older_field_for_structured_output(
+    fake: FakeOpenAI, prompt: Prompt, version: Any, word: str
+) -> None:
+    fake.script, fake.version = stream_hello, version
     prompter = prompt(fake.address)
     form = Structured(kind="regex", text="a+")
     prompter.send(Submit(request_id="a", prompt="hello", sampling=SamplingParams(structured=form)))
-    to_the_end(prompter)
+    replies_until_end(prompter)
     (call,) = fake.calls
     assert {"structured_outputs", "guided_regex"} & call.body.keys() == {word}
     assert call.body[word] == (form.text if word == "guided_regex" else {"regex": form.text})
 
 
 @pytest.mark.parametrize("is_chunked", [True, False])
-def test_an_answer_that_is_cut_anywhere(fake: FakeOpenAI, prompt: Prompt, is_chunked: bool) -> None:
-    whole = event(**piece_of("Grüße")) + event(**piece_of("!", finish_reason="stop")) + event(**USAGE)
+def test_answer_split_at_any_byte_is_received_completely(fake: FakeOpenAI, prompt: Prompt, is_chunked: bool) -> None:
+    whole = event(**chat_chunk("Grüße")) + event(**chat_chunk("!", finish_reason="stop")) + event(**USAGE)
 
     def drip(call: Call) -> None:
         call.stream(is_chunked=is_chunked)
@@ -126,12 +128,12 @@ def test_an_answer_that_is_cut_anywhere(fake: FakeOpenAI, prompt: Prompt, is_chu
     fake.script = drip
     prompter = prompt(fake.address)
     prompter.send(HELLO)
-    replies = to_the_end(prompter)
+    replies = replies_until_end(prompter)
     assert text_of(replies) == "Grüße!"
     assert isinstance(replies[-1], Finished)
 
 
-def test_several_completions(fake: FakeOpenAI, prompt: Prompt) -> None:
+def test_several_completions_keep_their_index(fake: FakeOpenAI, prompt: Prompt) -> None:
     def both(call: Call) -> None:
         call.stream()
         for index in (1, 0):
@@ -141,7 +143,7 @@ def test_several_completions(fake: FakeOpenAI, prompt: Prompt) -> None:
     fake.script = both
     prompter = prompt(fake.address)
     prompter.send(Submit(request_id="a", prompt="x", raw=True, sampling=SamplingParams(n=2)))
-    replies = to_the_end(prompter, 2)
+    replies = replies_until_end(prompter, 2)
     assert [(r.index, r.text) for r in replies if isinstance(r, Tokens)] == [(1, "1"), (0, "0")]
     assert [(r.index, r.finish_reason) for r in replies if isinstance(r, Finished)] == [(0, "length"), (1, "length")]
     assert fake.calls[0].body["n"] == 2
@@ -162,26 +164,26 @@ def test_several_completions(fake: FakeOpenAI, prompt: Prompt) -> None:
         (200, {"choices": []}, "application/json", "answers with application/json instead of an event stream"),
     ],
 )
-def test_what_is_not_taken_is_refused(
+def test_error_response_refuses_the_prompt_with_its_reason(
     fake: FakeOpenAI, prompt: Prompt, status: int, body: Any, kind: str, words: str
 ) -> None:
     fake.script = lambda call: call.answer(status, body, kind)
     prompter = prompt(fake.address)
     prompter.send(HELLO)
-    last = last_words(prompter)
+    last = last_failure(prompter)
     assert isinstance(last, Refused)
     assert last.reason.startswith(f"{fake.url}/v1/chat/completions ")
     assert words in last.reason
 
 
-def test_a_model_that_is_gone_is_asked_for_again(fake: FakeOpenAI, prompt: Prompt) -> None:
+def test_model_name_is_requested_again_after_a_404(fake: FakeOpenAI, prompt: Prompt) -> None:
     fake.script = lambda call: call.answer(404, {"error": {"message": "no model `m`"}})
     prompter = prompt(fake.address)
     prompter.send(HELLO)
-    last_words(prompter)
-    fake.models, fake.script = {"data": [{"id": "other"}]}, tell
+    last_failure(prompter)
+    fake.models, fake.script = {"data": [{"id": "other"}]}, stream_hello
     prompter.send(Submit(request_id="b", prompt="hello"))
-    assert isinstance(to_the_end(prompter)[-1], Finished)
+    assert isinstance(replies_until_end(prompter)[-1], Finished)
     assert fake.calls[-1].body["model"] == "other"
 
 
@@ -193,11 +195,11 @@ def test_a_model_that_is_gone_is_asked_for_again(fake: FakeOpenAI, prompt: Promp
         (b"", "is not a list"),
     ],
 )
-def test_a_server_without_a_model(fake: FakeOpenAI, prompt: Prompt, models: Any, words: str) -> None:
+def test_server_without_a_model_is_reported(fake: FakeOpenAI, prompt: Prompt, models: Any, words: str) -> None:
     fake.models = models
     prompter = prompt(fake.address)
     prompter.send(HELLO)
-    assert words in last_words(prompter).reason
+    assert words in last_failure(prompter).reason
 
 
 @pytest.mark.parametrize(
@@ -210,45 +212,45 @@ def test_a_server_without_a_model(fake: FakeOpenAI, prompt: Prompt, models: Any,
         (lambda call: call.piece(b"data: " + b"x" * 1_100_000), "one event of the answer has more than 1 MB"),
     ],
 )
-def test_what_breaks_in_the_middle_has_failed(
+def test_interrupted_answer_fails_with_its_reason(
     fake: FakeOpenAI, prompt: Prompt, more: Callable[[Call], None], words: str
 ) -> None:
     def begin(call: Call) -> None:
         call.stream()
-        call.event(**piece_of("Hel"))
+        call.event(**chat_chunk("Hel"))
         more(call)
 
     fake.script = begin
     prompter = prompt(fake.address)
     prompter.send(HELLO)
-    replies = to_the_end(prompter)
+    replies = replies_until_end(prompter)
     assert text_of(replies) == "Hel"
     assert isinstance(replies[-1], Failed)
     assert words in replies[-1].reason
     assert replies[-1].request_id == "a"
 
 
-def test_a_server_that_says_nothing(fake: FakeOpenAI, prompt: Prompt) -> None:
+def test_silent_server_times_out(fake: FakeOpenAI, prompt: Prompt) -> None:
     fake.script = Call.wait_hung_up
     prompter = prompt(fake.address, silence_s=0.2)
     prompter.send(HELLO)
-    assert "did not answer within 0.2 s" in last_words(prompter).reason
+    assert "did not answer within 0.2 s" in last_failure(prompter).reason
 
 
-def test_nobody_there(prompt: Prompt) -> None:
+def test_refused_connection_is_reported(prompt: Prompt) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     prompter = prompt(f"vllm://127.0.0.1:{port}")
     prompter.send(HELLO)
-    assert last_words(prompter).reason == f"nobody listens at http://127.0.0.1:{port}/v1/models"
+    assert last_failure(prompter).reason == f"nobody listens at http://127.0.0.1:{port}/v1/models"
 
 
-def test_an_abort_hangs_up(fake: FakeOpenAI, prompt: Prompt) -> None:
+def test_abort_closes_the_connection(fake: FakeOpenAI, prompt: Prompt) -> None:
     gone = threading.Event()
 
     def endless(call: Call) -> None:
         call.stream()
-        call.event(**piece_of("Hel"))
+        call.event(**chat_chunk("Hel"))
         call.wait_hung_up()
         gone.set()
 
@@ -266,7 +268,7 @@ def test_an_abort_hangs_up(fake: FakeOpenAI, prompt: Prompt) -> None:
     assert prompter.take_replies() == [Done(request_id="unknown")]
 
 
-def test_an_abort_before_an_answer_and_a_close(fake: FakeOpenAI, prompt: Prompt) -> None:
+def test_abort_before_an_answer_and_close_end_all_requests(fake: FakeOpenAI, prompt: Prompt) -> None:
     num_gone = []
 
     def silent(call: Call) -> None:
@@ -288,17 +290,19 @@ def test_an_abort_before_an_answer_and_a_close(fake: FakeOpenAI, prompt: Prompt)
         prompter.send(HELLO)
 
 
-def test_many_at_once(fake: FakeOpenAI, prompt: Prompt) -> None:
-    fake.script = tell
+def test_forty_concurrent_prompts_are_all_answered(fake: FakeOpenAI, prompt: Prompt) -> None:
+    fake.script = stream_hello
     prompter = prompt(fake.address)
     for number in range(40):
         prompter.send(Submit(request_id=f"{number}", prompt="hello"))
-    replies = to_the_end(prompter, 40)
+    replies = replies_until_end(prompter, 40)
     assert {reply.finish_reason for reply in replies if isinstance(reply, Finished)} == {"stop"}
     assert text_of(replies).count("H") == 40
 
 
-def test_what_is_refused_here(fake: FakeOpenAI, prompt: Prompt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_and_excess_requests_are_refused_locally(
+    fake: FakeOpenAI, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.script = Call.wait_hung_up
     prompter = prompt(fake.address)
     prompter.send(Submit(request_id="l", prompt="x", sampling=SamplingParams(logprobs=1)))
@@ -317,9 +321,9 @@ def test_what_is_refused_here(fake: FakeOpenAI, prompt: Prompt, monkeypatch: pyt
     assert not fake.num_hung_up
 
 
-def test_adapters_are_models_with_a_parent_and_asked_for_by_their_name(fake: FakeOpenAI, prompt: Prompt) -> None:
-    """As vLLM and SGLang list them."""
-    fake.script = tell
+def test_models_with_a_parent_are_adapters_and_requested_by_name(fake: FakeOpenAI, prompt: Prompt) -> None:
+    """vLLM and SGLang list adapters as models with a parent."""
+    fake.script = stream_hello
     prompter = prompt(fake.address)
     assert prompter.adapters is None
     fake.models["data"] += [{"id": "sql", "owned_by": "vllm", "parent": "m", "root": "/adapters/sql"}]
@@ -328,25 +332,25 @@ def test_adapters_are_models_with_a_parent_and_asked_for_by_their_name(fake: Fak
     assert prompter.adapters == (LoadedAdapter(name="sql", path="/adapters/sql"),)
     prompter.send(Submit(request_id="a", prompt="hello", adapter="sql"))
     prompter.send(Submit(request_id="b", prompt="hello"))
-    to_the_end(prompter, 2)
+    replies_until_end(prompter, 2)
     assert sorted(call.body["model"] for call in fake.calls) == ["m", "sql"]
     fake.models["data"].pop()
     prompter.send(GetStatus())
     wait_for(lambda: prompter.adapters == ())
 
 
-def test_tls(fake: FakeOpenAI, prompt: Prompt, tmp_path: Path) -> None:
+def test_tls_needs_a_trusted_certificate(fake: FakeOpenAI, prompt: Prompt, tmp_path: Path) -> None:
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
     certificate.write_text(CERTIFICATE)
     key.write_text(PRIVATE_KEY)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     fake.http.socket = context.wrap_socket(fake.http.socket, server_side=True)
-    fake.script = tell
+    fake.script = stream_hello
     address = fake.address.replace("127.0.0.1", "localhost")
     trusting = prompt(f"{address}/?ca={certificate}")
     trusting.send(HELLO)
-    assert isinstance(to_the_end(trusting)[-1], Finished)
+    assert isinstance(replies_until_end(trusting)[-1], Finished)
     strict = prompt(f"{address}/?tls=1")
     strict.send(HELLO)
-    assert "certificate is not trusted" in last_words(strict).reason
+    assert "certificate is not trusted" in last_failure(strict).reason

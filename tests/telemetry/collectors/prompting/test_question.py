@@ -1,4 +1,4 @@
-"""What another engine is asked, by name."""
+"""Requests sent to other engines: paths and field names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fields(engine: ExternalEngine = VLLM, *, raw: bool = True, **sampling: Any) 
     return question_of(submit, engine).fields
 
 
-def test_prompts_in_each_form() -> None:
+def test_path_and_body_for_each_kind_of_prompt() -> None:
     def asked(**form: Any) -> tuple[str, Any]:
         question = question_of(Submit(request_id="a", **form), VLLM)
         return question.path, question.fields.get("messages") or question.fields["prompt"]
@@ -45,7 +45,7 @@ def test_prompts_in_each_form() -> None:
         question_of(Submit(request_id="a"), VLLM)
 
 
-def test_an_adapter_is_a_model_in_vllm_and_a_field_in_sglang() -> None:
+def test_adapter_is_a_model_in_vllm_and_a_field_in_sglang() -> None:
     submit = Submit(request_id="a", prompt="hello", adapter="sql")
     asked = [question_of(submit, engine).fields for engine in (VLLM, SGLANG)]
     assert [(fields.get("model"), fields.get("lora_path")) for fields in asked] == [("sql", None), (None, "sql")]
@@ -53,8 +53,8 @@ def test_an_adapter_is_a_model_in_vllm_and_a_field_in_sglang() -> None:
 
 
 @pytest.mark.parametrize("engine", [VLLM, SGLANG])
-def test_what_decides_what_is_drawn_is_said_or_left_to_the_model(engine: str) -> None:
-    """Their own defaults are what its makers say."""
+def test_sampling_defaults_are_left_to_the_server_and_set_values_are_sent(engine: str) -> None:
+    """A model's publisher chooses its default sampling parameters."""
     body = fields(engine)
     assert not {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & body.keys()
     said = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -63,7 +63,7 @@ def test_what_decides_what_is_drawn_is_said_or_left_to_the_model(engine: str) ->
     assert not {"seed", "n", "stop", "min_tokens", "ignore_eos", "logit_bias", "priority", "cache_salt"} & body.keys()
 
 
-def test_options_by_name() -> None:
+def test_sampling_options_are_sent_by_name() -> None:
     options = {"seed": 3, "n": 2, "min_tokens": 4, "ignore_eos": True, "top_k": 5}
     body = fields(**options, stop=("x",), stop_token_ids=(7,), logit_bias={8: -1.5})
     assert {name: body[name] for name in options} == options
@@ -74,7 +74,7 @@ def test_options_by_name() -> None:
     assert "max_tokens" not in fields(raw=False, max_tokens=None)
 
 
-def test_forms_of_text() -> None:
+def test_structured_output_uses_the_field_names_of_each_engine() -> None:
     schema = Structured(kind="json_schema", text='{"type":"object"}')
     response_format = fields(structured=schema)["response_format"]
     assert response_format == {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
@@ -93,7 +93,7 @@ def test_forms_of_text() -> None:
         fields(structured=Structured(kind="json_schema", text="{"))
 
 
-def test_what_there_is_no_word_for_is_refused_by_name() -> None:
+def test_unsupported_options_are_refused_by_name() -> None:
     with pytest.raises(BadInput, match="logprobs=2 is not accepted for SGLang"):
         fields(SGLANG, logprobs=2)
     with pytest.raises(BadInput, match="max_tokens=None is not accepted"):

@@ -1,9 +1,9 @@
-"""Events out of pieces cut anywhere, and what they say."""
+"""Server-sent events split at any byte, and the replies decoded from them."""
 
 from __future__ import annotations
 
 import pytest
-from tests.telemetry.collectors.prompting.conftest import event, piece_of
+from tests.telemetry.collectors.prompting.conftest import chat_chunk, event
 
 from kvscope_telemetry.collectors.prompting.error_text import MAX_LETTERS, error_text
 from kvscope_telemetry.collectors.prompting.streamed_answer import (
@@ -19,7 +19,7 @@ STREAM = b": ping\r\n\r\ndata: one\r\n\r\nevent: x\nid: 5\ndata:two\ndata: and m
 
 
 @pytest.mark.parametrize("size", range(1, len(STREAM) + 1))
-def test_events_cut_anywhere(size: int) -> None:
+def test_events_split_at_any_byte_are_reassembled(size: int) -> None:
     lines, events = EventLines(), []
     for start in range(0, len(STREAM), size):
         events += lines.feed(STREAM[start : start + size])
@@ -27,7 +27,7 @@ def test_events_cut_anywhere(size: int) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"x" * 70_000, b"data: " + b"x" * 70_000 + b"\n"])
-def test_an_event_without_an_end_is_not_kept(piece: bytes) -> None:
+def test_endless_event_is_refused(piece: bytes) -> None:
     lines = EventLines()
     for _ in range(MAX_EVENT_BYTES // len(piece)):
         lines.feed(piece)
@@ -39,10 +39,10 @@ def data(**body: object) -> bytes:
     return event(**body).removeprefix(b"data: ").strip()
 
 
-def test_text_token_ids_and_usage() -> None:
+def test_answer_has_text_token_ids_and_usage() -> None:
     telling = StreamedAnswer("a", 1)
     assert telling.take(data(choices=[{"index": 0, "delta": {"role": "assistant", "content": ""}}])) == []
-    (tokens,) = telling.take(data(**piece_of("Hi", token_ids=[5, 6])))
+    (tokens,) = telling.take(data(**chat_chunk("Hi", token_ids=[5, 6])))
     assert (tokens.text, tokens.token_ids, tokens.request_id) == ("Hi", (5, 6), "a")
     (tokens,) = telling.take(data(choices=[{"index": 0, "text": "!", "finish_reason": "length"}]))
     assert (tokens.text, telling.is_whole) == ("!", True)
@@ -55,10 +55,10 @@ def test_text_token_ids_and_usage() -> None:
     assert end.timing.total_s >= end.timing.ttft_s
 
 
-def test_several_completions_are_counted_by_what_came() -> None:
+def test_tokens_of_several_completions_are_counted_separately() -> None:
     telling = StreamedAnswer("a", 2)
     for index, text in ((0, "a"), (1, "b"), (1, "c")):
-        telling.take(data(**piece_of(text, index)))
+        telling.take(data(**chat_chunk(text, index)))
     telling.take(data(choices=[{"index": 1, "finish_reason": "stop"}], usage={"completion_tokens": 9}))
     assert not telling.is_whole
     ends = telling.ends("abort")
@@ -69,7 +69,7 @@ def test_several_completions_are_counted_by_what_came() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_reasoning_is_told_as_models_write_it(name: str) -> None:
+def test_reasoning_is_wrapped_in_think_tags(name: str) -> None:
     telling = StreamedAnswer("a", 1)
     pieces = [{name: "hm"}, {name: ", so"}, {"content": "Yes"}, {"content": "."}]
     texts = [t.text for piece in pieces for t in telling.take(data(choices=[{"index": 0, "delta": piece}]))]
@@ -93,12 +93,12 @@ def test_reasoning_is_told_as_models_write_it(name: str) -> None:
         b'{"usage": {"completion_tokens": -1}}',
     ],
 )
-def test_what_is_no_answer(event: bytes) -> None:
+def test_malformed_answer_is_refused(event: bytes) -> None:
     with pytest.raises(ProtocolError, match="its answer"):
         StreamedAnswer("a", 1).take(event)
 
 
-def test_errors_in_the_middle() -> None:
+def test_error_inside_a_stream_is_raised() -> None:
     for body in ({"error": {"message": "out of\nmemory"}}, {"object": "error", "message": "out of memory"}):
         with pytest.raises(AnswerError, match=r"^out of memory$"):
             StreamedAnswer("a", 1).take(data(**body))
@@ -119,5 +119,5 @@ def test_errors_in_the_middle() -> None:
         (b"x" * 5000, "x" * MAX_LETTERS + "…"),
     ],
 )
-def test_words_of_an_error(body: bytes, words: str) -> None:
+def test_message_of_an_error_body(body: bytes, words: str) -> None:
     assert error_text(body) == words

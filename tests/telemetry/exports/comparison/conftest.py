@@ -1,4 +1,4 @@
-"""Runs without a file: an overview made of numbers a second, and what a comparison asks of its recording."""
+"""Runs without a file: an overview built from numbers per second, and a stand-in for their recording."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ MakeRun = Callable[..., Run]
 
 @pytest.fixture
 def make_run() -> MakeRun:
-    """`make_run(values, blocks=100)`: `values` tokens in each second, as many blocks in use, and as many ms to a first
-    token."""
+    """Function that makes a run: `make_run(values, blocks=100)` with `values[i]` tokens, blocks in use and ms to the
+    first token in second i.
+    """
 
     def make(values: npt.NDArray[np.float64], blocks: int = 100) -> Run:
         hello = SimulatedEngine(num_blocks=blocks, epoch=9, clock=SteppedClock()).hello

@@ -1,4 +1,6 @@
-"""The table: figures as `digest` has them, differences, verdicts, and runs that are not alike, short or empty."""
+"""The comparison table: values from the run summary, differences, verdicts, and runs that differ in setup, are short
+or empty.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def run_of(recording: Recording) -> Run:
     return Run(recording, read_overview(recording), span_of(recording))
 
 
-def test_figures_are_those_of_the_digest(record: Callable) -> None:  # type: ignore[type-arg]
+def test_comparison_uses_the_values_of_the_run_summary(record: Callable) -> None:  # type: ignore[type-arg]
     recording = Recording.open(record(1500).path)
     run = run_of(recording)
     rows, found = rows_of(compare(run, run)), digest(recording, run.overview, run.span)
@@ -49,7 +51,7 @@ def test_figures_are_those_of_the_digest(record: Callable) -> None:  # type: ign
     assert rows["preemptions_per_min"].a == pytest.approx(60 * found.totals["preemptions"] / found.length_s, rel=0.01)
 
 
-def test_a_run_is_equal_to_itself(make_run: MakeRun) -> None:
+def test_run_compared_with_itself_is_equal(make_run: MakeRun) -> None:
     run = make_run(np.random.default_rng(1).normal(50, 5, 60))
     for row in compare(run, run).rows:
         assert row.verdict in (Verdict.EQUAL, Verdict.NONE)
@@ -57,7 +59,7 @@ def test_a_run_is_equal_to_itself(make_run: MakeRun) -> None:
     assert rows_of(compare(run, run))["hit_rate"].a == 0.75
 
 
-def test_what_is_larger_is_called_so_and_what_is_not_is_not(make_run: MakeRun) -> None:
+def test_only_changed_figures_differ(make_run: MakeRun) -> None:
     rng = np.random.default_rng(2)
     slow, fast = make_run(rng.normal(40, 4, 120)), make_run(rng.normal(60, 4, 90))
     rows = rows_of(compare(slow, fast))
@@ -77,8 +79,8 @@ def test_what_is_larger_is_called_so_and_what_is_not_is_not(make_run: MakeRun) -
     assert rows["finished"].verdict is Verdict.NONE
 
 
-def test_halves_of_one_run_are_equal_in_19_of_20(make_run: MakeRun) -> None:
-    """Through the whole of it, with quantiles and means that are no sums of independent seconds."""
+def test_halves_of_one_run_are_rarely_called_different(make_run: MakeRun) -> None:
+    """Checks the whole comparison, including quantiles and means that are not sums of independent seconds."""
     rng = np.random.default_rng(3)
     verdicts = []
     for _ in range(60):
@@ -94,12 +96,12 @@ def test_halves_of_one_run_are_equal_in_19_of_20(make_run: MakeRun) -> None:
     assert 0.87 <= np.mean([verdict is Verdict.OPEN for verdict in verdicts]) <= 0.995
 
 
-def test_what_was_not_alike_before_anything_ran(make_run: MakeRun) -> None:
+def test_different_configuration_is_listed(make_run: MakeRun) -> None:
     comparison = compare(make_run(np.full(30, 5.0)), make_run(np.full(30, 5.0), blocks=2000))
     assert [(each.name, each.a, each.b) for each in comparison.settings] == [("blocks", "100", "2,000")]
 
 
-def test_too_short_and_empty_runs_are_said_to_be(make_run: MakeRun) -> None:
+def test_short_and_empty_runs_get_no_verdict(make_run: MakeRun) -> None:
     long, short, empty = (make_run(np.full(size, 5.0) + np.arange(size) % 3) for size in (60, 8, 0))
     assert rows_of(compare(long, short))["decode_tokens_per_s"].verdict is Verdict.UNTOLD
     rows = rows_of(compare(long, empty))
@@ -116,14 +118,14 @@ def test_windows_cover_each_second_once(make_run: MakeRun) -> None:
     assert sum(span.length_s for _, span in parts) == pytest.approx(47)
 
 
-def test_a_silence_is_no_slowness(make_run: MakeRun) -> None:
-    """Seconds of which nothing was recorded count neither as work nor as time."""
+def test_unrecorded_seconds_do_not_lower_a_rate(make_run: MakeRun) -> None:
+    """Seconds without a recording count neither as work nor as time."""
     steady, broken = make_run(np.full(60, 50.0)), make_run(np.full(30, 50.0))
     late = Run(broken.recording, broken.overview, Span(START_NS, START_NS, START_NS + 60 * SECOND_NS))
     assert rows_of(compare(steady, late))["decode_tokens_per_s"].verdict is Verdict.EQUAL
 
 
-def test_the_table_goes_to_other_tools(make_run: MakeRun) -> None:
+def test_comparison_is_exported_as_csv_and_json(make_run: MakeRun) -> None:
     comparison = compare(make_run(np.full(30, 5.0)), make_run(np.full(30, 9.0)))
     table = comparison_table(comparison)
     assert table.num_rows == len(FIGURES) == len({figure.key for figure in FIGURES})
@@ -138,7 +140,7 @@ def test_the_table_goes_to_other_tools(make_run: MakeRun) -> None:
     assert msgspec.json.decode(msgspec.json.encode(comparison))["rows"][0]["key"] == "length_s"
 
 
-def test_moments_that_both_have(make_run: MakeRun) -> None:
+def test_common_events_align_two_runs(make_run: MakeRun) -> None:
     a, b = make_run(np.array([1.0, 9.0, 2.0])), make_run(np.array([1.0, 2.0, 3.0, 8.0]))
     for run, kinds in ((a, ("admitted", "preempted", "preempted")), (b, ("preempted",))):
         run.overview.extend(

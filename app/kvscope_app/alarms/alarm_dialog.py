@@ -1,0 +1,372 @@
+"""Dialog that edits the alarm rules and the webhook that alarms are posted to.
+
+Owns the rows while they are edited, and the note of each: what is wrong with the rule, why it cannot be measured, or
+the current value.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Final
+
+from msgspec.structs import replace
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QFocusEvent, QResizeEvent
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QDialogButtonBox,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QLineEdit,
+    QMenu,
+    QPushButton,
+    QScrollArea,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
+from kvscope_app.ui.fonts import mono
+from kvscope_app.ui.icons import icon
+from kvscope_app.ui.makers import label, seconds_box, set_look
+from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widgets import ElidedLabel
+from kvscope_app.ui.zoom import scaled
+from kvscope_app.views.capability_messages import why_not_measured
+from kvscope_telemetry.alarms.expression import Expression
+from kvscope_telemetry.alarms.figures import SECOND_FIGURES, SecondFigure, value_text
+from kvscope_telemetry.alarms.rules import DEFAULT_RULES, MAX_SECONDS, Rule, complaint, parse_rule
+from kvscope_telemetry.alarms.webhook import checked_url
+from kvscope_telemetry.errors import BadInput
+
+_SIZE: Final = (960, 620)
+_NOW_WIDTH: Final = 108
+_FOLDS_BELOW: Final = 700
+"""Minimum width in pixels, before scaling, of a row on one line; narrower rows put the expression on a second line."""
+_NOTE: Final = (
+    "An alarm fires once per incident, adds a bookmark and shows a notification; not while the engine is paused. "
+    "In a recording, alarms are marked where they would have fired."
+)
+_URL_HINT: Final = "Optional: https://host/path receives a JSON POST when an alarm fires or ends"
+_EXPRESSION_HINT: Final = "For example: ttft_p99_ms > 500 and running > 8"
+
+
+class AlarmDialog(Sheet):
+    """Dialog that edits the rules of all windows, which are saved in the settings."""
+
+    def __init__(self, watch: AlarmEvaluator, theme: Theme, parent: QWidget) -> None:
+        super().__init__("Alarms", parent)
+        self._watch, self._theme = watch, theme
+        self.rows: list[RuleRow] = []
+        self._last: RuleRow | None = None
+        """Row whose expression had the keyboard focus last."""
+        self.all = QCheckBox("All alarms")
+        self.all.clicked.connect(self._set_all)
+        self.add = QPushButton("Add alarm")
+        self.add.clicked.connect(self._add_new)
+        self.figures = QPushButton("Insert figure")
+        self.figures.setToolTip("Insert a figure into the expression edited last")
+        self.figures.setMenu(self._figure_menu())
+        self.url, self._url_note = QLineEdit(watch.settings.values.alarm_webhook), label("", "warning", wraps=True)
+        self.url.setPlaceholderText(_URL_HINT)
+        self.url.setAccessibleName("Webhook")
+        self.url.textChanged.connect(self._check)
+        self.buttons = QDialogButtonBox(
+            QDialogButtonBox.StandardButton.Ok
+            | QDialogButtonBox.StandardButton.Cancel
+            | QDialogButtonBox.StandardButton.RestoreDefaults
+        )
+        for button in (self.add, self.figures):
+            button.setAutoDefault(False)  # Enter in a field presses OK
+        self.buttons.button(QDialogButtonBox.StandardButton.Ok).setDefault(True)
+        self.buttons.accepted.connect(self.accept)
+        self.buttons.rejected.connect(self.reject)
+        self.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).clicked.connect(self._restore)
+        self._lay_out()
+        self._show(watch.settings.values.alarm_rules)
+        watch.looked.connect(self._show_values)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return tuple(row.rule for row in self.rows)
+
+    def accept(self) -> None:
+        """Save the rules and the webhook, unless a rule or the address is invalid."""
+        if self.buttons.button(QDialogButtonBox.StandardButton.Ok).isEnabled():
+            self._watch.settings.change(alarm_rules=self.rules, alarm_webhook=self.url.text().strip())
+            super().accept()
+
+    def _lay_out(self) -> None:
+        body = QWidget()
+        self._column = QVBoxLayout(body)
+        self._column.setContentsMargins(0, 0, 12, 0)
+        self._column.setSpacing(8)
+        self._column.addStretch(1)
+        self.area = QScrollArea()
+        self.area.setWidgetResizable(True)
+        self.area.setFrameShape(QFrame.Shape.NoFrame)
+        self.area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.area.setWidget(body)
+        tools, hook = QHBoxLayout(), QGridLayout()
+        for widget in (self.add, self.figures):
+            tools.addWidget(widget)
+        tools.addStretch(1)
+        words = label("Webhook")
+        words.setBuddy(self.url)
+        hook.setHorizontalSpacing(12)
+        hook.addWidget(words, 0, 0)
+        hook.addWidget(self.url, 0, 1)
+        hook.addWidget(self._url_note, 1, 1)
+        self.column.addWidget(self.all)
+        self.column.addWidget(self.area, 1)
+        self.column.addLayout(tools)
+        self.column.addLayout(hook)
+        if self._watch.own_words:
+            self.column.addWidget(label(self._watch.own_words, "muted", wraps=True))
+        self.column.addWidget(label(_NOTE, "muted", wraps=True))
+        self.column.addWidget(self.buttons)
+        room = self.screen().availableGeometry().size()
+        self.resize(QSize(scaled(_SIZE[0]), scaled(_SIZE[1])).boundedTo(room))
+
+    def _show(self, rules: tuple[Rule, ...]) -> None:
+        for row in self.rows:
+            self._column.removeWidget(row)
+            row.deleteLater()
+        self.rows, self._last = [], None
+        for rule in rules:
+            self._add(rule)
+        self.all.setChecked(any(rule.is_on for rule in rules))
+        self._check()
+
+    def _add(self, rule: Rule) -> RuleRow:
+        row = RuleRow(rule, self._theme)
+        row.edited.connect(self._check)
+        row.entered.connect(partial(self._enter, row))
+        row.remove.clicked.connect(partial(self._remove, row))
+        self.rows.append(row)
+        self._column.insertWidget(self._column.count() - 1, row)
+        return row
+
+    def _add_new(self) -> None:
+        names = {row.name.text() for row in self.rows}
+        name = next(each for each in (f"Alarm {number}" for number in range(1, 1000)) if each not in names)
+        row = self._add(Rule(name=name, expression="", seconds=10.0))
+        self._check()
+        row.show()
+        row.expression.setFocus()
+        self._column.activate()
+        self.area.ensureWidgetVisible(row)
+
+    def _remove(self, row: RuleRow) -> None:
+        self.rows.remove(row)
+        self._last = None if self._last is row else self._last
+        self._column.removeWidget(row)
+        row.hide()
+        row.deleteLater()
+        self.add.setFocus()
+        self._check()
+
+    def _enter(self, row: RuleRow) -> None:
+        self._last = row
+
+    def _restore(self) -> None:
+        """Reset the predefined rules to their defaults. Rules that the user added stay."""
+        names = {rule.name for rule in DEFAULT_RULES}
+        self._show((*DEFAULT_RULES, *(rule for rule in self.rules if rule.name not in names)))
+
+    def _set_all(self, is_on: bool) -> None:
+        for row in self.rows:
+            row.is_on.setChecked(is_on)
+
+    def _figure_menu(self) -> QMenu:
+        menu = QMenu(self)
+        groups: dict[str, QMenu] = {}
+        for figure in SECOND_FIGURES.values():
+            group = groups.get(figure.group) or groups.setdefault(figure.group, menu.addMenu(figure.group))
+            action = group.addAction(f"{figure.name}\t{figure.words}")
+            action.triggered.connect(partial(self._insert, figure))
+        return menu
+
+    def _insert(self, figure: SecondFigure) -> None:
+        if self._last is None and not self.rows:
+            self._add_new()
+        row = self._last or self.rows[-1]
+        row.expression.insert(figure.name)
+        row.expression.setFocus()
+
+    def _check(self) -> None:
+        """Show what is wrong with each row, and enable OK only if all rows and the webhook are valid."""
+        names = [row.name.text().strip() for row in self.rows]
+        is_sound = True
+        for row, name in zip(self.rows, names, strict=True):
+            why_not = "Another alarm has this name" if names.count(name) > 1 else complaint(row.rule)
+            is_sound = is_sound and not why_not
+            row.say(why_not, "" if why_not else why_not_measured(row.rule, self._watch.capabilities))
+        url_note = ""
+        try:
+            checked_url(self.url.text()) if self.url.text().strip() else ""
+        except BadInput as error:
+            url_note = str(error)
+        self._url_note.setText(url_note)
+        self._url_note.setVisible(bool(url_note))
+        self.buttons.button(QDialogButtonBox.StandardButton.Ok).setEnabled(is_sound and not url_note)
+        self._show_values()
+
+    def _show_values(self) -> None:
+        for row in self.rows:
+            row.show_value(self._watch)
+
+
+class RuleRow(QWidget):
+    """Editor of one rule, with a note below about what is wrong with it. An elided note is complete in its tooltip."""
+
+    edited = Signal()
+    entered = Signal()
+    """Emitted when the expression gets the keyboard focus."""
+
+    def __init__(self, rule: Rule, theme: Theme) -> None:
+        super().__init__()
+        self.is_on, self.name, self.expression = QCheckBox(), QLineEdit(rule.name), _Expression(rule.expression)
+        self.seconds = seconds_box(0.0, MAX_SECONDS, rule.seconds, "For how long")
+        self.remove = QToolButton()
+        self.remove.setIcon(icon("trash", theme.muted, size=15))
+        self._now, self._note = ElidedLabel(), ElidedLabel()
+        self._now.setProperty("look", "muted")
+        self._note.setProperty("look", "warning")
+        self.is_on.setChecked(rule.is_on)
+        self.expression.setFont(mono())
+        self.expression.setPlaceholderText(_EXPRESSION_HINT)
+        self.name.setCursorPosition(0)  # shows the start of a long name
+        self.expression.setCursorPosition(0)
+        self._lay_out()
+        self._name_parts()
+        self.name.textChanged.connect(self._name_parts)
+        for line in (self.name, self.expression):
+            line.textChanged.connect(self.edited)
+        self.seconds.valueChanged.connect(self.edited)
+        self.is_on.toggled.connect(self.edited)
+        self.expression.entered.connect(self.entered)
+        self.expression.editingFinished.connect(self._take_seconds)
+
+    @property
+    def rule(self) -> Rule:
+        rule = Rule(
+            name=self.name.text().strip(),
+            expression=" ".join(self.expression.text().split()),
+            seconds=self.seconds.value(),
+            is_on=self.is_on.isChecked(),
+        )
+        typed = _with_seconds(rule.expression)
+        return rule if typed is None else replace(rule, expression=typed.expression, seconds=typed.seconds)
+
+    @property
+    def note(self) -> str:
+        return self._note.text()
+
+    @property
+    def now(self) -> str:
+        return self._now.text()
+
+    def say(self, why_not: str, why_unknown: str) -> None:
+        """Show what is wrong with the rule, or else why it cannot be measured here; nothing if both are empty."""
+        self._note.setText(why_not or (f"Cannot be measured here: {why_unknown}" if why_unknown else ""))
+        set_look(self._note, "warning" if why_not else "muted")
+        self._note.setVisible(bool(self.note))
+
+    def show_value(self, watch: AlarmEvaluator) -> None:
+        """Show the rule's value in the last second."""
+        try:
+            text = _now_text(Expression(self.rule.expression), watch)
+        except BadInput:
+            text = ""
+        self._now.setText(text)
+        self.expression.setToolTip(text)
+
+    def _take_seconds(self) -> None:
+        """Move a duration typed as `... for 10 s` from the expression to its own field."""
+        typed = _with_seconds(self.expression.text())
+        if typed is not None:
+            self.seconds.setValue(typed.seconds)
+            self.expression.setText(typed.expression)
+
+    def _name_parts(self) -> None:
+        name = self.name.text() or "Alarm"
+        self.is_on.setAccessibleName(f"{name}: on")
+        self.is_on.setToolTip("On or off")
+        self.name.setAccessibleName("Name of the alarm")
+        self.expression.setAccessibleName(f"{name}: expression")
+        self.seconds.setAccessibleName(f"{name}: for how long")
+        self.remove.setAccessibleName(f"Remove {name}")
+        self.remove.setToolTip("Remove this alarm")
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether the expression is on a line of its own."""
+        return self._is_folded
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if self._is_folded is not (self.width() < scaled(_FOLDS_BELOW)):
+            self._place(is_folded=not self._is_folded)
+
+    def _lay_out(self) -> None:
+        self.name.setMinimumWidth(scaled(60))
+        self.expression.setMinimumWidth(scaled(60))
+        self._grid = QGridLayout(self)
+        self._grid.setContentsMargins(0, 0, 0, 0)
+        self._grid.setHorizontalSpacing(8)
+        self._grid.setVerticalSpacing(3)
+        self._for = label("for", "muted")
+        self._note.hide()
+        self._place(is_folded=True)
+
+    def _place(self, *, is_folded: bool) -> None:
+        """Lay the row out on one line or, if folded, with the expression on a second line.
+
+        The value is then visible only in the tooltip of the expression.
+        """
+        self._is_folded = is_folded
+        self._now.setVisible(not is_folded)
+        first = (self.is_on, self.name, self._for, self.seconds, self.remove)
+        places = {part: (0, place, 1) for part, place in zip(first, (0, 1, 4, 5, 6), strict=True)}
+        places |= {
+            self.expression: (1, 1, 6) if is_folded else (0, 2, 1),
+            self._now: (0, 3, 1),
+            self._note: (2, 1, 6),
+        }
+        for part, (row, column, num_columns) in places.items():
+            self._grid.removeWidget(part)
+            self._grid.addWidget(part, row, column, 1, num_columns)
+        self._grid.setColumnMinimumWidth(3, 0 if is_folded else scaled(_NOW_WIDTH))
+        self._grid.setColumnStretch(1, 4 if is_folded else 2)
+        self._grid.setColumnStretch(2, 0 if is_folded else 4)
+
+
+class _Expression(QLineEdit):
+    """Line edit that emits `entered` when it gets the keyboard focus."""
+
+    entered = Signal()
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.entered.emit()
+
+
+def _with_seconds(text: str) -> Rule | None:
+    """Return the rule parsed from a valid expression followed by `for N s`; None for any other text."""
+    try:
+        typed = parse_rule(text)
+    except BadInput:
+        return None
+    return typed if typed.seconds and ":" not in text else None
+
+
+def _now_text(expression: Expression, watch: AlarmEvaluator) -> str:
+    value = watch.value_of_last_second(expression)
+    if math.isnan(value):
+        return "last second: unknown"
+    return f"last second: {value_text(value, expression.unit) if math.isfinite(value) else '∞'}"

@@ -1,0 +1,208 @@
+"""Menu and key actions for bookmarks, loops and alarms."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtGui import QFocusEvent, QGuiApplication, QKeyEvent
+from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QLineEdit, QWidget
+
+from kvscope_app.actions.action_registry import ActionSpec
+from kvscope_app.alarms.alarm_dialog import AlarmDialog
+from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
+from kvscope_app.playback.playback_actions import TIME
+from kvscope_app.session.mark_labels import mark_text
+from kvscope_app.session.recording.bookmarks import Bookmarks
+from kvscope_app.session.session import Session
+from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.clock_text import wall_text
+from kvscope_app.ui.makers import label
+from kvscope_telemetry.recordings.sample import sample_word
+from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
+
+_WIDTH: Final = 440
+_BY_A_PERSON: Final = (
+    Qt.FocusReason.MouseFocusReason,
+    Qt.FocusReason.TabFocusReason,
+    Qt.FocusReason.BacktabFocusReason,
+    Qt.FocusReason.ShortcutFocusReason,
+)
+_NOTICE_MS: Final = 5000
+_ABOVE_BAR: Final = 48
+
+
+def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[ActionSpec]:
+    jump, loop = partial(go_to_bookmark, window), window.session.timeline.loop
+    return [
+        ActionSpec("bookmark", "Bookmark this moment", TIME, partial(bookmark_here, window), ("Ctrl+B",), "bookmark"),
+        ActionSpec("bookmark_before", "Previous bookmark", TIME, partial(jump, forward=False), ("Alt+,",)),
+        ActionSpec("bookmark_next", "Next bookmark", TIME, partial(jump, forward=True), ("Alt+.",)),
+        ActionSpec(
+            "bookmark_undo",
+            "Restore deleted bookmark",
+            TIME,
+            partial(bring_back, window),
+            enabled=lambda: window.session.bookmarks.can_undo,
+        ),
+        ActionSpec("loop_begin", "Set loop start", TIME, partial(set_loop, window, is_begin=True), ("Ctrl+[",)),
+        ActionSpec("loop_end", "Set loop end", TIME, partial(set_loop, window, is_begin=False), ("Ctrl+]",)),
+        ActionSpec(
+            "loop_clear",
+            "Clear loop",
+            TIME,
+            loop.clear,
+            tip="Clear the loop (also Esc)",
+            enabled=lambda: (loop.begin_ns, loop.end_ns) != (None, None),
+        ),
+        ActionSpec("copy_moment", "Copy link to this moment", TIME, partial(copy_moment, window)),
+        ActionSpec("alarm_rules", "Alarms…", TIME, partial(edit_rules, window, alarms), icon="warning"),
+    ]
+
+
+def offer_undo(window: SessionWindow) -> None:
+    """Record each deletion of bookmarks on the window's undo stack, so that Undo restores them."""
+    bookmarks = window.session.bookmarks
+
+    def note(gone: list[Bookmark]) -> None:
+        if not window.undo.is_at_work:
+            words = "deleting the bookmark" if len(gone) == 1 else f"deleting {len(gone)} bookmarks"
+            window.undo.did(words, partial(bookmarks.restore, gone), partial(bookmarks.delete, gone))
+
+    bookmarks.deleted.connect(note)
+    window.closing.connect(lambda _: bookmarks.deleted.disconnect(note))
+
+
+def bookmark_here(window: SessionWindow) -> None:
+    """Add a bookmark at the time shown, then ask for an optional note."""
+    session = window.session
+    if session.timeline.range_ns is None:
+        _tell(window, "Nothing to bookmark yet")
+        return
+    made = session.bookmarks.add(session.timeline.cursor_ns)
+    NotePopup(window.centralWidget() or window, session.bookmarks, made).show_above(_ABOVE_BAR)
+
+
+def go_to_bookmark(window: SessionWindow, *, forward: bool) -> None:
+    """Go to the next bookmark, or to the previous one unless `forward`."""
+    session = window.session
+    found = session.bookmarks.nearest(session.timeline.cursor_ns, forward=forward)
+    if found is None:
+        _tell(window, f"No bookmark {'after' if forward else 'before'} this one")
+        return
+    session.timeline.go_to(found.time_ns)
+    _tell(window, mark_text(found))
+
+
+def bring_back(window: SessionWindow) -> None:
+    """Restore the bookmark that was deleted last."""
+    back = window.session.bookmarks.undo()
+    _tell(window, "No bookmark was deleted" if back is None else f"Back again: {mark_text(back)}")
+
+
+def copy_moment(window: SessionWindow) -> None:
+    """Copy a command that opens the recording at this moment, with the current selection."""
+    session, timeline = window.session, window.session.timeline
+    player = timeline.player
+    if player is None or not timeline.is_file:
+        _tell(window, "Only recordings can be linked to: save recent history first (Ctrl+S)")
+        return
+    path = player.recording.path
+    file = sample_word(path) or shlex.quote(str(path.absolute()))
+    at_s = max(timeline.cursor_ns - player.recording.start_ns, 0) / 1e9
+    link = f"kvscope --open {file} --at {at_s:.3f}{_selection_words(session)}"
+    QGuiApplication.clipboard().setText(link)
+    _tell(window, f"Copied: {link}")
+
+
+def _selection_words(session: Session) -> str:
+    chosen = (("request", session.selected_request), ("block", session.selected_block))
+    return "".join(f" --select {kind}:{number}" for kind, number in chosen if number is not None)
+
+
+def set_loop(window: SessionWindow, *, is_begin: bool) -> None:
+    """Set the start or end of the loop to the time shown. With both ends set, the loop plays from its start."""
+    timeline, loop = window.session.timeline, window.session.timeline.loop
+    if timeline.range_ns is None:
+        _tell(window, "Nothing to loop yet")
+        return
+    loop.set_bound(timeline.cursor_ns, is_begin=is_begin)
+    if loop.range_ns is None:
+        _tell(window, f"Now set its {'end' if is_begin else 'begin'}: Ctrl+{']' if is_begin else '['}")
+    else:
+        _tell(window, "Repeats until Esc")
+
+
+def clear_choice(session: Session) -> None:
+    """Handle Esc: end the loop or, if there is none, clear the selection."""
+    if not session.timeline.loop.clear():
+        session.clear_selection()
+
+
+def edit_rules(window: SessionWindow, alarms: AlarmEvaluator) -> None:
+    AlarmDialog(alarms, window.themes.theme, window).show()
+
+
+def _tell(window: SessionWindow, text: str) -> None:
+    window.statusBar().showMessage(text, _NOTICE_MS)
+
+
+class NotePopup(QFrame):
+    """Popup that asks for the note of a bookmark that was just added. Esc leaves the bookmark without a note.
+
+    The popup covers the lower edge of `parent` and closes on Enter, Esc, and the next click elsewhere.
+    """
+
+    def __init__(self, parent: QWidget, bookmarks: Bookmarks, bookmark: Bookmark) -> None:
+        super().__init__(parent)
+        self._over = parent
+        self._bookmarks, self._bookmark = bookmarks, bookmark
+        self._focus_before = QApplication.focusWidget()
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.setProperty("look", "card")
+        self.setAccessibleName("Bookmark note")
+        self.note = QLineEdit()
+        self.note.setMaxLength(MAX_TEXT)
+        self.note.setPlaceholderText("Note (optional); Enter saves")
+        self.note.setAccessibleName("Note")
+        self.note.installEventFilter(self)
+        self.note.returnPressed.connect(self._keep)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 8, 12, 8)
+        row.addWidget(label(f"Bookmark at {wall_text(bookmark.time_ns)}", "heading"))
+        row.addWidget(self.note, 1)
+
+    def show_above(self, height: int) -> None:
+        """Show the popup `height` pixels above the lower edge of its parent."""
+        room = self._over.size()
+        self.resize(min(_WIDTH, room.width()), self.sizeHint().height())
+        self.move((room.width() - self.width()) // 2, max(0, room.height() - height - self.height()))
+        self.show()
+        self.raise_()
+        self.note.setFocus()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Handle Esc in the note, so that it does not trigger the window's Esc action."""
+        is_escape = isinstance(event, QKeyEvent) and event.key() == Qt.Key.Key_Escape
+        if is_escape and event.type() == QEvent.Type.ShortcutOverride:
+            event.accept()
+            return True
+        if is_escape and event.type() == QEvent.Type.KeyPress:
+            self._leave()
+            return True
+        if isinstance(event, QFocusEvent) and event.lostFocus() and event.reason() in _BY_A_PERSON:
+            self.close()
+        return False
+
+    def _keep(self) -> None:
+        if self.note.text().strip():
+            self._bookmarks.rename(self._bookmark, self.note.text())
+        self._leave()
+
+    def _leave(self) -> None:
+        """Close the popup and return the keyboard focus to the widget that had it before."""
+        if self._focus_before is not None and self._focus_before.isVisible():
+            self._focus_before.setFocus()
+        self.close()

@@ -1,0 +1,55 @@
+"""Asks for the recording to compare with, and opens both timelines without blocking the window."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from kvscope_app.recent_recordings.open_file import FILES, try_to_open
+from kvscope_app.recent_recordings.recent_files import recording_folder
+from kvscope_app.recording.recording_actions import Task
+from kvscope_app.session.background import Background
+from kvscope_app.session.session import Session
+from kvscope_app.session_window import SessionWindow
+from kvscope_app.ui.file_dialogs import ask_open
+from kvscope_telemetry.recordings.reader import Recording
+
+_NOTICE_MS: Final = 6000
+
+
+def ask_other(window: SessionWindow) -> None:
+    """Show the file dialog without blocking."""
+    if not has_past(window.session):
+        window.statusBar().showMessage("This session has no history to compare yet", _NOTICE_MS)
+        return
+    folder = str(recording_folder(window.themes.settings.values))
+    ask_open(window, "Compare with a recording", folder, FILES, partial(compare_with, window))
+
+
+def has_past(session: Session) -> bool:
+    """Whether the session has a timeline that can be compared."""
+    return session.timeline.range_ns is not None
+
+
+def compare_with(window: SessionWindow, path: str) -> None:
+    """Open `path` as B, then a second handle on the window's own timeline as A."""
+    try_to_open(window, path, partial(_open_own, window))
+
+
+def _open_own(window: SessionWindow, other: Recording) -> None:
+    work = _own(window.session)
+
+    def done() -> None:
+        if work.made is not None and window.openers.compare is not None:
+            window.openers.compare(work.made, other, window)
+        elif work.failure:
+            window.banner.tell("These recordings cannot be compared", work.failure, passes=True)
+
+    Task(window, work, "Opening the timeline", done)
+
+
+def _own(session: Session) -> Background[Recording]:
+    """Open a separate handle on the session's recording, because each handle is read by one thread."""
+    handle = session.own_handle()
+    assert handle is not None, "a session without a past"
+    return Background(handle.get, "kvscope-compare")

@@ -1,0 +1,70 @@
+"""Watches the desktop's own engine and restarts it on request. The Qt side of `EngineProcess`."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.engine_launcher.engine_process import EngineProcess
+from kvscope_telemetry.errors import KvscopeError
+
+_LOOK_MS: Final = 500
+_RESTARTING_MS: Final = 100
+
+
+class EngineSupervisor(QObject):
+    """Emits signals when the engine ends or is restarted. Never blocks. The caller owns the process."""
+
+    ended = Signal(str)
+    """Emitted with the reason when the engine ended by itself, or could not be started."""
+    started = Signal()
+
+    def __init__(self, engine: EngineProcess, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.engine = engine
+        self._has_reported = False
+        self._kill_at_s: float | None = None
+        """Monotonic time at which the old process is killed during a restart; None otherwise."""
+        self._timer = QTimer(self, interval=_LOOK_MS)
+        self._timer.timeout.connect(self._look)
+        self._timer.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self.engine.is_running
+
+    def restart(self) -> None:
+        """Terminate the engine if it still runs, then start it again. Returns immediately."""
+        self.engine.terminate()
+        self._kill_at_s = time.monotonic() + self.engine.end_after_s
+        self._timer.start(_RESTARTING_MS)
+        self._look()
+
+    def forget(self) -> None:
+        """Stop watching, as the desktop itself is about to close the engine."""
+        self._timer.stop()
+
+    def _look(self) -> None:
+        if self._kill_at_s is not None:
+            self._go_on_restarting(self._kill_at_s)
+        elif not self.engine.is_running and not self._has_reported:
+            self._has_reported = True
+            self.ended.emit(self.engine.end_reason() or "unknown reason")
+
+    def _go_on_restarting(self, kill_at_s: float) -> None:
+        if self.engine.is_running:
+            if time.monotonic() >= kill_at_s:
+                self.engine.kill()
+            return
+        self._kill_at_s = None
+        self._timer.start(_LOOK_MS)
+        try:
+            self.engine.start()
+        except KvscopeError as error:
+            self._has_reported = True
+            self.ended.emit(str(error))
+            return
+        self._has_reported = False
+        self.started.emit()

@@ -1,0 +1,127 @@
+"""Child process that runs a command of the engine and answers each input line with output lines.
+
+It ends when its standard input closes. Owns the child and the lines to and from it, but knows neither the meaning of a
+line nor when the next may be sent. Blocks only in `close`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Final
+
+import msgspec
+from PySide6.QtCore import QObject, QProcess, Signal
+
+from kvscope_telemetry.messages.what_if import Complaint
+
+_END_AFTER_MS: Final = 500
+_KILLED_AFTER_MS: Final = 10_000
+"""Maximum milliseconds to wait after SIGKILL. A few suffice unless the machine is busy.
+
+A QProcess must not be deleted while its process runs: Qt prints a warning then.
+"""
+
+
+class LineProcess(QObject):
+    """Starts the child process with the first line, and another one with the next line after a failure."""
+
+    line_came = Signal(bytes)
+    """Emitted with a line of output, without its line end."""
+    failed = Signal(str)
+    """Emitted when the child is gone and no answer will come, with a reason that completes a sentence."""
+
+    def __init__(self, command: Sequence[str] | None, max_line_bytes: int, parent: QObject | None = None) -> None:
+        """Prepare a child without starting it.
+
+        Args:
+            command: Command line; None if the command is not installed, in which case `send` returns False.
+            max_line_bytes: A longer line of output is a failure.
+            parent: Qt parent.
+        """
+        super().__init__(parent)
+        self.command = command
+        self._max_line_bytes = max_line_bytes
+        self.process: QProcess | None = None
+        self._received = bytearray()
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.state() is not QProcess.ProcessState.NotRunning
+
+    @property
+    def is_installed(self) -> bool:
+        return self.command is not None
+
+    def send(self, message: object) -> bool:
+        """Send `message` as a line of JSON. Returns whether there is a child that may answer it."""
+        process = self.process or self._start()
+        if process is None:
+            return False
+        process.write(msgspec.json.encode(message) + b"\n")
+        return True
+
+    def close(self) -> None:
+        """End the child, and kill it if it does not end in time. The next line starts another."""
+        process, self.process = self.process, None
+        self._received.clear()
+        if process is None:
+            return
+        for signal in (process.readyReadStandardOutput, process.errorOccurred, process.finished):
+            signal.disconnect()
+        process.closeWriteChannel()
+        if process.state() is not QProcess.ProcessState.NotRunning and not process.waitForFinished(_END_AFTER_MS):
+            process.kill()
+            process.waitForFinished(_KILLED_AFTER_MS)
+        process.deleteLater()
+
+    def fail(self, reason: str) -> None:
+        """End the child and emit `failed` with `reason`."""
+        self.close()
+        self.failed.emit(reason)
+
+    def _start(self) -> QProcess | None:
+        if self.command is None:
+            return None
+        process = self.process = QProcess(self)
+        process.readyReadStandardOutput.connect(self._read)
+        process.errorOccurred.connect(self._on_error)
+        process.finished.connect(self._on_end)
+        process.start(self.command[0], list(self.command[1:]))
+        return process if self.process is process else None  # start() may already have failed
+
+    def _read(self) -> None:
+        assert self.process is not None, "output of a child that is not there"
+        self._received += self.process.readAllStandardOutput().data()
+        *lines, rest = bytes(self._received).split(b"\n")
+        self._received = bytearray(rest)
+        if len(rest) > self._max_line_bytes:
+            self.fail("its answer is too long")
+            return
+        for line in lines:
+            self.line_came.emit(line)
+
+    def _on_error(self, error: QProcess.ProcessError) -> None:
+        if error is QProcess.ProcessError.FailedToStart and self.process is not None:
+            self.fail(f"it cannot be started: {self.process.errorString()}")
+
+    def _on_end(self, code: int, status: QProcess.ExitStatus) -> None:
+        assert self.process is not None, "the end of a child that is not there"
+        said = bytes(self.process.readAllStandardError().data()).decode("utf-8", "replace").strip().splitlines()
+        self.fail(said[-1].removeprefix("kvscope-engine: ")[:300] if said else f"it ended with exit code {code}")
+
+
+def engine_command(*words: str) -> list[str] | None:
+    """Return the command line of `kvscope-engine WORDS`, or None if the engine is not installed."""
+    if find_spec("kvscope_engine") is None:
+        return None
+    return [sys.executable, "-m", "kvscope_engine.cli.main", *words]
+
+
+def complaint(line: bytes) -> str:
+    """Return the error of a line that is a `Complaint`; empty if the line is something else."""
+    try:
+        return msgspec.json.decode(line, type=Complaint).error
+    except msgspec.MsgspecError:
+        return ""

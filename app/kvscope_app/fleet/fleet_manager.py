@@ -1,0 +1,172 @@
+"""Manages the open fleet windows and their data sources, and closes them in order.
+
+Owns the fleets and the readers of their lists. They are closed on a thread, so that an unresponsive server delays
+nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import QObject, QSettings
+
+from kvscope_app.compare.saved_geometry import restore_place, save_place
+from kvscope_app.fleet.fleet_window import FleetWindow
+from kvscope_app.setting_names import window_group
+from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.window.window_slots import WindowSlots
+from kvscope_telemetry.addresses import Address
+from kvscope_telemetry.credentials.api_keys import read_api_keys
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.fleet.entries import MAX_ENTRIES, FleetEntry
+from kvscope_telemetry.fleet.fleet import Fleet
+from kvscope_telemetry.fleet.list_reader import ListReader
+from kvscope_telemetry.fleet.list_texts import ListText
+from kvscope_telemetry.transport.connections import Connection, read_connections
+
+KIND: Final = "fleet"
+"""Kind of the windows' slots; see `window_slots`."""
+Attach = Callable[[Address], object]
+
+
+class FleetManager(QObject):
+    """Opens and closes fleet windows. `attach` opens a window on one engine."""
+
+    def __init__(
+        self, themes: ThemeKeeper, settings: QSettings, slots: WindowSlots, attach: Attach, parent: QObject
+    ) -> None:
+        super().__init__(parent)
+        self._themes, self._settings, self._slots, self._attach = themes, settings, slots, attach
+        self.windows: list[FleetWindow] = []
+        self._known: tuple[FleetWindow, WatchedList] | None = None
+        """The window of attached and saved engines, with its entries; None if it is closed. There is at most one."""
+        self._ending: list[threading.Thread] = []
+
+    def open_list(self, text: ListText, every_s: float, api_key: str = "") -> FleetWindow:
+        """Open a window on the engines listed in `text`, which is reread every `every_s` seconds."""
+        fleet = Fleet()
+        watched = WatchedList(fleet.watch)
+        return self._open(fleet, ListReader(text, every_s, watched.show_list, api_key), watched)
+
+    def open_known(self, attached: tuple[Address, ...]) -> FleetWindow:
+        """Show the window of the `attached` engines and the saved ones. There is one such window, opened if needed."""
+        known, trouble = _remembered()
+        names = {entry.address.text: entry.name for entry in known}
+        entries = {address.text: FleetEntry(address, names.get(address.text, "")) for address in attached}
+        entries = {entry.address.text: entry for entry in known} | entries
+        if self._known is None:
+            fleet = Fleet()
+            watched = WatchedList(fleet.watch)
+            self._known = self._open(fleet, None, watched), watched
+        window, watched = self._known
+        watched.show_list(tuple(entries.values()))
+        window.trouble = trouble
+        window.show()
+        window.raise_()
+        window.activateWindow()
+        return window
+
+    def close(self) -> None:
+        """Close all windows, and wait until their fleets and readers are closed. Idempotent."""
+        for window in list(self.windows):
+            window.close()
+        for thread in self._ending:
+            thread.join()
+        self._ending.clear()
+
+    def _open(self, fleet: Fleet, reader: ListReader | None, watched: WatchedList) -> FleetWindow:
+        window = FleetWindow(fleet, self._themes, self._attach, reader, watched.add)
+        slot = self._slots.take(KIND)
+        group = window_group(KIND, slot)
+        restore_place(window, self._settings, group)
+        window.closing.connect(partial(save_place, settings=self._settings, group=group))
+        window.closing.connect(partial(self._closed, fleet=fleet, reader=reader, slot=slot))
+        self.windows.append(window)
+        window.show()
+        return window
+
+    def _closed(self, window: FleetWindow, fleet: Fleet, reader: ListReader | None, slot: int) -> None:
+        if window not in self.windows:
+            return
+        self.windows.remove(window)
+        if self._known is not None and window is self._known[0]:
+            self._known = None
+        self._slots.give_back(KIND, slot)
+        self._ending = [thread for thread in self._ending if thread.is_alive()]
+        self._ending.append(threading.Thread(target=_end, args=(fleet, reader), name="kvscope-fleet-end"))
+        self._ending[-1].start()
+        window.deleteLater()
+
+
+def _end(fleet: Fleet, reader: ListReader | None) -> None:
+    fleet.stop()
+    if reader is not None:
+        reader.close()
+    fleet.close()
+
+
+def _remembered() -> tuple[tuple[FleetEntry, ...], str]:
+    """Return the saved engines that can be watched, and one line on why another one cannot, empty if all can."""
+    try:
+        connections, kept = read_connections(), read_api_keys()
+    except BadInput as error:
+        return (), str(error)
+    entries, trouble = [], ""
+    for connection in connections:
+        address = _address(connection, kept.get(connection.endpoint, ""))
+        try:
+            address.check()
+        except BadInput as error:
+            trouble = trouble or str(error)
+            continue
+        entries.append(FleetEntry(address, connection.label))
+    return tuple(entries), trouble
+
+
+def _address(connection: Connection, api_key: str) -> Address:
+    address = Address(connection.endpoint)  # the key of one of our engines is looked up by its endpoint
+    if not address.is_external:
+        return address
+    ca = Path(connection.ca) if connection.ca else None
+    return Address(connection.endpoint, None, connection.kv_events, api_key, connection.tls, ca)
+
+
+class WatchedList:
+    """Engines that a fleet watches: those of its list, and those that the user added.
+
+    Calls `watch` with all of them whenever either changes. Thread-safe, because lists are read on their own threads.
+    """
+
+    def __init__(self, watch: Callable[[Sequence[FleetEntry]], None]) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._listed: tuple[FleetEntry, ...] = ()
+        self._added: tuple[FleetEntry, ...] = ()
+
+    def show_list(self, entries: Sequence[FleetEntry]) -> None:
+        """Replace the listed engines by `entries`."""
+        with self._lock:
+            self._listed = tuple(entries)
+            self._tell()
+
+    def add(self, entry: FleetEntry) -> None:
+        """Add an engine to those of the list.
+
+        Raises BadInput if the engine is already in the fleet, or if the fleet is full.
+        """
+        with self._lock:
+            known = {each.address.text for each in (*self._listed, *self._added)}
+            if entry.address.text in known:
+                raise BadInput(f"{entry.address.text} is already on the list")
+            if len(known) >= MAX_ENTRIES:
+                raise BadInput(f"{entry.address.text} was not added: a fleet has at most {MAX_ENTRIES} engines")
+            self._added += (entry,)
+            self._tell()
+
+    def _tell(self) -> None:
+        listed = {entry.address.text for entry in self._listed}
+        self._watch((*self._listed, *(entry for entry in self._added if entry.address.text not in listed)))

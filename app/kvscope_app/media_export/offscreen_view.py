@@ -1,0 +1,224 @@
+"""Shows one view of a recording offscreen, goes to moments of the recording, and takes pictures.
+
+Owns the session and the view. The view class is the window's own, shown on Qt's `offscreen` platform. Time does not
+follow the machine's clock: it advances only in `play_to`, and highlights in the view fade by the video's time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import QSize, Qt, qInstallMessageHandler
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QApplication, QScrollBar, QWidget
+
+from kvscope_app.application import make_application
+from kvscope_app.media_export.caption import caption_of
+from kvscope_app.media_export.content_fit import overflow
+from kvscope_app.media_export.picture import PictureStyle, is_control, picture_of
+from kvscope_app.session.session import Session
+from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.theming.apply_theme import apply_theme
+from kvscope_app.views.base import View
+from kvscope_app.views.docks import DOCKS
+from kvscope_app.views.page_map.page_map_view import PageMapView
+from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.playback.playback_source import PlaybackSource
+from kvscope_telemetry.printable import print_text
+from kvscope_telemetry.recordings.reader import Recording
+
+PATIENCE_S: Final = 60.0
+"""Maximum seconds to wait for anything except the overview of a recording without one.
+
+Reading that takes as long as reading the file, and reports its progress.
+"""
+_MOST_S: Final = 2.0
+"""Maximum seconds of the recording that are played between two frames.
+
+A longer gap is jumped over, as its events would have faded before the next frame.
+"""
+_TICK_NS: Final = 100_000_000
+_OF_NO_WINDOW: Final = "This plugin does not support"
+_SETTLE_S: Final = 0.35
+"""Seconds that a settled view gets for work in the event loop, after results of another process have arrived."""
+_MAX_FITS: Final = 8
+"""Maximum attempts to fit the content. Several are needed, as a splitter gives a list only a share of added space."""
+_TURN_S: Final = 0.05
+"""Maximum seconds that one turn of the event loop counts for, as a busy machine may leave the view no time."""
+
+
+def offscreen_application(scale: int = 1) -> QApplication:
+    """Return the application, created without a screen if there is none.
+
+    `scale`: pixels per logical pixel. A process has only one application, so an existing one keeps its scale.
+    """
+    app = QApplication.instance()
+    if isinstance(app, QApplication):
+        return app
+    os.environ["QT_QPA_PLATFORM"] = "offscreen"
+    os.environ["QT_SCALE_FACTOR"] = str(scale)
+    qInstallMessageHandler(_pass_on)
+    return make_application()
+
+
+def _pass_on(_kind: object, _context: object, words: str) -> None:
+    """Print Qt's messages, except for those about windows that are not on a screen."""
+    if not words.startswith(_OF_NO_WINDOW):
+        print_text(words, file=sys.stderr)
+
+
+class OffscreenView:
+    """Shows `view` of `recording` offscreen, in `theme` and with `size` in pixels. Call `close` at the end.
+
+    Raises BadInput if `size` is too small for the view.
+    """
+
+    def __init__(
+        self, recording: Recording, view: str, size: QSize, theme: Theme, watch: Callable[[float], bool] | None = None
+    ) -> None:
+        self.begin_share = 0.0
+        """Share of the whole work, 0 to 1, that was spent before the first frame."""
+        self.now_ns = 0
+        """Time in ns by which highlights in the view fade."""
+        self._clock_ns = 0
+        self._watch = watch
+        self._app = offscreen_application()
+        self._source = PlaybackSource(recording, is_playing=False, clock=lambda: self._clock_ns)
+        self._session = Session(self._source)
+        apply_theme(self._app, theme)
+        self._read_overview()
+        self.view = self._make_view(view)
+        self.view.apply_theme(theme)
+        self.view.use_clock(lambda: self.now_ns)
+        self.view.setAttribute(Qt.WidgetAttribute.WA_DontShowOnScreen)
+        self.view.show()
+        self._hide_controls()
+        try:
+            self.resize(size)
+        except BadInput:
+            self.close()
+            raise
+
+    def resize(self, size: QSize) -> None:
+        """Give the view `size`. Raises BadInput, with the smallest size that it accepts, if that is too small."""
+        self.view.resize(size)
+        if self.view.size() != size:
+            least = self.view.size()
+            raise BadInput(
+                f"{size.width()}x{size.height()} is too small for a picture of {self.view.title}: "
+                f"at least {least.width()}x{least.height()}"
+            )
+
+    def fit_contents(self, largest: QSize) -> None:
+        """Enlarge the view, up to `largest`, until all of its content is visible without scrolling."""
+        for _ in range(_MAX_FITS):
+            hidden = overflow(self.view)
+            size = (self.view.size() + hidden).boundedTo(largest)
+            if size == self.view.size():
+                break
+            self.view.resize(size)
+            self._app.processEvents()
+
+    def show_range(self, from_s: float, until_s: float) -> None:
+        """Show this time range, in seconds of the recording, in a view with a time axis."""
+        start_ns = self._source.recording.start_ns
+        self.view.show_range(start_ns + round(from_s * 1e9), start_ns + round(until_s * 1e9))
+
+    def go_to(self, seconds: float) -> None:
+        """Jump to a time in seconds of the recording and wait until the view has settled."""
+        self._source.pause()
+        self._source.seek(seconds, with_past=False)
+        self._wait(lambda: not self._source.is_seeking)
+        self._session.poll()
+        begun_s = looked_s = time.monotonic()
+        settled_s = 0.0
+        while settled_s < _SETTLE_S:
+            self.view.draw_all()
+            self._app.processEvents()
+            time.sleep(0.005)
+            looked_s, before_s = time.monotonic(), looked_s
+            is_waited_for = not self.view.is_settled and looked_s - begun_s < PATIENCE_S
+            settled_s = 0.0 if is_waited_for else settled_s + min(looked_s - before_s, _TURN_S)
+
+    def play_to(self, seconds: float) -> None:
+        """Play up to a time in seconds of the recording, so that highlights appear.
+
+        Jump instead if the time is in the past or more than `_MOST_S` ahead.
+        """
+        way_s = seconds - self._source.position
+        if not 0 <= way_s <= _MOST_S:
+            self._source.seek(seconds, with_past=False)
+            self._wait(lambda: not self._source.is_seeking)
+        else:
+            self._play(seconds)
+        self._session.poll()
+        self.view.draw_all()
+        self._app.processEvents()
+
+    def picture(self, look: PictureStyle) -> QImage:
+        focus = self._app.focusWidget()
+        if focus is not None:  # no focus frames or text cursors in pictures
+            focus.clearFocus()
+        return picture_of(self.view, look)
+
+    def caption(self, range_s: tuple[float, float] | None = None) -> str:
+        return caption_of(self._session, self.view.title, range_s)
+
+    def close(self) -> None:
+        self.view.close()
+        self.view.shut_down()
+        self.view.deleteLater()
+        self._session.close()
+        self._session.deleteLater()
+        self._app.sendPostedEvents(None, 0)
+
+    # Private methods
+
+    def _make_view(self, name: str) -> View:
+        name = name.replace("-", "_")
+        if name == "page_map":
+            return PageMapView(self._session)
+        return next(spec for spec in DOCKS if spec.name == name).view_class()(self._session)
+
+    def _hide_controls(self) -> None:
+        """Hide buttons and fields, which leaves their space to the content."""
+        for widget in self.view.findChildren(QWidget):
+            if is_control(widget) and not isinstance(widget, QScrollBar):
+                widget.hide()
+
+    def _read_overview(self) -> None:
+        """Wait for the overview. For a recording without summaries, this reads the whole file."""
+        while not self._session.is_overview_whole:
+            self._session.poll()
+            share = self._session.overview_share
+            if share is not None and self._watch is not None:
+                self.begin_share = 0.5
+                self._watch(share * self.begin_share)
+            time.sleep(0.01)
+
+    def _play(self, seconds: float) -> None:
+        target_s = min(seconds, self._source.duration)
+        self._source.play()
+        while self._source.position < target_s - 1e-9 and not self._failure:
+            before_s = self._source.position
+            self._clock_ns += min(_TICK_NS, max(round((target_s - before_s) * 1e9), 1))
+            self._wait(partial(self._is_past, before_s))
+        self._source.pause()
+
+    def _is_past(self, seconds: float) -> bool:
+        return self._source.position > seconds
+
+    @property
+    def _failure(self) -> str:
+        """Why the recording cannot be read any further, empty if it can."""
+        reason = self._source.status.reason
+        return "" if reason in ("", "paused", "at the end") else reason
+
+    def _wait(self, predicate: Callable[[], bool]) -> None:
+        if not self._source.wait(lambda: predicate() or bool(self._failure), PATIENCE_S) or self._failure:
+            raise KvscopeError(f"{self._source.name}: {self._failure or 'nothing more can be read'}")

@@ -1,0 +1,138 @@
+"""Makes a video in the background, by running `kvscope export` in a child process.
+
+The child reads the recording that is open or, for a live session, a copy of its recent history. The window only polls
+the progress. Owns the child process and the copy; both are removed when the work ends, even by an error.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Final
+
+from kvscope_app.media_export.picture_spec import PictureSpec
+from kvscope_app.recording.recording_actions import Task, write_file
+from kvscope_app.session.background import Background
+from kvscope_app.session.session import Session
+from kvscope_app.session_window import SessionWindow
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.exports.new_file import PART_SUFFIX
+from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
+from kvscope_telemetry.recordings.reader import Recording
+from kvscope_telemetry.recordings.save import save
+
+_PROGRAM: Final = "import sys; from kvscope_app.entry import main; sys.exit(main())"
+_FAILED: Final = "The video could not be made"
+_LOOK_S: Final = 0.05
+_END_S: Final = 2.0
+_SAVING: Final = 0.1
+"""Share of the progress, 0 to 1, that copying the history takes."""
+
+
+def make_video(window: SessionWindow, wish: PictureSpec) -> Task:
+    """Start making a video, with a progress display that can cancel it.
+
+    Times in `wish` count from the timeline's origin.
+    """
+    work = Background(_work(window.session, wish), "kvscope-video")
+    return write_file(window, work, wish.path, "Making", "The video is in", _FAILED)
+
+
+def arguments(recording: Path, wish: PictureSpec) -> list[str]:
+    """Return the arguments of `kvscope` that make the video of `wish`."""
+    words = ["export", str(recording), "--to", "video", "--out", str(wish.path), "--view", wish.view]
+    words += ["--speed", f"{wish.speed:g}", "--fps", f"{wish.fps:g}", "--theme", wish.theme]
+    words += ["--scale", str(wish.scale)]
+    words += [] if wish.size is None else ["--size", f"{wish.size[0]}x{wish.size[1]}"]
+    for flag, seconds in (("--from", wish.from_s), ("--until", wish.until_s)):
+        words += [] if seconds is None else [flag, f"{max(seconds, 0.0):.3f}"]
+    return [*words, *(["--caption"] if wish.captioned else []), "--tell-progress"]
+
+
+def _work(session: Session, wish: PictureSpec) -> Callable[[ProgressCallback], Path]:
+    """Return the function for the worker thread.
+
+    Everything it needs of the session is read here, on the caller's thread.
+    """
+    player, handle = session.timeline.player, session.own_handle()
+    path = player.recording.path if session.timeline.is_file and player is not None else None
+
+    def work(watch: ProgressCallback) -> Path:
+        if path is not None and path.is_file():
+            _run(path, wish, watch, 0.0)
+            return wish.path
+        if handle is None:
+            raise KvscopeError("there is no history to make a video of")
+        recording = handle.get(watch)
+        with tempfile.TemporaryDirectory(prefix="kvscope-video-") as folder:
+            copy = Path(folder) / "kept.mcap"
+            moved_s = _copy(recording, wish, copy, watch)
+            until_s = None if wish.until_s is None else wish.until_s - moved_s
+            _run(copy, replace(wish, from_s=(wish.from_s or 0.0) - moved_s, until_s=until_s), watch, _SAVING)
+        return wish.path
+
+    return work
+
+
+def _copy(recording: Recording, wish: PictureSpec, copy: Path, watch: ProgressCallback) -> float:
+    """Copy the wanted range of a recording to one file. Returns by how many seconds the copy starts later."""
+    from_s = max(wish.from_s or 0.0, recording.first_s)
+    save(recording, copy, from_s, wish.until_s, watch=lambda share: watch(share * _SAVING))
+    return (Recording.open(copy).start_ns - recording.start_ns) / 1e9
+
+
+def _run(recording: Path, wish: PictureSpec, watch: ProgressCallback, share: float) -> None:
+    """Run the child process.
+
+    Raises KvscopeError with the process's own message if it fails, and OpeningCancelled if the user cancelled it.
+    """
+    with _process(arguments(recording, wish)) as process:
+        assert process.stdout is not None, "a pipe was asked for"
+        assert process.stderr is not None, "a pipe was asked for"
+        if not _follow(process.stdout, watch, share):
+            _end(process)
+            wish.path.with_name(wish.path.name + PART_SUFFIX).unlink(missing_ok=True)
+            raise OpeningCancelled
+        stderr = process.stderr.read().strip().splitlines()
+        if process.wait():
+            raise KvscopeError(
+                stderr[-1].removeprefix("kvscope: ") if stderr else "it stopped without an error message"
+            )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Terminate the process, which also ends its children; kill it if that takes longer than `_END_S`."""
+    process.terminate()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _follow(lines: IO[str], watch: ProgressCallback, share: float) -> bool:
+    """Report progress until the output ends. Returns False if the work was cancelled."""
+    for line in lines:
+        try:
+            done = float(line)
+        except ValueError:
+            continue
+        if not watch(share + (1 - share) * done):
+            return False
+    return True
+
+
+@contextmanager
+def _process(words: list[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", _PROGRAM, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()

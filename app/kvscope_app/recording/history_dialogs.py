@@ -1,0 +1,96 @@
+"""Dialogs about the history on disk: how many minutes to store, and how many of them to save."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QLayout, QVBoxLayout, QWidget
+
+from kvscope_app.session.recording.rings import rings_folder
+from kvscope_app.session_window import SessionWindow
+from kvscope_app.settings.settings import MEGABYTES, MINUTES
+from kvscope_app.ui.makers import label
+from kvscope_app.ui.number_fields import NumberBox, WholeNumberBox
+from kvscope_app.ui.number_text import num_bytes
+from kvscope_app.ui.zoom import scaled
+
+
+class HistoryLengthDialog(QDialog):
+    """Sets the length of the history, for this window immediately and for later ones."""
+
+    def __init__(self, window: SessionWindow) -> None:
+        super().__init__(window)
+        self._kept, self._settings = window.session.kept, window.themes.settings
+        self.setWindowTitle("History length")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        chosen = self._settings.values
+        self.minutes = _number(chosen.timeline_minutes, MINUTES, " minutes", "Minutes of history")
+        self.megabytes = _number(chosen.timeline_megabytes, MEGABYTES, " MiB", "Size of the history in MiB")
+        form = QFormLayout()
+        form.addRow("The last", self.minutes)
+        form.addRow("but at most", self.megabytes)
+        _lay_out(self, form, label(self._facts(), "muted", wraps=True))
+        self.setMinimumWidth(scaled(400))
+
+    def accept(self) -> None:
+        minutes, megabytes = self.minutes.value(), self.megabytes.value()
+        self._settings.change(timeline_minutes=minutes, timeline_megabytes=megabytes)
+        if self._kept is not None:
+            self._kept.ring.set_bounds(max_bytes=megabytes << 20, max_seconds=minutes * 60.0)
+        super().accept()
+
+    def _facts(self) -> str:
+        where = f"Readable by you alone, deleted when the window is closed: {rings_folder()}"
+        if self._kept is None:
+            return where
+        around = self._kept.range_ns
+        seconds = 0 if around is None else (around[1] - around[0]) / 1e9
+        now = f"Now: {seconds / 60:.1f} minutes, {num_bytes(self._kept.ring.num_bytes)}."
+        return f"{now} {self._kept.failure or where}"
+
+
+class SaveHistoryDialog(QDialog):
+    chosen = Signal(float)
+    """Emitted with the number of minutes."""
+
+    def __init__(self, parent: QWidget, question: str, proposed: float, available: float) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Save recent history")
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self.minutes = NumberBox()
+        self.minutes.setDecimals(1)
+        self.minutes.setRange(0.1, max(available, 0.1))
+        self.minutes.setValue(proposed)
+        self.minutes.setSuffix(" minutes")
+        self.minutes.setAccessibleName("Minutes to save")
+        self.minutes.selectAll()
+        _lay_out(self, label(question, wraps=True), self.minutes)
+        self.setMinimumWidth(scaled(360))
+
+    def accept(self) -> None:
+        self.chosen.emit(self.minutes.value())
+        super().accept()
+
+
+def _lay_out(dialog: QDialog, *parts: QWidget | QLayout) -> None:
+    """Stack `parts` in `dialog`, with OK and Cancel at the bottom."""
+    column = QVBoxLayout(dialog)
+    column.setContentsMargins(22, 20, 22, 18)
+    column.setSpacing(12)
+    for part in parts:
+        if isinstance(part, QLayout):
+            column.addLayout(part)
+        else:
+            column.addWidget(part)
+    buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel)
+    buttons.accepted.connect(dialog.accept)
+    buttons.rejected.connect(dialog.reject)
+    column.addWidget(buttons)
+
+
+def _number(value: int, accepted: tuple[int, int, int], suffix: str, name: str) -> WholeNumberBox:
+    box = WholeNumberBox()
+    box.setRange(accepted[0], accepted[2])
+    box.setValue(value)
+    box.setSuffix(suffix)
+    box.setAccessibleName(name)
+    return box

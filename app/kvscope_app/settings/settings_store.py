@@ -1,0 +1,164 @@
+"""Holds the settings of this process for all its windows, and notifies when they change."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, get_origin, get_type_hints
+
+import msgspec
+from PySide6.QtCore import QObject, QSettings, Signal
+
+from kvscope_app.settings.settings import Settings
+from kvscope_telemetry.whole_file import write_whole
+
+_TYPES: Final[dict[str, Any]] = get_type_hints(Settings, include_extras=True)
+_MAX_BYTES: Final = 4 << 20
+"""Larger files are ignored, because kvscope does not write such files."""
+
+Raws = dict[str, msgspec.Raw]
+
+
+def settings_file(settings: QSettings) -> SettingsFile:
+    """Return the JSON file next to the INI file, with the same stem."""
+    return SettingsFile(Path(settings.fileName()).with_suffix(".json"))
+
+
+def read_settings(settings: QSettings) -> Settings:
+    return settings_file(settings).read()
+
+
+class SettingsStore(QObject):
+    """Current settings in `values`. A change that cannot be written remains in effect for this run."""
+
+    changed = Signal(object)
+    """Emitted with the previous `Settings`, to compare with `values`."""
+    write_failed = Signal(str)
+    """Emitted with the reason why a change could not be written."""
+
+    def __init__(self, settings: QSettings, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._file = settings_file(settings)
+        self._stamp = self._file.stamp
+        self.values = read_settings(settings)
+
+    def change(self, **fields: object) -> None:
+        self.change_by(lambda _: fields)
+
+    def change_by(self, make: Callable[[Settings], Mapping[str, object]]) -> None:
+        """Set fields computed from the current settings, which another process may have changed."""
+        before = self.values
+        try:
+            self.values = self._file.change(make)
+            self._stamp = self._file.stamp
+        except OSError as error:
+            self.values = msgspec.structs.replace(before, **make(before))
+            self.write_failed.emit(error.strerror or str(error))
+        if self.values != before:
+            self.changed.emit(before)
+
+    def look(self) -> None:
+        """Load changes of other processes. Costs one `stat` of the file if there are none."""
+        stamp = self._file.stamp
+        if stamp == self._stamp or not self._file.exists:
+            return
+        self._stamp, before = stamp, self.values
+        self.values = self._file.read()
+        if self.values != before:
+            self.changed.emit(before)
+
+
+class SettingsFile:
+    """The settings file, a JSON object at `path`: reads each field separately and writes only changed fields.
+
+    A value that cannot be read (damaged, or from a later version) is replaced by its default. It remains in the file
+    until the field is changed, and so do fields of a later version. A change is applied to the file's present contents
+    under a lock, so that processes that change different fields do not overwrite each other. The lock file is next to
+    `path`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Modification time in ns and inode; changes with each write."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return 0, 0
+        return found.st_mtime_ns, found.st_ino
+
+    def read(self) -> Settings:
+        """Return the settings, with defaults for missing and unreadable values."""
+        return _decoded(self._raws())
+
+    def change(self, make: Callable[[Settings], Mapping[str, object]]) -> Settings:
+        """Set the fields that `make` computes from the file's present contents.
+
+        Raises OSError if the file cannot be written.
+        """
+        with self._locked():
+            raws = self._raws()
+            changes = make(_decoded(raws))
+            for name, value in changes.items():
+                raws[name] = msgspec.Raw(_encoded(name, value))
+            self._write(msgspec.json.format(msgspec.json.encode(raws), indent=1))
+            return _decoded(raws)
+
+    def _raws(self) -> Raws:
+        try:
+            if self.path.stat().st_size > _MAX_BYTES:
+                return {}
+            return msgspec.json.decode(self.path.read_bytes(), type=Raws)
+        except (OSError, ValueError, msgspec.MsgspecError):
+            return {}
+
+    def _write(self, data: bytes) -> None:
+        write_whole(self.path, data, private=True)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place = self.path.with_name(self.path.name + ".lock")
+        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _encoded(name: str, value: object) -> bytes:
+    """Encode a value. Raises ValueError if it could not be read back."""
+    data = msgspec.json.encode(value)
+    msgspec.json.decode(data, type=_TYPES[name])
+    return data
+
+
+def _decoded(raws: Raws) -> Settings:
+    values = {name: _value(name, raw) for name, raw in raws.items() if name in _TYPES}
+    return Settings(**{name: value for name, value in values.items() if value is not msgspec.UNSET})
+
+
+def _value(name: str, raw: msgspec.Raw) -> Any:
+    """Decode a field, or return UNSET if it cannot be read. For a dictionary, unreadable entries are left out."""
+    try:
+        if get_origin(_TYPES[name]) is not dict:
+            return msgspec.json.decode(raw, type=_TYPES[name])
+        kind = _TYPES[name].__args__[1]
+        entries = msgspec.json.decode(raw, type=Raws)
+    except (ValueError, msgspec.MsgspecError):
+        return msgspec.UNSET
+    readable = {}
+    for key, entry in entries.items():
+        with suppress(ValueError, msgspec.MsgspecError):
+            readable[key] = msgspec.json.decode(entry, type=kind)
+    return readable

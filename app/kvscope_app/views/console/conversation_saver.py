@@ -1,0 +1,234 @@
+"""Saves conversations, handles failures to save, and loads what other windows wrote. Imports no widgets."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from kvscope_app.views.console.conversation import Conversation, Draft, join_messages
+from kvscope_app.views.console.conversation_store import ChangedElsewhere, ConversationStore
+from kvscope_telemetry.errors import KvscopeError
+from kvscope_telemetry.whole_file import write_whole
+
+SAVE_AFTER_MS: Final = 800
+SAVE_WRITING_S: Final = 2.0
+"""Maximum seconds of an unfinished answer that are lost if kvscope is killed."""
+RETRY_MS: Final = 5000
+"""Delay before a failed save is retried. Unsaved changes stay in memory until a save succeeds."""
+LOOK_MS: Final = 1000
+"""Interval at which changes by other windows are polled."""
+_SAVED_AGAIN: Final = "Conversations are being saved again."
+
+
+class ConversationSaver(QObject):
+    """Synchronizes the store with the chat's `conversations` and `drafts`.
+
+    `is_writing(key)`: whether an answer is being written in this window.
+    """
+
+    notified = Signal(str)
+    """Emitted with a one-line message for the user."""
+    listed = Signal()
+    """Emitted when conversations were added or removed, or changed their title."""
+    messages_changed = Signal(str)
+    """Emitted with the key of a conversation whose messages another window changed."""
+
+    def __init__(
+        self,
+        store: ConversationStore,
+        conversations: list[Conversation],
+        drafts: dict[str, Draft],
+        is_writing: Callable[[str], bool],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self.store = store
+        self._conversations = conversations
+        self._drafts = drafts
+        self._is_writing = is_writing
+        self._unsaved: set[str] = set()
+        self._unsaved_drafts: set[str] = set()
+        self._failure = ""
+        self._save_timer = QTimer(self, singleShot=True)
+        self._save_timer.timeout.connect(self.save)
+        self._look_timer = QTimer(self, interval=LOOK_MS)
+        self._look_timer.timeout.connect(self.look)
+        self._look_timer.start()
+
+    def touch(self, conversation: Conversation) -> None:
+        """Record that a conversation changed, and save it soon."""
+        conversation.changed_s = time.time()
+        self._unsaved.add(conversation.key)
+        self._save_within(SAVE_AFTER_MS)
+
+    def touch_partial(self, conversation: Conversation) -> None:
+        """Record that an answer grew. A running save timer is not restarted, so that saving does not wait for the
+        end."""
+        self._unsaved.add(conversation.key)
+        if not self._save_timer.isActive():
+            self._save_timer.start(round(SAVE_WRITING_S * 1000))
+
+    def touch_draft(self, key: str) -> None:
+        self._unsaved_drafts.add(key)
+        self._save_within(SAVE_AFTER_MS)
+
+    def is_written_elsewhere(self, key: str) -> bool:
+        return key in self.store.written_elsewhere
+
+    def delete(self, conversation: Conversation) -> None:
+        self._unsaved.discard(conversation.key)
+        self._unsaved_drafts.discard(conversation.key)
+        try:
+            self.store.delete(conversation.key)
+        except KvscopeError as error:
+            self.notified.emit(str(error))
+
+    def save(self) -> None:
+        """Save changes now. What cannot be saved is reported, kept in memory and retried."""
+        self._save_timer.stop()
+        failure = ""
+        for key in sorted(self._unsaved_drafts):
+            try:
+                self.store.save_draft(key, self._drafts.get(key, Draft()))
+                self._unsaved_drafts.discard(key)
+            except KvscopeError as error:
+                failure = str(error)
+        for key in sorted(self._unsaved):
+            conversation = next((c for c in self._conversations if c.key == key), None)
+            try:
+                if conversation is not None and (conversation.messages or conversation.named):
+                    self._save(conversation)
+                self._unsaved.discard(key)
+            except KvscopeError as error:
+                failure = str(error)
+        self._tell_how_it_went(failure)
+
+    def look(self) -> None:
+        busy = {c.key for c in self._conversations if self._is_writing(c.key)}
+        before = set(self.store.written_elsewhere)
+        changes = self.store.take_changes(but=self._unsaved | busy)
+        for theirs in changes.written:
+            self._take(theirs)
+        gone = set(changes.deleted)
+        self._conversations[:] = [c for c in self._conversations if c.key not in gone]
+        if changes.written or changes.deleted or before != self.store.written_elsewhere:
+            self.listed.emit()
+
+    def shut_down(self) -> str:
+        """Save and close the file. Returns a message for the user, or "" if all was saved."""
+        self._look_timer.stop()
+        self.save()
+        if self._unsaved or self._unsaved_drafts:
+            self.save()  # reopens the file; this is the last chance to save
+        self._save_timer.stop()
+        self.store.close()
+        return self._rescue()
+
+    def _rescue(self) -> str:
+        unsaved = [c for c in self._conversations if c.key in self._unsaved and (c.messages or c.named)]
+        if not unsaved:
+            return ""
+        paths, is_all = rescue(self.store.folder, unsaved)
+        return rescue_text(paths, is_all, self.store.folder)
+
+    def _save(self, conversation: Conversation) -> None:
+        is_writing = self._is_writing(conversation.key)
+        try:
+            self.store.save(conversation, sync=not is_writing, is_writing=is_writing)
+        except ChangedElsewhere as changed:
+            self._join(conversation, changed.theirs)
+
+    def _join(self, ours: Conversation, theirs: Conversation) -> None:
+        """Merge what another window wrote meanwhile into `ours`, and save it. If both wrote a turn, both versions are
+        kept."""
+        our_last, their_path = ours.last, {message.key for message in theirs.path}
+        ours.messages = join_messages(ours.messages, theirs.messages)
+        if our_last in their_path and not self._is_writing(ours.key):
+            ours.last = theirs.last  # the other window only continued the path
+        self.store.accept(ours.key)
+        self.store.save(ours, is_writing=self._is_writing(ours.key))
+        if ours.last == our_last and theirs.last not in {message.key for message in ours.path}:
+            self.notified.emit(f"“{ours.title}” was changed in two windows at once: both versions are kept.")
+        self.messages_changed.emit(ours.key)
+        self.listed.emit()
+
+    def _take(self, theirs: Conversation) -> None:
+        ours = next((c for c in self._conversations if c.key == theirs.key), None)
+        if ours is not None:
+            take_over(ours, theirs)
+            self.messages_changed.emit(ours.key)
+            return
+        newer = sum(c.changed_s > theirs.changed_s for c in self._conversations)
+        self._conversations.insert(newer, theirs)
+
+    def _tell_how_it_went(self, failure: str) -> None:
+        if failure:
+            self._save_timer.start(RETRY_MS)
+            self.notified.emit(f"{failure[0].upper()}{failure[1:]}. Kept in memory; retrying.")
+        elif self._failure:
+            self.notified.emit(_SAVED_AGAIN)
+        self._failure = failure
+
+    def _save_within(self, milliseconds: int) -> None:
+        if not self._save_timer.isActive() or self._save_timer.remainingTime() > milliseconds:
+            self._save_timer.start(milliseconds)
+
+
+def take_over(ours: Conversation, theirs: Conversation) -> None:
+    """Update `ours` to `theirs`. Equal messages remain the same objects, so that the cards that show them are kept."""
+    ours.messages, ours.last = join_messages(ours.messages, theirs.messages), theirs.last
+    ours.title, ours.named = theirs.title, theirs.named
+    ours.system, ours.sampling, ours.adapter = theirs.system, theirs.sampling, theirs.adapter
+    ours.changed_s = theirs.changed_s
+
+
+# Conversations that could not be saved when a window closed are written to files, wherever there is space.
+#
+# Files in the conversations' own folder have names that the store imports at the next start.
+def rescue(folder: Path, conversations: Iterable[Conversation]) -> tuple[list[Path], bool]:
+    """Write conversations to files. Returns the files, and whether they contain all conversations. Does not raise."""
+    given = list(conversations)
+    paths = [path for path in (_write(folder, conversation) for conversation in given) if path is not None]
+    return paths, len(paths) == len(given)
+
+
+def rescue_text(paths: list[Path], is_all: bool, folder: Path) -> str:
+    """Return one line for the user that names the files."""
+    where = ", ".join(str(path) for path in paths)
+    if not is_all:
+        return f"Conversations could not be saved, and there was no space for a copy{f' but {where}' if where else ''}."
+    if all(path.parent == folder for path in paths):
+        return f"Conversations could not be saved; they are in {where} and will be imported at the next start."
+    return (
+        f"Conversations could not be saved; they are in {where}. Move them to {folder} to import them at the "
+        "next start."
+    )
+
+
+def _write(folder: Path, conversation: Conversation) -> Path | None:
+    data = msgspec.json.format(msgspec.json.encode(conversation), indent=1)
+    for place in _places(folder):
+        path = place / f"{conversation.key}.json"
+        try:
+            _write_whole(path, data)
+        except OSError:
+            continue
+        return path
+    return None
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    yield folder
+    yield Path.home()
+    yield Path(tempfile.gettempdir())
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_whole(path, data, private=True, sync=True)

@@ -1,0 +1,65 @@
+"""Non-modal dialogs about the program and with the engine's log."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+
+from PySide6.QtCore import Qt, qVersion
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QPlainTextEdit,
+    QVBoxLayout,
+    QWidget,
+)
+
+from kvscope_app.ui.fonts import mono, sans
+from kvscope_app.ui.icons import pixmap
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.zoom import scaled
+
+
+def versions_text() -> str:
+    """Return the versions of Python, Qt and the system in one line."""
+    return (
+        f"Python {platform.python_version()}, Qt {qVersion()}, PySide6 {version('PySide6-Essentials')},"
+        f" {platform.system()} {platform.release()}"
+    )
+
+
+def about_sheet(parent: QWidget) -> Sheet:
+    sheet = Sheet("About kvscope", parent)
+    mark, name = PlainLabel(), PlainLabel("kvscope")
+    mark.setPixmap(pixmap("kvscope", "#000001", scaled(64)))
+    name.setFont(sans(1.6))
+    words = PlainLabel(
+        f"Version {version('kvscope')}\n\nSee inside the KV cache of language-model inference.\n"
+        f"Apache License 2.0\n\n{versions_text()}"
+    )
+    words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+    words.setWordWrap(True)
+    row, text = QHBoxLayout(), QVBoxLayout()
+    row.setSpacing(18)
+    row.addWidget(mark, 0, Qt.AlignmentFlag.AlignTop)
+    text.addWidget(name)
+    text.addWidget(words)
+    text.addStretch()
+    row.addLayout(text, 1)
+    sheet.column.addLayout(row)
+    sheet.add_close()
+    sheet.resize_comfortably(440)
+    return sheet
+
+
+def log_dialog(parent: QWidget, log: str) -> Sheet:
+    sheet = Sheet("Engine log", parent)
+    text = QPlainTextEdit(log or "The engine printed nothing.")
+    text.setReadOnly(True)
+    text.setFont(mono())
+    text.setAccessibleName("Engine log")
+    sheet.column.addWidget(text)
+    sheet.add_close()
+    sheet.resize_comfortably(820, 520)
+    text.verticalScrollBar().setValue(text.verticalScrollBar().maximum())
+    return sheet

@@ -1,0 +1,164 @@
+"""Named layouts, shared by all windows, and layout files: save, apply, delete."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QInputDialog, QMenu
+
+from kvscope_app.actions.action_registry import Actions, ActionSpec
+from kvscope_app.settings.layout_value import WindowLayout, read_layout, write_layout
+from kvscope_app.settings.settings import Settings
+from kvscope_app.ui.file_dialogs import ask_open, ask_save
+from kvscope_app.window.dock_layouts.arrangement import KNOWN, layout_of, show_layout
+from kvscope_app.window.dock_layouts.layout_undo import LayoutUndo
+from kvscope_app.window.view_choices import choices_of, choose
+from kvscope_app.window.window_body import WindowBody
+from kvscope_telemetry.errors import BadInput
+
+LAYOUTS: Final = "Layouts"
+FILES: Final = "Layouts (*.json);;All files (*)"
+_MAX_NAME: Final = 60
+_NOTICE_MS: Final = 6000
+
+
+class NamedLayouts(QObject):
+    """Maintains an action in `actions` and in `menu` for each named layout."""
+
+    def __init__(self, window: WindowBody, actions: Actions, watch: LayoutUndo) -> None:
+        super().__init__(window)
+        self._window, self._actions, self._watch = window, actions, watch
+        self._choices = window.themes.settings
+        self.menu: QMenu | None = None
+        self._names: list[str] = []
+        for spec in (
+            ActionSpec("save_layout", "Save layout as…", LAYOUTS, self._ask_name),
+            ActionSpec("export_layout", "Save layout to file…", LAYOUTS, self._ask_target),
+            ActionSpec("open_layout", "Open layout…", LAYOUTS, self._ask_file),
+            ActionSpec("forget_layout", "Delete layout…", LAYOUTS, self._ask_which, enabled=lambda: bool(self._names)),
+            ActionSpec("reset_layout", "Reset to default layout", LAYOUTS, self._reset, (), "layout"),
+        ):
+            actions.add_action(spec)
+        self._follow()
+        self._choices.changed.connect(self._on_settings)
+
+    def fill(self, menu: QMenu) -> None:
+        """Add the actions to `menu`, and keep it up to date."""
+        self.menu = menu
+        for spec in self._actions.in_group(LAYOUTS):
+            menu.addAction(self._actions[spec.name])
+
+    def save(self, name: str) -> None:
+        """Save the present layout as `name`. Overwriting can be undone."""
+        name = name.strip()[:_MAX_NAME]
+        if not name:
+            return
+        fresh = layout_of(self._window)
+        old = self._choices.values.layouts.get(name)
+        self._put(name, fresh)
+        if old is not None:
+            self._window.undo.did(
+                f"overwriting the layout “{name}”", partial(self._put, name, old), partial(self._put, name, fresh)
+            )
+        self._window.statusBar().showMessage(f"Layout saved as “{name}”", _NOTICE_MS)
+
+    def forget(self, name: str) -> None:
+        """Delete the layout. Can be undone."""
+        old = self._choices.values.layouts.get(name)
+        if old is not None:
+            self._put(name, None)
+            self._window.undo.did(
+                f"deleting the layout “{name}”", partial(self._put, name, old), partial(self._put, name, None)
+            )
+
+    def show(self, name: str) -> None:
+        kept = self._choices.values.layouts.get(name)
+        if kept is None:
+            return
+        try:
+            self.put(kept, f"applying the layout “{name}”")
+        except BadInput as error:
+            self._window.banner.tell(f"The layout “{name}” cannot be used", str(error), passes=True)
+
+    def put(self, layout: WindowLayout, words: str) -> None:
+        """Apply `layout`.
+
+        Raises BadInput for an unknown name, before changing anything. `words` describes the change for undo.
+        """
+        layout.check(KNOWN)
+        views = self._window.views
+        before = partial(choose, views, choices_of(views))
+        self._watch.about_to(words, (before, partial(choose, views, layout.choices)))
+        show_layout(self._window, layout)
+
+    def write(self, path: str) -> None:
+        try:
+            write_layout(path, layout_of(self._window))
+        except BadInput as error:
+            self._window.banner.tell("The layout could not be saved", str(error), passes=True)
+            return
+        self._window.statusBar().showMessage(f"Layout saved to {path}", _NOTICE_MS)
+
+    def read(self, path: str) -> None:
+        """Apply the layout in a file. An unreadable file is reported in the window and changes nothing."""
+        try:
+            self.put(read_layout(path, KNOWN), f"opening the layout {Path(path).name}")
+        except BadInput as error:
+            self._window.banner.tell("The layout cannot be opened", str(error), passes=True)
+
+    def _reset(self) -> None:
+        self._watch.about_to("resetting the layout")
+        self._window.reset_layout()
+
+    def _put(self, name: str, layout: WindowLayout | None) -> None:
+        def change(now: Settings) -> dict[str, object]:
+            others = {key: value for key, value in now.layouts.items() if key != name}
+            return {"layouts": others if layout is None else {**others, name: layout}}
+
+        self._choices.change_by(change)
+
+    def _on_settings(self, before: Settings) -> None:
+        if list(before.layouts) != list(self._choices.values.layouts):
+            self._follow()
+
+    def _follow(self) -> None:
+        wanted = sorted(self._choices.values.layouts, key=str.casefold)
+        for name in self._names:
+            self._actions.remove(f"layout_{name}")
+        for name in wanted:
+            words = name.replace("&", "&&")
+            spec = ActionSpec(f"layout_{name}", f"Layout: {words}", LAYOUTS, partial(self.show, name))
+            action = self._actions.add_action(spec)
+            if self.menu is not None:
+                self.menu.addAction(action)
+        self._names = wanted
+        self._actions.refresh()
+
+    def _ask_target(self) -> None:
+        ask_save(self._window, "Save layout", Path("kvscope-layout.json"), FILES, self.write)
+
+    def _ask_file(self) -> None:
+        ask_open(self._window, "Open layout", "", FILES, self.read)
+
+    def _ask_name(self) -> None:
+        dialog = self._dialog("Save layout", "Name (replaces a layout of the same name):")
+        dialog.setTextValue(f"Layout {len(self._names) + 1}")
+        dialog.textValueSelected.connect(self.save)
+        dialog.open()
+
+    def _ask_which(self) -> None:
+        if self._names:
+            dialog = self._dialog("Delete layout", "Layout:")
+            dialog.setComboBoxItems(self._names)
+            dialog.textValueSelected.connect(self.forget)
+            dialog.open()
+
+    def _dialog(self, title: str, words: str) -> QInputDialog:
+        dialog = QInputDialog(self._window)
+        dialog.setWindowTitle(title)
+        dialog.setLabelText(words)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        return dialog

@@ -1,0 +1,192 @@
+"""Buttons at the right end of the menu bar, and the state of the window: live, paused, playback, or engine paused."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
+from PySide6.QtGui import QAction, QFont, QFontMetrics
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QMenuBar, QPushButton, QToolButton, QWidget
+
+from kvscope_app.session.session import Session
+from kvscope_app.ui.plain_text import PlainLabel
+from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.zoom import scaled
+from kvscope_telemetry.source import SourceState
+
+_LOOK_MS: Final = 100
+_LATER_MS: Final = 1000
+"""Update interval of the delay once its tenths of a second are no longer interesting."""
+_TENTHS_S: Final = 10.0
+_SPACING: Final = 2
+_AT_END: Final = 8
+
+
+class MenuBarCorner(QWidget):
+    """Label of the shown state and a few buttons."""
+
+    _bar: QMenuBar | None = None
+    """Menu bar; a class attribute, because Qt asks for sizes before the constructor has finished."""
+
+    def __init__(self, session: Session, live: QAction | None, buttons: list[QAction], parent: QWidget) -> None:
+        super().__init__(parent)
+        self._session = session
+        self._theme = DARK
+        self._color = ""
+        self._state = PlainLabel()
+        self._state.setAccessibleName("Current view: live or past")
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, _AT_END, 0)
+        row.setSpacing(_SPACING)
+        self._state.setAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        self._live = QPushButton("Go live", self)
+        if live is not None:
+            self._live.setToolTip(live.toolTip())
+            self._live.clicked.connect(live.trigger)
+        kept = self._live.sizePolicy()
+        kept.setRetainSizeWhenHidden(True)
+        self._live.setSizePolicy(kept)
+        self._live.hide()
+        self._has_live = live is not None
+        if self._has_live:
+            row.addWidget(self._live)
+        row.addWidget(self._state)
+        self._buttons = [_button(action) for action in buttons]
+        for button in self._buttons:
+            row.addWidget(button)
+        self._more = _more_button(buttons)
+        self._more.hide()
+        row.addWidget(self._more)
+        self._is_narrow = False
+        self._state.setFixedWidth(self._state_width())
+        self._clock = QTimer(self, interval=_LOOK_MS)
+        self._clock.timeout.connect(self.refresh)
+        session.timeline.paused_changed.connect(self._paused_changed)
+        session.status_changed.connect(self.refresh)
+
+    def lie_in(self, bar: QMenuBar) -> None:
+        """Place this widget at the end of `bar`, with less priority than its menus."""
+        self._bar = bar
+        bar.setCornerWidget(self, Qt.Corner.TopRightCorner)
+        bar.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.Resize:
+            self._fit()
+        return False
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange:
+            self._fit()
+
+    def apply_theme(self, theme: Theme) -> None:
+        self._theme = theme
+        self._fit()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show the state, and for a paused timeline the delay behind the present."""
+        timeline = self._session.timeline
+        if timeline.paused:
+            word = "PLAYING" if timeline.is_playing else "PAUSED"
+            behind = _behind(timeline.behind_seconds)
+            self._show(word if self._is_narrow else f"{word}  {behind}", self._theme.warn)
+            self._state.setToolTip(behind if self._is_narrow else "")
+            self._keep_pace()
+        elif self._session.status.state is SourceState.LIVE:
+            self._show("LIVE", self._theme.good)
+        elif self._session.status.state is SourceState.PAUSED:
+            self._show("ENGINE PAUSED", self._theme.warn)
+        elif timeline.is_file:
+            self._show("PLAYBACK", self._theme.accent)
+        else:
+            self._show("", self._theme.muted)
+
+    def _fit(self) -> None:
+        """Move the buttons into a menu and shorten the state if the menu bar's menus need the space.
+
+        If that is still too wide, the state is hidden, which the status bar shows as well. Then the menu is hidden,
+        whose actions the menu bar has.
+        """
+        if self._bar is None:
+            return
+        menus = self._bar.sizeHint().width() - self.sizeHint().width()
+        if self._bar.actions():  # in line with the menus, with or without buttons
+            self.setMinimumHeight(self._bar.actionGeometry(self._bar.actions()[0]).height())
+        others = [*([self._live] if self._has_live else []), *self._buttons]
+        wide = self._state_width() + sum(other.sizeHint().width() + _SPACING for other in others) + _AT_END
+        is_narrow, before = menus + wide > self._bar.width(), self._state.width()
+        live = self._live.sizeHint().width() + _SPACING if self._has_live else 0
+        more = self._more.sizeHint().width() + _SPACING
+        has_more = is_narrow and menus + live + more + _AT_END <= self._bar.width()
+        has_room = not is_narrow or (
+            menus + live + more + self._state_width(is_narrow=True) + _AT_END <= self._bar.width()
+        )
+        had_more = not self._more.isHidden()
+        self._more.setVisible(has_more)
+        self._state.setFixedWidth(self._state_width(is_narrow) if has_room else 0)
+        if is_narrow is not self._is_narrow:
+            self._is_narrow = is_narrow
+            for button in self._buttons:
+                button.setVisible(not is_narrow)
+            self.refresh()
+        elif before == self._state.width() and had_more is has_more:
+            return
+        self._bar.setCornerWidget(self, Qt.Corner.TopRightCorner)  # Qt does not follow when the corner widget grows
+
+    def _state_width(self, is_narrow: bool = False) -> int:
+        """Return the width of the longest text, so that nothing moves."""
+        bold = self.font()
+        bold.setWeight(QFont.Weight.Bold)
+        return QFontMetrics(bold).horizontalAdvance("ENGINE PAUSED" if is_narrow else "PLAYING  88.8 s behind") + 24
+
+    def _keep_pace(self) -> None:
+        timeline = self._session.timeline
+        is_calm = not timeline.is_playing and timeline.behind_seconds >= _TENTHS_S
+        wanted_ms = _LATER_MS if is_calm else _LOOK_MS
+        if wanted_ms != self._clock.interval():
+            self._clock.setInterval(wanted_ms)
+
+    def _paused_changed(self) -> None:
+        self._live.setVisible(self._session.timeline.paused)
+        if self._session.timeline.paused:
+            self._clock.start()
+        else:
+            self._clock.stop()
+        self.refresh()
+
+    def _show(self, text: str, color: str) -> None:
+        if text != self._state.text():
+            self._state.setText(text)
+        if color != self._color:
+            self._color = color
+            self._state.setStyleSheet(f"color: {color}; font-weight: 700; padding: 0 8px;")
+            self._state.setFixedHeight(self._state.sizeHint().height())  # or each new digit causes a window layout
+
+
+def _behind(seconds: float) -> str:
+    return f"{seconds:.1f} s behind" if seconds < 100 else f"{seconds // 60:.0f}:{seconds % 60:02.0f} behind"
+
+
+def _more_button(actions: list[QAction]) -> QToolButton:
+    """Return a button with a menu of the actions that do not fit."""
+    button = QToolButton()
+    button.setText("»")
+    button.setToolTip("More")
+    button.setAccessibleName("More")
+    button.setAutoRaise(True)
+    button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+    menu = QMenu(button)
+    menu.addActions(actions)
+    button.setMenu(menu)
+    return button
+
+
+def _button(action: QAction) -> QToolButton:
+    button = QToolButton()
+    button.setDefaultAction(action)
+    button.setAutoRaise(True)
+    button.setIconSize(QSize(scaled(17), scaled(17)))
+    button.setAccessibleName(action.text().replace("&", ""))
+    return button

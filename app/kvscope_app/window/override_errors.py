@@ -1,0 +1,53 @@
+"""Works around a crash of PySide 6.11 on Python 3.11: an error that a Python override of a Qt method raises.
+
+When such an override is called while Python waits for a call of Qt, as `focusNextPrevChild` is under
+`super().event(event)`, shiboken stores the error and prepends the override's name to its message
+(`prependToExceptionMessage` in `sbkerrors.cpp`). Before Python 3.12, `PyErr_Fetch` returns a bare string instead of an
+exception object for most errors raised in C, among them "Internal C++ object already deleted" and `int("x")`. Shiboken
+reads the string as if it were an exception, and the process ends with a segmentation fault.
+
+Python creates the object immediately if another exception is being handled, because the new one needs its context.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+
+
+class _Placeholder(Exception):
+    """The exception that counts as being handled. It is the context of every error, and is never reported."""
+
+
+def call_with_exception_objects(function: Callable[[], _Result]) -> _Result:
+    """Return `function()`, during which every error in this thread is an exception object when it is raised.
+
+    Pass reported errors to `remove_placeholder` first.
+    """
+    if sys.version_info >= (3, 12):
+        return function()
+    try:
+        raise _Placeholder
+    except _Placeholder as placeholder:
+        placeholder.__traceback__ = None  # it would hold `function` as long as any error is held
+        try:
+            return function()
+        except BaseException as error:
+            remove_placeholder(error)
+            raise
+
+
+def remove_placeholder(error: BaseException | None) -> None:
+    """Remove the context that `call_with_exception_objects` added to `error` and the errors that led to it."""
+    pending, seen = [error], set[int]()
+    while pending:
+        found = pending.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found.__context__, _Placeholder):
+            found.__context__ = None
+        pending += (found.__context__, found.__cause__)

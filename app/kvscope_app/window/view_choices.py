@@ -1,0 +1,157 @@
+"""Carries the user's choices in the views over to the next window. Knows the choices, not how the views show them.
+
+A new window starts with the most recent choices of any window. Open windows keep theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from PySide6.QtCore import QModelIndex, QSettings
+from PySide6.QtWidgets import QTableView
+
+from kvscope_app.settings.layout_value import Choices
+from kvscope_app.settings.settings_store import SettingsStore
+from kvscope_app.ui.zoom import scaled
+from kvscope_app.views.base import View
+from kvscope_app.views.page_map.color_modes import mode_named
+from kvscope_app.views.page_map.page_map_view import PageMapView
+
+_MADE: Final = "made_widths"
+"""Property of a table: its initial column widths at 100 % zoom."""
+
+
+def remember_map(view: PageMapView, choices: SettingsStore) -> None:
+    """Apply and save the colour mode, and apply the flashing of the page map."""
+    chosen = choices.values
+    view.set_mode(mode_named(chosen.color_mode))
+    view.set_flashing(chosen.flashes)
+    view.mode_changed.connect(lambda mode: choices.change(color_mode=str(mode)))
+
+
+def remember_view(view: View, choices: SettingsStore) -> None:
+    """Apply and save the choices of a newly loaded view, whose module is imported already."""
+    if view.object_name == "requests":
+        _remember_requests(view, choices)
+    elif view.object_name == "events":
+        _remember_kinds(view, choices)
+
+
+def note_widths(view: View, choices: SettingsStore) -> None:
+    """Save the columns whose width differs from the initial one. Called when the window closes."""
+    changed = _changed_widths(view)
+    if changed is not None and changed != choices.values.request_columns:
+        choices.change(request_columns=changed)
+
+
+def choices_of(views: Mapping[str, View]) -> Choices:
+    """Return the present choices of these views, as stored in a layout."""
+    with TemporaryDirectory(prefix="kvscope-") as folder:
+        kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
+        for view in views.values():
+            view.remember(kept)
+        choices = {name: str(kept.value(name)) for name in sorted(kept.allKeys())}
+        del kept  # writes its file now, while the folder still exists
+    found: dict[str, object] = {}
+    page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
+    if isinstance(page_map, PageMapView):
+        found |= {"color_mode": str(page_map.mode), "flashes": page_map.scene.flashing}
+    if requests is not None:
+        filter_box = getattr(requests, "filter", None)
+        found |= {"request_filter": filter_box.currentText() if filter_box is not None else None}
+        found |= {"request_columns": _changed_widths(requests)}
+    if events is not None:
+        actions = getattr(events, "kind_actions", {})
+        found |= {"event_kinds": tuple(kind for kind, action in actions.items() if action.isChecked())}
+    return Choices(**found, views=choices)  # type: ignore[arg-type]  # each by its name
+
+
+def choose(views: Mapping[str, View], choices: Choices) -> None:
+    """Apply `choices` to these views. Choices that are absent or unknown do not change anything."""
+    with TemporaryDirectory(prefix="kvscope-") as folder:
+        kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
+        for view in views.values():
+            view.remember(kept)
+        for name, value in choices.views.items():
+            kept.setValue(name, value)
+        for view in views.values():
+            view.recall(kept)
+        del kept
+    page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
+    if isinstance(page_map, PageMapView):
+        if choices.color_mode is not None:
+            page_map.set_mode(mode_named(choices.color_mode))
+        if choices.flashes is not None:
+            page_map.set_flashing(choices.flashes)
+    if requests is not None:
+        _choose_in_requests(requests, choices)
+    if events is not None and choices.event_kinds is not None:
+        for kind, action in getattr(events, "kind_actions", {}).items():
+            action.setChecked(kind in choices.event_kinds)
+
+
+def _choose_in_requests(view: View, choices: Choices) -> None:
+    from kvscope_app.views.requests.requests_view import RequestsView
+
+    assert isinstance(view, RequestsView), "it has the name"
+    if choices.request_filter is not None and view.filter.findText(choices.request_filter) >= 0:
+        view.filter.setCurrentText(choices.request_filter)
+    if choices.request_columns is not None:
+        made = view.table.property(_MADE) or {}
+        for column, title in enumerate(_widths(view.table)):
+            width = choices.request_columns.get(title, made.get(title))
+            if width is not None:
+                view.table.setColumnWidth(column, scaled(width))
+
+
+def _changed_widths(view: View) -> dict[str, int] | None:
+    """Return the changed widths by title at 100 % zoom, or None if the view has no table with known widths."""
+    table = getattr(view, "table", None)
+    made = table.property(_MADE) if isinstance(table, QTableView) else None
+    if made is None or not isinstance(table, QTableView):
+        return None
+    widths = {title: round(width * 100 / scaled(100)) for title, width in _widths(table).items()}
+    return {title: width for title, width in widths.items() if abs(width - made[title]) > 1 and width > 0}
+
+
+def _remember_requests(view: View, choices: SettingsStore) -> None:
+    from kvscope_app.views.requests.requests_view import RequestsView
+
+    assert isinstance(view, RequestsView), "it has the name"
+    made = {title: round(width * 100 / scaled(100)) for title, width in _widths(view.table).items()}
+    view.table.setProperty(_MADE, made)
+    for column, title in enumerate(made):
+        width = choices.values.request_columns.get(title)
+        if width is not None:
+            view.table.setColumnWidth(column, scaled(width))
+    if view.filter.findText(choices.values.request_filter) >= 0:
+        view.filter.setCurrentText(choices.values.request_filter)
+    view.filter.textActivated.connect(lambda text: choices.change(request_filter=text))
+
+
+def _remember_kinds(view: View, choices: SettingsStore) -> None:
+    from kvscope_app.views.events.events_view import EventsView
+
+    assert isinstance(view, EventsView), "it has the name"
+    for kind in choices.values.event_kinds:
+        if kind in view.kind_actions:
+            view.kind_actions[kind].setChecked(True)
+    for action in view.kind_actions.values():
+        action.triggered.connect(partial(_note_kinds, view, choices))
+
+
+def _note_kinds(view: View, choices: SettingsStore, *_: object) -> None:
+    actions = getattr(view, "kind_actions", {})
+    choices.change(event_kinds=tuple(kind for kind, action in actions.items() if action.isChecked()))
+
+
+def _widths(table: QTableView) -> dict[str, int]:
+    model, header = table.model(), table.horizontalHeader()
+    return {
+        str(model.headerData(column, header.orientation())): table.columnWidth(column)
+        for column in range(model.columnCount(QModelIndex()))
+    }

@@ -1,0 +1,68 @@
+"""Command `kvscope-engine sample`: publishes this machine's devices on a socket, without an engine and without
+torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvscope_engine.cli.arguments.sample_interval_option import add_interval
+from kvscope_engine.cli.notices import print_note
+from kvscope_engine.server.device_publisher import DevicePublisher
+from kvscope_telemetry.credentials.key_ring import KeyRing, default_keys_folder
+from kvscope_telemetry.termination import handling_signals
+from kvscope_telemetry.transport.bind_address import default_endpoint
+
+
+def add_parser(commands: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "sample",
+        help="publish this machine's GPUs, memory and cores for the desktop, without an engine",
+        description="Publishes the state of this machine's GPUs, memory and cores until stopped, beside an engine that "
+        "does not (vLLM, SGLang). `kvscope --attach ENDPOINT` shows it.",
+    )
+    parser.add_argument(
+        "--endpoint",
+        metavar="ENDPOINT",
+        help="where to listen: ipc:///DIR, or tcp://HOST:PORT, which also uses PORT + 1 (default: "
+        f"{default_sample_endpoint()})",
+    )
+    access = parser.add_mutually_exclusive_group()
+    access.add_argument(
+        "--keys",
+        type=Path,
+        metavar="DIR",
+        help=f"on tcp: folder of the keys (default: {default_keys_folder()}; see `kvscope-engine keys`)",
+    )
+    access.add_argument(
+        "--keyless", action="store_true", help="on loopback tcp: no keys; every user of this machine may watch"
+    )
+    add_interval(parser, "--interval")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    endpoint = args.endpoint or default_sample_endpoint()
+    keys = KeyRing(args.keys, warn=print_note) if endpoint.startswith("tcp") and not args.keyless else None
+    with _ended_by_signals() as over, DevicePublisher(endpoint, keys=keys, interval_s=args.interval) as publisher:
+        print(f"listening on {publisher.telemetry_endpoint}", flush=True)
+        over.wait()
+    return 0
+
+
+def default_sample_endpoint() -> str:
+    """Return an endpoint below an engine's default one, so that both can run concurrently."""
+    return f"{default_endpoint()}/devices"
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[threading.Event]:
+    over = threading.Event()
+    with handling_signals(lambda *_: over.set()):
+        yield over

@@ -1,0 +1,117 @@
+"""Ends a service on a signal (`termination.END_SIGNALS`): orderly if possible, and in any case in time.
+
+A stop has three stages. Immediately, the service is asked to stop, and loading is interrupted. After most of the limit,
+a thread closes the recording and exits. At the limit, a separate process (`stop_guard`) kills this one, whatever it is
+doing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from kvscope_engine.cli import stop_guard
+from kvscope_engine.cli.notices import print_notes
+from kvscope_engine.server.service import EngineService, Interrupted
+from kvscope_telemetry.termination import handling_signals
+
+if TYPE_CHECKING:
+    from kvscope_telemetry.recordings.engine_recorder import EngineRecorder
+
+STOP_S: Final = 10.0
+"""Default seconds from a signal to the end of the process."""
+PR_SET_CHILD_SUBREAPER: Final = 36
+"""Option of Linux's `prctl`."""
+LEAVING_SHARE: Final = 0.8
+"""Fraction of the limit after which only the recording is closed before exiting."""
+
+
+class Stopping:
+    """Signal handler and the objects that it stops, which are set as they are created."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.was_loading = False
+        """Whether the signal came before the engine was loaded."""
+        self._service: EngineService | None = None
+        self._recorder: EngineRecorder | None = None
+        self._limit_s = limit_s
+        self._is_asked = False
+
+    def records(self, recorder: EngineRecorder | None) -> None:
+        """Set the recorder, which is closed even if nothing else can be."""
+        self._recorder = recorder
+
+    def serves(self, service: EngineService) -> None:
+        self._service = service
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        if not self._is_asked:
+            self._is_asked = True
+            last_resort = threading.Timer(self._limit_s * LEAVING_SHARE, self._leave)
+            last_resort.daemon = True
+            with contextlib.suppress(RuntimeError):  # no memory for a thread: `stop_guard` ends the process later
+                last_resort.start()
+        if self._service is not None:
+            self._service.stop()
+        if self._service is None or self._service.is_loading:
+            self.was_loading = True
+            raise Interrupted
+
+    def _leave(self) -> None:
+        if self._recorder is not None:
+            with contextlib.suppress(Exception):  # as far as possible
+                self._recorder.close()
+        print_notes([f"it did not stop within {self._limit_s * LEAVING_SHARE:g} s: leaving it running"])
+        stop_guard.kill_children()
+        os._exit(1)
+
+
+@contextmanager
+def stopped_by_signals(limit_s: float) -> Iterator[Stopping]:
+    """Let a signal end the block within `limit_s`: immediately while the model loads, otherwise after the current
+    step.
+    """
+    stopping = Stopping(limit_s)
+    _adopt_orphans()
+    with handling_signals(stopping.ask):
+        try:
+            with contextlib.suppress(Interrupted), _guarded(limit_s):
+                yield stopping
+        finally:
+            if stopping.was_loading:
+                stop_guard.kill_children()  # including one that was being started when the signal came
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of orphaned descendants, such as the compilers of a killed build tool."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextmanager
+def _guarded(limit_s: float) -> Iterator[None]:
+    """Run a process that kills this one if it does not end within `limit_s` of a signal."""
+    theirs, ours = os.pipe()
+    os.set_blocking(ours, False)
+    words = [sys.executable, "-I", "-S", stop_guard.__file__, str(theirs), str(limit_s)]
+    try:
+        guard = subprocess.Popen(words, pass_fds=[theirs], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        before = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(ours)
+            guard.wait()
+    finally:
+        # Open until here: were the guard killed and this the only reader, Python would print a BrokenPipeError for
+        # each signal.
+        os.close(theirs)

@@ -1,0 +1,47 @@
+"""Endpoints `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as in vLLM; enabled by an option of the engine.
+
+Any client with the API key may use them, since this process has the operator role at the engine.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from kvscope_engine.http.api_state import Api
+from kvscope_engine.http.http_connection import unless_gone
+from kvscope_engine.http.middleware import read_body
+from kvscope_engine.http.schemas.api_errors import ApiError, refused
+from kvscope_engine.http.schemas.request_bodies import LoadAdapterBody, UnloadAdapterBody
+from kvscope_telemetry.errors import EngineDead
+from kvscope_telemetry.messages.commands import Failed, LoadAdapter, UnloadAdapter
+
+
+async def load_adapter(request: Request) -> Response:
+    api: Api = request.app.state.api
+    body = await read_body(request, LoadAdapterBody, api.settings.limits)
+    if body.lora_name == api.model_name:
+        raise ApiError(400, f"{body.lora_name!r:.140} is not accepted: the model is called so", param="lora_name")
+    await _done(request, LoadAdapter(name=body.lora_name, path=body.lora_path))
+    return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} added successfully.")
+
+
+async def unload_adapter(request: Request) -> Response:
+    body = await read_body(request, UnloadAdapterBody, request.app.state.api.settings.limits)
+    await _done(request, UnloadAdapter(name=body.lora_name))
+    return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
+
+
+async def _done(request: Request, command: LoadAdapter | UnloadAdapter) -> None:
+    """Wait until the engine has carried out `command` and its status is refreshed.
+
+    Raises ApiError with the engine's reason.
+    """
+    api: Api = request.app.state.api
+    try:
+        reply = await unless_gone(request, api.line.ask(command))
+    except EngineDead as error:
+        raise ApiError(503, str(error), code="engine_away") from error
+    if isinstance(reply, Failed):
+        is_served = api.line.status is None or api.line.status.takes_adapters
+        raise refused(reply.reason) if is_served else ApiError(404, reply.reason)

@@ -1,0 +1,153 @@
+"""Identifies clients and limits what each may occupy in this process: requests, bodies and choices.
+
+Knows no endpoint. A client is identified by its API key if the server accepts several, otherwise by its address: a
+shared key distinguishes no clients, and an unchecked one could be invented for each request. The engine only gets a
+hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvscope_engine.http.api_state import HttpLimits
+from kvscope_engine.http.schemas.api_errors import ApiError
+
+FEW_REQUESTS: Final = 8
+"""Clients with fewer requests than this may use the spare slots when all others are taken."""
+SPARE: Final = 8
+"""Divisor of `max_requests` that gives the number of spare slots beyond the limit."""
+
+
+def client_name(key: str, address: str, forwarded: Sequence[str] = ()) -> str:
+    """Return a short hash that identifies the holder of `key`, or the caller from `address` if `key` is empty.
+
+    `forwarded` are trusted `X-Forwarded-For` headers, whose last address is the one seen by the nearest proxy. An IPv6
+    network (/64) is one client, because its owner can choose addresses in it freely.
+    """
+    if key:
+        return _hashed(f"key {key}")
+    last = forwarded[-1].rpartition(",")[2].strip() if forwarded else ""
+    return _hashed(f"address {_network(last) or _network(address) or address}")
+
+
+def _network(address: str) -> str:
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0].strip("[]"))
+    except ValueError:
+        return ""
+    if isinstance(found, ipaddress.IPv6Address):
+        mapped = found.ipv4_mapped
+        return str(mapped or ipaddress.ip_network((int(found) >> 64 << 64, 64)))
+    return str(found)
+
+
+def _hashed(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=9).hexdigest()
+
+
+@dataclass(slots=True)
+class Holding:
+    """Requests, body bytes and choices that one client, or all clients together, occupy."""
+
+    requests: int = 0
+    body_bytes: int = 0
+    choices: int = 0
+
+
+class Clients:
+    """Counts of requests, body bytes and choices, by client and in total. Used on the event loop only."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        self.all = Holding()
+        self._by_name: dict[str, Holding] = {}
+
+    def slot(self, name: str) -> Slot:
+        """Create a slot for a request of a client. It counts once `Slot.enter` is called."""
+        return Slot(self, name)
+
+    def held(self, name: str) -> Holding:
+        """Return what one client occupies. Read-only."""
+        return self._by_name.get(name, Holding())
+
+    def add(self, name: str, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
+        """Add to, or with negative numbers subtract from, a client's and the total counts."""
+        for holding in (self.all, self._by_name.setdefault(name, Holding())):
+            holding.requests += requests
+            holding.body_bytes += body_bytes
+            holding.choices += choices
+        if self._by_name[name] == Holding():
+            del self._by_name[name]
+
+
+class Slot:
+    """Counts of one request, from its arrival to its end."""
+
+    def __init__(self, clients: Clients, name: str) -> None:
+        self.client = name
+        self._clients = clients
+        self._limits = clients.limits
+        self._mine = Holding()
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of the body received so far; 0 once they are no longer needed."""
+        return self._mine.body_bytes
+
+    def enter(self) -> None:
+        """Count the request as in progress. Raises ApiError with 429 if the limit is reached."""
+        places, taken = self._limits.max_requests, self._clients.all.requests
+        is_few = self._clients.held(self.client).requests < FEW_REQUESTS
+        if taken >= places + (places // SPARE if is_few else 0):
+            raise _busy(f"{taken} requests are in progress already: try again later")
+        self._add(requests=1)
+
+    def add(self, num_bytes: int) -> None:
+        """Count received bytes of the body.
+
+        Raises ApiError if this body (413), or all bodies together (429), are too large.
+        """
+        self._add(body_bytes=num_bytes)
+        limits = self._limits
+        if self._mine.body_bytes > limits.max_body_bytes:
+            raise too_large(limits)
+        if self._clients.all.body_bytes > limits.max_bodies_bytes:
+            raise _busy("too many bodies are being read at a time")
+        if self._clients.held(self.client).body_bytes > max(limits.max_bodies_bytes // 2, limits.max_body_bytes):
+            raise _busy("too many concurrent request bodies from this client")
+
+    def give_body(self) -> None:
+        """Release the body's bytes: it was tokenized."""
+        self._add(body_bytes=-self._mine.body_bytes)
+
+    def choose(self, count: int, param: str = "n") -> None:
+        """Count the request's choices. Raises ApiError: 400 for more than are ever allowed, 429 for more than now."""
+        most = self._limits.max_choices
+        if count > most:
+            message = f"{count} choices (n for each prompt) are not accepted: at most {most}"
+            raise ApiError(400, message, param=param)
+        held = self._clients.held(self.client).choices
+        if held + count > most:
+            raise _busy(f"{held} choices of this client are under way already, and {count} more is beyond {most}")
+        self._add(choices=count)
+
+    def leave(self) -> None:
+        self._add(-self._mine.requests, -self._mine.body_bytes, -self._mine.choices)
+
+    def _add(self, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
+        self._mine.requests += requests
+        self._mine.body_bytes += body_bytes
+        self._mine.choices += choices
+        self._clients.add(self.client, requests, body_bytes, choices)
+
+
+def too_large(limits: HttpLimits) -> ApiError:
+    return ApiError(413, f"a body of more than {limits.max_body_bytes} bytes is not accepted")
+
+
+def _busy(message: str) -> ApiError:
+    return ApiError(429, message, code="server_busy")

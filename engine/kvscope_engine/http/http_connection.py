@@ -1,0 +1,316 @@
+"""One HTTP/1.1 connection: uvicorn's protocol with timeouts for heads and unread output, and server-sent events.
+
+Owns the limit on connections. Malformed HTTP also gets an error in OpenAI's format. A head that a proxy could interpret
+differently, as to where it or its body ends, is refused before h11 parses it, and the connection is closed, which
+prevents request smuggling. Streams are not buffered: a client that reads slowly blocks only its own task, and its
+replies wait in its inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import h11
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+
+from kvscope_engine.http.api_state import HttpLimits
+from kvscope_engine.http.schemas.api_errors import ApiError, ClientGone
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+HEAD_END: Final = re.compile(rb"\n\r?\n")
+"""End of a head, as h11 finds it."""
+VERSION: Final = re.compile(rb" HTTP/([0-9]+(?:\.[0-9]+)?)$")
+MAX_HEAD_BYTES: Final = 32 << 10
+"""Maximum bytes of a request's first line and headers."""
+SLICE_BYTES: Final = 4 << 10
+"""Most bytes of one connection that are parsed before other connections get their turn."""
+FREE_CHUNKS: Final = 2048
+"""Chunks of a body that may have any size; beyond them, chunks must average `MIN_CHUNK_BYTES`."""
+MIN_CHUNK_BYTES: Final = 256
+CONNECTION: Final = "kvscope.connection"
+"""Key of a request's scope: the `HttpConnection` on which the request arrived."""
+DONE: Final = b"data: [DONE]\n\n"
+MARK: Final = "\0the text\0"
+STOPPING: Final = "the server is stopping"
+HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+Events = AsyncGenerator[bytes, None]
+_Result = TypeVar("_Result")
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class HttpConnection(H11Protocol):
+    """Protocol of one connection, created by uvicorn.
+
+    `limits` and `max_connections` are set on a subclass (`bounded`).
+    """
+
+    limits = HttpLimits()
+    max_connections = 1 << 20
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _next_slice: asyncio.Handle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.conn = _StrictConnection(h11.SERVER, self.config.h11_max_incomplete_event_size or MAX_HEAD_BYTES)
+        self._unparsed = bytearray()
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._answer(503, f"{self.max_connections} connections are open already: no more are accepted")
+            return
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timers()
+        if self._next_slice is not None:
+            self._next_slice.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse `data` in slices with a turn of the event loop between them.
+
+        h11 takes about 20 us per chunk, so that 256 kB of one-byte chunks would block all clients for a second.
+        """
+        self._unparsed += data
+        if self._next_slice is None:
+            self._parse_slice()
+        else:
+            self.transport.pause_reading()  # flow control resumed it meanwhile
+
+    def _parse_slice(self) -> None:
+        self._next_slice = None
+        data = bytes(self._unparsed[:SLICE_BYTES])
+        del self._unparsed[:SLICE_BYTES]
+        self._parse(data)
+        if self.transport.is_closing():
+            return
+        if self._unparsed:
+            self.transport.pause_reading()
+            self._next_slice = self.loop.call_soon(self._parse_slice)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_head_timer()
+        elif self._head_timer is None and self.conn.trailing_data[0]:
+            self._expect_head()  # of a further request on this connection
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.scope is not None:
+            self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+
+    async def write_piece(self, data: bytes) -> None:
+        """Write more of a response of unknown length that has begun, at half the cost of the ASGI `send`.
+
+        Waits while the client does not read. Data after a disconnect is dropped.
+        """
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if data and not self.transport.is_closing():
+            is_chunked = self.conn.their_http_version != b"1.0"
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if is_chunked else data)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.limits.write_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._stop_timers()
+        refusal = self.conn.refusal if isinstance(self.conn, _StrictConnection) else None
+        self._answer(*(refusal or (400, "not an HTTP/1.1 request, or its head is too large")))
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.limits.header_s, self._too_late)
+
+    def _too_late(self) -> None:
+        self._head_timer = None
+        self._answer(408, "the request did not arrive in time: closing the connection")
+
+    def _answer(self, status: int, message: str) -> None:
+        """Send an error, unless a response has been sent, and close the connection."""
+        if self.transport.is_closing():
+            return
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = msgspec.json.encode(ApiError(status, message).body)
+            head: list[tuple[bytes, bytes]] = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            response = h11.Response(status_code=status, headers=head, reason=STATUS_PHRASES[status])
+            events: tuple[Any, ...] = (response, h11.Data(data=body), h11.EndOfMessage())
+            for event in events:
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_timers(self) -> None:
+        self._stop_head_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+
+class _StrictConnection(h11.Connection):
+    """h11 connection that checks each head before parsing and refuses bodies that consist of tiny chunks."""
+
+    refusal: tuple[int, str] | None = None
+    """HTTP status and message of the refusal; None without one."""
+    _num_chunks = _num_chunk_bytes = 0
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            end = HEAD_END.search(data := self.trailing_data[0])
+            self.refusal = head_refusal(data[: end.end()]) if end is not None else None
+            self._num_chunks = self._num_chunk_bytes = 0
+            self._raise_refusal()
+        event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._num_chunks += event.chunk_end
+            self._num_chunk_bytes += len(event.data)
+            if self._num_chunks > FREE_CHUNKS + self._num_chunk_bytes // MIN_CHUNK_BYTES:
+                self.refusal = 400, f"a body of {self._num_chunks} chunks is not accepted: send larger chunks"
+                self._raise_refusal()
+        return event
+
+    def _raise_refusal(self) -> None:
+        if self.refusal is not None:
+            raise h11.RemoteProtocolError(self.refusal[1], error_status_hint=self.refusal[0])
+
+
+def head_refusal(head: bytes) -> tuple[int, str] | None:
+    """Return status and message for a head that could be read in several ways; None if it is accepted.
+
+    Checks RFC 9112, sections 2.2, 2.3, 5.2, 6.1 and 6.3. What is not a head at all is left to h11.
+    """
+    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    if any(b"\r" in line or b"\n" in line for line in (first, *lines)):
+        return 400, "a header line does not end with CR LF, or contains CR or LF"
+    version = VERSION.search(first)
+    if version is not None and version[1] not in (b"1.0", b"1.1"):
+        return 505, f"HTTP/{version[1].decode()} is not accepted: use HTTP/1.1"
+    if any(line[:1] in (b" ", b"\t") for line in lines):
+        return 400, "folded headers are not accepted"
+    fields = [(name.lower(), value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    lengths = [value for name, value in fields if name.strip() == b"content-length"]
+    codings = [value for name, value in fields if name.strip() == b"transfer-encoding"]
+    if len(lengths) > 1 or any(not value.isdigit() for value in lengths):
+        return 400, "Content-Length is not accepted: it must be one number"
+    if codings and (lengths or (version is not None and version[1] == b"1.0")):
+        return 400, "Transfer-Encoding is not accepted together with Content-Length, nor in HTTP/1.0"
+    if codings and [value.lower() for value in codings] != [b"chunked"]:
+        return 501, "Transfer-Encoding is not accepted: only chunked is"
+    return None
+
+
+def bounded(limits: HttpLimits, max_connections: int) -> type[HttpConnection]:
+    return type("BoundedConnection", (HttpConnection,), {"limits": limits, "max_connections": max_connections})
+
+
+def encoded(chunks: Iterable[msgspec.Struct]) -> bytes:
+    """Return the server-sent events of all chunks, concatenated."""
+    return b"".join(b"data: " + _ENCODER.encode(chunk) + b"\n\n" for chunk in chunks)
+
+
+class TextEvents:
+    """Encodes events that differ only in a text. The rest of the event is encoded once per choice, from `chunk`."""
+
+    def __init__(self, chunk: Callable[[int, str], msgspec.Struct]) -> None:
+        self._chunk = chunk
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+
+    def event(self, number: int, text: str) -> bytes:
+        """Return the event with `text` for the choice `number`."""
+        around = self._around.get(number)
+        if around is None:
+            before, _, after = encoded([self._chunk(number, MARK)]).partition(_ENCODER.encode(MARK))
+            around = self._around[number] = (before, after)
+        return around[0] + _ENCODER.encode(text) + around[1]
+
+
+async def unless_gone(request: Request, work: Awaitable[_Result]) -> _Result:
+    """Return the result of `work`, or cancel it and raise ClientGone if the client hangs up first.
+
+    The request's body must have been read.
+    """
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(request))
+    try:
+        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientGone
+        return doing.result()
+    finally:
+        for task in (doing, gone):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await doing
+
+
+async def _hang_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """Response that streams `events`. An error is sent as the last event; `close` is called at the end in any case."""
+
+    def __init__(self, request: Request, events: Events, close: Callable[[], None]) -> None:
+        super().__init__(headers=HEADERS, media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._request = request
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            connection = scope.get(CONNECTION)
+            write = connection.write_piece if isinstance(connection, HttpConnection) else _through(send)
+            await unless_gone(self._request, self._pump(send, write))
+        except ClientGone:
+            pass
+        except asyncio.CancelledError:
+            error = ApiError(503, STOPPING).body
+            with contextlib.suppress(Exception):
+                await send({"type": "http.response.body", "body": encoded([error]), "more_body": False})
+        finally:
+            self._close()
+            await self._events.aclose()
+
+    async def _pump(self, send: Send, write: Callable[[bytes], Awaitable[None]]) -> None:
+        last = DONE
+        try:
+            async for data in self._events:
+                await write(data)
+        except ApiError as error:
+            last = encoded([error.body])
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _through(send: Send) -> Callable[[bytes], Awaitable[None]]:
+    async def write(data: bytes) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    return write

@@ -1,0 +1,122 @@
+"""Converts a body's prompts to what the engine gets: token ids, or text if no tokenizer is available here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kvscope_engine.http.api_state import Api
+from kvscope_engine.http.schemas.api_errors import ApiError, refused
+from kvscope_engine.http.schemas.chat_rendering import conversation_text, message_text
+from kvscope_engine.http.schemas.request_bodies import ChatBody, MessageBody, Tool
+from kvscope_engine.http.tokenizer_threads import SMALL_BYTES, Asker
+from kvscope_engine.tokenization.tokenizer import Tokenizer
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import ChatMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Fields of a `Submit` that hold the prompt."""
+
+    fields: dict[str, Any]
+
+
+async def text_prompts(
+    api: Api, asker: Asker, tokenizer: Tokenizer | None, given: Sequence[str | list[int]]
+) -> list[Prompt]:
+    """Convert the prompts of a completions body. Raises ApiError."""
+    max_len = api.max_model_len
+    for prompt in given:
+        if isinstance(prompt, list) and 0 < max_len <= len(prompt):
+            raise refused(f"the prompt has {len(prompt)} tokens: at most {max_len - 1} are accepted")
+    if tokenizer is None or all(isinstance(prompt, list) for prompt in given):
+        return [_untouched(prompt) for prompt in given]
+    prompts: list[Prompt] = []
+    for piece in _pieces(given):
+        num_bytes = sum(map(_text_bytes, piece))
+        work = partial(_all_of, piece, tokenizer, max_len)
+        prompts += await api.text.run(asker, num_bytes, work)
+    return prompts
+
+
+async def chat_prompt(api: Api, asker: Asker, tokenizer: Tokenizer | None, body: ChatBody, num_bytes: int) -> Prompt:
+    """Convert the conversation of a chat body of `num_bytes`. Raises ApiError."""
+    tools = body.tools if body.tools and body.tool_choice != "none" else ()
+    if tokenizer is None:
+        return _as_messages(api, body, tools)
+    max_len = api.max_model_len
+    effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    extra = effort | (body.chat_template_kwargs or {})
+    work = partial(chat_ids, tokenizer, body.messages, tools, extra, max_len=max_len)
+    return Prompt({"prompt_token_ids": tuple(await api.text.run(asker, num_bytes, work))})
+
+
+def chat_ids(
+    tokenizer: Tokenizer,
+    messages: Sequence[MessageBody],
+    tools: Sequence[Tool] = (),
+    extra: dict[str, Any] | None = None,
+    *,
+    max_len: int,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Return the token ids of a conversation. Raises BadInput if it is too long, or ApiError."""
+    text = conversation_text(tokenizer, messages, tools, extra, add_generation_prompt=add_generation_prompt)
+    return text_ids(tokenizer, text, max_len, add_special_tokens=False)
+
+
+def text_ids(tokenizer: Tokenizer, text: str, max_len: int, *, add_special_tokens: bool = True) -> list[int]:
+    """Return the token ids of a text. Raises BadInput if it is too long."""
+    tokenizer.refuse_too_long(text, max_len)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _pieces(given: Sequence[str | list[int]]) -> Iterator[list[str | list[int]]]:
+    """Group small prompts up to `SMALL_BYTES` per piece of work; larger ones are alone."""
+    piece: list[str | list[int]] = []
+    num_bytes = 0
+    for prompt in given:
+        if piece and num_bytes + _text_bytes(prompt) > SMALL_BYTES:
+            yield piece
+            piece, num_bytes = [], 0
+        piece.append(prompt)
+        num_bytes += _text_bytes(prompt)
+    yield piece
+
+
+def _text_bytes(prompt: str | list[int]) -> int:
+    return 4 * len(prompt) if isinstance(prompt, str) and not prompt.isascii() else len(prompt)
+
+
+def _all_of(given: Sequence[str | list[int]], tokenizer: Tokenizer, max_len: int) -> list[Prompt]:
+    return [_of(prompt, tokenizer, max_len) for prompt in given]
+
+
+def _of(prompt: str | list[int], tokenizer: Tokenizer, max_len: int) -> Prompt:
+    if not prompt:
+        raise BadInput("the prompt is empty: at least one token is accepted")
+    ids = prompt if isinstance(prompt, list) else text_ids(tokenizer, prompt, max_len)
+    return Prompt({"prompt_token_ids": tuple(ids)})
+
+
+def _untouched(prompt: str | list[int]) -> Prompt:
+    if isinstance(prompt, list):
+        return Prompt({"prompt_token_ids": tuple(prompt)})
+    return Prompt({"prompt": prompt})
+
+
+def _as_messages(api: Api, body: ChatBody, tools: Sequence[Tool]) -> Prompt:
+    """Return plain messages for the engine's own tokenizer. Raises ApiError for tools and template options."""
+    roles = {message.role for message in body.messages}
+    if tools or body.chat_template_kwargs or body.reasoning_effort or roles - {"system", "user", "assistant"}:
+        names = "tools, chat_template_kwargs and reasoning_effort"
+        raise ApiError(400, f"{names} are not accepted: {api.text.reason}", param="messages")
+    turns = tuple(
+        ChatMessage(role=m.role, content=message_text(m))
+        for m in body.messages
+        if m.role != "developer" and m.role != "tool"
+    )
+    return Prompt({"messages": turns})

@@ -1,0 +1,118 @@
+"""Renders a chat's messages and tools with the model's chat template.
+
+The template comes from the model and the messages from a client, so rendering time is bounded, as in the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_engine.http.schemas.api_errors import ApiError
+from kvscope_engine.http.schemas.request_bodies import ContentPart, MessageBody, Tool
+from kvscope_engine.tokenization import chat_template
+from kvscope_engine.tokenization.tokenizer import Tokenizer
+from kvscope_telemetry.errors import BadInput
+
+OURS: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+"""Template variables that are always set, and therefore refused in `chat_template_kwargs`."""
+
+
+def conversation_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[MessageBody],
+    tools: Sequence[Tool] = (),
+    extra: Mapping[str, Any] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Render the conversation. Raises BadInput if the model has no chat template or the template fails."""
+    return _rendered(tokenizer, [turn(message) for message in messages], tools, extra or {}, add_generation_prompt)
+
+
+def turn(message: MessageBody) -> dict[str, Any]:
+    """Return one message in the form that templates expect: text content, and arguments of calls as objects."""
+    shown: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message_text(message),
+    }
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id or "",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if value := getattr(message, name):
+            shown[name] = value
+    return shown
+
+
+def message_text(message: MessageBody) -> str:
+    """Return the text of a message. Raises ApiError for content that is not text."""
+    for name in ("function_call", "audio"):
+        if getattr(message, name) is not None:
+            raise ApiError(400, f"{name} of a message is not accepted: content and tool_calls are", param="messages")
+    if message.content is None:
+        if message.role != "assistant":
+            raise ApiError(400, f"a message of role {message.role!r} has no content", param="messages")
+        return message.refusal or ""
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(map(_part_text, message.content))
+
+
+def _part_text(part: ContentPart) -> str:
+    text = part.refusal if part.type == "refusal" else part.text
+    if part.type not in ("text", "refusal", "input_text") or text is None:
+        raise ApiError(400, f"content of type {part.type!r:.40} is not accepted: only text is read", param="messages")
+    return text
+
+
+def _arguments(text: str) -> Any:
+    try:
+        found = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ApiError(
+            400, f"arguments={text!r:.60} of a tool call are not accepted: a JSON object", param="messages"
+        ) from error
+    if not isinstance(found, dict):
+        raise ApiError(400, f"arguments={text!r:.60} of a tool call are not accepted: a JSON object", param="messages")
+    return found
+
+
+def _rendered(
+    tokenizer: Tokenizer,
+    turns: Sequence[dict[str, Any]],
+    tools: Sequence[Tool],
+    extra: Mapping[str, Any],
+    add_generation_prompt: bool,
+) -> str:
+    if tokenizer.chat_template is None:
+        raise BadInput("this model has no chat template: /v1/completions takes its prompts as they are")
+    if ours := OURS & extra.keys():
+        raise BadInput(f"chat_template_kwargs may not have {sorted(ours)}: they are fields of the request")
+    try:
+        variables = {
+            "messages": list(tokenizer.as_read(turns)),
+            "tools": [_shown(tool) for tool in tools] or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return chat_template.render(tokenizer.chat_template, {**tokenizer.special_tokens, **extra, **variables})
+    except Exception as error:  # the template is a program of the model and may raise anything
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.function.name, "description": tool.function.description or ""}
+    return {
+        "type": "function",
+        "function": function | {"parameters": tool.function.parameters or {"type": "object", "properties": {}}},
+    }

@@ -1,0 +1,204 @@
+"""Maps OpenAI's and vLLM's request fields to the engine's `SamplingParams` and `Submit`.
+
+This is the only module that knows both. Fields that the engine's messages lack are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_engine.http.schemas.api_errors import ApiError
+from kvscope_engine.http.schemas.request_bodies import (
+    CHAT_NEUTRAL,
+    COMPLETION_NEUTRAL,
+    NEUTRAL,
+    ChatBody,
+    CompletionBody,
+    SamplingBody,
+)
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Submit
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""Default `max_tokens` of `/v1/completions`, as OpenAI's; a chat may use all that the model's limit leaves."""
+SAME: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "seed",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "ignore_eos",
+    "stop_token_ids",
+)
+"""Fields with the same name and meaning on both sides."""
+MAX_PRIORITY: Final = 1000
+
+
+def completion_sampling(body: CompletionBody) -> SamplingParams:
+    """Return the sampling parameters of a completions body. Raises ApiError for what is not accepted."""
+    if body.echo:
+        raise ApiError(400, "echo=true is not accepted: prompts are not echoed", param="echo")
+    if body.suffix:
+        raise ApiError(400, "suffix is not accepted: text can only be continued", param="suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise ApiError(400, f"best_of={body.best_of} is not accepted: all n completions are returned", param="best_of")
+    _check_neutral(body, COMPLETION_NEUTRAL)
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    return _sampling(body, max_tokens, body.logprobs)
+
+
+def chat_sampling(body: ChatBody) -> SamplingParams:
+    """Return the sampling parameters of a chat body. Raises ApiError for what is not accepted."""
+    if body.modalities not in (None, ["text"]):
+        raise ApiError(400, f"modalities={body.modalities!r:.60} is not accepted: ['text']", param="modalities")
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs is not accepted without logprobs=true", param="top_logprobs")
+    _check_neutral(body, CHAT_NEUTRAL)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _sampling(body, max_tokens, (body.top_logprobs or 0) if body.logprobs else None)
+
+
+def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *, raw: bool, **prompt: Any) -> Submit:
+    """Return the engine's command; `prompt` is one of the three prompt fields. Raises ApiError."""
+    fields: dict[str, Any] = {"priority": body.priority or 0}
+    if abs(fields["priority"]) > MAX_PRIORITY:
+        accepted = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise ApiError(400, f"priority={body.priority} is not accepted: {accepted}", param="priority")
+    if body.cache_salt:
+        _known(Submit, "cache_salt")
+        if len(body.cache_salt) > 1024:
+            raise ApiError(400, "cache_salt is not accepted: at most 1024 characters", param="cache_salt")
+        fields["cache_salt"] = body.cache_salt
+    return Submit(request_id=request_id, sampling=sampling, raw=raw, **fields, **prompt)
+
+
+class StreamUsage(Enum):
+    """Which events of a stream report usage."""
+
+    NONE = "none"
+    LAST = "last"
+    EACH = "each"
+    """Each event reports the usage so far."""
+
+
+def wants_usage(body: SamplingBody) -> StreamUsage:
+    """Return which events of a stream report usage. Raises ApiError for stream options without a stream."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options is not accepted without stream=true", param="stream_options")
+    if body.stream_options is None or not body.stream_options.include_usage:
+        return StreamUsage.NONE
+    return StreamUsage.EACH if body.stream_options.continuous_usage_stats else StreamUsage.LAST
+
+
+def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise ApiError for a value that would change the answer and is not supported."""
+    for name, values in accepted.items():
+        value = getattr(body, name)
+        if value is not None and value not in values:
+            words = " or ".join(msgspec.json.encode(one).decode() for one in (*values, None))
+            raise ApiError(400, f"{name}={value!r:.60} is not accepted: {words}", param=name)
+
+
+def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    _check_neutral(body, NEUTRAL)
+    fields: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
+    for name in SAME:
+        value = getattr(body, name)
+        if value is not None and value != []:
+            _known(SamplingParams, name)
+            fields[name] = value
+    if body.stop is not None:
+        fields["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    if body.logit_bias:
+        _known(SamplingParams, "logit_bias")
+        fields["logit_bias"] = _bias(body.logit_bias)
+    structured = _structured(body)
+    if structured is not None:
+        _known(SamplingParams, "structured")
+        fields["structured"] = structured
+    try:
+        return msgspec.convert(fields, SamplingParams, str_keys=False)
+    except (BadInput, msgspec.ValidationError) as error:
+        raise ApiError(400, str(error), param=str(error).partition("=")[0].partition(" ")[0]) from error
+
+
+def _known(kind: type[msgspec.Struct], name: str) -> None:
+    """Raise ApiError for a field that the engine's messages lack."""
+    if name not in kind.__struct_fields__:
+        raise ApiError(400, f"{name} is not accepted: this engine has no such option", param=name)
+
+
+def _bias(given: dict[str, float]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise ApiError(400, f"logit_bias of {token!r:.40} is not accepted: by token id", param="logit_bias")
+        biases[int(token)] = bias
+    return biases
+
+
+def _structured(body: SamplingBody) -> dict[str, str] | None:
+    """Return the structured output that is requested in any of the three ways; None if there is none.
+
+    Raises ApiError if there are several.
+    """
+    forms = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
+    if len(forms) > 1:
+        names = " and ".join(kind for kind, _ in forms)
+        raise ApiError(400, f"{names} are not accepted together: one form of the answer is", param="response_format")
+    if not forms:
+        return None
+    kind, text = forms[0]
+    return {"kind": kind, "text": text}
+
+
+def _response_format(body: SamplingBody) -> list[tuple[str, str]]:
+    form = body.response_format
+    if form is None or form.type == "text":
+        return []
+    if form.type == "json_object":
+        return [("json_object", "")]
+    if form.json_schema is None:
+        raise ApiError(400, "response_format of type json_schema has no json_schema", param="response_format")
+    return [("json_schema", _json(form.json_schema.schema))]
+
+
+def _structured_outputs(body: SamplingBody) -> list[tuple[str, str]]:
+    asked = body.structured_outputs
+    if asked is None:
+        return []
+    forms = _forms(asked.json, asked.regex, asked.choice, asked.grammar)
+    return [*forms, ("json_object", "")] if asked.json_object else forms
+
+
+def _guided(body: SamplingBody) -> list[tuple[str, str]]:
+    return _forms(body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+
+
+def _forms(
+    schema: str | dict[str, Any] | None, regex: str | None, choice: Sequence[str] | None, grammar: str | None
+) -> list[tuple[str, str]]:
+    forms: list[tuple[str, str]] = []
+    if schema is not None:
+        forms.append(("json_schema", schema if isinstance(schema, str) else _json(schema)))
+    if regex is not None:
+        forms.append(("regex", regex))
+    if choice is not None:
+        forms.append(("choice", _json(choice)))
+    if grammar is not None:
+        forms.append(("grammar", grammar))
+    return forms
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,214 @@
+"""Parsers of the calls between a format's marks: JSON, JSON after a name, Python, or named fields.
+
+Each parser is a search in a growing text. It ends where the calls are complete, ignoring marks within strings, so that
+a truncated call is never returned.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from kvscope_engine.http.tool_calling.streamed_text import JSON_TOKENS, PYTHON_TOKENS, Search, StreamedText
+from kvscope_engine.http.tool_calling.tool_call import Call, Tools, as_object, decoded, encoded, field_value
+
+SPACE: Final = " \t\r\n"
+SEPARATORS: Final = f"{SPACE},;"
+MAX_PYTHON_CHARACTERS: Final = 1 << 20
+PYTHON_NAMES: Final = {"true": True, "false": False, "null": None}
+"""JSON's constants, which models write for Python's."""
+
+
+class BodyResult(NamedTuple):
+    """Calls, and the index where they end. If `calls` is None, the text up to `end` contains no call."""
+
+    calls: list[Call] | None
+    end: int
+
+
+Body: TypeAlias = Callable[[StreamedText, int, Tools], Search[BodyResult]]
+
+
+def read_json(text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+    """Read JSON calls or lists of calls, one after another, up to anything else."""
+    calls: list[Call] = []
+    while True:
+        start = yield from text.skip(SEPARATORS if calls else SPACE, start)
+        if text.text[start : start + 1] not in ("{", "["):
+            return BodyResult(calls or None, start)
+        one = yield from read_json_value(text, start, tools)
+        if one.calls is None:
+            return one
+        calls += one.calls
+        start = one.end
+
+
+def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+    """Read one call `{"name": ..., "arguments": {...}}` (Llama: `parameters`), or a list of them."""
+    start = yield from text.skip(SPACE, start)
+    if text.text[start : start + 1] not in ("{", "["):
+        return BodyResult(None, start)
+    end = yield from text.closing(JSON_TOKENS, start)
+    value = decoded(text.text[start:end])
+    calls = [_json_call(one) for one in (value if isinstance(value, list) else [value])]
+    complete = [call for call in calls if call is not None]
+    return BodyResult(complete if complete and len(complete) == len(calls) else None, end)
+
+
+def first_of(*bodies: Body) -> Body:
+    """Return a body that is read as the first of `bodies` that the text begins as."""
+
+    def read(text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+        result = BodyResult(None, start)
+        for body in bodies:
+            if result.calls is None and not text.text[start : result.end].strip():
+                result = yield from body(text, start, tools)
+        return result
+
+    return read
+
+
+def _json_call(value: Any) -> Call | None:
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name:
+        return None
+    arguments = as_object(value.get("arguments", value.get("parameters")))
+    return None if arguments is None else Call(name, arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """A JSON object after a head with the function's name. `head` has the group `name`, and `id` if there are ids."""
+
+    head: re.Pattern[str]
+
+    def __call__(self, text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+        head = yield from text.match(self.head, start)
+        if head is None:
+            return BodyResult(None, start)
+        end = yield from text.closing(JSON_TOKENS, head.end())
+        arguments = as_object(text.text[head.end() : end])
+        if arguments is None:
+            return BodyResult(None, end)
+        return BodyResult([Call(head["name"], arguments, head.groupdict().get("id") or "")], end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """A name and fields without quotes, as in `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
+
+    A value ends at a `close` that is followed by the next field or by `tail`; any other one is a part of the value.
+    Nothing in these formats tells the end of a value from the same text within a value.
+    """
+
+    head: re.Pattern[str]
+    """Has the group `name`."""
+    field_begin: str
+    field: re.Pattern[str]
+    """Pattern from `field_begin` to the value, with the group `key`."""
+    close: str
+    tail: str
+    has_value_lines: bool = False
+    """Whether each value is on separate lines."""
+
+    def __call__(self, text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+        head = yield from text.match(self.head, start)
+        if head is None:
+            return BodyResult(None, start)
+        name, end = head["name"].strip(), head.end()
+        schema, arguments = tools.get(name, {}), {}
+        mark, after = yield from text.expect((self.field_begin, self.tail), end)
+        while mark == self.field_begin:
+            field = yield from text.match(self.field, after - len(mark))
+            if field is None:
+                return BodyResult(None, end)
+            close = end = field.end()
+            mark = ""
+            while not mark:
+                close = yield from text.find(self.close, end)
+                end = close + len(self.close)
+                mark, after = yield from text.expect((self.field_begin, self.tail), end)
+            value = text.text[field.end() : close]
+            if self.has_value_lines:
+                value = value.removeprefix("\n").removesuffix("\n")
+            arguments[field["key"].strip()] = field_value(value, field["key"].strip(), schema)
+        if not mark:
+            return BodyResult(None, end)
+        return BodyResult([Call(name, encoded(arguments))], after)
+
+
+def read_python(text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+    """Read Python calls like `[weather(city="Rome", days=3)]`, in lists or one a line, of functions in `tools` alone.
+
+    They are parsed as expressions of constants; nothing is ever run.
+    """
+    calls: list[Call] = []
+    while True:
+        start = yield from text.skip(SEPARATORS if calls else SPACE, start)
+        first = text.text[start : start + 1]
+        head = (yield from text.match(_PYTHON_HEAD, start)) if first == "[" or first.isidentifier() else None
+        if head is None:
+            return BodyResult(calls or None, start)
+        end = yield from text.closing(PYTHON_TOKENS, head.end())
+        found = _python_calls(text.text[start:end])
+        if not found or any(call.name not in tools for call in found):
+            return BodyResult(None, end)
+        calls += found
+        start = end
+
+
+_PYTHON_HEAD: Final = re.compile(r"(?=\[)|[^\W\d][\w.]*(?=\()")
+
+
+def _python_calls(text: str) -> list[Call]:
+    """Return the calls in an expression; none if there is anything else in it."""
+    if len(text) > MAX_PYTHON_CHARACTERS:
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)  # escapes that Python does not know
+            tree = ast.parse(text, mode="eval").body
+        return [_python_call(node) for node in (tree.elts if isinstance(tree, ast.List) else [tree])]
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, OverflowError):
+        return []
+
+
+def _python_call(node: ast.expr) -> Call:
+    """Return a call whose arguments are constants by name. Raises ValueError for any other expression."""
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("not a call with arguments by name")
+    arguments: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("an argument without a name")
+        arguments[keyword.arg] = _python_value(keyword.value)
+    return Call(_python_name(node.func), encoded(arguments))
+
+
+def _python_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_python_name(node.value)}.{node.attr}"
+    if isinstance(node, ast.Name):
+        return node.id
+    raise ValueError("not a name")
+
+
+def _python_value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in PYTHON_NAMES:
+        return PYTHON_NAMES[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_python_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else _python_value(key) for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError("not an object of JSON")
+        return dict(zip(keys, map(_python_value, node.values), strict=True))
+    value = ast.literal_eval(node)
+    if not isinstance(value, str | int | float | bool | None):
+        raise ValueError("not a value of JSON")
+    return value

@@ -1,0 +1,62 @@
+"""Structural tags (XGrammar) that force an answer to be tool calls in the model's own format.
+
+If a model has no known format, or its marks are special tokens that structured output cannot produce, calls are forced
+as a JSON list.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from kvscope_engine.http.schemas.request_bodies import Function
+from kvscope_engine.http.tool_calling.tool_call_formats import NAME, PLAIN, Forced, ToolFormat
+
+MAX_WHITESPACE: Final = 32
+"""Maximum white space characters between two parts of arguments, since a model may otherwise emit them forever."""
+PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def forced_format(tool_format: ToolFormat, functions: Sequence[Function], special: Collection[str]) -> ToolFormat:
+    """Return the format in which calls of `functions` are forced. `special`: texts of the special tokens."""
+    has_names = all(PLAIN_NAME.fullmatch(function.name) for function in functions)
+    if tool_format.can_force and has_names and not any(text and text in tool_format.marks for text in special):
+        return tool_format
+    return replace(PLAIN, has_short_ids=tool_format.has_short_ids)
+
+
+def structural_tag(forced: Forced, functions: Sequence[Function], *, is_one: bool) -> str:
+    """Return XGrammar's structural tag, as JSON, for one call (`is_one`) or for one or more."""
+    calls = {
+        "type": "tags_with_separator",
+        "tags": [_tag(forced, function) for function in functions],
+        "separator": forced.between,
+        "at_least_one": True,
+        "stop_after_first": is_one,
+    }
+    parts = [*_text(forced.before), calls, *_text(forced.after)]
+    return msgspec.json.encode(
+        {"type": "structural_tag", "format": {"type": "sequence", "elements": parts} if len(parts) > 1 else calls}
+    ).decode()
+
+
+def _tag(forced: Forced, function: Function) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "type": "json_schema",
+        "json_schema": function.parameters or {"type": "object"},
+        "style": forced.style,
+        "max_whitespace_cnt": MAX_WHITESPACE,
+    }
+    if forced.arguments:
+        parts = [{"type": "regex", "pattern": "[0-9]{1,3}"}, *_text(forced.arguments), arguments]
+        arguments = {"type": "sequence", "elements": parts}
+    name = msgspec.json.encode(function.name).decode()[1:-1]
+    return {"type": "tag", "begin": forced.begin.replace(NAME, name), "content": arguments, "end": forced.end}
+
+
+def _text(text: str) -> list[dict[str, Any]]:
+    return [{"type": "const_string", "value": text}] if text else []

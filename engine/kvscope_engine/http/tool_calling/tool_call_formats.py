@@ -1,0 +1,272 @@
+"""Table of the formats in which models write tool calls, by vLLM's names and by signs in the chat template.
+
+A format is data: the marks around its calls, and one of the parsers of `call_parsers.py` between them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from kvscope_engine.http.tool_calling.call_parsers import (
+    Body,
+    Fields,
+    NamedJson,
+    first_of,
+    read_json,
+    read_json_value,
+    read_python,
+)
+from kvscope_telemetry.errors import BadInput
+
+OPEN: Final = "<tool_call>"
+CLOSE: Final = "</tool_call>"
+NAME: Final = "NAME"
+"""Placeholder of a function's name in `Forced`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forced:
+    """Text around forced calls: around all of them, around each, and between two."""
+
+    before: str = ""
+    begin: str
+    arguments: str = ""
+    """Text between a call's number and its arguments if calls are numbered; empty if they are not."""
+    end: str
+    between: str
+    after: str = ""
+    style: str = "json"
+    """XGrammar's name of the format of the arguments."""
+
+
+LIST: Final = Forced(before="[", begin=f'{{"name": "{NAME}", "arguments": ', end="}", between=", ", after="]")
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """Calls between two marks in an answer. They are complete at `end`, or where the body ends if that is empty."""
+
+    begin: str
+    body: Body
+    end: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """Format in which one family of models writes calls."""
+
+    name: str
+    spans: tuple[CallSpan, ...] = ()
+    starts: tuple[str, ...] = ()
+    """Prefixes of an answer that may consist only of calls to functions in the request."""
+    prefixes: tuple[str, ...] = ()
+    """Prefixes like `starts` that are marks and are followed by the calls."""
+    whole: tuple[Body, ...] = ()
+    """Parsers of an answer that consists only of calls; the first one that succeeds is used."""
+    silent: tuple[str, ...] = ()
+    """Marks around spans, which are not text."""
+    closers: tuple[str, ...] = ()
+    """Marks that are not text if they follow a call."""
+    forced: Forced = LIST
+    inner: tuple[str, ...] = ()
+    """Marks within a span."""
+    has_short_ids: bool = False
+    """Whether ids are nine letters and digits, which is all that Mistral's templates accept."""
+
+    @property
+    def marks(self) -> str:
+        """All marks, concatenated."""
+        spans = [mark for span in self.spans for mark in (span.begin, span.end)]
+        return "".join((*spans, *self.starts, *self.prefixes, *self.silent, *self.closers, *self.inner))
+
+    @property
+    def can_force(self) -> bool:
+        """Whether calls can be forced in the model's own format."""
+        return self.forced is not LIST
+
+
+_HERMES: Final = Forced(begin=f'{OPEN}\n{{"name": "{NAME}", "arguments": ', end=f"}}\n{CLOSE}", between="\n")
+_LLAMA: Final = Forced(begin=f'{{"name": "{NAME}", "parameters": ', end="}", between="; ")
+_QWEN_XML: Final = Forced(
+    begin=f"{OPEN}\n<function={NAME}>\n", end=f"\n</function>\n{CLOSE}", between="\n", style="qwen_xml"
+)
+_DEEPSEEK: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_CALL: Final = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+_DEEPSEEK_SEPARATOR: Final = "<｜tool▁sep｜>"
+_KIMI: Final = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+_KIMI_CALL: Final = ("<|tool_call_begin|>", "<|tool_call_end|>")
+_KIMI_SEPARATOR: Final = "<|tool_call_argument_begin|>"
+
+_DEEPSEEK_V3_BODY: Final = NamedJson(
+    re.compile(rf"\s*\w*\s*{_DEEPSEEK_SEPARATOR}[ \t]*(?P<name>\S+)[ \t]*\n```(?:json)?\s*(?={{)")
+)
+_DEEPSEEK_V31_BODY: Final = NamedJson(re.compile(rf"\s*(?P<name>[^\s<]+)\s*{_DEEPSEEK_SEPARATOR}\s*(?={{)"))
+_KIMI_BODY: Final = NamedJson(
+    re.compile(rf"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+):\d+)\s*{re.escape(_KIMI_SEPARATOR)}\s*(?={{)")
+)
+"""The id `functions.NAME:3` contains the name; the model looks for the same id in the message with the result."""
+_MISTRAL_BODY: Final = NamedJson(
+    re.compile(r"\s*(?P<name>[^\W\d][\w.-]*)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)")
+)
+_QWEN_BODY: Final = Fields(
+    head=re.compile(r"\s*<function=(?P<name>[^>\n]+)>"),
+    field_begin="<parameter=",
+    field=re.compile(r"<parameter=(?P<key>[^>\n]+)>"),
+    close="</parameter>",
+    tail="</function>",
+    has_value_lines=True,
+)
+_GLM_BODY: Final = Fields(
+    head=re.compile(r"\s*(?P<name>[^\s<{]+)\s*(?=<)"),
+    field_begin="<arg_key>",
+    field=re.compile(r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>"),
+    close="</arg_value>",
+    tail=CLOSE,
+)
+_HERMES_SPAN: Final = CallSpan(OPEN, read_json, CLOSE)
+_QWEN_SPANS: Final = (
+    CallSpan(OPEN, _QWEN_BODY),
+    # Qwen3-Coder often leaves out the opening mark, and then the body's head is the first that shows the call.
+    CallSpan("<function=", replace(_QWEN_BODY, head=re.compile(r"(?P<name>[^>\n]+)>"))),
+)
+
+REASONING: Final = {"<think>": "</think>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
+"""Marks around a model's reasoning, whose text is never read as calls."""
+
+UNKNOWN: Final = ToolFormat(
+    name="auto",
+    spans=(_HERMES_SPAN,),
+    starts=("{", "["),
+    prefixes=("<|python_tag|>", "[TOOL_CALLS]"),
+    whole=(read_json, read_python),
+)
+"""Format for unknown models: what can safely be interpreted as a call."""
+FORMATS: Final = (
+    ToolFormat(name="hermes", spans=(_HERMES_SPAN,), forced=_HERMES),
+    ToolFormat(
+        name="mistral",
+        spans=(CallSpan("[TOOL_CALLS]", first_of(read_json_value, _MISTRAL_BODY)),),
+        starts=("[{",),
+        whole=(read_json,),
+        inner=("[ARGS]", "[CALL_ID]"),
+        has_short_ids=True,
+    ),
+    *(
+        ToolFormat(name=name, starts=("{", "["), prefixes=("<|python_tag|>",), whole=(read_json,), forced=_LLAMA)
+        for name in ("llama3_json", "llama4_json")
+    ),
+    ToolFormat(name="pythonic", starts=("[",), whole=(read_python,)),
+    ToolFormat(
+        name="llama4_pythonic",
+        spans=(CallSpan("<|python_start|>", read_python, "<|python_end|>"),),
+        starts=("[",),
+        whole=(read_python,),
+    ),
+    ToolFormat(name="olmo3", spans=(CallSpan("<function_calls>", read_python, "</function_calls>"),)),
+    *(
+        ToolFormat(name=name, spans=_QWEN_SPANS, closers=(CLOSE,), forced=_QWEN_XML)
+        for name in ("qwen3_coder", "qwen3_xml")
+    ),
+    ToolFormat(
+        name="glm45",
+        spans=(CallSpan(OPEN, _GLM_BODY),),
+        inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", CLOSE),
+        forced=Forced(begin=f"{OPEN}{NAME}\n", end=f"\n{CLOSE}", between="\n", style="glm_xml"),
+    ),
+    ToolFormat(
+        name="deepseek_v3",
+        spans=(CallSpan(_DEEPSEEK_CALL[0], _DEEPSEEK_V3_BODY, f"```{_DEEPSEEK_CALL[1]}"),),
+        silent=_DEEPSEEK,
+        inner=(_DEEPSEEK_SEPARATOR,),
+        forced=Forced(
+            before=_DEEPSEEK[0],
+            begin=f"{_DEEPSEEK_CALL[0]}function{_DEEPSEEK_SEPARATOR}{NAME}\n```json\n",
+            end=f"\n```{_DEEPSEEK_CALL[1]}",
+            between="\n",
+            after=_DEEPSEEK[1],
+        ),
+    ),
+    ToolFormat(
+        name="deepseek_v31",
+        spans=(CallSpan(_DEEPSEEK_CALL[0], _DEEPSEEK_V31_BODY, _DEEPSEEK_CALL[1]),),
+        silent=_DEEPSEEK,
+        inner=(_DEEPSEEK_SEPARATOR,),
+        forced=Forced(
+            before=_DEEPSEEK[0],
+            begin=f"{_DEEPSEEK_CALL[0]}{NAME}{_DEEPSEEK_SEPARATOR}",
+            end=_DEEPSEEK_CALL[1],
+            between="",
+            after=_DEEPSEEK[1],
+        ),
+    ),
+    ToolFormat(
+        name="kimi_k2",
+        spans=(CallSpan(_KIMI_CALL[0], _KIMI_BODY, _KIMI_CALL[1]),),
+        silent=_KIMI,
+        inner=(_KIMI_SEPARATOR,),
+        forced=Forced(
+            before=_KIMI[0],
+            begin=f"{_KIMI_CALL[0]}functions.{NAME}:",
+            arguments=_KIMI_SEPARATOR,
+            end=_KIMI_CALL[1],
+            between="",
+            after=_KIMI[1],
+        ),
+    ),
+    ToolFormat(
+        name="granite",
+        spans=(CallSpan("<|tool_call|>", read_json_value), _HERMES_SPAN),
+        starts=("[{",),
+        whole=(read_json,),
+    ),
+    ToolFormat(name="phi4_mini_json", starts=("[{",), prefixes=("functools",), whole=(read_json,)),
+    ToolFormat(
+        name="jamba",
+        spans=(CallSpan("<tool_calls>", read_json, "</tool_calls>"),),
+        forced=Forced(
+            before="<tool_calls>[", begin=LIST.begin, end=LIST.end, between=LIST.between, after="]</tool_calls>"
+        ),
+    ),
+)
+BY_NAME: Final = {one.name: one for one in (UNKNOWN, *FORMATS)}
+PLAIN: Final = ToolFormat(name="list", starts=("[",), whole=(read_json,))
+"""Format of a JSON list alone, in which calls are forced if a model's own marks cannot be."""
+
+_SIGNS: Final = (
+    (("<｜tool▁call▁begin｜>", "```json"), "deepseek_v3"),
+    (("<｜tool▁call▁begin｜>",), "deepseek_v31"),
+    (("<|tool_call_argument_begin|>",), "kimi_k2"),
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("<arg_key>",), "glm45"),
+    (("<|tool_call|>",), "granite"),
+    (("functools[",), "phi4_mini_json"),
+    (("<|tool|>",), "phi4_mini_json"),
+    ((OPEN,), "hermes"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("[func_name1(", "<|python_start|>"), "llama4_pythonic"),
+    (("[func_name1(",), "pythonic"),
+    (('"parameters": dictionary of argument name',), "llama3_json"),
+    (("<|python_tag|>",), "llama3_json"),
+    (("<function_calls>",), "olmo3"),
+    (("<tool_calls>",), "jamba"),
+)
+"""Strings in the chat templates of each format.
+
+The order matters: later ones are contained in earlier templates as well.
+"""
+
+
+def format_of(template: str | None, name: str = "") -> ToolFormat:
+    """Return the format called `name`, or else the one that the chat template describes.
+
+    Raises BadInput for an unknown name.
+    """
+    if name:
+        if name not in BY_NAME:
+            raise BadInput(f"tool call parser {name!r:.40} is not accepted: {', '.join(BY_NAME)}")
+        if name != UNKNOWN.name:
+            return BY_NAME[name]
+    found = (name for signs, name in _SIGNS if all(sign in (template or "") for sign in signs))
+    return BY_NAME[next(found, UNKNOWN.name)]

@@ -1,0 +1,155 @@
+"""Tool use of one chat request: which functions may be called, whether one must be, and how calls are parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from kvscope_engine.http.schemas.api_errors import ApiError
+from kvscope_engine.http.schemas.request_bodies import ChatBody, Function
+from kvscope_engine.http.tool_calling.structural_tags import forced_format, structural_tag
+from kvscope_engine.http.tool_calling.tool_call_formats import REASONING, UNKNOWN, ToolFormat, format_of
+from kvscope_engine.http.tool_calling.tool_call_reader import MAX_CALLS, ToolCallReader
+from kvscope_engine.tokenization.tokenizer import IncrementalDecoder, Tokenizer
+from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.messages.commands import Finished, Tokens
+from kvscope_telemetry.messages.sampling_params import SamplingParams
+from kvscope_telemetry.messages.structured import Structured
+
+REASONING_MARKS: Final = frozenset((*REASONING, *REASONING.values()))
+PROMPT_END: Final = 16
+"""Number of tokens at the end of a prompt that may begin reasoning: a mark, and white space after it."""
+CHOICES: Final = "none, auto, required or a function by its name"
+
+
+class _Named(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class _Choice(msgspec.Struct, forbid_unknown_fields=True):
+    function: _Named
+    type: str = "function"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Tools of one request.
+
+    `hidden`: special tokens to hide if the marks of calls are tokens; None if the marks are text.
+    """
+
+    functions: Sequence[Function]
+    tool_format: ToolFormat = UNKNOWN
+    form: str = ""
+    """Structural tag that answers must match; empty if they are free."""
+    max_calls: int = MAX_CALLS
+    hidden: frozenset[int] | None = None
+
+    def sampling(self, sampling: SamplingParams) -> SamplingParams:
+        """Return the parameters with the structural tag. Raises ApiError if they contain another structured output."""
+        if not self.form:
+            return sampling
+        if sampling.structured is not None:
+            message = "a form of the answer is not accepted with a tool_choice that makes it calls"
+            raise ApiError(400, message, param="tool_choice")
+        try:
+            return replace(sampling, structured=Structured(kind="structural_tag", text=self.form))
+        except BadInput as error:
+            raise ApiError(400, str(error), param="tools") from error
+
+    def reader(self, tokenizer: Tokenizer | None, prompt: Sequence[int]) -> ToolCallReader | None:
+        """Return a reader for one answer to `prompt`, or None if no function can be called."""
+        if not self.functions:
+            return None
+        tools = {function.name: function.parameters or {} for function in self.functions}
+        hidden = REASONING_MARKS & tokenizer.special_texts.keys() if tokenizer is not None else ()
+        # The structural tag of forced calls does not permit reasoning.
+        reasoning_end = "" if self.form or tokenizer is None else _reasoning_end(tokenizer, prompt)
+        return ToolCallReader(self.tool_format, tools, self.max_calls, reasoning_end=reasoning_end, hidden=hidden)
+
+    def marked_text(self, tokenizer: Tokenizer | None) -> MarkedText | None:
+        """Return a decoder of one answer that shows the marks of calls; None if the engine's text contains them."""
+        return None if self.hidden is None or tokenizer is None else MarkedText(tokenizer, self.hidden)
+
+
+def tool_use(body: ChatBody, tokenizer: Tokenizer | None, parser: str) -> ToolUse:
+    """Return the tool use that `body` requests. Raises ApiError.
+
+    `parser`: name of the format; empty to detect it from the chat template.
+    """
+    if body.tool_choice == "none" or not body.tools:
+        return ToolUse(())
+    functions = [tool.function for tool in body.tools]
+    tool_format = format_of(tokenizer.chat_template if tokenizer is not None else None, parser)
+    forced = _forced(body, functions)
+    is_one = body.parallel_tool_calls is False or isinstance(body.tool_choice, dict)
+    max_calls = 1 if is_one else MAX_CALLS
+    if not forced:
+        has_ends = bool(body.stop or body.stop_token_ids)  # only the engine knows where a stop string ends the text
+        hidden = None if tokenizer is None or has_ends else hidden_tokens(tool_format, tokenizer)
+        return ToolUse(functions, tool_format, max_calls=max_calls, hidden=hidden)
+    own = forced_format(tool_format, forced, () if tokenizer is None else tokenizer.special_texts)
+    return ToolUse(functions, own, structural_tag(own.forced, forced, is_one=is_one), max_calls)
+
+
+def check_tool_choice(body: ChatBody) -> None:
+    """Raise ApiError for an invalid choice, or one that is not among the tools."""
+    choice = body.tool_choice
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted: {CHOICES}", param="tool_choice")
+    if choice not in (None, "none") and not body.tools:
+        raise ApiError(400, f"tool_choice={choice!r:.60} is not accepted without tools", param="tool_choice")
+    _forced(body, [tool.function for tool in body.tools or ()])
+
+
+def _forced(body: ChatBody, functions: Sequence[Function]) -> list[Function]:
+    """Return the functions of which one must be called; empty if none must."""
+    if body.tool_choice == "required":
+        return list(functions)
+    if not isinstance(body.tool_choice, dict):
+        return []
+    name = _name(body.tool_choice)
+    found = [function for function in functions if function.name == name]
+    if not found:
+        raise ApiError(400, f"tool_choice={name!r:.60} is not accepted: it is none of the tools", param="tool_choice")
+    return found[:1]
+
+
+def _name(choice: dict[str, Any]) -> str:
+    try:
+        return msgspec.convert(choice, _Choice).function.name
+    except msgspec.ValidationError as error:
+        message = f"tool_choice={choice!r:.60} is not accepted: {CHOICES} ({error})"
+        raise ApiError(400, message, param="tool_choice") from None
+
+
+class MarkedText:
+    """Decodes one completion's text including the marks of calls, which the engine hides as special tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        def decode(ids: Sequence[int]) -> str:
+            return tokenizer.decode([token for token in ids if token not in hidden])
+
+        self._decoder = IncrementalDecoder(decode)
+
+    def add(self, reply: Tokens | Finished) -> str:
+        if isinstance(reply, Finished):
+            return self._decoder.flush()
+        return "".join(map(self._decoder.add_token, reply.token_ids))
+
+
+def _reasoning_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> str:
+    """Return the mark that ends the reasoning which the prompt begins, as many templates do; else ""."""
+    begin = tokenizer.decode(prompt[-PROMPT_END:]).rstrip()
+    return next((end for mark, end in REASONING.items() if begin.endswith(mark)), "")
+
+
+def hidden_tokens(tool_format: ToolFormat, tokenizer: Tokenizer) -> frozenset[int] | None:
+    """Return the tokens that stay hidden when the marks of calls and reasoning are shown; None if those are text."""
+    special = tokenizer.special_texts.items()
+    shown = {token for text, token in special if text and (text in tool_format.marks or text in REASONING_MARKS)}
+    return tokenizer.special_token_ids - shown if shown else None

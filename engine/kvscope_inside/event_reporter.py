@@ -1,0 +1,35 @@
+"""Events of a host engine, with their causes in the words of `kvscope_telemetry.messages.event_kinds`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvscope_inside.block_updates import StepChanges
+from kvscope_telemetry.messages.event_kinds import emptied_text, with_cause
+from kvscope_telemetry.messages.telemetry import Event, EventData
+from kvscope_telemetry.producer.cache_state import CacheState
+
+
+class EventReporter:
+    """Adds events to `state`, which publishes them with its next frame."""
+
+    def __init__(self, state: CacheState, step: StepChanges) -> None:
+        self._state, self._step = state, step
+
+    def report(self, kind: str, *, time_ns: int = 0, **fields: Any) -> None:
+        """Publish an event with the next frame. `fields` are those of `Event`.
+
+        The cause is derived from `data`, if given, and otherwise taken from `cause`.
+        """
+        self._state.add_event(with_cause(Event(kind=kind, time_ns=time_ns or self._step.time_ns, **fields)))
+
+    def report_pause(self, by: str) -> None:
+        self.report("engine_paused", data=EventData(kind="engine_paused", by=by))
+
+    def report_resume(self, by: str, lasted_ns: int, why: str) -> None:
+        """Publish that the host was resumed after a pause by `by`; `why` names who resumed it."""
+        self.report("engine_resumed", data=EventData(kind="engine_resumed", by=by, lasted_ns=lasted_ns, why=why))
+
+    def report_emptied(self, num_blocks: int, *, num_states: int = 0, where: str = "the prefix cache") -> None:
+        """Publish that everything cached in `where` was dropped."""
+        self.report("note", num_blocks=num_blocks, cause=emptied_text(where, num_blocks, num_states))

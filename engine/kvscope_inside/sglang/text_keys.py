@@ -1,0 +1,77 @@
+"""Keys that distinguish texts of SGLang with equal tokens (adapter, cache salt, extra key of the radix tree), and
+media.
+
+Reads of SGLang's requests only what never changes again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from kvscope_inside.cached_texts import BlockNotes
+
+MAX_BEGINNINGS: Final = 10_000
+"""Maximum number of text beginnings that are remembered, the newest."""
+NameOf = Callable[[str], str | None]
+"""Function that returns an adapter's name for SGLang's id of it; None if unknown."""
+
+
+class TextKey(NamedTuple):
+    """Key that is part of a text's hashes: equal tokens with different keys share no pages."""
+
+    adapter: str = ""
+    salt: str = ""
+    other: str = ""
+
+    @property
+    def seed(self) -> int:
+        """Initial value of the running sums of a text (`text_sums`)."""
+        if not any(self):
+            return 0
+        return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=8).digest(), "little")
+
+    def notes(self) -> BlockNotes:
+        labels = zip(("LoRA", "Cache salt", "Extra key"), self, strict=True)
+        return tuple((name, value) for name, value in labels if value)
+
+
+def key_of(request: Any, name_of: NameOf = lambda _: None) -> TextKey:
+    """Return the key of a request. The adapter's id, which SGLang appends to the extra key, is removed from it."""
+    adapter, extra = str(getattr(request, "lora_id", None) or ""), str(getattr(request, "extra_key", None) or "")
+    salt = str(getattr(request, "cache_salt", None) or "")
+    return TextKey((name_of(adapter) or adapter) if adapter else "", salt, extra.removesuffix(adapter))
+
+
+def media_of(request: Any) -> list[tuple[str, int, int]]:
+    """Return (kind, first token, last token) of each image or audio in the prompt."""
+    items = getattr(getattr(request, "multimodal_inputs", None), "mm_items", None) or ()
+    found = []
+    for item in items:
+        kind = str(getattr(getattr(item, "modality", None), "name", "") or "image").capitalize()
+        found += [(kind, int(first), int(last)) for first, last in getattr(item, "offsets", None) or ()]
+    return found
+
+
+class TextBeginnings:
+    """Keys under which texts with equal first pages are cached. Used on the publishing thread only."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, dict[TextKey, int]] = OrderedDict()
+
+    def record(self, plain: int, key: TextKey, own: int) -> None:
+        """Record a text whose first page has the hash `plain` without its key and `own` with it."""
+        self._known.setdefault(plain, {})[key] = own
+        self._known.move_to_end(plain)
+        while len(self._known) > MAX_BEGINNINGS:
+            self._known.popitem(last=False)
+
+    def explain_miss(self, plain: int, key: TextKey, is_cached: Callable[[int], bool]) -> str:
+        """Return why a text's first page is not cached: "adapter", "salt", or "new"."""
+        others = self._known.get(plain, {})
+        for other, own in others.items():
+            if other != key and is_cached(own):
+                return "adapter" if other.adapter != key.adapter else "salt" if other.salt != key.salt else "new"
+        return "new"

@@ -1,0 +1,259 @@
+"""The sheet asks a child for a plan as its form changes, and shows what it says."""
+
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from PySide6.QtWidgets import QWidget
+from shiboken6 import isValid
+
+from kvscope_app.planning.plan_dialog import PlanDialog
+from kvscope_app.planning.plan_process import PlanProcess
+from kvscope_app.planning.plan_view import PlanView
+from kvscope_app.ui.number_text import count
+from kvscope_app.ui.theme import DARK, LIGHT, SAFE_DARK, SAFE_LIGHT
+from kvscope_app.views.memory.bar import Swatch
+from kvscope_telemetry.messages.memory_plan import (
+    Change,
+    Headroom,
+    InferenceAnswer,
+    PlanAnswer,
+    PlanPart,
+    StageUse,
+    TrainingAnswer,
+)
+
+GIB = 1 << 30
+CHILD = """
+import json, sys
+answer = open(sys.argv[1]).read()
+for line in sys.stdin:
+    options = json.loads(line)
+    if "--model=wrong" in options:
+        print(json.dumps({"error": "model 'wrong' is not there"}), flush=True)
+    elif "--model=dies" in options:
+        sys.exit("kvscope-engine: it is dead")
+    else:
+        told = json.loads(answer)
+        told["architecture"] = next(o for o in options if o.startswith("--model")).partition("=")[2]
+        if "--train" not in options:
+            told["training"] = None
+        if "--model=slow" in options:
+            print(json.dumps({**told, "is_first": True, "inference": {**told["inference"], "changes": []}}), flush=True)
+            sys.stdin.readline()
+        print(json.dumps(told), flush=True)
+"""
+
+
+def _answer(*, fits=True):
+    parts = (
+        PlanPart(name="weights", num_bytes=15 * GIB, how="parameters in bfloat16"),
+        PlanPart(name="KV cache", num_bytes=4 * GIB, how="2,089 blocks"),
+        *([] if fits else [PlanPart(name="missing", num_bytes=GIB)]),
+    )
+    change = Change(options="--kv-cache-dtype fp8", num_tokens=66_000, num_requests=2, fits=True, note="8 bits")
+    training = TrainingAnswer(
+        gpu_bytes=24 * GIB, fits=False, parts=parts[:1], peak_bytes=120 * GIB, worst="backward", changes=()
+    )
+    serving = InferenceAnswer(
+        gpu_bytes=24 * GIB,
+        allowed_bytes=21 * GIB,
+        num_gpus=1,
+        fits=fits,
+        holds_longest=fits,
+        max_model_len=8192,
+        block_size=16,
+        block_bytes=2 << 20,
+        kv_bytes_a_token=131072.0,
+        num_blocks=2089,
+        num_host_blocks=0,
+        num_tokens=33_424,
+        rooms=(Headroom(num_tokens=1024, num_requests=32),),
+        stages=(StageUse(number=0, first_layer=0, num_layers=32, parts=parts, num_blocks=2089),),
+        changes=(change,),
+        notes=("a request of 8,192 tokens holds 1.0 GiB",),
+    )
+    return PlanAnswer(
+        model="m", architecture="", num_parameters=8_030_000_000, modules=(), inference=serving, training=training
+    )
+
+
+@pytest.fixture
+def make_sheet(qtbot, tmp_path):
+    sheets = []
+
+    def make(model="Some", *, fits=True, theme=DARK):
+        (tmp_path / "answer.json").write_bytes(msgspec.json.encode(_answer(fits=fits)))
+        (tmp_path / "child.py").write_text(CHILD)
+        parent = QWidget()
+        qtbot.addWidget(parent)
+        command = [sys.executable, str(tmp_path / "child.py"), str(tmp_path / "answer.json")]
+        sheet = PlanDialog(parent, theme, model, PlanProcess(parent, command))
+        sheets.append((parent, sheet))
+        return sheet
+
+    yield make
+    for _, sheet in sheets:
+        if isValid(sheet):  # one that was closed is deleted
+            sheet.close()
+
+
+def test_an_answer_is_drawn_with_its_parts_and_changes(make_sheet, qtbot):
+    sheet = make_sheet()
+    qtbot.waitUntil(lambda: "Some, 8.03 billion" in sheet.view.words)
+    assert "Fits in 24.0 GiB" in sheet.view.words
+    assert "--kv-cache-dtype fp8" in sheet.view.words
+    assert "Training" not in sheet.view.words
+    sheet.form.train.setChecked(True)
+    qtbot.waitUntil(lambda: "at the worst moment (backward): it does not fit" in sheet.view.words)
+
+
+SERVING = (
+    *("weights", "activations", "logits and sampling", "attention's partial results", "graphs"),
+    *("context and others", "recurrent states", "KV cache"),
+)
+TRAINING = (
+    *("weights", "gradients", "optimizer states", "activations", "temporary buffers", "gathered weights", "context"),
+)
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT, SAFE_DARK, SAFE_LIGHT], ids=lambda theme: theme.name)
+def test_parts_that_stand_together_have_colours_of_their_own(qtbot, theme):
+    view = PlanView(theme)
+    qtbot.addWidget(view)
+    made = _answer()
+    parts = [[PlanPart(name=name, num_bytes=GIB) for name in names] for names in (SERVING, TRAINING)]
+    stage = msgspec.structs.replace(made.inference.stages[0], parts=tuple(parts[0]))
+    serving = msgspec.structs.replace(made.inference, stages=(stage,))
+    training = msgspec.structs.replace(made.training, parts=tuple(parts[1]))
+    view.show_answer(msgspec.structs.replace(made, inference=serving, training=training))
+    colors = [swatch.grab().toImage().pixelColor(5, 5).name() for swatch in view.findChildren(Swatch)]
+    assert len(set(colors[: len(SERVING)])) == len(SERVING)
+    assert len(set(colors[len(SERVING) :])) == len(TRAINING)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_shares_are_those_of_the_terminal_and_say_of_what(qtbot, fits):
+    from kvscope_engine.planning.report_text import text
+
+    view, made = PlanView(DARK), _answer(fits=fits)
+    qtbot.addWidget(view)
+    view.show_answer(made)
+    assert "of 24.0 GiB" in view.words
+    assert "of 24.0 GiB" in text(made)
+    shares = [word for word in view.words.split("\n") if word.endswith(" %")]
+    assert shares == re.findall(r"\d+ %", text(made))
+    assert shares[:2] == ["62 %", "17 %"], "15 and 4 of 24"
+
+
+def test_digits_are_in_groups_in_one_way(make_sheet, qtbot):
+    sheet = make_sheet()
+    qtbot.waitUntil(lambda: "Some, 8.03" in sheet.view.words)
+    assert sheet.form.tokens.text() == count(8192)
+    assert count(2089) in sheet.view.words
+    sheet.form.tokens.setValue(1_234_567)
+    assert sheet.form.tokens.text() == count(1_000_000 + 48_576)
+    sheet.form.tokens.lineEdit().setText("16384")
+    assert sheet.form.tokens.value() == 16384
+    shown = [sheet.view.words, sheet.form.train_length.text(), sheet.form.tokens.text()]
+    assert not re.search(r"\d,\d{3}", " ".join(shown))
+
+
+def test_what_is_missing_is_said(make_sheet, qtbot):
+    sheet = make_sheet(fits=False, theme=LIGHT)
+    qtbot.waitUntil(lambda: "Does not fit" in sheet.view.words)
+    assert "missing" in sheet.view.words
+
+
+def test_the_newest_question_is_answered(make_sheet, qtbot):
+    sheet = make_sheet()
+    for model in ("one", "two", "wrong", "three"):
+        sheet.form.model.setText(model)
+        sheet.ask()
+    qtbot.waitUntil(lambda: "three, 8.03" in sheet.view.words)
+    assert not sheet.process.is_busy
+
+
+def test_errors_are_one_line_and_the_next_question_is_answered(make_sheet, qtbot):
+    sheet = make_sheet("wrong")
+    qtbot.waitUntil(lambda: sheet.view.words == "model 'wrong' is not there")
+    sheet.form.model.setText("dies")
+    sheet.ask()
+    qtbot.waitUntil(lambda: "Planning stopped: it is dead." in sheet.view.words)
+    sheet.form.model.setText("Other")
+    sheet.ask()
+    qtbot.waitUntil(lambda: "Other, 8.03" in sheet.view.words)
+
+
+def test_a_child_that_cannot_be_started_is_said(qtbot):
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    sheet = PlanDialog(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
+    qtbot.waitUntil(lambda: "Planning stopped: it cannot be started" in sheet.view.words)
+    sheet.close()
+
+
+def test_the_form_says_the_options_of_the_command(make_sheet):
+    from kvscope_engine.cli.main import build_parser
+
+    sheet = make_sheet()
+    sheet.form.length.setValue(4096)
+    sheet.form.train.setChecked(True)
+    sheet.form.checkpointing.setChecked(True)
+    sheet.form.train_length.setValue(1024)
+    args = build_parser().parse_args(["plan", *sheet.form.question])
+    assert (args.model, args.gpu_memory, args.max_model_len, args.length) == ("Some", 24 * GIB, 4096, 1024)
+    assert args.train
+    assert args.gradient_checkpointing
+
+
+def test_the_first_part_is_shown_while_the_rest_is_worked_out(make_sheet, qtbot):
+    sheet = make_sheet("slow")
+    qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
+    assert "Fits in" in sheet.view.words
+    assert "--kv-cache-dtype fp8" not in sheet.view.words
+    assert sheet.process.is_busy
+    sheet.process.child.send(["go on"])
+    qtbot.waitUntil(lambda: "--kv-cache-dtype fp8" in sheet.view.words)
+    assert not sheet.process.is_busy
+
+
+def test_the_child_is_kept_for_the_next_sheet_and_ends_with_the_window(make_sheet, qtbot):
+    sheet = make_sheet()
+    process = sheet.process
+    qtbot.waitUntil(lambda: "Some, 8.03" in sheet.view.words)
+    sheet.show()
+    sheet.reject()
+    assert process.child.is_running, "another sheet is answered at once"
+    other = PlanDialog(process.parent(), DARK, "Other", process)
+    qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
+    other.end()
+    process._idle.timeout.emit()  # nobody asked for minutes
+    assert not process.child.is_running
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_its_fields_are_seen_whole(qtbot, themes, steps):
+    themes.zoom(steps)
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    sheet = PlanDialog(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
+    with qtbot.waitExposed(sheet):
+        sheet.show()
+    sheet.form.train.setChecked(True)
+    qtbot.wait(50)
+    assert sheet.form.width() <= sheet.form.parentWidget().width()
+
+
+def test_what_a_sheet_that_went_had_asked_is_not_told_to_the_next(make_sheet, qtbot):
+    sheet = make_sheet("slow")
+    process = sheet.process
+    qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
+    sheet.end()
+    other = PlanDialog(process.parent(), DARK, "Other", process)
+    process.child.send(["go on"])
+    qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
+    other.end()
+    process.close()

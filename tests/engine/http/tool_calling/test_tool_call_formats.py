@@ -1,0 +1,39 @@
+"""Which format a chat template speaks of."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_engine.http.tool_calling.tool_call_formats import BY_NAME, format_of
+from kvscope_telemetry.errors import BadInput
+
+TEMPLATES = [
+    (None, "auto"),
+    ("{{ messages[0].content }}", "auto"),
+    ('return a json object within <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": …}', "hermes"),
+    ("<tool_call>\n<function=example>\n<parameter=p>\nvalue\n</parameter>", "qwen3_coder"),
+    ("<tool_call>{function-name}\n<arg_key>{key}</arg_key>", "glm45"),
+    ("{{ '[TOOL_CALLS] [' }}", "mistral"),
+    ('{"name": function name, "parameters": dictionary of argument name and its value} <|python_tag|>', "llama3_json"),
+    ("[func_name1(params_name1=params_value1), func_name2(params)]", "pythonic"),
+    ("[func_name1(params)] <|python_start|>", "llama4_pythonic"),
+    ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool.type + '<｜tool▁sep｜>' + '\\n```json'", "deepseek_v3"),
+    ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments", "deepseek_v31"),
+    ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}", "kimi_k2"),
+    ("answer with <|tool_call|> and a list", "granite"),
+    ("<|system|><|tool|>{{ tools }}<|/tool|>", "phi4_mini_json"),
+    ("<tool_calls>[ … ]</tool_calls>", "jamba"),
+    ("<function_calls>", "olmo3"),
+]
+
+
+@pytest.mark.parametrize(("template", "name"), TEMPLATES)
+def test_a_template_s_format(template: str | None, name: str) -> None:
+    assert format_of(template).name == name
+    assert format_of(template, "auto").name == name
+
+
+def test_a_name_is_believed() -> None:
+    assert all(format_of("<tool_call>", name).name == name for name in BY_NAME if name != "auto")
+    with pytest.raises(BadInput, match="'xlam' is not accepted: auto, hermes"):
+        format_of(None, "xlam")
