@@ -69,7 +69,7 @@ from kvscope_engine.policy.state_pool import StatePool, most_told
 from kvscope_engine.roofline.device_limits import device_limits
 from kvscope_engine.roofline.model_costs import model_work
 from kvscope_engine.roofline.step_costs import ModelWork
-from kvscope_engine.structured_output.forms import Forms
+from kvscope_engine.structured_output.structured_output_manager import StructuredOutputManager
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.third_party_attention.library_choice import LibraryChoice
 from kvscope_kernels.tuning.tile_table import table_words
@@ -120,7 +120,7 @@ class EngineComponents:
     """Threads that compute a step on a CPU; None on a GPU."""
     plan: MemoryPlan | None
     """Plan of the GPU's memory; None if the pool's size was configured, and on a CPU."""
-    forms: Forms | None
+    structured_output: StructuredOutputManager | None
     """Compiler and cache of grammars for structured output; None for a model without a tokenizer."""
     leader: Leader | None
     """Connection to the other tensor-parallel ranks; None if there are none."""
@@ -223,8 +223,8 @@ class EngineComponents:
         """Close all components. Returns a copy that references no tensor and whose counters can still be read."""
         self.register.close()
         self.runner.close()
-        if self.forms is not None:
-            self.forms.close()
+        if self.structured_output is not None:
+            self.structured_output.close()
         if self.leader is not None:
             self.leader.close()
         if self.threads is not None:
@@ -317,7 +317,9 @@ def build_components(
             notes=notes,
             threads=threads if loaded.device.type == "cpu" else None,
             plan=size.plan,
-            forms=None if tokenizer is None else Forms(tokenizer, logits_width(loaded), loaded.eos_token_ids),
+            structured_output=None
+            if tokenizer is None
+            else StructuredOutputManager(tokenizer, logits_width(loaded), loaded.eos_token_ids),
             leader=leader,
             overlaps=states is None and overlaps_steps(config, loaded.device),
             utilization=config.gpu_memory_utilization,
