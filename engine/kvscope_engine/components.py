@@ -72,7 +72,7 @@ from kvscope_engine.roofline.step_costs import ModelWork
 from kvscope_engine.structured_output.structured_output_manager import StructuredOutputManager
 from kvscope_engine.submission import SubmissionLimits
 from kvscope_kernels.third_party_attention.library_choice import LibraryChoice
-from kvscope_kernels.tuning.tile_table import table_words
+from kvscope_kernels.tuning.tile_table import describe_own_table
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.messages.capabilities import Capabilities
@@ -281,7 +281,7 @@ def build_components(
             notes.append(NO_ROOM_FOR_PIECES)
         notes += [
             *loaded.notes,
-            *filter(None, (model.products, table_words(loaded.device))),
+            *filter(None, (model.products, describe_own_table(loaded.device))),
             *expanded_notes(loaded.module),
             *_notes_on_bias(loaded.module),
             *bent,
@@ -777,7 +777,7 @@ def _hello(
             num_host_states=pool.num_host_states,
             num_reserved_blocks=pool.num_blocks - pool.num_usable,
         ),
-        device=_device_info(loaded.device, loaded.dtype, attention.words, loaded.rank.count),
+        device=_device_info(loaded.device, loaded.dtype, attention.description, loaded.rank.count),
         engine_version=program_version(),
         pid=os.getpid(),
         host=host_id(),

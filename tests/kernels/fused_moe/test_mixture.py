@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import gelu
 
 from benchmarks.compile_report.offline_compile import MAX_SHARED_BYTES
-from kvscope_kernels.fused_moe.expert_weights import FP4, RELU_SQUARED, ExpertWeights, FourBits, Gate, four_bits
+from kvscope_kernels.fused_moe.expert_weights import FP4, RELU_SQUARED, ExpertWeights, Gate, Mxfp4Weight, four_bits
 from kvscope_kernels.fused_moe.mixture import MOST_ROWS, expert_tiles, rows_of_tile
 from kvscope_kernels.gated_activation import GELU_TANH, SILU
 
@@ -120,7 +120,7 @@ def test_weights_of_four_bits(runner: Any, num_tokens: int, hidden: int, size: i
     assert packed[0] is not None
     assert packed[1] is not None
     wide = expected(x, ids, shares, weights._replace(up=up, down=down))
-    moved = [FourBits(*(part.to(runner.device) for part in each)) for each in packed if each is not None]
+    moved = [Mxfp4Weight(*(part.to(runner.device) for part in each)) for each in packed if each is not None]
     held = weights._replace(up=moved[0], down=moved[1])
     biases = [None if each is None else each.to(runner.device) for each in (held.up_bias, held.down_bias)]
     held = held._replace(up_bias=biases[0], down_bias=biases[1])

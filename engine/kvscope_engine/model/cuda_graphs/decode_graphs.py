@@ -13,7 +13,7 @@ Steps with drafts have separate graphs, by number of tokens. The number of token
 is read on the device, as in attention over short query runs. Padding every request to 1 + max_drafts rows would
 multiply the work of steps in which few requests have drafts; by tokens, few sizes suffice, and the logits are those of
 the largest batch, since a step samples no more rows. The larger sizes exist twice: for as many requests as tokens, and
-for few requests, whose attention is split among programs (`most_cut_runs`).
+for few requests, whose attention is split among programs (`max_cut_runs`).
 
 If decodes choose their blocks (sparse attention), ranking is as wide as the longest possible request. There is then a
 graph for each of several lengths, so that ranking is at most four times as wide as the longest request needs. The

@@ -20,7 +20,7 @@ from kvscope_engine.model.layers.attention.mla.latent_runs import MAX_GROUPED_RE
 from kvscope_engine.model.layers.attention.mla.latents import Latents
 from kvscope_engine.model.verification.hook_check import LayerCall, check_hook
 from kvscope_kernels.attention_scores.block_scores import MAX_PARTIAL_BYTES
-from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, most_cut_runs, num_places, part_bounds, partial_bytes
+from kvscope_kernels.decode.bounds import MAX_CUT_QUERIES, block_sum_capacity, max_cut_runs, part_bounds, partial_bytes
 from kvscope_kernels.launch import decode_tiles, latent_tiles, prefill_tiles
 from kvscope_telemetry.engine_config import EngineConfig
 
@@ -236,7 +236,7 @@ def shares_bytes(config: EngineConfig, limits: StepLimits, heads: HeadShape, pro
     num_seqs, longest = limits.max_num_seqs, limits.max_request_tokens
     pieces_each = limits.block_size // math.gcd(limits.block_size, SMALLEST_TILE_TOKENS)
     places = sum(
-        num_places(num_seqs, visible, limits.block_size, heads.num_heads, pieces_each)
+        block_sum_capacity(num_seqs, visible, limits.block_size, heads.num_heads, pieces_each)
         for visible in heads.visible(longest)
     )
     value_dim = heads.head_dim if heads.latents is None else heads.latents.latent_dim
@@ -291,14 +291,14 @@ def _run_partials(max_queries: int, limits: StepLimits, heads: HeadShape, proces
         num_rows = max_queries * heads.num_heads
         rows = latent_tiles(num_rows, heads.element_bytes, processors.capability, is_quantized=heads.is_quantized)
         cut = (processors.num_multiprocessors, rows.num_warps)
-        size = min(most_cut_runs(max_queries, length, -(-num_rows // rows.tile_m), *cut), limits.max_num_seqs)
+        size = min(max_cut_runs(max_queries, length, -(-num_rows // rows.tile_m), *cut), limits.max_num_seqs)
         return _latent_partials(size, num_rows, length, heads, processors)
     dims = heads.head_dim, heads.head_dim, group, heads.element_bytes
     tiles = prefill_tiles(*dims, max_queries, processors.capability, is_quantized=heads.is_quantized)
     programs_each = heads.num_kv_heads * -(-max_queries // (tiles.tile_m // group))
     num_bytes = 0
     for visible in heads.visible(length, max_queries):
-        most = most_cut_runs(max_queries, visible, programs_each, processors.num_multiprocessors, tiles.num_warps)
+        most = max_cut_runs(max_queries, visible, programs_each, processors.num_multiprocessors, tiles.num_warps)
         shape = programs_each, tiles.tile_n, processors.num_multiprocessors, tiles.num_warps
         bounds = part_bounds(min(most, limits.max_num_seqs), visible, *shape)
         num_bytes += partial_bytes(bounds, max_queries * heads.num_heads, heads.head_dim)

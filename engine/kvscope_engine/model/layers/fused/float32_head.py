@@ -38,7 +38,7 @@ class Float32Head(nn.Module):
         self.weight = weight
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
         self._packed = PackedLinear(weight, None) if can_pack(weight.dtype, weight.device) else None
-        self.few: FewRows | None = None
+        self.few_rows: FewRows | None = None
         """FewRows that computes products of few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
         self.tile_rows = 0
@@ -56,7 +56,7 @@ class Float32Head(nn.Module):
     def _on_gpu(self, rows: torch.Tensor) -> torch.Tensor:
         if not self._has_float32_product:
             return functional.linear(rows, self.weight).float()
-        return self._ops.linear(rows, self.weight, dtype=torch.float32, few=self.few)
+        return self._ops.linear(rows, self.weight, dtype=torch.float32, few_rows=self.few_rows)
 
     def _on_cpu(self, rows: torch.Tensor) -> torch.Tensor:
         logits = self._product(rows).float()

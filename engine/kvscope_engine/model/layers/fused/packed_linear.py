@@ -58,12 +58,12 @@ class FusedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.few: FewRows | None = None
+        self.few_rows: FewRows | None = None
         """FewRows that computes products of few rows; see `skinny_linear.linear`."""
         self._ops = ops_for(weight.device.type)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._ops.linear(x, self.weight, self.bias, few=self.few)
+        return self._ops.linear(x, self.weight, self.bias, few_rows=self.few_rows)
 
     def forward_add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return self.forward(x) + other
