@@ -86,7 +86,7 @@ def cpu_of_rings_s(sessions: Iterable[Session]) -> float:
 
 def pids_of_rings(sessions: Iterable[Session]) -> list[int]:
     """Return the running processes that write the recent history of `sessions`."""
-    pids = [session.kept.ring.pid for session in sessions if session.kept is not None]
+    pids = [session.disk_history.ring.pid for session in sessions if session.disk_history is not None]
     return [pid for pid in pids if pid]
 
 

@@ -32,11 +32,12 @@ from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
 from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_engine.text_table import table
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
 BLOCK_SIZE: Final = 16
@@ -194,18 +195,18 @@ def pool_operations_per_s(num_blocks: int, num_histories: int) -> float:
         started = time.thread_time_ns()
         _live(pool, number, prefixes)
         elapsed_ns += time.thread_time_ns() - started
-        pool.take_changed()
+        pool.changed_rows.drain()
     return num_histories * (6 * PROMPT_BLOCKS + 4 * OUTPUT_BLOCKS) / (elapsed_ns / 1e9)
 
 
 def _live(pool: BlockPool, number: int, prefixes: list[Prefix]) -> None:
     blocks = pool.allocate(PROMPT_BLOCKS, number)
-    pool.write(blocks, [BLOCK_SIZE] * PROMPT_BLOCKS, [number] * PROMPT_BLOCKS, number)
+    pool.record_write(blocks, [BLOCK_SIZE] * PROMPT_BLOCKS, [number] * PROMPT_BLOCKS, number)
     for block, prefix in zip(blocks, prefixes, strict=False):
         pool.seal(block, prefix)
     for prefix in prefixes[PROMPT_BLOCKS:]:
         (block,) = pool.allocate(1, number)
-        pool.write([block], [BLOCK_SIZE], [number], number)
+        pool.record_write([block], [BLOCK_SIZE], [number], number)
         pool.seal(block, prefix)
         blocks.append(block)
     pool.release(blocks, number)
@@ -249,15 +250,21 @@ class SteadyLoad:
         num_host = HOST_BLOCKS_PER_REQUEST * num_running if kind == "offloading" else 0
         self._mover = SimulatedMover(PRESETS["llama-3.1-8b"].cost, 1, has_disk=False) if num_host else None
         self._pool = BlockPool(
-            self.num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching, salt=b"bench", num_host=num_host
+            self.num_blocks,
+            BLOCK_SIZE,
+            prefix_caching=prefix_caching,
+            salt=b"bench",
+            other_tiers={Tier.HOST: num_host},
         )
         tokens = PROMPT_TOKENS[1] + OUTPUT_TOKENS[1]
         self._scheduler = Scheduler(
             self._pool,
             make_allocation("paged", self._pool, max_model_len=tokens),
-            max_num_seqs=num_running,
-            max_num_batched_tokens=max(tokens, STEP_TOKENS_PER_REQUEST * num_running),
-            max_model_len=tokens,
+            SchedulerConfig(
+                max_num_seqs=num_running,
+                max_num_batched_tokens=max(tokens, STEP_TOKENS_PER_REQUEST * num_running),
+                max_model_len=tokens,
+            ),
             mover=self._mover,
         )
         self._numbers = 0
@@ -315,8 +322,8 @@ class SteadyLoad:
             scheduler.finish(request, "length", self._step)
             scheduler.add_request(next_request)
         finished = clock()
-        scheduler.take_changes()
-        self._pool.take_changed()
+        scheduler.changes.drain()
+        self._pool.changed_rows.drain()
         cost.schedule_ns += scheduled - started
         cost.commit_ns += committed - resumed
         cost.finish_ns += finished - finishing
@@ -370,7 +377,7 @@ def fill_pool(pool: BlockPool) -> None:
 
 def _cache(pool: BlockPool, num_blocks: int, names: count[int]) -> None:
     blocks, size = pool.allocate(num_blocks, OWNER), pool.block_size
-    pool.write(blocks, [size] * num_blocks, [OWNER] * num_blocks, pool.step)
+    pool.record_write(blocks, [size] * num_blocks, [OWNER] * num_blocks, pool.step)
     for block in blocks:
         pool.seal(block, _prefix(next(names), size))
     pool.release(blocks, pool.step)

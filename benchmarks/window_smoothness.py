@@ -269,10 +269,10 @@ class Meter:
 
 def _num_ring_lost(session: Session) -> int:
     """Once all that was given is written: what waits is not lost."""
-    if session.kept is None:
+    if session.disk_history is None:
         return 0
-    session.kept.ring.flush(_FLUSH_S)
-    return session.kept.ring.num_dropped
+    session.disk_history.ring.flush(_FLUSH_S)
+    return session.disk_history.ring.num_dropped
 
 
 def _milliseconds(

@@ -1,10 +1,10 @@
-"""The reference of a command, made from its parser when the pages are built, so that it cannot be out of date.
+"""Sphinx directive that writes the reference of a command from its argument parser when the pages are built.
 
     ```{command-reference} kvscope
     ```
 
-writes a section a subcommand: what it does, how it is called, and each argument with its help. Needs our packages and
-no torch.
+writes a section per subcommand, with its description, usage, and each argument with its help. It imports our packages
+but no torch.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ PARSERS = {"kvscope": lambda: desktop_parser(COMMANDS), "kvscope-engine": engine
 
 
 class CommandReference(SphinxDirective):
-    """The sections of one program."""
+    """Directive whose argument is the name of a program in `PARSERS`."""
 
     required_arguments = 1
 
     def run(self) -> Sequence[nodes.Node]:
-        """Of the program that is named."""
         lines = list(reference(PARSERS[self.arguments[0]](), level=2))
         return self.parse_text_to_nodes("\n".join(lines), allow_section_headings=True)
 
 
 def reference(parser: argparse.ArgumentParser, level: int) -> Iterator[str]:
-    """MyST Markdown for a parser and all commands under it; `level` is that of its heading."""
+    """Yield MyST Markdown for a parser and its subcommands. `level` is the level of its heading."""
     yield f"{'#' * level} {parser.prog}\n"
     yield f"{_text(parser.description or '')}\n"
     yield f"```text\n{_usage(parser)}\n```\n"
@@ -71,7 +70,7 @@ def _row(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator[s
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:
-    """Short: the table lists the options."""
+    """Return a short usage line. Optional arguments are left out, because the table lists them."""
     positionals = [a for a in parser._actions if not a.option_strings and a.help is not argparse.SUPPRESS]
     required = [a for a in parser._actions if a.option_strings and a.required]
     formatter: Any = parser._get_formatter()
@@ -80,7 +79,7 @@ def _usage(parser: argparse.ArgumentParser) -> str:
 
 
 def _text(text: str) -> str:
-    """One line of Markdown that says the same; whose home this is built in is nobody's business."""
+    """Return help text as one line of escaped Markdown, with the builder's home folder replaced by `~`."""
     plain = " ".join(text.split()).replace(str(Path.home()), "~")
     return "".join(
         part if part.startswith("`") else re.sub(r"([\\|*_<>\[\]$#{}~])", r"\\\1", part)
@@ -89,6 +88,6 @@ def _text(text: str) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """What Sphinx calls."""
+    """Register the directive. Sphinx calls this."""
     app.add_directive("command-reference", CommandReference)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -272,7 +272,9 @@ def live(folder: Path) -> None:
             settle(5.0)
             numbers, states = window.session.mirror.requests.number, window.session.mirror.requests.state
             running = [int(number) for number, state in zip(numbers, states, strict=True) if state == 1]
-            window.session.select_request(max(running, key=lambda n: len(window.session.mirror.requests.table(n))))
+            window.session.selection.select_request(
+                max(running, key=lambda n: len(window.session.mirror.requests.table(n)))
+            )
             settle(2.0)
             window.alarm_strip.hide()
             keep(window, "debugger.png")

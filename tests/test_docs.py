@@ -27,7 +27,7 @@ _LIMITS = {"README.md": 5000, "ARCHITECTURE.md": 8000, "CHANGELOG.md": 6000, "CO
 
 
 _WAYS = ("block", "token", "command", "frame")
-_RECORD_PARTS = ["Question", "Decision", "Rejected", "Measured", "Reconsider"]
+_RECORD_PARTS = ["Context", "Decision", "Consequences", "Rejected", "Reconsider"]
 
 
 def _commands() -> list[tuple[str, str]]:
@@ -100,7 +100,7 @@ def test_a_decision_record_is_short_and_complete(record: Path) -> None:
     text = record.read_text("utf-8")
     assert len(text.splitlines()) <= 30
     assert re.findall(r"^\*\*(\w+)", text, re.MULTILINE) == _RECORD_PARTS
-    assert re.search(r"\d", text.partition("**Measured.**")[2].partition("**Reconsider")[0])
+    assert re.search(r"\d", text.partition("**Consequences.**")[2].partition("**Rejected")[0])
     assert f"\n{record.stem}\n" in (record.parent / "index.md").read_text("utf-8")
 
 

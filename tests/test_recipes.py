@@ -118,7 +118,7 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
         from PySide6.QtCore import QSettings
         from PySide6.QtWidgets import QApplication
         from kvscope_app.ui.theme import DARK
-        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theming.theme_manager import ThemeManager
         from kvscope_app.session.session import Session
         from kvscope_app.settings.settings_store import read_settings
         from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
@@ -128,7 +128,7 @@ def test_a_colour_mode_of_the_page_map(recipe: Recipe) -> None:
 
         app = QApplication([])
         settings = QSettings("settings.ini", QSettings.Format.IniFormat)
-        themes = ThemeKeeper(app, settings, "dark")
+        themes = ThemeManager(app, settings, "dark")
 
         def window_of(**told):
             engine = FakeEngine(**told)
@@ -218,7 +218,7 @@ def test_an_event_kind(recipe: Recipe) -> None:
         from PySide6.QtCore import QSettings
         from PySide6.QtWidgets import QApplication
         from kvscope_app.ui.theme import DARK
-        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theming.theme_manager import ThemeManager
         from kvscope_app.session.session import Session
         from kvscope_app.views.timeline.lane_layout import LANES, LaneLayout
         from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
@@ -265,9 +265,9 @@ def test_an_event_kind(recipe: Recipe) -> None:
         settings = QSettings("settings.ini", QSettings.Format.IniFormat)
         source = PlaybackSource(recording, is_playing=False)
         session = Session(source)
-        while not session.is_overview_whole:
+        while not session.is_overview_complete:
             session.poll()
-        window = MainWindow(session, ThemeKeeper(app, settings, "dark"), settings)
+        window = MainWindow(session, ThemeManager(app, settings, "dark"), settings)
         window.resize(1500, 900)
         window.show()
         while "events" not in window.views:
@@ -324,7 +324,7 @@ def test_a_view(recipe: Recipe) -> None:
         from kvscope_app.commands.export import add_export_parser
         from kvscope_telemetry.recordings.sample import sample_recording
         from kvscope_app.ui.theme import DARK
-        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theming.theme_manager import ThemeManager
         from kvscope_app.media_export.offscreen_view import offscreen_application
         from kvscope_app.session.session import Session
         from kvscope_app.window.dock_layouts.arrangement import layout_of, show_layout
@@ -341,7 +341,7 @@ def test_a_view(recipe: Recipe) -> None:
         engine = FakeEngine()
         session = Session(engine.source)
         poll_all(session)
-        window = MainWindow(session, ThemeKeeper(app, settings, "dark"), settings)
+        window = MainWindow(session, ThemeManager(app, settings, "dark"), settings)
         window.resize(1500, 900)
         window.show()
         while "made_up" not in window.views:
@@ -524,7 +524,7 @@ def test_an_export_kind(recipe: Recipe) -> None:
         from PySide6.QtWidgets import QApplication
         from kvscope_app.commands.export import add_export_parser
         from kvscope_telemetry.recordings.sample import sample_recording
-        from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+        from kvscope_app.ui.theming.theme_manager import ThemeManager
         from kvscope_app.recording.export_dialog import ExportDialog
         from kvscope_app.session.session import Session
         from kvscope_app.window.main_window import MainWindow
@@ -542,9 +542,9 @@ def test_an_export_kind(recipe: Recipe) -> None:
         app = QApplication([])
         settings = QSettings("settings.ini", QSettings.Format.IniFormat)
         session = Session(PlaybackSource(Recording.open(sample), is_playing=False))
-        while not session.is_overview_whole:
+        while not session.is_overview_complete:
             session.poll()
-        window = MainWindow(session, ThemeKeeper(app, settings, "dark"), settings)
+        window = MainWindow(session, ThemeManager(app, settings, "dark"), settings)
         dialog = ExportDialog(window)
         dialog.what.setCurrentText("Table of pauses")
         wish = dialog.wish()

@@ -33,7 +33,7 @@ from kvscope_app.session_window import Openers, SessionWindow
 from kvscope_app.setting_names import window_group
 from kvscope_app.settings.layout_value import WindowLayout, read_layout
 from kvscope_app.ui.theming.apply_theme import forget_rules
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.window import dock_state
 from kvscope_app.window.dock_layouts.arrangement import KNOWN
 from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
@@ -75,7 +75,7 @@ class Desktop(QObject):
         super().__init__(app)
         self._settings, self._options = settings, options
         self._slots = WindowSlots(Path(settings.fileName()))
-        self.themes = ThemeKeeper(app, settings, options.theme)
+        self.themes = ThemeManager(app, settings, options.theme)
         self._is_unsaved_told = False
         self.themes.settings.write_failed.connect(self._tell_unsaved)
         self.error_notices = None if errors is None else ErrorNotices(errors, self.themes, self)
@@ -111,11 +111,11 @@ class Desktop(QObject):
 
     def _keep(self, source: WatchedSource) -> None:
         """Start recording the history of a live session."""
-        session = self.sessions.of_source(source)
+        session = self.sessions.find_by_source(source)
         if session is not None:
-            from kvscope_app.session.recording.kept_timeline import KeptTimeline
+            from kvscope_app.session.recording.disk_history import DiskHistory
 
-            session.keep(KeptTimeline(make_ring(self._settings), source.set_sink))
+            session.set_disk_history(DiskHistory(make_ring(self._settings), source.set_sink))
 
     def offer_left_rings(self) -> LeftRings:
         """Offer once to open the histories of crashed sessions, in the first window that has something to show."""
@@ -211,7 +211,7 @@ class Desktop(QObject):
         detail = f"{Path(self._settings.fileName()).parent}: {reason}. Changes last until kvscope ends."
         print(f"{PROGRAM}: settings cannot be saved in {detail}", file=sys.stderr)
         if self.windows:
-            self.windows[-1].banner.tell("Settings cannot be saved", detail, passes=True)
+            self.windows[-1].banner.show_message("Settings cannot be saved", detail, is_temporary=True)
 
     def _tell_failure(self, reason: str) -> None:
         self.failures.append(reason)
@@ -279,7 +279,7 @@ class Desktop(QObject):
         if failed_before:
             where = f" The saved layout is kept in {kept_layout}." if kept_layout is not None else ""
             detail = f"The last start of kvscope ended before the window was open.{where}"
-            window.banner.tell("The window uses the default layout", detail)
+            window.banner.show_message("The window uses the default layout", detail)
         return window
 
     def _closed(self, window: MainWindow) -> None:
@@ -300,7 +300,7 @@ class Desktop(QObject):
         if last_words:
             print_line(f"{PROGRAM}: {last_words}", file=sys.stderr)
             if self.windows:
-                self.windows[-1].banner.tell("A closed window could not save everything", last_words)
+                self.windows[-1].banner.show_message("A closed window could not save everything", last_words)
 
     def _let_go(self, keeper: EngineSupervisor, session: Session) -> None:
         """Shut down kvscope's own engine with its window, after sending the shutdown command."""
@@ -310,7 +310,7 @@ class Desktop(QObject):
         QTimer.singleShot(_SAY_GOODBYE_MS, self, partial(self._end, session))
 
     def _end(self, session: Session) -> None:
-        self.sessions.end(session)
+        self.sessions.close_session(session)
 
 
 def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequence[tuple[str, int]]) -> None:
@@ -328,12 +328,12 @@ def _select_once_shown(window: MainWindow, source: PlaybackSource, selects: Sequ
             if mirror.requests.row_of(number) is None if is_request else number >= mirror.num_rows:
                 unknown.append(f"{kind} {number}")
             elif is_request:
-                session.select_request(number)
+                session.selection.select_request(number)
             else:
-                session.select_block(number)
+                session.selection.select_block(number)
         if unknown:
             words = f"There is no {' and no '.join(unknown)} at this moment of the recording"
-            window.banner.tell("Not everything could be selected", words, passes=True)
+            window.banner.show_message("Not everything could be selected", words, is_temporary=True)
 
     session.timeline.shown.connect(select)
 

@@ -68,7 +68,7 @@ class LinkedTimes(QObject):
         window.closing.connect(self._remove)
         window.session.timeline.moved.connect(partial(self._on_moved, member))
         window.session.timeline.visible_range.changed.connect(partial(self._on_range, member))
-        window.session.selection_changed.connect(partial(self._on_selected, member))
+        window.session.selection.changed.connect(partial(self._on_selected, member))
         self._tell()
 
     def link(self, on: bool) -> None:
@@ -154,7 +154,7 @@ class LinkedTimes(QObject):
         timeline, lead = member.session.timeline, leader.session.timeline
         if leader.is_live and not timeline.is_file:
             member.sent_ns = None
-            if timeline.paused:
+            if timeline.is_paused:
                 timeline.go_live()
             member.window.show_linked(self._words(member))
             return
@@ -218,13 +218,13 @@ def _stand(member: LinkedWindow, time_ns: int) -> None:
 
 
 def _select_alike(session: Session, lead: Session) -> None:
-    if lead.selected_batch:
-        session.select_batch(lead.selected_batch)
-    elif lead.selected_blocks is not None:
-        session.select_blocks(lead.selected_blocks)
+    if lead.selection.batch:
+        session.selection.select_batch(lead.selection.batch)
+    elif lead.selection.highlighted_rows is not None:
+        session.selection.highlight_rows(lead.selection.highlighted_rows)
     else:
-        session.select_request(lead.selected_request)
-    session.select_block(lead.selected_block)
+        session.selection.select_request(lead.selection.request)
+    session.selection.select_block(lead.selection.block)
 
 
 def _is_active(window: MainWindow) -> bool:

@@ -17,7 +17,7 @@ from kvscope_app.actions.action_registry import Actions
 from kvscope_app.actions.undo_stack import UndoStack
 from kvscope_app.session.session import Session
 from kvscope_app.ui.banner import Banner
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.views.base import View
 from kvscope_app.views.page_map.page_map_view import PageMapView
 
@@ -51,7 +51,7 @@ class SessionWindow(QMainWindow):
     views: Mapping[str, View]
     """Loaded views by name."""
 
-    def __init__(self, session: Session, themes: ThemeKeeper, settings: QSettings, openers: Openers) -> None:
+    def __init__(self, session: Session, themes: ThemeManager, settings: QSettings, openers: Openers) -> None:
         super().__init__()
         self.session = session
         self.themes = themes

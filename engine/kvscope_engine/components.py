@@ -63,9 +63,9 @@ from kvscope_engine.policy.allocation.allocators import fitting_model_len, make_
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_cache.cache_log import CacheLog
 from kvscope_engine.policy.plan import StepPlan, StepResult
-from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
 from kvscope_engine.policy.spec_decode.drafter import Drafter
-from kvscope_engine.policy.state_pool import StatePool, most_told
+from kvscope_engine.policy.state_pool import StatePool, max_recorded_tokens
 from kvscope_engine.roofline.device_limits import device_limits
 from kvscope_engine.roofline.model_costs import model_work
 from kvscope_engine.roofline.step_costs import ModelWork
@@ -75,6 +75,7 @@ from kvscope_kernels.third_party_attention.library_choice import LibraryChoice
 from kvscope_kernels.tuning.tile_table import describe_own_table
 from kvscope_telemetry.about import program_version
 from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.telemetry import (
     CacheInfo,
@@ -89,7 +90,7 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.transport.host_id import host_id
 
-PUT_AWAY_S = 5.0
+SAVE_PREFIXES_TIMEOUT_S = 5.0
 """Maximum seconds that closing an engine spends writing cached blocks to a KV file that outlives it."""
 
 
@@ -231,8 +232,8 @@ class EngineComponents:
             self.threads.close()
         if self.mover is not None:
             if self.mover.keeps:
-                deadline_s = time.monotonic() + PUT_AWAY_S
-                self.scheduler.put_away(lambda: time.monotonic() < deadline_s)
+                deadline_s = time.monotonic() + SAVE_PREFIXES_TIMEOUT_S
+                self.scheduler.save_prefixes_to_disk(lambda: time.monotonic() < deadline_s)
             failure = f"the disk tier was given up: {self.mover.failure}" if self.mover.failure else ""
             self.notes.extend(filter(None, (failure, self.mover.close())))
         self.storage.close()
@@ -302,7 +303,7 @@ def build_components(
         guard = _build_guard(config, loaded, size, cache.storage, states, scheduler, runner, register)
         register.end_turn()
         for note in notes:
-            scheduler.note(note, time.monotonic_ns())
+            scheduler.changes.record_notice(note, time.monotonic_ns())
         tokenizer = loaded.tokenizer
         components = EngineComponents(
             epoch=epoch,
@@ -521,10 +522,12 @@ def _build_cache(
         config.block_size,
         prefix_caching=config.prefix_caching,
         salt=mover.salt if mover is not None and mover.salt is not None else shared_salt(config),
-        num_host=mover.num_host_slots if mover is not None else 0,
-        num_disk=mover.num_disk_slots if mover is not None else 0,
-        num_states=states.num_slots if states is not None else 0,
-        num_host_states=size.num_host_states,
+        other_tiers={
+            Tier.HOST: mover.num_host_slots if mover is not None else 0,
+            Tier.DISK: mover.num_disk_slots if mover is not None else 0,
+            Tier.STATES: states.num_slots if states is not None else 0,
+            Tier.HOST_STATES: size.num_host_states,
+        },
         space=virtual.space if virtual is not None else None,
         groups=tuple(group.rule for group in groups),
     )
@@ -540,7 +543,7 @@ def _group_of_states(loaded: LoadedModel, states: StateStorage | None) -> tuple[
     """Return the KV group that describes recurrent states in telemetry; empty without such states."""
     if states is None:
         return ()
-    layers, size = len(states.layers), most_told(loaded.max_model_len)
+    layers, size = len(states.layers), max_recorded_tokens(loaded.max_model_len)
     return (KVGroup(kind="state", num_layers=layers, block_size=size, block_bytes=states.slot_bytes),)
 
 
@@ -641,22 +644,24 @@ def _build_scheduler(
 ) -> Scheduler:
     states, max_num_seqs, pool = None, config.max_num_seqs, cache.pool
     if storage is not None:
-        keeps, seconds = pool.index is not None, storage.copy_seconds
-        most = most_told(loaded.max_model_len)
-        states = StatePool(pool, config.state_interval, most, keeps=keeps, copy_seconds=seconds)
+        keeps_checkpoints, seconds = pool.index is not None, storage.copy_seconds
+        most = max_recorded_tokens(loaded.max_model_len)
+        states = StatePool(pool, config.state_interval, most, keeps_checkpoints=keeps_checkpoints, copy_seconds=seconds)
         max_num_seqs = min(max_num_seqs, pool.num_states - 1)
     mapper = cache.virtual.memory if cache.virtual is not None else None
     return Scheduler(
         cache.pool,
         make_allocation(config.allocator, cache.pool, max_model_len=loaded.max_model_len, mapper=mapper),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
-        max_model_len=loaded.max_model_len,
+        SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
+            max_model_len=loaded.max_model_len,
+            max_adapters=config.num_lora_slots,
+            preemption=config.preemption,
+        ),
         mover=cache.mover,
-        states=states,
-        preemption=config.preemption,
         drafter=Drafter(config.speculative_config) if config.speculative_config is not None else None,
-        max_adapters=config.num_lora_slots,
+        states=states,
     )
 
 
@@ -711,7 +716,7 @@ def _build_guard(
         size.memory,
         0 if plan is None else plan.needed + min(max(plan.kv, 0), taken),  # other ranks may have fewer blocks
         step_costs(plan, *most, has_graphs=runner.has_graphs),
-        scheduler,
+        scheduler.limits,
         runner,
         runner.notes.append,
         others=None if plan is None else plan.others,
@@ -769,7 +774,7 @@ def _hello(
             allocator=config.allocator,
             prefix_caching=config.prefix_caching,
             has_parents=True,
-            max_num_seqs=scheduler.max_num_seqs,
+            max_num_seqs=scheduler.limits.max_num_seqs,
             max_num_batched_tokens=max_batched_tokens(config, loaded.device.type),
             max_request_tokens=scheduler.max_request_tokens,
             groups=groups,

@@ -35,7 +35,7 @@ from kvscope_engine.policy.kv_cache.cache_log import CacheLog
 from kvscope_engine.policy.kv_cache.measured_attention import store_attention, store_skips
 from kvscope_engine.policy.plan import StepPlan, StepResult, keep_emitted
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.eased_limits import EasedLimits
+from kvscope_engine.policy.scheduling.reduced_limits import ReducedLimits
 from kvscope_engine.roofline.weights_line import weights_line
 from kvscope_engine.step_loop import CompletedStep, OverlapCounts, StepLoop
 from kvscope_engine.step_recorder import StepRecorder
@@ -129,7 +129,7 @@ class Engine:
             lambda plan: self.components.explain_shortage(plan),
             overlaps=self.components.overlaps,
         )
-        self._eased = EasedLimits(self.components.scheduler)
+        self._reduced_limits = ReducedLimits(self.components.scheduler.limits)
         self._next_failure_ns = 0
         self._untold_failures = 0
         self.interventions = Interventions(
@@ -200,7 +200,7 @@ class Engine:
                 stream = self._spoken[request.number] = self.streams[request.number]
                 stream.finish("abort", now_ns)
 
-    def list_aborted(self, submit: Submit) -> None:
+    def record_aborted(self, submit: Submit) -> None:
         """Record the completions of a request that was aborted before its prompt was tokenized, for telemetry only.
 
         The client gets no message. Requests whose options would have been refused are ignored.
@@ -213,7 +213,7 @@ class Engine:
             return
         self._next_number += len(requests)
         for request in requests:
-            self.components.scheduler.list_aborted(request, time.monotonic_ns())
+            self.components.scheduler.record_aborted(request, time.monotonic_ns())
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         """Schedule, run, commit and record one step. Returns the outputs for clients, oldest first.
@@ -244,12 +244,12 @@ class Engine:
         if guard is not None:
             guard.look(self._settle)
         has_more = self.components.runner.do_idle_work()
-        self._note(self._eased.look(time.monotonic_ns()))
+        self._note(self._reduced_limits.update(time.monotonic_ns()))
         if self._tell_notes(time.monotonic_ns()):
             self._record_idle()
         if self.components.lora is not None:
             self.components.lora.release_unused(())
-        return has_more or self._eased.is_eased or (guard is not None and guard.is_lowered)
+        return has_more or self._reduced_limits.is_reduced or (guard is not None and guard.is_lowered)
 
     def settle(self) -> list[Tokens | Finished]:
         """Wait for the step in flight, commit it and return its outputs. No step is in flight afterwards."""
@@ -420,7 +420,7 @@ class Engine:
             for request in requests:
                 request.matcher = matcher_for(ids)
         except BadInput as refusal:
-            self.components.scheduler.refuse(str(refusal), time.monotonic_ns())
+            self.components.scheduler.record_refusal(str(refusal), time.monotonic_ns())
             raise
         self._next_number += len(requests)
         return requests
@@ -464,9 +464,11 @@ class Engine:
         ended = self._end_or_restart(ran)
         if ran.failure:
             self._tell_failure(ran, ended)
-        self._note(self._eased.look(ran.ended_ns, ran.room_tokens, "failed" if ran.failure else "had no memory"))
+        self._note(
+            self._reduced_limits.update(ran.ended_ns, ran.fitting_tokens, "failed" if ran.failure else "had no memory")
+        )
         self._tell_notes(ran.ended_ns)
-        self.components.scheduler.rate.observe(ran.plan, ran.result.forward_ns / 1e9)
+        self.components.scheduler.prefill_rate.observe(ran.plan, ran.result.forward_ns / 1e9)
         plan, result = self._commit(ran.plan, ran.result, ran.ended_ns)
         committed_ns = time.monotonic_ns()
         schedule_ns, launch_ns = self._loop.begin(self.step_count)
@@ -515,7 +517,7 @@ class Engine:
         new_notes = self.components.notes[self._num_noted :]
         self._num_noted += len(new_notes)
         for note in new_notes:
-            self.components.scheduler.note(note, now_ns)
+            self.components.scheduler.changes.record_notice(note, now_ns)
             self._on_note(note)
         return bool(new_notes)
 

@@ -75,7 +75,7 @@ class FingerprintRecorder:
         if kv.is_shared:
             return [_NOTHING] * len(filled)
         blocks = [request.block_tables[kv.group][place] for request, place in filled]
-        is_held = [place >= request.num_let_go[kv.group] for request, place in filled]
+        is_held = [place >= request.num_null_blocks[kv.group] for request, place in filled]
         places = [block if held else 0 for block, held in zip(blocks, is_held, strict=True)]
         where = torch.tensor(places, device=kv.k.device)
         keys, values = (part.index_select(0, where).cpu().view(torch.uint8).numpy() for part in (kv.k, kv.v))

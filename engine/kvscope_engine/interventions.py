@@ -43,12 +43,12 @@ class Interventions:
         self._record = record
         self._settle = settle
         self._lora = lora
-        self._most = (scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        self._most = (scheduler.limits.max_num_seqs, scheduler.limits.max_num_batched_tokens)
 
     @property
     def limits(self) -> tuple[int, int]:
         """`max_num_seqs` and `max_num_batched_tokens`."""
-        return self._scheduler.max_num_seqs, self._scheduler.max_num_batched_tokens
+        return self._scheduler.limits.max_num_seqs, self._scheduler.limits.max_num_batched_tokens
 
     @property
     def adapters(self) -> tuple[LoadedAdapter, ...]:
@@ -70,14 +70,14 @@ class Interventions:
         request = self._running(number)
         if how == "swap" and not self._pool.num_host:
             raise BadInput(f"request {number} cannot be swapped out: this engine has no lower tier to swap to")
-        given_up = self._scheduler.preempt(request, how, by, time.monotonic_ns())
-        if given_up is None:
+        record = self._scheduler.preempt(request, how, by, time.monotonic_ns())
+        if record is None:
             raise BadInput(
                 f"request {number} was not swapped out: nothing is computed, or the lower tiers have no room"
             )
         self._record()
-        went = "moved to a lower tier" if given_up.is_swapped else "to be computed again"
-        moved = f"{counted(given_up.num_tokens, 'token')} in {counted(given_up.num_blocks, 'block')}"
+        went = "moved to a lower tier" if record.is_swapped else "to be computed again"
+        moved = f"{counted(record.num_tokens, 'token')} in {counted(record.num_blocks, 'block')}"
         return f"request {number} was preempted: {moved} {went}"
 
     def pin(self, blocks: Sequence[int], by: str, *, with_prefix: bool) -> list[int]:
@@ -126,7 +126,7 @@ class Interventions:
         for name, value, most in zip(("max_num_seqs", "max_num_batched_tokens"), wanted, self._most, strict=True):
             if value > most:
                 raise BadInput(f"{name}={value} is not accepted: 1 to {most}, as this engine was started with")
-        self._scheduler.set_limits(*wanted)
+        self._scheduler.limits.set(*wanted)
         words = f"max_num_seqs is {wanted[0]}, max_num_batched_tokens {wanted[1]}"
         self._note(f"{by} changed the limits of the batch: {words}")
         running = self._scheduler.num_running
@@ -197,7 +197,7 @@ class Interventions:
         return f"{_named(blocks)} not cached: there is nothing to evict"
 
     def _note(self, what: str) -> None:
-        self._scheduler.note(what, time.monotonic_ns())
+        self._scheduler.changes.record_notice(what, time.monotonic_ns())
         self._record()
 
 

@@ -8,8 +8,8 @@ is scheduled. With overlap at most one further step is in flight:
 
 - Step n+1 is launched whole and waits for nothing from the host. Tokens sampled by step n stay on the device and are
   inputs of step n+1 there (`ModelRunner.launch`); the host reads them in one copy.
-- Step n+1 is scheduled without knowing these tokens (`Scheduler.schedule_beside`). Drafts, forks, a lack of blocks and
-  reserving allocators prevent that (`why_not_beside`). Ends by length are known and respected.
+- Step n+1 is scheduled without knowing these tokens (`Scheduler.schedule_ahead`). Drafts, forks, a lack of blocks and
+  reserving allocators prevent that (`overlap_blocker`). Ends by length are known and respected.
 - A step that was prevented is launched as soon as the previous one is committed, before that is recorded and published
   (`begin`), so that the device waits only for commit and scheduling. Exceptions: reserving allocators, and requests
   whose grammar is still computing its next mask.
@@ -47,8 +47,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from kvscope_engine.model.device_memory.out_of_memory import clear_traceback, is_library_error, is_out_of_memory
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, to_run_again, without_ended
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.ahead import RESERVED
-from kvscope_engine.policy.scheduling.scheduler import MOST_RESTARTS, Scheduler
+from kvscope_engine.policy.scheduling.in_flight_step import RESERVED
+from kvscope_engine.policy.scheduling.scheduler import MAX_RESTARTS_WITHOUT_PROGRESS, Scheduler
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.messages.commands import TokenLogprobs
 from kvscope_telemetry.plural import counted
@@ -59,8 +59,8 @@ Explain = Callable[[StepPlan], str]
 MOST_BARREN: Final = 8
 """Number of consecutive steps with nothing run because of library errors at which the error is raised.
 
-More cannot be the fault of single requests. Multiplied by `MOST_RESTARTS + 1` for recurrent models, whose requests are
-recomputed.
+More cannot be the fault of single requests. Multiplied by `MAX_RESTARTS_WITHOUT_PROGRESS + 1` for recurrent models,
+whose requests are recomputed.
 """
 
 
@@ -79,8 +79,8 @@ class CompletedStep:
     run_ns: int
     """Nanoseconds of the rest of the call: launching steps and waiting for this one."""
     ended_ns: int
-    room_tokens: int | None = None
-    """See `StepOutcome.room_tokens`."""
+    fitting_tokens: int | None = None
+    """See `StepOutcome.fitting_tokens`."""
     failure: str = ""
     """First line of the last library error in this step; empty if there was none."""
 
@@ -145,7 +145,7 @@ class StepLoop:
         Scheduling changes are attributed to step `step`, whose frame reports them. Returns the nanoseconds spent on
         scheduling and on launching.
         """
-        if not self._may_begin or any(request.awaits_its_form for request in self._scheduler.requests.values()):
+        if not self._may_begin or any(request.awaits_grammar_mask for request in self._scheduler.requests.values()):
             return 0, 0
         started_ns = time.monotonic_ns()
         plan = self._scheduler.schedule(step, started_ns)
@@ -207,12 +207,12 @@ class StepLoop:
     def _launch_beside(self, running: StepPlan, launched: Launched, clock: _Clock) -> _Flight | None:
         """Schedule and launch the step after the running one; None if that is impossible or it would be empty."""
         started_ns = time.monotonic_ns()
-        why_not = self._scheduler.why_not_beside(running)
+        why_not = self._scheduler.overlap_blocker(running)
         if why_not:
             self.counts.why_not[why_not] += 1
             self._may_begin = why_not != RESERVED  # which may unmap memory while a step runs
             return None
-        plan = self._scheduler.schedule_beside(running, started_ns)
+        plan = self._scheduler.schedule_ahead(running, started_ns)
         clock.scheduled(since_ns=started_ns)
         if not plan.scheduled:
             return None
@@ -263,7 +263,7 @@ class StepLoop:
             self._num_barren = 0
         elif outcome.error is not None:
             self._num_barren += 1
-        most_barren = MOST_BARREN * (MOST_RESTARTS + 1 if plan.changes_states else 1)
+        most_barren = MOST_BARREN * (MAX_RESTARTS_WITHOUT_PROGRESS + 1 if plan.changes_states else 1)
         if outcome.error is not None and self._num_barren >= most_barren:
             raise outcome.error
         return clock.ran(outcome.plan, outcome.result, replace(outcome, error=outcome.error or failure))
@@ -286,7 +286,7 @@ class _Clock:
         if outcome is None:
             return CompletedStep(plan, result, (), (), *took)
         failure = "" if outcome.error is None else _first_line(outcome.error)
-        return CompletedStep(plan, result, outcome.failed, outcome.reasons, *took, outcome.room_tokens, failure)
+        return CompletedStep(plan, result, outcome.failed, outcome.reasons, *took, outcome.fitting_tokens, failure)
 
 
 class Launched(Protocol):
@@ -332,7 +332,7 @@ class StepOutcome:
     """Requests that were scheduled but did not run."""
     reasons: tuple[str, ...] = ()
     """Reason of each of the `failed` requests."""
-    room_tokens: int | None = None
+    fitting_tokens: int | None = None
     """Tokens per step that fit, if memory was missing and smaller steps help; else None.
 
     The size of the largest part that ran. For plans that cannot be run in parts, half of the plan's tokens after any
@@ -381,9 +381,9 @@ def run_with_shortages(runner: StepRunner, plan: StepPlan, explain: Explain = la
         forward_ns=tries.forward_ns,
         logit_sums=_or_nothing([done[number].logit_sums for number in ran]),
     )
-    room_tokens = plan.num_tokens // 2 if plan.changes_states else tries.most_tokens
-    is_cut = (tries.is_short or plan.changes_states) and 0 < room_tokens < plan.num_tokens
-    room = room_tokens if is_cut else None
+    fitting_tokens = plan.num_tokens // 2 if plan.changes_states else tries.most_tokens
+    is_cut = (tries.is_short or plan.changes_states) and 0 < fitting_tokens < plan.num_tokens
+    room = fitting_tokens if is_cut else None
     return StepOutcome(left, merged, tuple(failed), tuple(failed.values()), room, tries.error)
 
 

@@ -15,9 +15,9 @@ from typing import Final
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduler_totals import SchedulerTotals
 from kvscope_engine.policy.scheduling.changes import RequestChanges
 from kvscope_engine.policy.scheduling.scheduler import Scheduler
-from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import (
     NO_WORK,
@@ -32,8 +32,8 @@ from kvscope_telemetry.messages.telemetry import (
 )
 from kvscope_telemetry.producer.frame_builder import FrameBuilder, RequestUpdates, pack_batch
 
-_TOTALS: Final = tuple(total.name for total in fields(Totals))
-"""Names of the counters that `Totals` and `Counters` share."""
+_TOTALS: Final = tuple(total.name for total in fields(SchedulerTotals))
+"""Names of the counters that `SchedulerTotals` and `Counters` share."""
 _MAX_CLIENTS: Final = 10_000
 """Maximum number of clients with a number of their own per engine start; later ones get 0, which means unknown."""
 
@@ -58,7 +58,7 @@ class StepRecorder:
         self._scheduler = scheduler
         self._messages_dropped = messages_dropped
         self._builder = FrameBuilder(
-            epoch, pool.ledger, pool.take_changed, publish=publish, running_time=scheduler.running_time
+            epoch, pool.ledger, pool.changed_rows.drain, publish=publish, running_time=scheduler.running_time
         )
         self._generation_tokens = 0
         self._clients: dict[str, int] = {}  # name or address, which is not published -> number
@@ -85,12 +85,12 @@ class StepRecorder:
             ran = [item.request for item in plan.scheduled]
             new_tokens = zip(ran, map(len, result.token_ids), strict=True)
             self._generation_tokens += self._builder.count_tokens(new_tokens, now_ns)
-        self._publish(self._scheduler.take_changes(), plan, timings, step, now_ns, work)
+        self._publish(self._scheduler.changes.drain(), plan, timings, step, now_ns, work)
 
     def record_idle(self, step: int, now_ns: int) -> bool:
         """Publish a frame of what changed without a step. Returns False, and publishes nothing, if nothing did."""
-        changes = self._scheduler.take_changes()
-        if not changes and not self._pool.has_changes:
+        changes = self._scheduler.changes.drain()
+        if not changes and not self._pool.changed_rows:
             return False
         self._publish(changes, None, Timings(), step, now_ns, NO_WORK)
         return True

@@ -117,7 +117,7 @@ class EngineStops:
             self._paused_ns = time.monotonic_ns()
             self._running.note(self._tell(self._paused_ns, EventData(kind="engine_paused", by=by)))
         else:
-            self._scheduler.note(f"{by} paused the engine as well", time.monotonic_ns())
+            self._scheduler.changes.record_notice(f"{by} paused the engine as well", time.monotonic_ns())
         self._record()
 
     def resume(self, why: str) -> None:
@@ -162,7 +162,7 @@ class EngineStops:
 
     def _tell(self, time_ns: int, data: EventData) -> Event:
         event = with_cause(Event(kind=data.kind, time_ns=time_ns, data=data))
-        self._scheduler.tell(event)
+        self._scheduler.changes.record_event(event)
         return event
 
 

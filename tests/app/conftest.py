@@ -392,9 +392,9 @@ def settings(tmp_path):
 @pytest.fixture
 def themes(qapp, settings):
     """The dark theme, applied."""
-    from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+    from kvscope_app.ui.theming.theme_manager import ThemeManager
 
-    keeper = ThemeKeeper(qapp, settings, "dark")
+    keeper = ThemeManager(qapp, settings, "dark")
     yield keeper
     keeper.deleteLater()
 

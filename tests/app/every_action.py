@@ -1,7 +1,7 @@
-"""Triggers every action of a real window on a scripted engine over real sockets, and counts what it leaves.
+"""Trigger every action of a window on a simulated engine over real sockets, and count the objects that remain.
 
-`python -m tests.app.every_action FOLDER THEME…` opens a window a theme in a process of its own, so that it can be at
-another scale factor, and prints what happened as JSON. Used by `test_every_action`.
+`python -m tests.app.every_action FOLDER THEME…` opens one window per theme in its own process, so that it can use
+another scale factor, and prints the result as JSON. Used by `test_every_action`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAIT_S = 120.0
 
 
 def run(folder, themes):
-    """What there was to say: exceptions, warnings of Qt, actions that were triggered, and what was left."""
+    """Return exceptions, Qt warnings, triggered actions and leaked objects."""
     from PySide6.QtCore import QCoreApplication, QSettings, qInstallMessageHandler
     from tests.simulated_engine.engine import SimulatedEngine
     from tests.simulated_engine.server import SimulatedServer
@@ -39,7 +39,7 @@ def run(folder, themes):
     done, problems, commands = [], [], []
     plan_process.engine_command = lambda *words: commands.append(words) or CHILD
     qInstallMessageHandler(lambda _kind, _where, text: done.append(text))
-    sys.excepthook = lambda *error: problems.append("".join(traceback.format_exception(*error)))  # of slots
+    sys.excepthook = lambda *error: problems.append("".join(traceback.format_exception(*error)))  # exceptions in slots
     app = QCoreApplication.instance() or make_application()
     settings = QSettings(str(folder / "s.ini"), QSettings.Format.IniFormat)
     engine = SimulatedEngine(num_blocks=120, num_running=6)
@@ -51,10 +51,10 @@ def run(folder, themes):
         for theme in themes:
             desktop.themes.choose(theme)
             windows.append(_one_window(app, desktop, folder, problems))
-            stood.append(_standing(app, desktop, num_threads))
+            stood.append(_object_counts(app, desktop, num_threads))
         until = time.monotonic() + WAIT_S
-        while _left(*stood) and time.monotonic() < until:  # what is still on its way comes to its end
-            stood[-1] = _standing(app, desktop, num_threads)
+        while _grown_counts(*stood) and time.monotonic() < until:  # wait until deferred work is finished
+            stood[-1] = _object_counts(app, desktop, num_threads)
     except Exception:
         problems.append(traceback.format_exc())
         return {"problems": problems}
@@ -67,7 +67,7 @@ def run(folder, themes):
         "problems": problems,
         "warnings": [text for text in done if harmless not in text],
         "windows": windows,
-        "left": _left(*stood),
+        "left": _grown_counts(*stood),
         "commands": commands,
     }
 
@@ -81,14 +81,14 @@ def _one_window(app, desktop, folder, problems):
     window.layouts.save("of a test")
     triggered = []
     for name in [spec.name for spec in actions if spec.name not in LEAVES]:
-        if name not in actions:  # a layout that was forgotten meanwhile
+        if name not in actions:  # a layout that was deleted by an earlier action
             continue
         action = actions[name]
         for _ in range(2 if action.isCheckable() or name.startswith("toggle_") else 1):
             try:
                 action.setEnabled(True)
                 action.trigger()
-                _turn(app, 2)
+                _process_events(app, 2)
             except Exception:
                 problems.append(f"{name}: {traceback.format_exc()}")
         triggered.append(name)
@@ -105,13 +105,13 @@ def _one_window(app, desktop, folder, problems):
 
 
 def _close_others(desktop, window):
-    """On the sample recording, say."""
+    """Close other windows, for example one on the sample recording."""
     for other in [each for each in desktop.windows if each is not window]:
         other.close()
 
 
 def _close_what_was_opened(app, desktop, window):
-    """Sheets, questions and popups: as Escape does; and other windows."""
+    """Close sheets, message boxes, popups and other windows that an action opened."""
     from PySide6.QtWidgets import QDialog
 
     _close_others(desktop, window)
@@ -122,10 +122,10 @@ def _close_what_was_opened(app, desktop, window):
         if is_dialog and widget.isVisible():
             widget.grab()
             widget.reject() if isinstance(widget, QDialog) else widget.close()
-    _turn(app, 2)
+    _process_events(app, 2)
 
 
-def _turn(app, times):
+def _process_events(app, times):
     from PySide6.QtCore import QCoreApplication, QEvent
 
     for _ in range(times):
@@ -133,30 +133,30 @@ def _turn(app, times):
         QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
 
 
-def _wait(app, is_so):
+def _wait(app, condition):
     until = time.monotonic() + WAIT_S
-    while not is_so():
+    while not condition():
         if time.monotonic() > until:
             raise TimeoutError(f"it did not come about: {[thread.name for thread in threading.enumerate()]}")
-        _turn(app, 1)
+        _process_events(app, 1)
         time.sleep(0.005)
 
 
-def _left(first, *others):
-    """What there is more of after the last window than after the first: before, and then."""
+def _grown_counts(first, *others):
+    """Return the counts that grew after the first window, as (first, last)."""
     return {
         key: (first.get(key, 0), last[key]) for last in others[-1:] for key in last if last[key] > first.get(key, 0)
     }
 
 
-def _standing(app, desktop, num_threads):
+def _object_counts(app, desktop, num_threads):
     from PySide6.QtCore import QObject, QTimer
 
     _wait(app, lambda: threading.active_count() <= num_threads)
     _wait(app, lambda: not desktop._forgetting.isActive())
-    for _ in range(3):  # what was on its way when the window closed comes to its end
-        _turn(app, 2)
-        gc.unfreeze()  # what was set aside while a window was open is counted, and collected, as all else
+    for _ in range(3):  # let deferred work of the closed window finish
+        _process_events(app, 2)
+        gc.unfreeze()  # count objects that were frozen while a window was open, too
         gc.collect()
         time.sleep(0.1)
     things = [thing for thing in gc.get_objects() if issubclass(type(thing), QObject)]
@@ -171,7 +171,6 @@ def _standing(app, desktop, num_threads):
 
 
 def main():
-    """In a process of its own."""
     os.environ["QT_QPA_PLATFORM"] = "offscreen"
     print(json.dumps(run(Path(sys.argv[1]), sys.argv[2:])))
 

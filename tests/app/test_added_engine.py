@@ -24,7 +24,7 @@ from kvscope_telemetry.transport.connections import read_connections
 def server(monkeypatch):
     monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, MADE_UP))
     made = FakeServer()
-    made.tell("/metrics", METRICS)
+    made.set_answer("/metrics", METRICS)
     yield made
     made.close()
 

@@ -164,14 +164,14 @@ def test_a_link_to_a_moment_takes_along_what_is_selected(desktop, qtbot):
     load_only(first)
     qtbot.waitUntil(lambda: first.session.mirror.num_active > 0, timeout=120_000)
     number = int(first.session.mirror.requests.number[0])
-    first.session.select_request(number)
-    first.session.select_block(3)
+    first.session.selection.select_request(number)
+    first.session.selection.select_block(3)
     first.actions_by_name["copy_moment"].trigger()
     options = parse(shlex.split(QGuiApplication.clipboard().text())[1:])
     again = desktop.open_recording(Recording.open(sample_recording()), options.at_s, options.selects)
     load_only(again)
-    qtbot.waitUntil(lambda: again.session.selected_request == number, timeout=120_000)
-    assert again.session.selected_block == 3
+    qtbot.waitUntil(lambda: again.session.selection.request == number, timeout=120_000)
+    assert again.session.selection.block == 3
     assert again.session.timeline.cursor_ns == pytest.approx(first.session.timeline.cursor_ns, abs=2_000_000)
 
 
@@ -179,8 +179,8 @@ def test_what_a_link_selects_and_is_not_there_is_told(desktop, qtbot):
     selects = (("request", 99_999), ("block", 5))
     window = desktop.open_recording(Recording.open(sample_recording()), 12.5, selects)
     load_only(window)
-    qtbot.waitUntil(lambda: window.session.selected_block == 5, timeout=120_000)
-    assert window.session.selected_request is None
+    qtbot.waitUntil(lambda: window.session.selection.block == 5, timeout=120_000)
+    assert window.session.selection.request is None
     assert "no request 99999" in window.banner.accessibleName()
 
 

@@ -144,10 +144,10 @@ def test_the_visible_range_and_the_selection_are_the_same(open_paused, paths, qt
     assert second.session.timeline.visible_range.span == zoomed
     first.session.timeline.visible_range.back()
     assert second.session.timeline.visible_range.span is None
-    first.session.select_block(11)
+    first.session.selection.select_block(11)
     number = int(first.session.mirror.requests.number[0])
-    first.session.select_request(number)
-    assert (second.session.selected_block, second.session.selected_request) == (11, number)
+    first.session.selection.select_request(number)
+    assert (second.session.selection.block, second.session.selection.request) == (11, number)
 
 
 def test_unlinked_again_each_goes_its_own_way(open_paused, paths, qtbot):
@@ -185,10 +185,10 @@ def test_live_windows_stand_and_are_live_together(desktop, qtbot):
         qtbot.wait(1500)
         first.session.timeline.pause()
         leader, follower = first.session.timeline, second.session.timeline
-        qtbot.waitUntil(lambda: follower.paused and not follower.is_playing, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: follower.is_paused and not follower.is_playing, timeout=WAIT_MS)
         qtbot.waitUntil(lambda: abs(follower.cursor_ns - leader.cursor_ns) < SECOND_NS // 10, timeout=WAIT_MS)
         first.session.timeline.go_live()
-        qtbot.waitUntil(lambda: not second.session.timeline.paused, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: not second.session.timeline.is_paused, timeout=WAIT_MS)
     finally:
         for window in list(desktop.windows):
             window.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from tests.app.window_driver import poll_until, status
 
 from kvscope_app.ui.theme import DARK
+from kvscope_app.views.block_locations import locate_block
 from kvscope_app.views.console.chat_answer import ChatAnswer
 from kvscope_app.views.console.conversation import Conversation, Message
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, FREE, STATE, UNKNOWN
 from kvscope_app.views.page_map.legend_items import shown_in
-from kvscope_app.views.places import place_of
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Usage
 from kvscope_telemetry.messages.request_state import RequestState
@@ -34,7 +34,7 @@ def test_blocks_in_an_unknown_state_or_tier_are_drawn_so(engine, session, poll, 
     assert session.mirror.count(BlockState.UNKNOWN) == session.mirror.count(BlockState.ACTIVE, Tier.UNKNOWN) == 1
     window = make_window(session)
     assert window.page_map.canvas.grab().toImage().width() > 0
-    assert place_of(engine.hello.cache, 70).name == "Place 6"
+    assert locate_block(engine.hello.cache, 70).name == "Place 6"
 
 
 def test_a_request_in_an_unknown_state_is_in_the_table(engine, session, poll, make_window):

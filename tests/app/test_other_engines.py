@@ -67,9 +67,9 @@ def watched(vllm, make_session):
 
 def test_it_takes_prompts_and_is_asked_for_tokens_and_told_nothing_else(vllm, watched):
     assert not watched.timeline.is_file
-    assert watched.takes_prompts
-    assert watched.tells_texts
-    assert not watched.takes_commands
+    assert watched.accepts_prompts
+    assert watched.provides_texts
+    assert not watched.accepts_commands
     assert not watched.may_operate
     assert watched.send(Submit(request_id="a", prompt="hello"))
     assert watched.send(GetBlockText(blocks=(1,), tag=1))
@@ -182,7 +182,7 @@ def test_memory_leaves_out_what_needs_more(watched, qtbot):
 
 
 def test_percentiles_are_ranges(watched, qtbot):
-    bounds = watched.history.range_of("ttft", 0.5, since_ns=0, until_ns=time.monotonic_ns())
+    bounds = watched.history.percentile_bounds("ttft", 0.5, since_ns=0, until_ns=time.monotonic_ns())
     assert bounds == (0.01, 0.05)
     assert _range_text(bounds).replace("\u202f", " ").replace("\xa0", " ") == "10.0 ms – 50.0 ms"
     assert _range_text(PercentileBounds(2.0, math.inf)).startswith("over 2")

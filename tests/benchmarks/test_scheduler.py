@@ -25,7 +25,7 @@ def test_as_many_run_as_were_asked_for() -> None:
 
 def test_block_operations_are_those_that_the_pool_did(monkeypatch: pytest.MonkeyPatch) -> None:
     load = SteadyLoad(20)
-    counts = dict.fromkeys(("allocate", "hit", "write", "seal", "release"), 0)
+    counts = dict.fromkeys(("allocate", "hit", "record_write", "seal", "release"), 0)
     for name in counts:
         monkeypatch.setattr(BlockPool, name, _counted(getattr(BlockPool, name), name, counts))
     cost = load.run(400)
@@ -39,7 +39,7 @@ def test_a_full_pool_evicts_for_each_block_it_gives(monkeypatch: pytest.MonkeyPa
     load = SteadyLoad(20, kind=kind)
     pool = load._pool
     assert (pool.num_free < 20, pool.num_host) == (True, 1000 if kind == "offloading" else 0)
-    names = ("allocate", "hit", "write", "seal", "release")
+    names = ("allocate", "hit", "record_write", "seal", "release")
     counts = dict.fromkeys(names, 0)
     for name in names:
         monkeypatch.setattr(BlockPool, name, _counted(getattr(BlockPool, name), name, counts))
@@ -77,7 +77,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     assert main([*words, "--no-prefix-caching"]) == 0
     assert "ns a scheduled request" in capsys.readouterr().out
     assert main([*words, "--profile"]) == 0
-    assert "write_down" in capsys.readouterr().out
+    assert "commit_plan" in capsys.readouterr().out
     assert main([*words, "--pool", "offloading", "--steps", "20", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["pool"] == "offloading"

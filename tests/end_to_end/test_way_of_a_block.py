@@ -21,7 +21,7 @@ from kvscope_app.ui.theme import DARK
 from kvscope_app.views.page_map.page_map_view import PageMapView
 from kvscope_engine.policy.allocation.allocators import make_allocation
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
-from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
 from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry import LiveSource, SourceState
 from kvscope_telemetry.messages.commands import Command, GetSnapshot, GetStatus, Status
@@ -53,7 +53,7 @@ BESIDE: Final = {
     "app/kvscope_app/session/event_log.py": "events of the same frame",
     "app/kvscope_app/session/history.py": "charts",
     "app/kvscope_app/session/latency_window.py": "charts",
-    "app/kvscope_app/session/pace.py": "how often is looked",
+    "app/kvscope_app/session/poll_timer.py": "how often is looked",
     "app/kvscope_app/session/request_times.py": "times of requests",
     "app/kvscope_app/session/session_requests.py": "all requests of the session",
     "app/kvscope_app/views/page_map/drawing/block_numbers.py": "what is written beside the cells",
@@ -64,7 +64,7 @@ BESIDE: Final = {
     "engine/kvscope_engine/policy/kv_cache/move_log.py": "blocks that changed places",
     "engine/kvscope_engine/policy/ranked_queue.py": "requests that run and wait are counted",
     "engine/kvscope_engine/policy/scheduling/changes.py": "requests and events of the same frame",
-    "engine/kvscope_engine/policy/scheduling/held_forks.py": "requests that wait are counted",
+    "engine/kvscope_engine/policy/scheduling/waiting_forks.py": "requests that wait are counted",
     "engine/kvscope_engine/policy/scheduling/scheduler.py": "requests and events of the same frame",
     "engine/kvscope_engine/policy/waiting_queue.py": "requests that run and wait are counted",
     "engine/kvscope_engine/step_recorder.py": "requests and counters of the same frame",
@@ -102,7 +102,9 @@ class Watched:
     def __init__(self, endpoint: str, qtbot: QtBot) -> None:
         self.pool = BlockPool(NUM_BLOCKS, 16)
         allocation = make_allocation("paged", self.pool, max_model_len=512, mapper=None)
-        scheduler = Scheduler(self.pool, allocation, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=512)
+        scheduler = Scheduler(
+            self.pool, allocation, SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=512)
+        )
         self.sockets = ServerSockets(endpoint, on_command=self._answer, heartbeat=self._beat)
         self.recorder = StepRecorder(EPOCH, self.pool, scheduler, self.sockets.publish)
         self.session = Session(LiveSource(endpoint))

@@ -20,7 +20,7 @@ from kvscope_app.application import make_application
 from kvscope_app.command_line import Options
 from kvscope_app.desktop import Desktop
 from kvscope_app.recording.recording_actions import record, stop_recording
-from kvscope_app.session.recording.text_keeping import agree_texts
+from kvscope_app.session.recording.text_recorder import set_text_consent
 
 LOOK_MS = 50
 
@@ -43,7 +43,7 @@ class ToldDesktop(QObject):
 
     def _look(self) -> None:
         session, banner = self.window.session, self.window.banner.text
-        kept = session.kept
+        kept = session.disk_history
         is_settled = kept is not None and (kept.range_ns is not None or kept.failure)
         if not self._is_live and is_settled and session.mirror.hello is not None:
             self._is_live = True
@@ -75,7 +75,7 @@ def main() -> int:
     """Until it is told to quit."""
     app = make_application()
     settings = QSettings()
-    agree_texts(settings, False)
+    set_text_consent(settings, False)
     desktop = Desktop(app, Options(theme="dark"), settings)
     commanded = ToldDesktop(desktop, sys.argv[1])
     code = app.exec()

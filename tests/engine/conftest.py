@@ -16,9 +16,9 @@ from kvscope_engine.policy.allocation.allocators import make_allocation, make_po
 from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult, without_ended
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
 from kvscope_engine.policy.state_pool import StatePool
-from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
@@ -171,20 +171,20 @@ class PretendMover:
         self.flush()
         self.kv[list(blocks)] = self.host[list(places)]
 
-    def offload(self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Any]) -> list[bool]:
-        assert len(places) == len(disk_places) == len(prefixes)
+    def offload(self, places: Sequence[int], disk_slots: Sequence[int], prefixes: Sequence[Any]) -> list[bool]:
+        assert len(places) == len(disk_slots) == len(prefixes)
         self.flush()
         if self.failure:
             self.has_disk = False
             return [False] * len(places)
-        self.disk[list(disk_places)] = self.host[list(places)]
-        self.bad -= set(disk_places)
+        self.disk[list(disk_slots)] = self.host[list(places)]
+        self.bad -= set(disk_slots)
         return [True] * len(places)
 
-    def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
+    def load_from_disk(self, disk_slots: Sequence[int], places: Sequence[int]) -> list[bool]:
         self.flush()
-        good = [place not in self.bad for place in disk_places]
-        for disk_place, place, ok in zip(disk_places, places, good, strict=True):
+        good = [place not in self.bad for place in disk_slots]
+        for disk_place, place, ok in zip(disk_slots, places, good, strict=True):
             self.host[place] = self.disk[disk_place] if ok else POISON
         return good
 
@@ -202,7 +202,7 @@ class PretendMover:
     def forget_prefixes(self) -> None:
         pass
 
-    def kept(self) -> list[tuple[int, Any]]:
+    def recovered(self) -> list[tuple[int, Any]]:
         return []
 
 
@@ -220,10 +220,12 @@ class Drive:
             shape.block_size,
             prefix_caching=shape.prefix_caching,
             salt=b"test",
-            num_host=shape.num_host,
-            num_disk=shape.num_disk,
-            num_states=shape.num_states,
-            num_host_states=shape.num_host_states,
+            other_tiers={
+                Tier.HOST: shape.num_host,
+                Tier.DISK: shape.num_disk,
+                Tier.STATES: shape.num_states,
+                Tier.HOST_STATES: shape.num_host_states,
+            },
             space=space,
             groups=shape.groups,
         )
@@ -231,17 +233,19 @@ class Drive:
         self.mover = PretendMover(self.kv, shape)
         self.states = [POISON] * (shape.num_states + shape.num_host_states)
         """What each slot holds, on the device and in host memory: a number that tells all tokens before."""
-        states = StatePool(self.pool, shape.state_interval, shape.max_model_len, keeps=shape.prefix_caching)
+        states = StatePool(self.pool, shape.state_interval, shape.max_model_len, keeps_checkpoints=shape.prefix_caching)
         self.scheduler = Scheduler(
             self.pool,
             make_allocation(shape.allocator, self.pool, max_model_len=shape.max_model_len, mapper=self.pages),
-            max_num_seqs=shape.max_num_seqs,
-            max_num_batched_tokens=shape.max_num_batched_tokens,
-            max_model_len=shape.max_model_len,
+            SchedulerConfig(
+                max_num_seqs=shape.max_num_seqs,
+                max_num_batched_tokens=shape.max_num_batched_tokens,
+                max_model_len=shape.max_model_len,
+                preemption=shape.preemption,
+                max_adapters=shape.max_adapters,
+            ),
             mover=self.mover if shape.num_host else None,
-            preemption=shape.preemption,
             states=states if shape.num_states else None,
-            max_adapters=shape.max_adapters,
         )
         self.step_count = 0
         self.now_ns = 0
@@ -310,8 +314,8 @@ class Drive:
         self.step_count += 1
         self.now_ns += 1_000_000
         flight = self._take_flight() or self._launch(self.scheduler.schedule(self.step_count, self.now_ns), None)
-        if ahead and flight[0].scheduled and not self.scheduler.why_not_beside(flight[0]):
-            plan = self.scheduler.schedule_beside(flight[0], self.now_ns)
+        if ahead and flight[0].scheduled and not self.scheduler.overlap_blocker(flight[0]):
+            plan = self.scheduler.schedule_ahead(flight[0], self.now_ns)
             self.flight = self._launch(plan, flight[0]) if plan.scheduled else None
             self.num_ahead += self.flight is not None
         if abort is not None:
@@ -424,7 +428,7 @@ class Drive:
     def _check_plan(self, plan: StepPlan, running: dict[int, Scheduled]) -> None:
         shape, ledger = self.shape, self.pool.ledger
         counts = [item.num_tokens for item in plan.scheduled]
-        assert plan.num_tokens == sum(counts) <= self.scheduler.max_num_batched_tokens
+        assert plan.num_tokens == sum(counts) <= self.scheduler.limits.max_num_batched_tokens
         assert self.scheduler.num_running <= shape.max_num_seqs
         adapters = {item.request.adapter for item in plan.scheduled} - {None}
         assert len(adapters) <= shape.max_adapters, "more adapters run together than there are slots"

@@ -160,7 +160,7 @@ def test_a_request_that_was_aborted_before_its_prompt_was_read_is_listed(make_en
     frames: list[Frame] = []
     engine = make_engine(publish=lambda message: frames.append(message) if isinstance(message, Frame) else None)
     submit = submit_of("early", (), SamplingParams(n=2, max_tokens=5))
-    engine.list_aborted(submit)
+    engine.record_aborted(submit)
     assert engine.step() == []
     listed = [info for frame in frames for info in frame.new_requests]
     assert [(info.number, info.request_id, info.num_prompt_tokens) for info in listed] == [

@@ -299,7 +299,7 @@ def test_recurrent_states_are_rows_of_their_own(
         seen.update({"restored"} if ledger.prefix_hits[cache.first_state :].any() else ())
 
     drive(engine, 1, 160, after_step)
-    words = [event.cause for event in engine.components.scheduler.take_events()]
+    words = [event.cause for event in engine.components.scheduler.changes.drain_events()]
     assert seen == {"kept", "restored"} | ({"kept below", "swapped"} if tiers else set()), words
     for watcher in watchers:
         watcher.settle(engine)

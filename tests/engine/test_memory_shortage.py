@@ -206,7 +206,7 @@ LIBRARY = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling 
 def test_a_step_in_which_a_library_failed_is_run_again() -> None:
     runner, plan = Runner(LIBRARY), make_plan(2, 1)
     outcome = run_with_shortages(runner, plan)
-    assert (outcome.plan, outcome.failed, outcome.error, outcome.room_tokens) == (plan, (), LIBRARY, None)
+    assert (outcome.plan, outcome.failed, outcome.error, outcome.fitting_tokens) == (plan, (), LIBRARY, None)
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2, 3])
@@ -220,7 +220,7 @@ def test_only_who_makes_a_library_fail_ends(bad: int) -> None:
     outcome = run_with_shortages(Picky(99), make_plan(2, 2))
     assert [request.number for request in outcome.failed] == [bad]
     assert outcome.reasons == (f"a step of 1 token failed ({LIBRARY})",)
-    assert outcome.room_tokens is None, "memory was there"
+    assert outcome.fitting_tokens is None, "memory was there"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: an illegal memory access"), LIBRARY], ids=["lost", "same"])
@@ -250,16 +250,16 @@ def test_states_that_were_to_be_kept_of_a_step_that_failed_are_not() -> None:
 
 @pytest.mark.parametrize(("most", "room"), [(1, 1), (2, 2), (5, 5), (9, 9), (99, None)])
 def test_how_much_there_is_room_for_is_told(most: int, room: int | None) -> None:
-    assert run_with_shortages(SmallRunner(most), make_plan(3, 2)).room_tokens == room
+    assert run_with_shortages(SmallRunner(most), make_plan(3, 2)).fitting_tokens == room
 
 
 def test_smaller_steps_are_no_help_where_a_token_alone_fails_or_all_ran_in_the_end() -> None:
-    assert run_with_shortages(SmallRunner(0), make_plan(3, 2)).room_tokens is None
+    assert run_with_shortages(SmallRunner(0), make_plan(3, 2)).fitting_tokens is None
     outcome = run_with_shortages(Runner(OUT, OUT), make_plan(1, 0))
-    assert (outcome.failed, outcome.room_tokens) == ((), None)
+    assert (outcome.failed, outcome.fitting_tokens) == ((), None)
 
 
 def test_where_a_step_cannot_be_run_in_parts_half_of_it_is_tried_next() -> None:
     plan = make_plan(3, 2)
     plan.scheduled[0].request.state_slot = 3
-    assert run_with_shortages(SmallRunner(0), plan).room_tokens == 10
+    assert run_with_shortages(SmallRunner(0), plan).fitting_tokens == 10

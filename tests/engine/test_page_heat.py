@@ -91,7 +91,7 @@ def test_a_shared_block_says_the_most_that_fell_on_it(make_engine: Make) -> None
     pool = make_engine(num_gpu_blocks_override=60).components.pool
     blocks = pool.allocate(2, 1)
     ids = np.array([blocks[0], blocks[1], blocks[0]], np.int64)
-    pool.measure(ids, np.array([700, 5, 30], np.uint32), 9)
+    pool.record_attention(ids, np.array([700, 5, 30], np.uint32), 9)
     assert pool.ledger.attention[blocks].tolist() == [700, 5]
     assert pool.ledger.attention_step[blocks].tolist() == [9, 9]
 

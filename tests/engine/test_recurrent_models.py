@@ -92,7 +92,7 @@ def check_all_is_given_back(engine: Engine) -> None:
     states = scheduler.states
     assert states is not None
     assert states.num_free + states.num_checkpoints == states.num_slots
-    assert states.num_free_below + states.num_checkpoints_below == states.num_host_slots
+    assert states.num_free_host + states.num_host_checkpoints == states.num_host_slots
 
 
 @pytest.mark.parametrize("family", sampled())

@@ -14,7 +14,7 @@ import torch
 from kvscope_engine import Engine, SamplingParams, step_loop
 from kvscope_engine.model.layers.sampling.sampler import Sampler
 from kvscope_engine.policy.plan import StepPlan
-from kvscope_engine.policy.scheduling.ahead import SHARED, TURN
+from kvscope_engine.policy.scheduling.in_flight_step import SHARED, TURN
 from kvscope_engine.step_loop import MOST_BARREN
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Finished, Submit, Tokens
@@ -424,7 +424,11 @@ def test_after_a_shortage_steps_are_planned_smaller_for_a_while(
     """One fails and is cut, the others are planned to fit; both changes are told; tokens are the same."""
     engine = make_engine(async_scheduling=overlaps, max_num_batched_tokens=64)
     wanted, scheduler, runner = said_by(engine, jobs), engine.components.scheduler, engine.components.runner
-    limits, launch, failed = (scheduler.max_num_batched_tokens, scheduler.max_num_seqs), runner.launch, list[int]()
+    limits, launch, failed = (
+        (scheduler.limits.max_num_batched_tokens, scheduler.limits.max_num_seqs),
+        runner.launch,
+        list[int](),
+    )
 
     def small(plan: StepPlan, after: Any = None) -> Any:
         if plan.num_tokens > 9:
@@ -435,15 +439,15 @@ def test_after_a_shortage_steps_are_planned_smaller_for_a_while(
     with monkeypatch.context() as short:
         short.setattr(runner, "launch", small)
         assert numbers(said_by(engine, jobs)) == close_to(wanted)
-        assert scheduler.max_step_tokens <= 9
-        eased = f"{scheduler.max_step_tokens} tokens of {scheduler.max_step_requests} requests"
-        assert engine.notes == (f"a step had no memory: steps have up to {eased} for now",)
+        assert scheduler.limits.max_step_tokens <= 9
+        reduced = f"{scheduler.limits.max_step_tokens} tokens of {scheduler.limits.max_step_requests} requests"
+        assert engine.notes == (f"a step had no memory: steps have up to {reduced} for now",)
         assert len(failed) < 16, "the tries and parts of a step, and of the one that was begun behind it"
     later_ns = time.monotonic_ns() + 60_000_000_000
     monkeypatch.setattr(step_loop.time, "monotonic_ns", lambda: later_ns)
     assert not engine.while_idle()
     assert engine.notes[1:] == (f"steps have up to {limits[0]} tokens of {limits[1]} requests again",)
-    assert (scheduler.max_step_tokens, scheduler.max_step_requests) == limits
+    assert (scheduler.limits.max_step_tokens, scheduler.limits.max_step_requests) == limits
 
 
 POISON = (200, 201, 202, 203) * 6

@@ -64,7 +64,9 @@ def test_a_suspension_is_an_event_and_no_latency_counts_it(drive: Callable[..., 
     hands, driven = Hands(), drive()
     recorded: list[Event] = []
     scheduler = driven.scheduler
-    stops = EngineStops(scheduler, lambda: (stops.notice(), recorded.extend(scheduler.take_changes().events))[1], hands)
+    stops = EngineStops(
+        scheduler, lambda: (stops.notice(), recorded.extend(scheduler.changes.drain().events))[1], hands
+    )
     assert not stops.beat()
     begun_ns = hands.now
     hands.go(42)

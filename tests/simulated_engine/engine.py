@@ -22,11 +22,12 @@ from kvscope_engine.policy.allocation.allocators import make_allocation
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.plan import Scheduled, StepPlan, StepResult
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.scheduler import Scheduler
+from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
 from kvscope_engine.simulator.costs.cost_model import PRESETS
 from kvscope_engine.simulator.simulated_mover import SimulatedMover
 from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.commands import Finished, FinishReason, Tokens
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Frame, Heartbeat, Snapshot, Timings
@@ -76,8 +77,7 @@ class SimulatedEngine:
             num_blocks,
             BLOCK_TOKENS,
             salt=b"simulated %d" % seed,
-            num_host=num_host_blocks,
-            num_disk=num_disk_blocks,
+            other_tiers={Tier.HOST: num_host_blocks, Tier.DISK: num_disk_blocks},
         )
         self._mover: SimulatedMover | None = None
         if num_host_blocks:
@@ -89,9 +89,11 @@ class SimulatedEngine:
         self.scheduler = Scheduler(
             self.pool,
             make_allocation("paged", self.pool, max_model_len=MAX_REQUEST_TOKENS),
-            max_num_seqs=num_running + self._num_parked + MAX_CLIENT_REQUESTS,
-            max_num_batched_tokens=MAX_TOKENS_IN_STEP,
-            max_model_len=MAX_REQUEST_TOKENS,
+            SchedulerConfig(
+                max_num_seqs=num_running + self._num_parked + MAX_CLIENT_REQUESTS,
+                max_num_batched_tokens=MAX_TOKENS_IN_STEP,
+                max_model_len=MAX_REQUEST_TOKENS,
+            ),
             mover=self._mover,
         )
         now_ns = clock()
@@ -120,7 +122,9 @@ class SimulatedEngine:
         started_ns = self._clock()
         self.step += 1
         self._queue_background(started_ns)
-        self.scheduler.ease((MAX_TOKENS_IN_STEP, max(1, self._num_running + self._num_parked + len(self._streams))))
+        self.scheduler.limits.reduce(
+            (MAX_TOKENS_IN_STEP, max(1, self._num_running + self._num_parked + len(self._streams)))
+        )
         if self._mover is not None:
             self._mover.begin(started_ns)
         plan = self.scheduler.schedule(self.step, started_ns)

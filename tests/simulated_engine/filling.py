@@ -39,8 +39,8 @@ def fill(
 
     This is step 0, which no frame tells of.
     """
-    limits = scheduler.max_num_seqs, scheduler.max_num_batched_tokens
-    scheduler.set_limits(ANY_NUMBER, ANY_NUMBER)
+    limits = scheduler.limits.max_num_seqs, scheduler.limits.max_num_batched_tokens
+    scheduler.limits.set(ANY_NUMBER, ANY_NUMBER)
     trunks, branches = _texts(background, num_cached)
     for texts in (trunks, branches):
         requests = [_request(background, text, now_ns) for text in texts]
@@ -54,9 +54,9 @@ def fill(
         for request in requests:
             request.matcher = NeverReady()
         _run(scheduler, requests, now_ns)
-    scheduler.set_limits(*limits)
-    scheduler.take_changes()
-    pool.take_changed()
+    scheduler.limits.set(*limits)
+    scheduler.changes.drain()
+    pool.changed_rows.drain()
 
 
 def _texts(background: BackgroundRequests, num_blocks: int) -> tuple[list[Sequence[int]], list[Sequence[int]]]:

@@ -99,10 +99,10 @@ class ServedSimulation:
         for number in self._numbers.get(request_id, ()):
             self.engine.abort(number)
 
-    def list_aborted(self, submit: Submit) -> None:
+    def record_aborted(self, submit: Submit) -> None:
         """Tell of requests that were aborted before their prompts were read."""
         for request in self._requests_of(submit, []):
-            self.engine.scheduler.list_aborted(request, time.monotonic_ns())
+            self.engine.scheduler.record_aborted(request, time.monotonic_ns())
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:
         """Run a step if one is due, or asked for alone (not `ahead`); publish what changed without one otherwise."""

@@ -48,7 +48,7 @@ def test_rows_past_the_last_are_of_an_unknown_tier():
 
 
 def test_pool_and_hello_lay_out_the_same_rows():
-    pool = BlockPool(8, 16, num_host=4, num_disk=3, num_states=5, num_host_states=1)
+    pool = BlockPool(8, 16, other_tiers={Tier.HOST: 4, Tier.DISK: 3, Tier.STATES: 5, Tier.HOST_STATES: 1})
     cache = CacheInfo(
         num_blocks=8, block_size=16, num_host_blocks=4, num_disk_blocks=3, num_states=5, num_host_states=1
     )

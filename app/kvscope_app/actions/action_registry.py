@@ -22,7 +22,7 @@ from PySide6.QtWidgets import (
 from kvscope_app.actions.keymap import Command, keys_of
 from kvscope_app.settings.settings import Settings
 from kvscope_app.settings.settings_store import SettingsStore
-from kvscope_app.ui.asking import ask
+from kvscope_app.ui.confirmation import confirm
 from kvscope_app.ui.icons import icon
 from kvscope_app.ui.theme import Theme
 
@@ -179,7 +179,7 @@ class Actions(QObject):
     def _run(self, spec: ActionSpec) -> None:
         question = "" if spec.question is None else spec.question()
         if question:
-            ask(self._parent, question, spec.text.rstrip("…"), spec.run)
+            confirm(self._parent, question, spec.text.rstrip("…"), spec.run)
         else:
             spec.run()
 

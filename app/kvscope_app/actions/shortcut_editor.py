@@ -22,8 +22,8 @@ from PySide6.QtWidgets import (
 from kvscope_app.actions.action_registry import Actions
 from kvscope_app.actions.keymap import Chosen, Command, given, keys_of, rivals
 from kvscope_app.settings.settings_store import SettingsStore
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.widget_factories import label
 
 _NAME = Qt.ItemDataRole.UserRole
 _HINT = "Select a command, press its new shortcut, then Set."

@@ -31,9 +31,9 @@ from PySide6.QtWidgets import (
 from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
 from kvscope_app.ui.fonts import mono
 from kvscope_app.ui.icons import icon
-from kvscope_app.ui.makers import label, seconds_box, set_look
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import label, seconds_box, set_look
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_not_measured

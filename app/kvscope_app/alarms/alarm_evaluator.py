@@ -160,7 +160,7 @@ class AlarmEvaluator(QObject):
             self._session.bookmarks.derive(self._derived.values())
 
     def _tell(self, alarm: Alarm) -> None:
-        self._session.bookmarks.say([bookmark_of(alarm)])
+        self._session.bookmarks.add_revisions([bookmark_of(alarm)])
         (self.over if alarm.until_ns else self.rang).emit(alarm)
         self._post(alarm)
 

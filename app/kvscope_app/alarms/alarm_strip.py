@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QPushButton, QSizePolicy,
 
 from kvscope_app.alarms.alarm_evaluator import AlarmEvaluator
 from kvscope_app.ui.clock_text import wall_text
-from kvscope_app.ui.folding import FoldingFrame
+from kvscope_app.ui.folding_frame import FoldingFrame
 from kvscope_app.ui.icons import icon
 from kvscope_app.ui.mark_signs import sign_pixmap
 from kvscope_app.ui.number_text import seconds

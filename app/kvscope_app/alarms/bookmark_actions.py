@@ -19,7 +19,7 @@ from kvscope_app.session.recording.bookmarks import Bookmarks
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.clock_text import wall_text
-from kvscope_app.ui.makers import label
+from kvscope_app.ui.widget_factories import label
 from kvscope_telemetry.recordings.sample import sample_word
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark
 
@@ -118,7 +118,7 @@ def copy_moment(window: SessionWindow) -> None:
 
 
 def _selection_words(session: Session) -> str:
-    chosen = (("request", session.selected_request), ("block", session.selected_block))
+    chosen = (("request", session.selection.request), ("block", session.selection.block))
     return "".join(f" --select {kind}:{number}" for kind, number in chosen if number is not None)
 
 
@@ -138,7 +138,7 @@ def set_loop(window: SessionWindow, *, is_begin: bool) -> None:
 def clear_choice(session: Session) -> None:
     """Handle Esc: end the loop or, if there is none, clear the selection."""
     if not session.timeline.loop.clear():
-        session.clear_selection()
+        session.selection.clear()
 
 
 def edit_rules(window: SessionWindow, alarms: AlarmEvaluator) -> None:

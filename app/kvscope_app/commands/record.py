@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kvscope_telemetry.addresses import WatchedSource
 
 ASK_EVERY_S: Final = 0.5
-MAX_ASKED: Final = 512
+MAX_BLOCKS_PER_REQUEST: Final = 512
 _GIVE_UP_S: Final = 5.0
 LOOK_S: Final = 0.1
 TELL_S: Final = 1.0
@@ -247,7 +247,7 @@ class TextAsker:
         self._write(self._collector.confirmed(mirror.ledger, mirror.epoch))
         if self._collector.is_waiting and now_s - self._asked_s > _GIVE_UP_S:
             self._collector.forget_asked()
-        self._ask(self._collector.due(mirror.ledger, mirror.epoch, MAX_ASKED), now_s)
+        self._ask(self._collector.due(mirror.ledger, mirror.epoch, MAX_BLOCKS_PER_REQUEST), now_s)
 
     def _ask(self, blocks: tuple[int, ...], now_s: float) -> None:
         if not blocks:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from kvscope_app.commands.top_engine import RATE_S, WINDOW_S, EngineStatus, RequestReading
-from kvscope_app.session.state_text import STATE_COLORS, STATE_WORDS
+from kvscope_app.session.state_text import STATE_COLORS, STATE_TEXTS
 from kvscope_app.ui.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural, seconds
 from kvscope_telemetry.printable import printable
 
@@ -120,7 +120,7 @@ def _head(reading: EngineStatus, *, is_chosen: bool) -> Line:
         Styled("▸ " if is_chosen else "  ", Style.BOLD),
         Styled(printable(reading.address), Style.CHOSEN if is_chosen else Style.BOLD),
         Styled("  "),
-        Styled(STATE_WORDS[reading.state], style),
+        Styled(STATE_TEXTS[reading.state], style),
         Styled(f"  {about}" if about else "", Style.MUTED),
     )
 

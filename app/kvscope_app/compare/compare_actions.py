@@ -47,7 +47,7 @@ def export_table(window: CompareBody, path: str) -> None:
         with new_file(target) as file:
             write_comparison_csv(comparison, file)
     except KvscopeError as error:
-        window.banner.tell("The table could not be exported", str(error), passes=True)
+        window.banner.show_message("The table could not be exported", str(error), is_temporary=True)
         return
     window.statusBar().showMessage(f"Exported to {target}", _NOTICE_MS)
 

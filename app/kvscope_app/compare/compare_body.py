@@ -15,9 +15,9 @@ from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.compare.side_view import SideView
 from kvscope_app.session.session import Session
 from kvscope_app.ui.banner import Banner
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.passing_strip import FloatingStrips
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
@@ -26,7 +26,7 @@ from kvscope_telemetry.recordings.reader import Recording
 class CompareBody(QMainWindow):
     """Two page maps above a bar, with the curves and the table below."""
 
-    def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeKeeper) -> None:
+    def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeManager) -> None:
         super().__init__()
         self.themes = themes
         self.setWindowTitle(f"{names[0]} | {names[1]} – kvscope")

@@ -18,7 +18,7 @@ from kvscope_app.compare.compare_actions import add_compare_actions
 from kvscope_app.compare.compare_body import CompareBody
 from kvscope_app.playback.playback_bar import PlaybackBar
 from kvscope_app.ui.theme import Theme
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.ui.window_size import default_size
 from kvscope_app.views.page_map.color_modes import ColorMode
 from kvscope_app.views.refresher import Refresher
@@ -41,7 +41,7 @@ class CompareWindow(CompareBody):
     closing = Signal(object)
     """Emitted with the window itself when it is about to close."""
 
-    def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeKeeper) -> None:
+    def __init__(self, a: Recording, b: Recording, names: tuple[str, str], themes: ThemeManager) -> None:
         super().__init__(a, b, names, themes)
         self.actions_by_name = Actions(self, themes.settings)
         add_compare_actions(self, self.actions_by_name)

@@ -40,16 +40,16 @@ def _open_own(window: SessionWindow, other: Recording) -> None:
     work = _own(window.session)
 
     def done() -> None:
-        if work.made is not None and window.openers.compare is not None:
-            window.openers.compare(work.made, other, window)
+        if work.result is not None and window.openers.compare is not None:
+            window.openers.compare(work.result, other, window)
         elif work.failure:
-            window.banner.tell("These recordings cannot be compared", work.failure, passes=True)
+            window.banner.show_message("These recordings cannot be compared", work.failure, is_temporary=True)
 
     Task(window, work, "Opening the timeline", done)
 
 
 def _own(session: Session) -> Background[Recording]:
     """Open a separate handle on the session's recording, because each handle is read by one thread."""
-    handle = session.own_handle()
+    handle = session.new_recording_handle()
     assert handle is not None, "a session without a past"
     return Background(handle.get, "kvscope-compare")

@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 from kvscope_app.compare.overlay import PANELS, Curve, Overlaid, curve_of
 from kvscope_app.compare.session_pair import SessionPair
 from kvscope_app.playback.playback import time_text
-from kvscope_app.session.shown_stops import stop_bands
+from kvscope_app.session.stop_bands import stop_bands
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import Theme
 from kvscope_app.views.chart.axes import TimeAxis

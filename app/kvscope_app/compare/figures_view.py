@@ -13,9 +13,9 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from kvscope_app.compare.comparison_text import HEADINGS, as_tsv, cells, explained, unlike_text
 from kvscope_app.ui.fonts import sans
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.plain_text import PlainLabel, plain_tip
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.widgets import SegmentedControl
 from kvscope_app.views.table import Index, RowTable, TableHead, TableModel
 from kvscope_telemetry.exports.comparison.comparison import Comparison, ComparisonRow

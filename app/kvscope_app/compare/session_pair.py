@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from kvscope_app.session.pace import FRAME_MS
+from kvscope_app.session.poll_timer import FRAME_MS
 from kvscope_app.session.session import Session
 from kvscope_app.session.timeline import Loop
 from kvscope_app.session.visible_range import VisibleRange
@@ -130,7 +130,7 @@ class SessionPair(QObject):
         return self._position_ns
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """Always False, because there is no live end."""
         return False
 

@@ -14,11 +14,11 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 from kvscope_app.compare.session_pair import Side
 from kvscope_app.session.session import Session
 from kvscope_app.ui.fonts import sans
-from kvscope_app.ui.makers import set_look
 from kvscope_app.ui.model_name import model_name
 from kvscope_app.ui.number_fields import NumberBox
 from kvscope_app.ui.number_text import count, percent
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import set_look
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.panel import CurveSpec

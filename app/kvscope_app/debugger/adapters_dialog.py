@@ -14,8 +14,8 @@ from shiboken6 import isValid
 from kvscope_app.debugger import permission
 from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.ui.file_dialogs import ask_folder
-from kvscope_app.ui.makers import label, set_look
 from kvscope_app.ui.sheet import Sheet
+from kvscope_app.ui.widget_factories import label, set_look
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_telemetry.messages.commands import (
     MAX_ADAPTER_CHARACTERS,
@@ -55,7 +55,7 @@ class AdaptersDialog(Sheet):
         self.add_close()
         self.load.setDefault(True)  # Enter in a field loads the adapter
         self._session.status_changed.connect(self._show)
-        self._session.ask_status()
+        self._session.request_status()
         self._show()
         self.resize_comfortably(560, 260)
 
@@ -75,7 +75,7 @@ class AdaptersDialog(Sheet):
         self._debugger.ask(kind, heard=self._hear, **fields)
 
     def _hear(self, words: str, was_done: bool) -> None:
-        self._session.ask_status()
+        self._session.request_status()
         if not isValid(self):  # the dialog was closed before the answer arrived
             return
         self.answer.setText(words)

@@ -19,11 +19,11 @@ from kvscope_app.debugger.debugger import Debugger
 from kvscope_app.debugger.pin_limits import why_pins_refused
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import SessionWindow
-from kvscope_app.ui.makers import label, set_look
 from kvscope_app.ui.number_fields import WholeNumberBox
 from kvscope_app.ui.number_text import count
 from kvscope_app.ui.sheet import Sheet
-from kvscope_app.views.places import place_of
+from kvscope_app.ui.widget_factories import label, set_look
+from kvscope_app.views.block_locations import locate_block
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.commands import MAX_TEXT_BLOCKS, Evict, Pin, Preempt, SetLimits, Unpin
 
@@ -84,10 +84,10 @@ def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
     session = window.session
 
     def why_not_preempt() -> str:
-        return permission.why_not_preempt(session.mirror, session.selected_request)
+        return permission.why_not_preempt(session.mirror, session.selection.request)
 
     def why_not_swap() -> str:
-        return permission.why_not_swap(session.mirror, session.selected_request)
+        return permission.why_not_swap(session.mirror, session.selection.request)
 
     return [
         acts.to_selected(
@@ -103,7 +103,7 @@ def _of_request(window: SessionWindow, acts: _Acts) -> list[ActionSpec]:
             "abort_request",
             "Abort the selected request…",
             acts.abort,
-            lambda: permission.why_not_abort(session.mirror, session.selected_request),
+            lambda: permission.why_not_abort(session.mirror, session.selection.request),
             shortcuts=("Del",),
             tip="Abort the selected request, also one of another client",
             within="requests",
@@ -198,19 +198,19 @@ class _Acts:
         )
 
     def preempt(self, how: str) -> None:
-        number = self._window.session.selected_request
+        number = self._window.session.selection.request
         if number is not None:
             self._debugger.ask(Preempt, number=number, how=how)
 
     def abort(self) -> None:
-        number = self._asked if self._asked is not None else self._window.session.selected_request
+        number = self._asked if self._asked is not None else self._window.session.selection.request
         if number is not None:
             self._debugger.abort(number, self._window.session.mirror.requests.request_id(number))
 
     def what_abort_ends(self) -> str:
         """Return the question to confirm an abort, or an empty string if the selected request cannot be aborted."""
         session = self._window.session
-        number = session.selected_request
+        number = session.selection.request
         if number is None or permission.why_not_abort(session.mirror, number):
             self._asked = None
             return ""
@@ -244,15 +244,15 @@ class _Acts:
     def named(self, text: str) -> str:
         """Return `text` with the number of the selected request or current block filled in."""
         session, block = self._window.session, current_block(self._window)
-        if session.selected_request is not None:
-            text = text.replace("the selected request", f"request #{session.selected_request}")
+        if session.selection.request is not None:
+            text = text.replace("the selected request", f"request #{session.selection.request}")
         if session.mirror.hello is None or not 0 <= block < session.mirror.num_rows:
             return text
-        return text.replace("the block", place_of(session.mirror.hello.cache, block).name.lower())
+        return text.replace("the block", locate_block(session.mirror.hello.cache, block).name.lower())
 
     def nothing_cached(self, which: str = "") -> str:
         """Return why there are no blocks to act on; `which` restricts the cached blocks that are meant."""
-        number = self._window.session.selected_request
+        number = self._window.session.selection.request
         return "No request is selected" if number is None else f"Request #{number} has no cached blocks{which}"
 
 
@@ -263,7 +263,7 @@ def current_block(window: SessionWindow) -> int:
 
 def cached_blocks(window: SessionWindow) -> tuple[int, ...]:
     """Return the pool blocks that the selected request wrote or holds and that the prefix cache can find."""
-    mirror, number = window.session.mirror, window.session.selected_request
+    mirror, number = window.session.mirror, window.session.selection.request
     if number is None:
         return ()
     held = mirror.requests.blocks(number)

@@ -88,7 +88,7 @@ class Debugger(QObject):
 
         def heard(_: str, was_done: bool) -> None:
             self.is_ours = was_done and action == "pause"
-            self.session.ask_status()  # no need to wait for the answer: the next heartbeat has the state too
+            self.session.request_status()  # no need to wait for the answer: the next heartbeat has the state too
 
         return heard
 

@@ -26,7 +26,7 @@ def why_not_control(session: Session) -> str:
     """Return why the engine cannot be paused or resumed, empty if it can."""
     if session.timeline.is_file:
         return "This is a recording: there is no engine to control"
-    if not session.takes_commands:
+    if not session.accepts_commands:
         return why_no_commands(session.live_mirror.capabilities) or _WATCHED_ALONE
     return FOR_OPERATORS if session.is_viewer else ""
 
@@ -75,7 +75,7 @@ def why_not_step(session: Session) -> str:
 
 def why_not_act(session: Session) -> str:
     """Return why nothing can be done to what is shown: the engine does not allow it, or the window shows the past."""
-    past = "You are viewing the past: go live (End) to control the engine" if session.timeline.paused else ""
+    past = "You are viewing the past: go live (End) to control the engine" if session.timeline.is_paused else ""
     return why_not_intervene(session) or past
 
 

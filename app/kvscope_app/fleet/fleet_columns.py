@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvscope_app.fleet.map_picture import SIZE
-from kvscope_app.session.state_text import STATE_WORDS
+from kvscope_app.session.state_text import STATE_TEXTS
 from kvscope_app.ui.number_text import NOTHING, count, percent, plural, seconds
 from kvscope_app.views.table import TableColumn
 from kvscope_telemetry.collectors.engines import engine_name
@@ -34,7 +34,7 @@ class FleetColumn(TableColumn[[FleetRow]]):
 
 def state_text(row: FleetRow) -> str:
     """Return the text of the engine's state, followed by its reason if there is one."""
-    word = STATE_WORDS[row.state]
+    word = STATE_TEXTS[row.state]
     return f"{word}: {row.reason}" if row.reason else word
 
 

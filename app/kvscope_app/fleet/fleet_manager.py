@@ -17,7 +17,7 @@ from PySide6.QtCore import QObject, QSettings
 from kvscope_app.compare.saved_geometry import restore_place, save_place
 from kvscope_app.fleet.fleet_window import FleetWindow
 from kvscope_app.setting_names import window_group
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.window.window_slots import WindowSlots
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.credentials.api_keys import read_api_keys
@@ -37,7 +37,7 @@ class FleetManager(QObject):
     """Opens and closes fleet windows. `attach` opens a window on one engine."""
 
     def __init__(
-        self, themes: ThemeKeeper, settings: QSettings, slots: WindowSlots, attach: Attach, parent: QObject
+        self, themes: ThemeManager, settings: QSettings, slots: WindowSlots, attach: Attach, parent: QObject
     ) -> None:
         super().__init__(parent)
         self._themes, self._settings, self._slots, self._attach = themes, settings, slots, attach

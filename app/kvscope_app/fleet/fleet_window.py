@@ -36,12 +36,12 @@ from PySide6.QtWidgets import (
 from kvscope_app.fleet.fleet_columns import COLUMNS, MAP, NAME, PADDING, STATE, sort_key, tip_of, words_of
 from kvscope_app.fleet.map_picture import SIZE, map_pixmap
 from kvscope_app.session.state_text import STATE_COLORS
-from kvscope_app.ui.makers import empty_state, label, tool_button
 from kvscope_app.ui.number_text import NOTHING, count, plural, seconds
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.table_text import chosen_rows
 from kvscope_app.ui.theme import DARK, Theme
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
+from kvscope_app.ui.widget_factories import empty_state, label, tool_button
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.table import Index, OpenableTable, TableHead, TableModel
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
@@ -80,7 +80,7 @@ class FleetWindow(QMainWindow):
     def __init__(
         self,
         fleet: Fleet,
-        themes: ThemeKeeper,
+        themes: ThemeManager,
         attach: Callable[[Address], object],
         reader: ListReader | None,
         add: Callable[[FleetEntry], None],

@@ -142,7 +142,7 @@ class OffscreenView:
             self._app.processEvents()
             time.sleep(0.005)
             looked_s, before_s = time.monotonic(), looked_s
-            is_waited_for = not self.view.is_settled and looked_s - begun_s < PATIENCE_S
+            is_waited_for = not self.view.is_loaded and looked_s - begun_s < PATIENCE_S
             settled_s = 0.0 if is_waited_for else settled_s + min(looked_s - before_s, _TURN_S)
 
     def play_to(self, seconds: float) -> None:
@@ -193,7 +193,7 @@ class OffscreenView:
 
     def _read_overview(self) -> None:
         """Wait for the overview. For a recording without summaries, this reads the whole file."""
-        while not self._session.is_overview_whole:
+        while not self._session.is_overview_complete:
             self._session.poll()
             share = self._session.overview_share
             if share is not None and self._watch is not None:

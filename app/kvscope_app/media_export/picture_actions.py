@@ -82,7 +82,7 @@ def save_taken(window: SessionWindow, title: str, taken: TakenPicture, path: str
     """Write the picture and report the result in the window. Returns whether it was written."""
     failure = taken.save(Path(path))
     if failure:
-        window.banner.tell("The picture could not be saved", f"{path}: {failure}", passes=True)
+        window.banner.show_message("The picture could not be saved", f"{path}: {failure}", is_temporary=True)
     else:
         window.statusBar().showMessage(f"Picture of {title} saved to {path}", _NOTICE_MS)
     return not failure

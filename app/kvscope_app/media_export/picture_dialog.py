@@ -12,8 +12,8 @@ from kvscope_app.media_export.media_names import MAX_SCALE
 from kvscope_app.media_export.picture import PictureStyle, picture_size
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.setting_names import PICTURE_CAPTION, PICTURE_SCALE, PICTURE_THEME
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.theme import THEMES
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.views.base import View
 
 _AS_SHOWN: Final = "as shown"

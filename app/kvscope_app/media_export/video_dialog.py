@@ -22,7 +22,7 @@ from kvscope_app.media_export.picture_spec import PictureSpec
 from kvscope_app.media_export.video_export import make_video
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
-from kvscope_app.ui.makers import choice, label, seconds_box
+from kvscope_app.ui.widget_factories import combo_box, label, seconds_box
 from kvscope_app.views.docks import DOCKS
 
 _VIEWS: Final = {"Page map": "page-map"} | {spec.title: spec.picture_name for spec in DOCKS if spec.is_on_time}
@@ -48,12 +48,12 @@ class VideoDialog(QDialog):
         cursor_s = min(max((timeline.cursor_ns - around[0]) / 1e9, 0.0), length_s)
         self.setWindowTitle("Save video")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.view = choice(list(_VIEWS), "View")
+        self.view = combo_box(list(_VIEWS), "View")
         self.first = seconds_box(0.0, length_s, max(0.0, cursor_s - _FIRST_S), "From")
         self.last = seconds_box(0.0, length_s, max(cursor_s, min(_FIRST_S, length_s)), "Until")
-        self.speed = choice([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
-        self.fps = choice([f"{fps} per second" for fps in _FPS], "Frames")
-        self.form = choice([suffix + _missing(suffix) for suffix in VIDEOS], "Format")
+        self.speed = combo_box([f"{speed:g} ×" for speed in _SPEEDS], "Speed")
+        self.fps = combo_box([f"{fps} per second" for fps in _FPS], "Frames")
+        self.form = combo_box([suffix + _missing(suffix) for suffix in VIDEOS], "Format")
         self.captioned = QCheckBox("Include")
         self.captioned.setToolTip("Model, view and time, below the picture")
         self.captioned.setAccessibleName("Include a caption")

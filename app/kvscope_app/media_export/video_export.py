@@ -59,7 +59,7 @@ def _work(session: Session, wish: PictureSpec) -> Callable[[ProgressCallback], P
 
     Everything it needs of the session is read here, on the caller's thread.
     """
-    player, handle = session.timeline.player, session.own_handle()
+    player, handle = session.timeline.player, session.new_recording_handle()
     path = player.recording.path if session.timeline.is_file and player is not None else None
 
     def work(watch: ProgressCallback) -> Path:

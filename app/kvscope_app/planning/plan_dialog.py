@@ -10,9 +10,9 @@ from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QWidget
 from kvscope_app.planning.plan_form import PlanForm
 from kvscope_app.planning.plan_process import PlanProcess, Question
 from kvscope_app.planning.plan_view import PlanView
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled
 
 _SETTLED_MS: Final = 500

@@ -8,9 +8,9 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QVBoxLayout, QWidget
 
 from kvscope_app.planning.plan_process import Question
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.number_fields import WholeNumberBox, with_decimal_point
 from kvscope_app.ui.number_text import count
+from kvscope_app.ui.widget_factories import label
 from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES
 
 GPU_SIZES: Final = ("8GiB", "12GiB", "16GiB", "24GiB", "32GiB", "48GiB", "80GiB", "96GiB", "141GiB", "192GiB")

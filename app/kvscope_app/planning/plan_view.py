@@ -9,9 +9,9 @@ from typing import Final
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
-from kvscope_app.ui.makers import label, number_label
 from kvscope_app.ui.number_text import count, num_bytes, percent
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import label, number_label
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
 from kvscope_telemetry.messages.memory_plan import (

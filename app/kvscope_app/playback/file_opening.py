@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.playback.recording_opening import RecordingOpening
 
-_LOOK_MS: Final = 30
+_POLL_INTERVAL_MS: Final = 30
 
 
 class FileOpening(QObject):
@@ -28,21 +28,21 @@ class FileOpening(QObject):
     def __init__(self, path: str | RecordingOpening, parent: QObject) -> None:
         super().__init__(parent)
         self._opening = RecordingOpening(path) if isinstance(path, str) else path
-        self._clock = QTimer(self, interval=_LOOK_MS)
-        self._clock.timeout.connect(self._look)
+        self._clock = QTimer(self, interval=_POLL_INTERVAL_MS)
+        self._clock.timeout.connect(self._poll)
         self._clock.start()
 
     def cancel(self) -> None:
         """Cancel opening. The thread ends soon after."""
         self._opening.cancel()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         opening = self._opening
-        if not opening.is_over:
+        if not opening.is_finished:
             self.progressed.emit(opening.share)
             return
         self._clock.stop()
-        if opening.is_unwanted or (opening.recording is None and not opening.failure):
+        if opening.is_cancelled or (opening.recording is None and not opening.failure):
             self.cancelled.emit()
         elif opening.failure:
             self.failed.emit(opening.failure)

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayou
 
 from kvscope_app.playback.file_opening import FileOpening
 from kvscope_app.playback.recording_opening import RecordingOpening
-from kvscope_app.ui.makers import label
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled
 
 _STEPS: Final = 1000

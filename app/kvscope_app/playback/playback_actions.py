@@ -25,10 +25,10 @@ class EventJumps:
     `tell` is called with a description, or that there is none.
     """
 
-    def __init__(self, timeline: Timeline, tell: Callable[[str], None]) -> None:
+    def __init__(self, timeline: Timeline, report: Callable[[str], None]) -> None:
         self.kind = "preempted"
         self._timeline = timeline
-        self._tell = tell
+        self._report = report
 
     def choose(self, kind: str) -> None:
         """Set the kind of event to step through; an empty kind means any."""
@@ -38,16 +38,16 @@ class EventJumps:
         """Move to the event and report it."""
         event = self._timeline.go_to_event([self.kind] if self.kind else None, forward=forward)
         if event is None:
-            self._tell(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
+            self._report(f"No {STEPPED[self.kind]} {'after' if forward else 'before'} this moment")
         else:
-            self._tell(_words(event))
+            self._report(_describe(event))
 
     def switch_side(self) -> None:
         event = self._timeline.switch_event_side()
         if event is None:
-            self._tell("No event is selected: go to one first")
+            self._report("No event is selected: go to one first")
         else:
-            self._tell(f"{'Before' if self._timeline.is_before_event else 'After'}: {_words(event)}")
+            self._report(f"{'Before' if self._timeline.is_before_event else 'After'}: {_describe(event)}")
 
 
 def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
@@ -82,7 +82,7 @@ def playback_actions(timeline: Timeline, jumps: EventJumps) -> list[ActionSpec]:
             ("End",),
             "to-end" if timeline.is_file else "live",
             yields=True,
-            enabled=None if timeline.is_file else lambda: timeline.paused or visible_range.span is not None,
+            enabled=None if timeline.is_file else lambda: timeline.is_paused or visible_range.span is not None,
         ),
         ActionSpec(
             "zoom_back",
@@ -137,7 +137,7 @@ def event_kind_actions(jumps: EventJumps, group: str) -> list[ActionSpec]:
     ]
 
 
-def _words(timed: TimedEvent) -> str:
+def _describe(timed: TimedEvent) -> str:
     """Describe an event: `preempted #12 at 14:03:27.125: no block was free for request 14`."""
     event, cause = timed.event, cause_text(timed.event)
     who = f" #{count(event.number)}" if event.number else ""

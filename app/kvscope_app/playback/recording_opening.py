@@ -24,7 +24,7 @@ class RecordingOpening(Background["Recording"]):
 
     @property
     def recording(self) -> Recording | None:
-        return self.made
+        return self.result
 
     def _open(self, watch: ProgressCallback) -> Recording:
         from kvscope_telemetry.recordings.reader import Recording  # imported late: not needed by most windows

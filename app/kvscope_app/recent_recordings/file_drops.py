@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QFrame, QVBoxLayout, QWidget
 
 from kvscope_app.recent_recordings.open_file import try_to_open
 from kvscope_app.session_window import SessionWindow
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.number_text import plural
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled
 
 MAX_AT_ONCE: Final = 8
@@ -45,12 +45,14 @@ def open_dropped(window: SessionWindow, data: QMimeData) -> None:
     if others:
         names = ", ".join(Path(path).name or path for path in others[:_NAMED])
         more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        window.banner.tell("Not a recording", f"{names}{more}: only .mcap files can be opened here", passes=True)
+        window.banner.show_message(
+            "Not a recording", f"{names}{more}: only .mcap files can be opened here", is_temporary=True
+        )
     elif len(good) > MAX_AT_ONCE:
-        window.banner.tell(
+        window.banner.show_message(
             f"The first {MAX_AT_ONCE} of {len(good)} recordings are opened",
             "Each opens in its own window.",
-            passes=True,
+            is_temporary=True,
         )
 
 

@@ -44,7 +44,9 @@ def try_to_open(
         return None
     opening = FileOpening(path, window)
     opening.opened.connect(open_recording)
-    opening.failed.connect(lambda reason: window.banner.tell("The file cannot be opened", reason, passes=True))
+    opening.failed.connect(
+        lambda reason: window.banner.show_message("The file cannot be opened", reason, is_temporary=True)
+    )
     window.closing.connect(opening.cancel)
     _show_progress(opening, path, window)
     for ended in (opening.opened, opening.failed, opening.cancelled):

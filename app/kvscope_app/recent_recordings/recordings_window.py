@@ -20,10 +20,10 @@ from kvscope_app.recent_recordings.recent_files import recording_folder
 from kvscope_app.recent_recordings.recordings_table import RecordingsTable
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_folder
-from kvscope_app.ui.makers import empty_state, label
 from kvscope_app.ui.number_text import plural
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import empty_state, label
 from kvscope_telemetry.recordings.reader import Recording
 
 NO_RECORDINGS: Final = "No recordings in this folder."
@@ -192,7 +192,7 @@ def compare_two(window: SessionWindow, first: str, second: str) -> None:
         opening = FileOpening(path, window)
         opening.opened.connect(then)
         opening.failed.connect(
-            lambda reason: window.banner.tell("These recordings cannot be compared", reason, passes=True)
+            lambda reason: window.banner.show_message("These recordings cannot be compared", reason, is_temporary=True)
         )
         window.closing.connect(opening.cancel)
         for ended in (opening.opened, opening.failed, opening.cancelled):

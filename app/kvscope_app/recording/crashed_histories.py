@@ -53,8 +53,8 @@ class LeftRings(QObject):
     def _look(self) -> None:
         if self._opening is not None:
             self._look_at_opening(self._opening)
-        elif self._finding is not None and self._finding.is_over:
-            found = self._finding.made
+        elif self._finding is not None and self._finding.is_finished:
+            found = self._finding.result
             if found is None or not (found.kept or found.discarded):
                 self._clock.stop()
             else:
@@ -71,12 +71,14 @@ class LeftRings(QObject):
         self._clock.stop()
         self._window = window
         if not found.kept:
-            window.banner.tell("Old session histories deleted", _deleted(found.discarded), is_offer=True, passes=True)
+            window.banner.show_message(
+                "Old session histories deleted", _deleted(found.discarded), is_offer=True, is_temporary=True
+            )
             return
         rings = found.kept
         ring, more = rings[0], len(rings) - 1
         discard = "Delete all" if more else "Delete"
-        window.banner.tell(
+        window.banner.show_message(
             f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
             _words(ring, "The newest" if more else "Recovered session")
             + (f". {_deleted(found.discarded)}" if found.discarded else ""),
@@ -95,14 +97,14 @@ class LeftRings(QObject):
         self._clock.start()
 
     def _look_at_opening(self, opening: Background[Recording]) -> None:
-        if not opening.is_over:
+        if not opening.is_finished:
             return
         self._clock.stop()
         self._opening = None
-        if opening.made is not None:
-            self._show(opening.made)
+        if opening.result is not None:
+            self._show(opening.result)
         elif self._window in self._windows() and self._window is not None:
-            self._window.banner.tell("The recovered session cannot be opened", opening.failure)
+            self._window.banner.show_message("The recovered session cannot be opened", opening.failure)
 
     def discard_rings(self, rings: list[LeftRing]) -> None:
         self._hide()

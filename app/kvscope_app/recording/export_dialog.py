@@ -23,7 +23,7 @@ from kvscope_app.session.recording.bookmark_file import bookmark_file, read_book
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
-from kvscope_app.ui.makers import choice, label, seconds_box
+from kvscope_app.ui.widget_factories import combo_box, label, seconds_box
 from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.errors import KvscopeError
 from kvscope_telemetry.exports.kinds import FORMATS, TABLES
@@ -64,8 +64,8 @@ class ExportDialog(QDialog):
         first_s, last_s = (self._seconds(at) for at in session.timeline.loop.range_ns or around)
         self.setWindowTitle("Export")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.what = choice([form.words for form in _FORMS], "What")
-        self.table_form = choice(list(_TABLE_FORMS), "Format")
+        self.what = combo_box([form.words for form in _FORMS], "What")
+        self.table_form = combo_box(list(_TABLE_FORMS), "Format")
         self.first = seconds_box(begin_s, end_s, first_s, "From")
         self.last = seconds_box(begin_s, end_s, last_s, "Until")
         self._description = label(look="muted", wraps=True)
@@ -166,7 +166,11 @@ def begin_export(window: SessionWindow, wish: ExportSelection) -> Task:
 
 def _work(session: Session, wish: ExportSelection) -> Callable[[ProgressCallback], Path]:
     """Return the function for the thread. Everything needed of the session is read now, on the GUI thread."""
-    handle, is_kept, marks = session.own_handle(), session.kept is not None, list(session.bookmarks.shown)
+    handle, is_kept, marks = (
+        session.new_recording_handle(),
+        session.disk_history is not None,
+        list(session.bookmarks.shown),
+    )
 
     def work(watch: ProgressCallback) -> Path:
         from kvscope_telemetry.exports.export import ExportTarget, export

@@ -8,9 +8,9 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QLayout, Q
 from kvscope_app.session.recording.rings import rings_folder
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.settings.settings import MEGABYTES, MINUTES
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.number_fields import NumberBox, WholeNumberBox
 from kvscope_app.ui.number_text import num_bytes
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled
 
 
@@ -19,7 +19,7 @@ class HistoryLengthDialog(QDialog):
 
     def __init__(self, window: SessionWindow) -> None:
         super().__init__(window)
-        self._kept, self._settings = window.session.kept, window.themes.settings
+        self._kept, self._settings = window.session.disk_history, window.themes.settings
         self.setWindowTitle("History length")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         chosen = self._settings.values

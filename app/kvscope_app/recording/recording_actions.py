@@ -18,7 +18,7 @@ from kvscope_app.recent_recordings.recent_files import add_recent, documents_fol
 from kvscope_app.recording.history_dialogs import HistoryLengthDialog, SaveHistoryDialog
 from kvscope_app.recording.text_consent import ask_once, text_actions
 from kvscope_app.session.background import Background
-from kvscope_app.session.state_text import not_kept_text
+from kvscope_app.session.state_text import history_failure_text
 from kvscope_app.session_window import SessionWindow
 from kvscope_app.ui.file_dialogs import ask_save
 from kvscope_app.ui.model_name import model_name
@@ -106,12 +106,12 @@ def ask_minutes(window: SessionWindow) -> None:
 def _ask_minutes(window: SessionWindow) -> None:
     timeline = window.session.timeline
     around = timeline.range_ns
-    if window.session.kept is None or around is None:
+    if window.session.disk_history is None or around is None:
         window.statusBar().showMessage("No history yet", _NOTICE_MS)
         return
-    kept = window.session.kept
+    kept = window.session.disk_history
     if kept.failure and not kept.ring.num_bytes:
-        window.banner.tell(not_kept_text(kept.failure, has_some=False), NOT_KEPT)
+        window.banner.show_message(history_failure_text(kept.failure, has_some=False), NOT_KEPT)
         return
     there, ago = max((around[1] - around[0]) / 60e9, 0.1), max((around[1] - timeline.cursor_ns) / 60e9, 0.0)
     asked_s = time.monotonic()
@@ -145,47 +145,47 @@ def keep_since(window: SessionWindow, since_s: float, path: str) -> Task | None:
 
 def keep_last(window: SessionWindow, seconds: float, path: str) -> Task | None:
     """Save the last `seconds` to `path` on a thread. Returns None without a history."""
-    kept = window.session.kept
+    kept = window.session.disk_history
     if kept is None:
         return None
     work = kept.save(_with_ending(path), seconds)
 
     def done() -> None:
-        if work.made is not None:
+        if work.result is not None:
             window.banner.withdraw(_NOT_SAVED)
             add_recent(window.themes.settings, _with_ending(path))
-            made = f"; what is kept here is {work.made}" if work.made else ""
+            made = f"; what is kept here is {work.result}" if work.result else ""
             window.statusBar().showMessage(f"Kept in {_with_ending(path)}{made}", _NOTICE_MS)
         elif work.failure:
-            window.banner.tell(_NOT_SAVED, work.failure, passes=True)
+            window.banner.show_message(_NOT_SAVED, work.failure, is_temporary=True)
 
     return Task(window, work, f"Keeping {Path(path).name}", done)
 
 
 def record(window: SessionWindow, path: str) -> None:
-    kept = window.session.kept
+    kept = window.session.disk_history
     if kept is None or kept.recorder is not None:
         return
     try:
         kept.start_recording(_with_ending(path))
         add_recent(window.themes.settings, _with_ending(path))
     except BadInput as error:
-        window.banner.tell("Recording failed", str(error), passes=True)
+        window.banner.show_message("Recording failed", str(error), is_temporary=True)
     window.session.status_changed.emit()
 
 
 def stop_recording(window: SessionWindow) -> Task | None:
     """Stop the recording. A thread completes the file."""
-    work = None if window.session.kept is None else window.session.kept.stop_recording()
+    work = None if window.session.disk_history is None else window.session.disk_history.stop_recording()
     if work is None:
         return None
     window.session.status_changed.emit()
 
     def done() -> None:
-        if work.made is not None:
-            window.statusBar().showMessage(f"Recorded in {work.made}", _NOTICE_MS)
+        if work.result is not None:
+            window.statusBar().showMessage(f"Recorded in {work.result}", _NOTICE_MS)
         elif work.failure:
-            window.banner.tell("Recording stopped early", work.failure)
+            window.banner.show_message("Recording stopped early", work.failure)
 
     return Task(window, work, "Finishing the recording", done)
 
@@ -211,7 +211,7 @@ class Task(QObject):
         window.closing.connect(self._give_up)
 
     def _look(self) -> None:
-        if not self.work.is_over:
+        if not self.work.is_finished:
             self._dialog.setValue(min(round(self.work.share * _STEPS), _STEPS - 1))
             return
         self._clock.stop()
@@ -229,11 +229,11 @@ def write_file(window: SessionWindow, work: Background[Path], path: Path, doing:
     """Report in the window that `work` has written `path`, or why it failed. Shows progress if it takes long."""
 
     def tell() -> None:
-        if work.made:
+        if work.result:
             window.banner.withdraw(failed)
             window.statusBar().showMessage(f"{done} {path}", _WRITTEN_MS)
         elif work.failure:
-            window.banner.tell(failed, work.failure, passes=True)
+            window.banner.show_message(failed, work.failure, is_temporary=True)
 
     return Task(window, work, f"{doing} {path.name}", tell)
 

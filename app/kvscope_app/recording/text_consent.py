@@ -1,6 +1,6 @@
 """Asks once whether recordings may contain prompt and answer texts, which are private. The File menu can change it.
 
-Owns the question. `TextKeeping` requests the texts from the engine, and requests none without consent.
+Owns the question. `TextRecorder` requests the texts from the engine, and requests none without consent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMessageBox
 
 from kvscope_app.actions.action_registry import ActionSpec
-from kvscope_app.session.recording.text_keeping import TextKeeping, agree_texts, texts_agreed
+from kvscope_app.session.recording.text_recorder import TextRecorder, set_text_consent, text_consent
 from kvscope_app.session_window import SessionWindow
 
 NAME: Final = "record_texts"
@@ -41,28 +41,28 @@ def text_actions(window: SessionWindow, group: str) -> list[ActionSpec]:
 def follow_agreement(window: SessionWindow) -> None:
     """Apply the saved answer. Call after the window's actions were added."""
     if not window.session.timeline.is_file:
-        set_texts(window, bool(texts_agreed(window.settings)), remember=False)
+        set_texts(window, bool(text_consent(window.settings)), remember=False)
 
 
 def set_texts(window: SessionWindow, on: bool, *, remember: bool = True) -> None:
     if remember:
-        agree_texts(window.settings, on)
-    keeping = window.session.findChild(TextKeeping)
+        set_text_consent(window.settings, on)
+    keeping = window.session.findChild(TextRecorder)
     if keeping is None and on:
-        keeping = TextKeeping(window.session)
+        keeping = TextRecorder(window.session)
     if keeping is not None:
         keeping.set_on(on)
     window.actions_by_name.refresh()
 
 
 def _keeps_texts(window: SessionWindow) -> bool:
-    keeping = window.session.findChild(TextKeeping)
+    keeping = window.session.findChild(TextRecorder)
     return keeping is not None and keeping.is_on
 
 
 def ask_once(window: SessionWindow, go_on: Callable[[], object]) -> None:
     """Ask unless the user has answered already, then call `go_on`. A cancelled question is asked again next time."""
-    if texts_agreed(window.settings) is not None or not window.session.may_operate:
+    if text_consent(window.settings) is not None or not window.session.may_operate:
         go_on()
         return
     box = QMessageBox(QMessageBox.Icon.Question, "Recordings", QUESTION, parent=window)

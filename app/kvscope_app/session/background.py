@@ -19,47 +19,47 @@ class Background(Generic[_Made]):
     """Runs `work` on a daemon thread, which starts in the constructor.
 
     `work` receives a progress callback: it passes the completed share (0 to 1) and gets False once it was cancelled.
-    After the thread ended, `made` is the return value, or `failure` the error text. Both are empty if the work was
+    After the thread ended, `result` is the return value, or `failure` the error text. Both are empty if the work was
     cancelled.
     """
 
     def __init__(self, work: Callable[[ProgressCallback], _Made], name: str) -> None:
         self.share = 0.0
         """Completed share, 0 to 1."""
-        self.made: _Made | None = None
+        self.result: _Made | None = None
         self.failure = ""
         self._work = work
-        self._is_unwanted = threading.Event()
+        self._is_cancelled = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         return not self._thread.is_alive()
 
     @property
-    def is_unwanted(self) -> bool:
+    def is_cancelled(self) -> bool:
         """Whether the work was cancelled, by `cancel` or by raising `OpeningCancelled`."""
-        return self._is_unwanted.is_set()
+        return self._is_cancelled.is_set()
 
     def cancel(self) -> None:
         """Request cancellation. The work ends when it next reports its progress."""
-        self._is_unwanted.set()
+        self._is_cancelled.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` for the thread to end. Returns whether it has ended."""
         self._thread.join(seconds)
-        return self.is_over
+        return self.is_finished
 
-    def _watch(self, share: float) -> bool:
+    def _report_progress(self, share: float) -> bool:
         self.share = share
-        return not self._is_unwanted.is_set()
+        return not self._is_cancelled.is_set()
 
     def _run(self) -> None:
         try:
-            self.made = self._work(self._watch)
+            self.result = self._work(self._report_progress)
         except OpeningCancelled:
-            self._is_unwanted.set()
+            self._is_cancelled.set()
         except KvscopeError as error:
             self.failure = str(error)
         except OSError as error:

@@ -47,13 +47,13 @@ class DeviceLog:
         """Incremented with each sample."""
         self._rings: dict[str, _Ring] = {}
 
-    def add(self, devices: Devices, at_ns: int) -> None:
+    def append(self, devices: Devices, at_ns: int) -> None:
         self.newest = devices
         self.version += 1
         for gpu in devices.gpus:
-            self._ring(gpu_key(gpu)).add(at_ns, [_of_gpu(gpu, name) for name in COLUMNS])
+            self._ring(gpu_key(gpu)).append(at_ns, [_gpu_value(gpu, name) for name in COLUMNS])
         if devices.host is not None:
-            self._ring(HOST).add(at_ns, [_of_host(devices.host, name) for name in COLUMNS])
+            self._ring(HOST).append(at_ns, [_host_value(devices.host, name) for name in COLUMNS])
 
     def curve(self, key: str, name: str) -> tuple[FloatArray, FloatArray]:
         """Return the times in seconds and the values of a column of `COLUMNS`, shape (n,) each, NaN where unknown.
@@ -86,7 +86,7 @@ class _Ring:
         self._rows: FloatArray = np.empty((64, 1 + len(COLUMNS)))
         self._num = 0
 
-    def add(self, at_ns: int, values: list[float]) -> None:
+    def append(self, at_ns: int, values: list[float]) -> None:
         if self._num and at_ns <= self._rows[self._num - 1, 0]:
             return
         if self._num == len(self._rows):
@@ -105,23 +105,23 @@ def gpu_key(gpu: Gpu) -> str:
     return gpu.uuid or f"GPU {gpu.index}"
 
 
-def taken_bytes(gpu: Gpu) -> int | None:
+def used_bytes(gpu: Gpu) -> int | None:
     """Return the GPU memory that is not free: used by processes or reserved by the driver. None if unknown."""
     if gpu.memory_total_bytes is not None and gpu.memory_free_bytes is not None:
         return gpu.memory_total_bytes - gpu.memory_free_bytes
     return gpu.memory_used_bytes
 
 
-def host_taken_bytes(host: Host) -> int | None:
+def host_used_bytes(host: Host) -> int | None:
     """Return the host memory that processes cannot allocate without swapping. None if unknown."""
     if host.memory_total_bytes is None or host.memory_available_bytes is None:
         return None
     return host.memory_total_bytes - host.memory_available_bytes
 
 
-def _of_gpu(gpu: Gpu, name: str) -> float:
+def _gpu_value(gpu: Gpu, name: str) -> float:
     if name == "memory_used_bytes":
-        return _number(taken_bytes(gpu))
+        return _number(used_bytes(gpu))
     if name == "pcie_bytes_s":
         return _sum(gpu.pcie_sent_bytes_s, gpu.pcie_received_bytes_s)
     if name == "nvlink_bytes_s":
@@ -129,10 +129,10 @@ def _of_gpu(gpu: Gpu, name: str) -> float:
     return _number(getattr(gpu, name, None))
 
 
-def _of_host(host: Host, name: str) -> float:
+def _host_value(host: Host, name: str) -> float:
     if name == "utilization":
         return _number(busy_share(host))
-    return _number(host_taken_bytes(host) if name == "memory_used_bytes" else getattr(host, name, None))
+    return _number(host_used_bytes(host) if name == "memory_used_bytes" else getattr(host, name, None))
 
 
 def _sum(*parts: int | None) -> float:

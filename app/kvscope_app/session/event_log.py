@@ -67,7 +67,7 @@ class EventLog:
         self.num_clears = next(_CLEARS)
         self._events.clear()
 
-    def put_before(self, past: Sequence[tuple[int, int, Event]], num_replaced: int) -> None:
+    def replace_oldest(self, past: Sequence[tuple[int, int, Event]], num_replaced: int) -> None:
         """Replace the first `num_replaced` events with `past`, which has (time, epoch, event) each, oldest first.
 
         Serials change.

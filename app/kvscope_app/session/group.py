@@ -29,16 +29,16 @@ class SessionGroup(QObject):
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __getitem__(self, place: int) -> Session:
-        return self._sessions[place]
+    def __getitem__(self, index: int) -> Session:
+        return self._sessions[index]
 
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._sessions))
 
-    def of_source(self, source: Source) -> Session | None:
+    def find_by_source(self, source: Source) -> Session | None:
         return next((session for session in self._sessions if session.source is source), None)
 
-    def named(self, name: str) -> Session | None:
+    def find_by_name(self, name: str) -> Session | None:
         """Return the first session whose source has this name, or None.
 
         Used to detect an address that is watched already.
@@ -52,7 +52,7 @@ class SessionGroup(QObject):
         self.added.emit(session)
         return session
 
-    def watch(self, addresses: tuple[Address, ...]) -> list[Session]:
+    def open_addresses(self, addresses: tuple[Address, ...]) -> list[Session]:
         """Open and start a session for each address.
 
         Raises BadInput if any address is invalid, before opening a session.
@@ -64,7 +64,7 @@ class SessionGroup(QObject):
             session.start()
         return sessions
 
-    def end(self, session: Session) -> None:
+    def close_session(self, session: Session) -> None:
         """Close one session. Does nothing if it is not in this group."""
         if session not in self._sessions:
             return
@@ -76,4 +76,4 @@ class SessionGroup(QObject):
     def close(self) -> None:
         """Close all sessions. Idempotent."""
         for session in self:
-            self.end(session)
+            self.close_session(session)

@@ -104,7 +104,7 @@ class HistoryWindow:
     end_ns: int
     """Time 0 of `time_s` on this machine's monotonic clock."""
     bin_ns: int = BIN_NS
-    is_over: bool = False
+    is_complete: bool = False
     """Whether the newest bin is complete."""
 
     def rate(self, name: str) -> FloatArray:
@@ -150,7 +150,7 @@ class History:
         self.request_times = RequestTimes()
         self.epoch: int | None = None
         self._offset_ns: int | None = None
-        self._last_heard_ns = 0
+        self._last_message_ns = 0
         self._totals: dict[str, int] = {}
         self._step = -1
         self.began_engine_ns = 0
@@ -162,7 +162,7 @@ class History:
         """
         self.num_past_events = 0
         """Number of events in the log from before `began_ns`."""
-        self.known: set[str] = set()
+        self.known_columns: set[str] = set()
         """Names of optional columns (`SAMPLE_GAUGES`, `KNOWN_SUMS`, latencies) that had a value at least once."""
 
     @property
@@ -184,38 +184,38 @@ class History:
         """Offset in nanoseconds from the engine's clock to the wall clock of `wall_ns`."""
         return (self._offset_ns or 0) + self._wall_offset_ns
 
-    def timed(self, entry: LoggedEvent) -> TimedEvent:
+    def with_wall_time(self, entry: LoggedEvent) -> TimedEvent:
         """Return an event of the log with its wall-clock time."""
         return TimedEvent(self.wall_ns(entry.time_ns), entry.epoch, entry.event)
 
     def add_update(self, update: Update, mirror: BlockCounts, now_ns: int | None = None) -> None:
         """Add an update that `mirror` has applied already. `now_ns` is the time of receipt (default: now)."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
-        before_ns = self._last_heard_ns
+        before_ns = self._last_message_ns
         self._follow_epoch(update, mirror)
         self._follow_clock(update, now_ns)
         if update.snapshot or update.series or update.heartbeat:
             # Not for load progress of the next engine: the mirror still has the state of the previous one.
-            self.ring.advance(now_ns // BIN_NS, carry=now_ns - self._last_heard_ns <= MAX_SILENCE_NS)
-            self._last_heard_ns = now_ns
+            self.ring.advance(now_ns // BIN_NS, carry=now_ns - self._last_message_ns <= MAX_SILENCE_NS)
+            self._last_message_ns = now_ns
             self._add_blocks(mirror, now_ns // BIN_NS)
-        self._add_standing(update, now_ns // BIN_NS)
+        self._add_snapshot_counts(update, now_ns // BIN_NS)
         self._add_frames(update, now_ns)
         if not mirror.capabilities.counters:
             self._forget_sums(before_ns, now_ns)
         self._add_latencies(update, now_ns)
         self._add_readings(update, now_ns)
         self._add_requests(update)
-        self.request_times.hear(update.events)
+        self.request_times.add_events(update.events)
         self.events.extend(update.events, self.epoch or 0, self._offset_ns or 0)
         self._add_samples(update.samples, now_ns // BIN_NS)
         self._add_devices(update, now_ns)
         self.memory = update.memory or self.memory
 
-    def begin(self, update: Update, mirror: BlockCounts, now_ns: int) -> None:
+    def restart(self, update: Update, mirror: BlockCounts, now_ns: int) -> None:
         """Restart at `now_ns` with the state of `update`, which the mirror has applied already.
 
-        Sums and events before `now_ns` are not counted here: `past.fill_past` adds them from the overview.
+        Sums and events before `now_ns` are not counted here: `past.backfill_history` adds them from the overview.
         """
         self.clear()
         self.began_ns = now_ns
@@ -227,15 +227,15 @@ class History:
         counters = update.counters or (update.snapshot.counters if update.snapshot else None)
         bin_number = now_ns // BIN_NS
         self.ring.advance(bin_number, carry=False)
-        self._last_heard_ns = now_ns
+        self._last_message_ns = now_ns
         self._add_blocks(mirror, bin_number)
         if counters is not None:
             self._totals = {name: getattr(counters, name) for name in _TOTALS}
-            self.ring.put_one(bin_number, {name: getattr(counters, name) for name in FRAME_GAUGES})
+            self.ring.set_bin(bin_number, {name: getattr(counters, name) for name in FRAME_GAUGES})
         if update.snapshot:
-            self.request_times.skip(update.snapshot.requests)
+            self.request_times.add_snapshot(update.snapshot.requests)
         for rows in update.requests:
-            self.request_times.skip(rows)
+            self.request_times.add_snapshot(rows)
         self._add_samples(update.samples, bin_number)
         self._add_devices(update, now_ns)
         self.memory = update.memory
@@ -253,7 +253,7 @@ class History:
         """Set the sums since `since_ns` to NaN, so that curves show a gap rather than zero."""
         now = now_ns // BIN_NS
         bins = np.arange(max(min(since_ns // BIN_NS + 1, now), now - self._num_bins), now + 1)
-        self.ring.put(bins, dict.fromkeys(SUMS, np.full(bins.size, np.nan)))
+        self.ring.set(bins, dict.fromkeys(SUMS, np.full(bins.size, np.nan)))
 
     def _follow_epoch(self, update: Update, mirror: BlockCounts) -> None:
         epoch = update.snapshot.hello.epoch if update.snapshot else mirror.epoch
@@ -279,11 +279,11 @@ class History:
             return
         self._offset_ns = seen if self._offset_ns is None else min(self._offset_ns, seen)
 
-    def _add_standing(self, update: Update, bin_number: int) -> None:
+    def _add_snapshot_counts(self, update: Update, bin_number: int) -> None:
         """Set the request counts from a snapshot, which has them before the first frame does."""
         if update.snapshot:
             counters = update.snapshot.counters
-            self.ring.put_one(bin_number, {name: getattr(counters, name) for name in FRAME_GAUGES})
+            self.ring.set_bin(bin_number, {name: getattr(counters, name) for name in FRAME_GAUGES})
 
     def _add_frames(self, update: Update, now_ns: int) -> None:
         series = update.series
@@ -297,17 +297,17 @@ class History:
         self._step = int(steps[-1])
         self._add_steps(ends_ns, series["schedule_ns"] + series["run_ns"] + series["commit_ns"], sums)
         sums.update({name: self._increase(name, series[name]) for name in _SERIES_TOTALS})
-        self.ring.add(bins, {name: sums[name] for name in _SERIES_TOTALS})
+        self.ring.add_sums(bins, {name: sums[name] for name in _SERIES_TOTALS})
         if update.counters is not None:
             counted = {name: self._increase(name, np.array([getattr(update.counters, name)])) for name in _COUNTERS}
-            self.ring.add(bins[-1:], counted)
+            self.ring.add_sums(bins[-1:], counted)
             sums.update(counted)
-        self.known.update(name for name in KNOWN_SUMS if name in sums and sums[name].any())
-        self.ring.put(bins, {name: series[name] for name in FRAME_GAUGES})
+        self.known_columns.update(name for name in KNOWN_SUMS if name in sums and sums[name].any())
+        self.ring.set(bins, {name: series[name] for name in FRAME_GAUGES})
         # The frames may belong to an earlier bin: the newest values hold until now.
         now = now_ns // BIN_NS
         since = np.arange(max(int(bins[-1]), now - self._num_bins), now + 1)  # bounded: engine times may be arbitrary
-        self.ring.put(since, {name: np.full(since.size, series[name][-1]) for name in FRAME_GAUGES})
+        self.ring.set(since, {name: np.full(since.size, series[name][-1]) for name in FRAME_GAUGES})
 
     def _add_steps(self, ends_ns: IntArray, lengths_ns: IntArray, sums: Mapping[str, IntArray]) -> None:
         """Add the sums of steps, spread evenly over each step's duration, so that a long step makes no spike between
@@ -315,10 +315,10 @@ class History:
         """
         begins_ns = np.maximum(ends_ns - np.maximum(lengths_ns, 0), self.began_ns or NONE)
         is_long = begins_ns // BIN_NS < ends_ns // BIN_NS
-        self.ring.add(ends_ns[~is_long] // BIN_NS, {name: column[~is_long] for name, column in sums.items()})
+        self.ring.add_sums(ends_ns[~is_long] // BIN_NS, {name: column[~is_long] for name, column in sums.items()})
         for place in np.flatnonzero(is_long).tolist():
             values = {name: float(column[place]) for name, column in sums.items()}
-            self.ring.spread(int(begins_ns[place]), int(ends_ns[place]), values)
+            self.ring.spread_sums(int(begins_ns[place]), int(ends_ns[place]), values)
 
     @property
     def offset_ns(self) -> int:
@@ -334,13 +334,13 @@ class History:
         for sample in samples:
             self.samples.append(sample)
             values = {name: float(getattr(sample, name)) for name in SAMPLE_GAUGES if getattr(sample, name) >= 0}
-            self.ring.put_one(min(bin_number, self.ring.newest), values)
-            self.known.update(values)
+            self.ring.set_bin(min(bin_number, self.ring.newest), values)
+            self.known_columns.update(values)
 
     def _add_devices(self, update: Update, now_ns: int) -> None:
         for devices in update.devices:
             at_ns = now_ns if self._offset_ns is None else min(devices.time_ns + self._offset_ns, now_ns)
-            self.devices.add(devices, at_ns)
+            self.devices.append(devices, at_ns)
 
     def _increase(self, name: str, totals: IntArray) -> IntArray:
         """Return the increases of a cumulative total per frame, shape of `totals`.
@@ -357,7 +357,7 @@ class History:
     def _add_latencies(self, update: Update, now_ns: int) -> None:
         queued = [e.data.waited_ns for e in update.events if e.kind == "admitted" and e.data is not None]
         if queued:
-            self.known.add("queue_p50_s")
+            self.known_columns.add("queue_p50_s")
         for prefix, window, values in (
             ("ttft", self.first_token, update.first_token_ns),
             ("itl", self.inter_token, update.inter_token_ns),
@@ -366,7 +366,7 @@ class History:
             closed = window.add(values, now_ns, now_ns // BIN_NS)
             if closed is not None:
                 bin_number, p50, p95 = closed
-                self.ring.put_one(bin_number, {f"{prefix}_p50_s": p50, f"{prefix}_p95_s": p95})
+                self.ring.set_bin(bin_number, {f"{prefix}_p50_s": p50, f"{prefix}_p95_s": p95})
 
     def _add_readings(self, update: Update, now_ns: int) -> None:
         """Add latencies that the engine reports as histograms. The curves show the upper bound of each percentile."""
@@ -377,10 +377,10 @@ class History:
                 if histogram is not None and histogram.total:
                     bounds = {f"{prefix}_p{p}_s": histogram.percentile(p / 100) for p in (50, 95)}
                     upper = {name: high if math.isfinite(high) else low for name, (low, high) in bounds.items()}
-                    self.ring.put_one(min(now_ns // BIN_NS, self.ring.newest), upper)
-                    self.known.update(upper)
+                    self.ring.set_bin(min(now_ns // BIN_NS, self.ring.newest), upper)
+                    self.known_columns.update(upper)
 
-    def range_of(self, prefix: str, share: float, since_ns: int, until_ns: int) -> PercentileBounds:
+    def percentile_bounds(self, prefix: str, share: float, since_ns: int, until_ns: int) -> PercentileBounds:
         """Return the bounds of a percentile of the latencies that were reported as histograms between two times."""
         readings = (reading for at_ns, reading in self.readings if since_ns <= at_ns <= until_ns)
         histogram = joined(readings, HISTOGRAMS[prefix])
@@ -388,12 +388,12 @@ class History:
 
     def _add_requests(self, update: Update) -> None:
         if update.snapshot:
-            self.request_times.skip(update.snapshot.requests)
+            self.request_times.add_snapshot(update.snapshot.requests)
         times, told_ns, first = update.series.get("time_ns"), update.request_time_ns, 0
         newest_ns = int(times[-1]) if times is not None else 0
         for rows in update.requests:
             last = first + len(rows.number) // 4
-            self.request_times.add(rows, told_ns[first:last] if told_ns.size else newest_ns)
+            self.request_times.add_rows(rows, told_ns[first:last] if told_ns.size else newest_ns)
             first = last
 
     def _add_blocks(self, mirror: BlockCounts, bin_number: int) -> None:
@@ -402,10 +402,10 @@ class History:
         if not mirror.capabilities.free_rows:
             if mirror.used_share >= 0:
                 active = mirror.used_share * mirror.num_blocks
-                self.ring.put_one(bin_number, {"blocks_active": active, "blocks_free": mirror.num_blocks - active})
+                self.ring.set_bin(bin_number, {"blocks_active": active, "blocks_free": mirror.num_blocks - active})
         else:
             counts = (mirror.num_active, mirror.num_cached, mirror.num_room)
-            self.ring.put_one(bin_number, dict(zip(BLOCK_GAUGES, counts, strict=True)))
+            self.ring.set_bin(bin_number, dict(zip(BLOCK_GAUGES, counts, strict=True)))
 
 
 class BinRing:
@@ -448,7 +448,7 @@ class BinRing:
             self._data[: self._num_sums, fresh[-1]] = 0.0
         self.newest = bin_number
 
-    def add(self, bin_numbers: IntArray, values: Mapping[str, IntArray]) -> None:
+    def add_sums(self, bin_numbers: IntArray, values: Mapping[str, IntArray]) -> None:
         """Add one entry per frame, shape (n,), to the sums. Entries of bins that left the ring are dropped."""
         if not bin_numbers.size:
             return
@@ -462,7 +462,7 @@ class BinRing:
                 before[np.isnan(before)] = 0.0
                 self._data[rows, slot] = before + columns[:, inside].sum(axis=1)
 
-    def spread(self, begin_ns: int, end_ns: int, values: Mapping[str, float]) -> None:
+    def spread_sums(self, begin_ns: int, end_ns: int, values: Mapping[str, float]) -> None:
         """Add `values` to the sums, spread evenly over the known bins from `begin_ns` to `end_ns`.
 
         `begin_ns` must be in an earlier bin than `end_ns`.
@@ -480,14 +480,14 @@ class BinRing:
             row, slots = self._row[name], numbers % self.num_bins
             self._data[row, slots] = np.nan_to_num(self._data[row, slots]) + value * shares
 
-    def put(self, bin_numbers: IntArray, values: Mapping[str, IntArray | FloatArray]) -> None:
+    def set(self, bin_numbers: IntArray, values: Mapping[str, IntArray | FloatArray]) -> None:
         """Set gauges or points, shape (n,), oldest first. The last value of a bin wins."""
         inside = (bin_numbers > self.newest - self.num_bins) & (bin_numbers <= self.newest)
         slots = bin_numbers[inside] % self.num_bins
         for name, column in values.items():
             self._data[self._row[name], slots] = column[inside]
 
-    def put_one(self, bin_number: int, values: Mapping[str, float]) -> None:
+    def set_bin(self, bin_number: int, values: Mapping[str, float]) -> None:
         """Set gauges or points of one bin, if it is in the ring."""
         if self.newest - self.num_bins < bin_number <= self.newest:
             for name, value in values.items():

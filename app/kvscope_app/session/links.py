@@ -29,7 +29,7 @@ class LiveLink(Protocol):
 
 
 @runtime_checkable
-class KnowsContents(Protocol):
+class BlockContentSource(Protocol):
     """Source that knows the contents of blocks itself, such as a recording, so that no engine has to be asked."""
 
     def contents(self, rows: Iterable[int]) -> Sequence[BlockContent]:
@@ -95,8 +95,8 @@ def link_of(source: Source) -> LiveLink | None:
     return source if isinstance(source, LiveLink) else None
 
 
-def contents_of(source: Source) -> KnowsContents | None:
-    return source if isinstance(source, KnowsContents) else None
+def contents_of(source: Source) -> BlockContentSource | None:
+    return source if isinstance(source, BlockContentSource) else None
 
 
 def resync_of(source: Source) -> Callable[[], None] | None:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.session.history import KNOWN_SUMS, SAMPLE_GAUGES, HistoryWindow
-from kvscope_app.session.past import OVERVIEW_NAMES, history_column
+from kvscope_app.session.history_backfill import OVERVIEW_NAMES, history_column
 from kvscope_telemetry.summaries.session_overview import OVERVIEW_COLUMNS, SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -20,7 +20,7 @@ MAX_SECONDS: Final = 400_000
 """More than four days. Of a longer range only the newest seconds are drawn."""
 
 
-def first_of_note_ns(overview: SessionOverview, begin_ns: int, now_ns: int) -> int:
+def first_relevant_ns(overview: SessionOverview, begin_ns: int, now_ns: int) -> int:
     """Return the wall-clock time at which a live timeline should begin.
 
     The first data of an engine is as old as its last step, and its start is older still: the timeline of an engine that
@@ -63,10 +63,10 @@ def overview_window(
         column[places[inside]] = history_column(overview, name)[begin:end][inside]
         columns[name] = column
     time_s = np.arange(num, dtype=np.float64) - (num - 1)
-    return HistoryWindow(time_s, columns, end_ns, SECOND_NS, is_over=True)
+    return HistoryWindow(time_s, columns, end_ns, SECOND_NS, is_complete=True)
 
 
-def known_in(overview: SessionOverview) -> set[str]:
+def known_columns_of(overview: SessionOverview) -> set[str]:
     """Return the optional columns that have a value in some second of the overview, as in `History.known`."""
     found = {name for name in SAMPLE_GAUGES if np.isfinite(overview.column(name)).any()}
     found |= {name for name in KNOWN_SUMS if np.nan_to_num(overview.column(name)).any()}

@@ -45,7 +45,7 @@ class RequestTimes:
         self._last_ns = np.full(self._capacity, -1)
         self._ending = np.zeros(self._capacity, np.uint8)
 
-    def add(self, rows: RequestRows, time_ns: int | IntArray) -> None:
+    def add_rows(self, rows: RequestRows, time_ns: int | IntArray) -> None:
         """Add changed requests, observed at `time_ns`: one time for all rows, or one per row.
 
         `rows` may contain the same request several times, oldest first.
@@ -60,10 +60,10 @@ class RequestTimes:
         self._started_ns[fresh] = self._first_ns[fresh] = self._last_ns[fresh] = -1
         self._ending[fresh] = Ending.UNKNOWN
         runs = (_states(rows) == RequestState.RUNNING) & (self._started_ns[slots] == -1)
-        _put_first(self._started_ns, slots[runs], times[runs])
+        _set_first(self._started_ns, slots[runs], times[runs])
         before = self._tokens_before(slots, tokens)
         has_first = (before == 0) & (tokens > 0) & (self._first_ns[slots] == -1)
-        _put_first(self._first_ns, slots[has_first], times[has_first])
+        _set_first(self._first_ns, slots[has_first], times[has_first])
         grown = tokens > before
         self._last_ns[slots[grown]] = times[grown]
         self._num_tokens[slots] = tokens
@@ -78,7 +78,7 @@ class RequestTimes:
             before[again] = tokens[earlier]
         return before
 
-    def hear(self, events: Iterable[Event]) -> None:
+    def add_events(self, events: Iterable[Event]) -> None:
         """Record admission times, which are exact and also cover requests whose first step was not observed, and
         endings.
         """
@@ -91,7 +91,7 @@ class RequestTimes:
             elif event.kind in ENDINGS:
                 self._ending[slot] = ENDINGS[event.kind]
 
-    def know(self, moments: PhaseRows) -> None:
+    def add_moments(self, moments: PhaseRows) -> None:
         """Add rows of `Course.moments` of this epoch, for times before observation began."""
         slots = moments["number"].astype(np.int64) % self._capacity
         is_known = self._number[slots] == moments["number"]
@@ -99,7 +99,7 @@ class RequestTimes:
             known = is_known & (moments["kind"] == kind) & (column[slots] < 0)
             column[slots[known]] = moments["time_ns"][known]
 
-    def skip(self, rows: RequestRows) -> None:
+    def add_snapshot(self, rows: RequestRows) -> None:
         """Add the requests of a snapshot. The times of their existing tokens are unknown."""
         numbers = np.frombuffer(rows.number, "<u4").astype(np.int64)
         slots = numbers % self._capacity
@@ -119,15 +119,15 @@ class RequestTimes:
 
         Negative if it has not run or this was not observed.
         """
-        return self._look_up(self._started_ns, numbers)
+        return self._values_of(self._started_ns, numbers)
 
     def first_token_ns(self, numbers: IntArray) -> IntArray:
         """Engine time of each request's first token, shape of `numbers`. -1 if not observed."""
-        return np.maximum(self._look_up(self._first_ns, numbers), -1)
+        return np.maximum(self._values_of(self._first_ns, numbers), -1)
 
     def last_token_ns(self, numbers: IntArray) -> IntArray:
         """Engine time of each request's newest token, shape of `numbers`. -1 if not observed."""
-        return self._look_up(self._last_ns, numbers)
+        return self._values_of(self._last_ns, numbers)
 
     def endings(self, numbers: IntArray) -> IntArray:
         """`Ending` of each request, shape of `numbers`."""
@@ -135,12 +135,12 @@ class RequestTimes:
         ended: IntArray = np.where(self._number[slots] == numbers, self._ending[slots], Ending.UNKNOWN).astype(np.int64)
         return ended
 
-    def _look_up(self, column: IntArray, numbers: IntArray) -> IntArray:
+    def _values_of(self, column: IntArray, numbers: IntArray) -> IntArray:
         slots = numbers % self._capacity
         return np.where(self._number[slots] == numbers, column[slots], -1)
 
 
-def _put_first(column: IntArray, slots: IntArray, times: IntArray) -> None:
+def _set_first(column: IntArray, slots: IntArray, times: IntArray) -> None:
     """Write the first time of each slot, if slots repeat."""
     column[slots[::-1]] = times[::-1]
 

@@ -18,7 +18,7 @@ from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.request_log import RequestLog, RequestLogReader
 from kvscope_telemetry.source import Update
 
-_GROW_S: Final = 1.0
+_GROW_INTERVAL_S: Final = 1.0
 
 
 class LiveRequests:
@@ -64,7 +64,7 @@ class RecordedRequests:
     @property
     def share(self) -> float:
         """Share of the recording that has been read, 0 to 1."""
-        return 1.0 if self._work.is_over else self._share
+        return 1.0 if self._work.is_finished else self._share
 
     @property
     def failure(self) -> str:
@@ -81,7 +81,7 @@ class RecordedRequests:
         recorded = self._open_it(watch)
         read_until_ns = self._read_after(recorded, -1, watch)
         self._share = 1.0
-        while recorded.may_grow and not self._is_ending.wait(_GROW_S):
+        while recorded.may_grow and not self._is_ending.wait(_GROW_INTERVAL_S):
             try:
                 has_grown = recorded.grow()
             except BadInput:  # the file is gone

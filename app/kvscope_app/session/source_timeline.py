@@ -2,7 +2,7 @@
 
 - Live: the cursor follows the end, and views show the mirror that follows the source.
 - Paused: the cursor stays at the shown time. Updates are still received, applied and recorded. Moving the cursor shows
-  a second mirror, which is built from the history on disk (`KeptTimeline`). Without such history, pausing shows a
+  a second mirror, which is built from the history on disk (`DiskHistory`). Without such history, pausing shows a
   frozen copy, and resuming returns to the present.
 - Playback: the same for a recording, whose end is fixed.
 
@@ -23,8 +23,8 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.background import Background
 from kvscope_app.session.history import History
+from kvscope_app.session.history_backfill import backfill_history
 from kvscope_app.session.links import Player, player_of, resync_of
-from kvscope_app.session.past import fill_past
 from kvscope_app.session.timeline import Loop
 from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.errors import ProtocolError
@@ -34,7 +34,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 if TYPE_CHECKING:
-    from kvscope_app.session.recording.kept_timeline import KeptTimeline
+    from kvscope_app.session.recording.disk_history import DiskHistory
     from kvscope_telemetry.playback.playback_source import PlaybackSource
     from kvscope_telemetry.recordings.reader import Recording
 
@@ -72,7 +72,7 @@ class SourceTimeline(QObject):
     def __init__(self, source: Source, overview: SessionOverview, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._overview = overview
-        self.kept: KeptTimeline | None = None
+        self.disk_history: DiskHistory | None = None
         """Recorded history of a live source; None for a recording, and if nothing is recorded."""
         player = player_of(source)
         self.end = Viewpoint(source, overview, player, resync_of(source))
@@ -90,21 +90,21 @@ class SourceTimeline(QObject):
 
     def close(self) -> None:
         self.cursor.close(wait=True)
-        self.kept = None
+        self.disk_history = None
 
     # What is shown
 
     @property
     def mirror(self) -> Mirror:
         """State to show: current, frozen when paused, or at the cursor."""
-        if self.cursor.reached is not None:
-            return self.cursor.reached.mirror
+        if self.cursor.ready_viewpoint is not None:
+            return self.cursor.ready_viewpoint.mirror
         return self.end.mirror if self.cursor.frozen is None else self.cursor.frozen
 
     @property
     def history(self) -> History:
         """Recent history up to the shown time."""
-        return (self.cursor.reached or self.end).history
+        return (self.cursor.ready_viewpoint or self.end).history
 
     @property
     def player(self) -> Player | None:
@@ -112,7 +112,7 @@ class SourceTimeline(QObject):
         return self.end.player if self.is_file else self.cursor.player
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         return self.cursor.is_away
 
     @property
@@ -124,9 +124,9 @@ class SourceTimeline(QObject):
         """Shown time on this machine's monotonic clock."""
         if self.player is not None:
             return self.player.now_ns
-        if self.cursor.wanted_ns is not None:
-            return self.cursor.wanted_ns - self._wall_offset_ns
-        return self.cursor.stood_ns if self.cursor.is_away else time.monotonic_ns()
+        if self.cursor.target_ns is not None:
+            return self.cursor.target_ns - self._wall_offset_ns
+        return self.cursor.frozen_ns if self.cursor.is_away else time.monotonic_ns()
 
     @property
     def cursor_ns(self) -> int:
@@ -148,7 +148,7 @@ class SourceTimeline(QObject):
             recording = player.recording
             start_ns = recording.start_ns
             return start_ns + round(recording.first_s * 1e9), start_ns + round(player.duration * 1e9)
-        kept = None if self.kept is None or self.end.mirror.hello is None else self.kept.range_ns
+        kept = None if self.disk_history is None or self.end.mirror.hello is None else self.disk_history.range_ns
         if kept is None:
             return None
         return kept[0], max(kept[1], time.monotonic_ns() + self._wall_offset_ns)
@@ -157,7 +157,7 @@ class SourceTimeline(QObject):
     def origin_ns(self) -> int | None:
         if self.end.player is not None:
             return self.end.player.recording.start_ns
-        return None if self.kept is None else self.kept.ring.origin_ns
+        return None if self.disk_history is None else self.disk_history.ring.origin_ns
 
     @property
     def is_at_end(self) -> bool:
@@ -170,7 +170,7 @@ class SourceTimeline(QObject):
         """Whether the shown state advances. Always True at the live end."""
         if self.player is not None:
             return self.player.is_playing
-        return self.cursor.wants_play if self.cursor.is_away else True
+        return self.cursor.plays_when_open if self.cursor.is_away else True
 
     @property
     def speed(self) -> float:
@@ -187,9 +187,9 @@ class SourceTimeline(QObject):
         if self.player is not None:
             self.player.pause()
         elif self.cursor.is_away:
-            self.cursor.wants_play = False
+            self.cursor.plays_when_open = False
         elif not self.is_file:
-            self.cursor.stand(self.end.mirror)
+            self.cursor.freeze(self.end.mirror)
             self.paused_changed.emit()
         self.moved.emit()
 
@@ -198,7 +198,7 @@ class SourceTimeline(QObject):
 
         Continues without a jump, except that the present comes next if nothing was recorded in between.
         """
-        self._leave_event()
+        self._clear_shown_event()
         player = self.player
         if player is not None:
             if not player.is_at_end:
@@ -208,19 +208,19 @@ class SourceTimeline(QObject):
         elif self.cursor.is_away and self.range_ns is None:
             self.go_live()
         elif self.cursor.is_away:
-            self.cursor.wants_play = True
-            self._leave(self.cursor_ns)
+            self.cursor.plays_when_open = True
+            self._seek_cursor(self.cursor_ns)
         self.moved.emit()
 
     def go_live(self) -> None:
         """Move the cursor to the end. A live session follows the end from then on, and its zoom is reset."""
         if not self.is_file:
             self.visible_range.show(None)
-        self._leave_event()
+        self._clear_shown_event()
         if self.end.player is not None:
             self.end.player.seek(self.end.player.duration, with_past=False)
         if self.cursor.is_away:
-            self.cursor.come_back()
+            self.cursor.return_to_end()
             self._follow_epoch()
             self.paused_changed.emit()
             self.cursor_changed.emit()
@@ -228,7 +228,7 @@ class SourceTimeline(QObject):
 
     def go_to(self, time_ns: int) -> None:
         """Move the cursor to `time_ns`. At or beyond the end, a live session goes live."""
-        self._leave_event()
+        self._clear_shown_event()
         around = self.range_ns
         if around is None:
             return
@@ -239,7 +239,7 @@ class SourceTimeline(QObject):
         else:
             if not self.cursor.is_away:
                 self.pause()
-            self._leave(max(time_ns, around[0]))
+            self._seek_cursor(max(time_ns, around[0]))
         self.moved.emit()
 
     def jump_by(self, seconds: float) -> None:
@@ -249,15 +249,15 @@ class SourceTimeline(QObject):
     def step_frames(self, num_frames: int) -> None:
         if self.range_ns is None:
             return
-        self._leave_event()
+        self._clear_shown_event()
         if self.is_live:
             self.pause()
         if self.player is not None:
             self.player.step(num_frames)
         else:
-            shown = self.cursor.wanted_seq or self.mirror.seq
-            self._leave(self.cursor_ns)
-            self.cursor.wanted_seq = max(shown + num_frames, 0)
+            shown = self.cursor.target_seq or self.mirror.seq
+            self._seek_cursor(self.cursor_ns)
+            self.cursor.target_seq = max(shown + num_frames, 0)
         self.moved.emit()
 
     def go_to_event(self, kinds: Collection[str] | None, *, forward: bool) -> TimedEvent | None:
@@ -286,14 +286,14 @@ class SourceTimeline(QObject):
 
     # Polling
 
-    def take_updates(self) -> bool:
+    def apply_updates(self) -> bool:
         """Receive and apply updates at the end and at the cursor.
 
         Returns whether there is activity. Called once per poll.
         """
-        is_busy = self._take(self.end)
+        is_busy = self._apply_pending(self.end)
         if self.cursor.is_away:
-            is_busy = self._look_after_cursor() or is_busy
+            is_busy = self._poll_cursor() or is_busy
         return is_busy
 
     # private
@@ -303,15 +303,15 @@ class SourceTimeline(QObject):
         if player is not None:
             player.seek_event((timed.time_ns - player.recording.start_ns) / 1e9, timed.event, before=before)
         else:
-            assert self.kept is not None, "nothing is kept to go to"
-            self.cursor.go_to(time_ns, self.kept, timed, before=before)
+            assert self.disk_history is not None, "nothing is kept to go to"
+            self.cursor.go_to(time_ns, self.disk_history, timed, before=before)
 
-    def _leave_event(self) -> None:
+    def _clear_shown_event(self) -> None:
         if self.shown_event is not None:
             self.shown_event, self.is_before_event = None, False
             self.event_shown.emit()
 
-    def _take(self, point: Viewpoint) -> bool:
+    def _apply_pending(self, point: Viewpoint) -> bool:
         """Apply the pending updates of `point`. Returns whether there is activity."""
         player = point.player
         is_busy = player is not None and player.is_playing
@@ -320,14 +320,14 @@ class SourceTimeline(QObject):
             is_busy = is_busy or not update.is_sign_of_life
             has_jumped = player is not None and player.has_jumped
             if point.apply(update):
-                self._tell(point, update, has_jumped=has_jumped)
+                self._emit_update(point, update, has_jumped=has_jumped)
             update = None if player is None else point.source.take_update()  # a recording yields short updates
         return is_busy
 
-    def _tell(self, point: Viewpoint, update: Update, *, has_jumped: bool) -> None:
+    def _emit_update(self, point: Viewpoint, update: Update, *, has_jumped: bool) -> None:
         if point is self.end:
             self.updated.emit(update)
-        if point is self.cursor.point or not self.cursor.is_away:
+        if point is self.cursor.viewpoint or not self.cursor.is_away:
             self._follow_epoch()
             self.shown.emit(update)
             if has_jumped:
@@ -339,20 +339,20 @@ class SourceTimeline(QObject):
             self._shown_epoch = epoch
             self.epoch_changed.emit()
 
-    def _leave(self, time_ns: int) -> None:
+    def _seek_cursor(self, time_ns: int) -> None:
         """Show `time_ns` on the cursor's own mirror, which is created if necessary."""
-        assert self.kept is not None, "nothing is kept to go to"
-        self.cursor.go_to(time_ns, self.kept)
+        assert self.disk_history is not None, "nothing is kept to go to"
+        self.cursor.go_to(time_ns, self.disk_history)
 
-    def _look_after_cursor(self) -> bool:
-        failure = self.cursor.take_opened(self._speed) or self.cursor.take_failure()
+    def _poll_cursor(self) -> bool:
+        failure = self.cursor.finish_opening(self._speed) or self.cursor.pop_failure()
         if failure:
             self.failed.emit(f"What was kept cannot be read: {failure}")
-        point, player = self.cursor.point, self.cursor.player
+        point, player = self.cursor.viewpoint, self.cursor.player
         if point is None or player is None:
             return self.cursor.is_opening
-        is_busy = self._take(point)
-        self.cursor.step_as_wanted()
+        is_busy = self._apply_pending(point)
+        self.cursor.step_to_target()
         behind_ns = time.monotonic_ns() - player.now_ns
         if player.is_playing and player.speed > 1 and player.is_at_end and behind_ns < _CAUGHT_UP_NS:
             self.go_live()
@@ -400,21 +400,21 @@ class Viewpoint:
         if self.player is None:
             self.history.add_update(update, self.mirror, time.monotonic_ns())
         elif has_jumped:
-            self.history.begin(update, self.mirror, self.player.now_ns)
-            self.fill_past()
+            self.history.restart(update, self.mirror, self.player.now_ns)
+            self.backfill()
         else:
             self.history.add_update(update, self.mirror, self.player.taken_ns)
         self.has_state = True
         return True
 
-    def fill_past(self) -> None:
+    def backfill(self) -> None:
         """Refill the history before the last jump from the overview, which has grown."""
         if self.player is not None:
             recording = self.player.recording
-            fill_past(self.history, self._overview, recording.start_ns + round(recording.first_s * 1e9))
-            self._fill_stops()
+            backfill_history(self.history, self._overview, recording.start_ns + round(recording.first_s * 1e9))
+            self._backfill_stops()
 
-    def _fill_stops(self) -> None:
+    def _backfill_stops(self) -> None:
         """Add the pauses before a jump from the overview, because delta checkpoints do not contain them."""
         hello, now_ns = self.mirror.hello, self.mirror.time_ns
         if hello is None:
@@ -429,24 +429,24 @@ class Cursor:
 
     Away from the end it has a frozen copy of the shown state, then a playback of the history.
 
-    It is away from the end between `stand` and `come_back`. After `go_to` it reads its own recording of the ring on
+    It is away from the end between `stand` and `return_to_end`. After `go_to` it reads its own recording of the ring on
     disk.
     """
 
     def __init__(self, overview: SessionOverview) -> None:
         self.is_away = False
-        self.stood_ns = 0
+        self.frozen_ns = 0
         """Monotonic time at which the cursor left the end."""
         self.frozen: Mirror | None = None
         """Copy of the state that was shown at that time."""
-        self.point: Viewpoint | None = None
-        self.wanted_ns: int | None = None
+        self.viewpoint: Viewpoint | None = None
+        self.target_ns: int | None = None
         """Pending target on the wall clock, while the recording is being opened."""
-        self._wanted_event: tuple[TimedEvent, bool] | None = None
+        self._target_event: tuple[TimedEvent, bool] | None = None
         """Pending target event, and whether the state before it is wanted."""
-        self.wants_play = False
+        self.plays_when_open = False
         """Whether to start playing once the recording is open."""
-        self.wanted_seq: int | None = None
+        self.target_seq: int | None = None
         """Pending target frame, set before the recording was open."""
         self._overview = overview
         self._opening: Background[Recording] | None = None
@@ -467,47 +467,47 @@ class Cursor:
         return self._source is not None and self._source.is_seeking
 
     @property
-    def reached(self) -> Viewpoint | None:
+    def ready_viewpoint(self) -> Viewpoint | None:
         """Viewpoint on the ring's recording once it has a state to show, else None."""
-        return self.point if self.point is not None and self.point.has_state else None
+        return self.viewpoint if self.viewpoint is not None and self.viewpoint.has_state else None
 
-    def stand(self, mirror: Mirror) -> None:
+    def freeze(self, mirror: Mirror) -> None:
         """Leave the end and show a copy of `mirror`."""
         self.frozen = copy.deepcopy(mirror)
-        self.stood_ns = time.monotonic_ns()
+        self.frozen_ns = time.monotonic_ns()
         self.is_away = True
 
-    def come_back(self) -> None:
+    def return_to_end(self) -> None:
         self.close()
         self.frozen, self.is_away = None, False
 
-    def go_to(self, time_ns: int, kept: KeptTimeline, event: TimedEvent | None = None, *, before: bool = False) -> None:
+    def go_to(self, time_ns: int, kept: DiskHistory, event: TimedEvent | None = None, *, before: bool = False) -> None:
         """Seek to `time_ns` (wall clock), after opening the ring's recording if necessary.
 
         With an `event`, seek to the frame that contains it, or with `before` to the frame before that.
         """
-        self.wanted_seq = None
-        self._wanted_event = None if event is None else (event, before)
+        self.target_seq = None
+        self._target_event = None if event is None else (event, before)
         if self._source is not None:
             self._seek(self._source, time_ns)
             return
-        self.wanted_ns = time_ns
+        self.target_ns = time_ns
         if self._opening is None:
             self._opening = Background(kept.open_recording, "kvscope-history")
 
-    def take_opened(self, speed: float) -> str:
+    def finish_opening(self, speed: float) -> str:
         """Perform the pending seek once the ring's recording is open.
 
         Returns why it cannot be opened, or an empty text.
         """
         opening = self._opening
-        if opening is None or not opening.is_over:
+        if opening is None or not opening.is_finished:
             return ""
         self._opening = None
-        recording, time_ns = opening.made, self.wanted_ns
-        self.wanted_ns = None
+        recording, time_ns = opening.result, self.target_ns
+        self.target_ns = None
         if recording is None or time_ns is None:
-            self.wants_play, self.wanted_seq = False, None
+            self.plays_when_open, self.target_seq = False, None
             return opening.failure
         from kvscope_telemetry.playback.playback_source import PlaybackSource  # imported late: not needed while live
 
@@ -515,20 +515,20 @@ class Cursor:
         self._seek(source, time_ns)
         source.set_speed(speed)
         self._source = source
-        self.point = Viewpoint(source, self._overview, source)
-        if self.wants_play:
+        self.viewpoint = Viewpoint(source, self._overview, source)
+        if self.plays_when_open:
             source.play()
-        self.wants_play = False
+        self.plays_when_open = False
         return ""
 
     def _seek(self, source: PlaybackSource, time_ns: int) -> None:
-        seconds, event = (time_ns - source.recording.start_ns) / 1e9, self._wanted_event
+        seconds, event = (time_ns - source.recording.start_ns) / 1e9, self._target_event
         if event is None:
             source.seek(seconds, with_past=False)
         else:
             source.seek_event(seconds, event[0].event, before=event[1])
 
-    def take_failure(self) -> str:
+    def pop_failure(self) -> str:
         """Return once why the ring's recording can no longer be read, else an empty text.
 
         The shown state stays. The next seek opens the recording again.
@@ -536,24 +536,29 @@ class Cursor:
         source = self._source
         if source is None or not source.failure:
             return ""
-        if self.reached is not None:
-            self.stood_ns = source.taken_ns
-        self._source = self.wanted_seq = None
+        if self.ready_viewpoint is not None:
+            self.frozen_ns = source.taken_ns
+        self._source = self.target_seq = None
         source.close()  # its thread has ended
         return source.failure
 
-    def step_as_wanted(self) -> None:
+    def step_to_target(self) -> None:
         """Step to the pending target frame once there is a state."""
-        if self.wanted_seq is not None and self.point is not None and self.point.has_state and self._source is not None:
-            self._source.step(self.wanted_seq - self.point.mirror.seq)
-            self.wanted_seq = None
+        if (
+            self.target_seq is not None
+            and self.viewpoint is not None
+            and self.viewpoint.has_state
+            and self._source is not None
+        ):
+            self._source.step(self.target_seq - self.viewpoint.mirror.seq)
+            self.target_seq = None
 
     def close(self, *, wait: bool = False) -> None:
         """Release the ring's recording. With `wait`, block until its thread has ended."""
         opening, self._opening = self._opening, None
         source, self._source = self._source, None
-        self.point = self.wanted_ns = None
-        self.wants_play, self.wanted_seq = False, None
+        self.viewpoint = self.target_ns = None
+        self.plays_when_open, self.target_seq = False, None
         if opening is not None:
             opening.cancel()
             if wait:

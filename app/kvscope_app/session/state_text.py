@@ -9,7 +9,7 @@ from typing import Final
 
 from kvscope_telemetry.source import SourceState
 
-STATE_WORDS: Final = {
+STATE_TEXTS: Final = {
     SourceState.CONNECTING: "Connecting",
     SourceState.LOADING: "Starting",
     SourceState.LIVE: "Live",
@@ -31,10 +31,10 @@ STATE_COLORS: Final = {
     SourceState.ENDED: "bad",
     SourceState.PLAYBACK: "accent",
 }
-KEPT_AGAIN: Final = "History is being kept again from here"
+HISTORY_RESUMED: Final = "History is being kept again from here"
 
 
-def not_kept_text(failure: str, *, has_some: bool) -> str:
+def history_failure_text(failure: str, *, has_some: bool) -> str:
     """Return the notice that history is not recorded. `has_some`: whether earlier history is available."""
     since = " from here on" if has_some else ""
     return f"The past is not kept{since}: {failure}"

@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, SignalInstance
 from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.summaries.summary import TimedEvent
 
-_LOOK_MS: Final = 30
+_POLL_INTERVAL_MS: Final = 30
 SHORTEST_NS: Final = 20_000_000
 
 
@@ -51,7 +51,7 @@ class Timeline(Protocol):
         """Shown time."""
 
     @property
-    def paused(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether the cursor is away from a live end."""
 
     @property
@@ -121,8 +121,8 @@ class Loop(QObject):
         self._timeline = timeline
         self.begin_ns: int | None = None
         self.end_ns: int | None = None
-        self._clock = QTimer(self, interval=_LOOK_MS)
-        self._clock.timeout.connect(self._look)
+        self._clock = QTimer(self, interval=_POLL_INTERVAL_MS)
+        self._clock.timeout.connect(self._poll)
 
     @property
     def range_ns(self) -> tuple[int, int] | None:
@@ -136,14 +136,14 @@ class Loop(QObject):
         self.begin_ns = time_ns
         if self.end_ns is not None and self.end_ns < time_ns + SHORTEST_NS:
             self.end_ns = None
-        self._settle()
+        self._update_timer()
 
     def set_end(self, time_ns: int) -> None:
         """Set the end. Clears the start if it is not at least `SHORTEST_NS` earlier."""
         self.end_ns = time_ns
         if self.begin_ns is not None and self.begin_ns > time_ns - SHORTEST_NS:
             self.begin_ns = None
-        self._settle()
+        self._update_timer()
 
     def set_bound(self, time_ns: int, *, is_begin: bool) -> None:
         """Set the start or the end. Once both are set, play from the start."""
@@ -156,13 +156,13 @@ class Loop(QObject):
         self.begin_ns, self.end_ns = min(begin_ns, end_ns), max(begin_ns, end_ns)
         if self.end_ns - self.begin_ns < SHORTEST_NS:
             self.end_ns = None
-        self._settle()
+        self._update_timer()
 
     def clear(self) -> bool:
         """Remove the loop. Returns whether any end was set."""
         was = (self.begin_ns, self.end_ns) != (None, None)
         self.begin_ns = self.end_ns = None
-        self._settle()
+        self._update_timer()
         return was
 
     def play(self) -> None:
@@ -171,14 +171,14 @@ class Loop(QObject):
             self._timeline.go_to(self.begin_ns)
             self._timeline.play()
 
-    def _settle(self) -> None:
+    def _update_timer(self) -> None:
         if self.range_ns is None:
             self._clock.stop()
         elif not self._clock.isActive():  # restarting would delay the check while a bound is dragged
             self._clock.start()
         self.changed.emit()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Jump back to the start if the cursor passed the end, or stopped at the timeline's end.
 
         Does nothing while live.

@@ -13,6 +13,6 @@ def announce(widget: QWidget, sentence: str) -> None:
         QAccessible.updateAccessibility(QAccessibleAnnouncementEvent(widget, sentence))
 
 
-def is_listened_to() -> bool:
+def is_screen_reader_active() -> bool:
     """Whether assistive technology such as a screen reader is active."""
     return bool(QAccessible.isActive())

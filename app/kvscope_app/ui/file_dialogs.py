@@ -28,7 +28,7 @@ def ask_open(parent: QWidget, title: str, folder: str, filters: str, then: Calla
     """Ask for an existing file without blocking. `then` is called with its path."""
     dialog = FileDialog(parent, title, folder, filters)
     dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-    _show(dialog, then)
+    _open_dialog(dialog, then)
 
 
 def ask_folder(parent: QWidget, title: str, then: Callable[[str], object], folder: str = "") -> None:
@@ -36,7 +36,7 @@ def ask_folder(parent: QWidget, title: str, then: Callable[[str], object], folde
     dialog = FileDialog(parent, title, folder)
     dialog.setFileMode(QFileDialog.FileMode.Directory)
     dialog.setOption(QFileDialog.Option.ShowDirsOnly)
-    _show(dialog, then)
+    _open_dialog(dialog, then)
 
 
 def ask_save(
@@ -57,17 +57,17 @@ def ask_save(
     dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
     dialog.setOption(QFileDialog.Option.DontConfirmOverwrite, not confirms_overwrite)
 
-    def take_ending(chosen: str) -> None:
+    def update_suffix(chosen: str) -> None:
         if (found := re.search(r"\(\*\.(\w+)\)", chosen)) is not None:
             dialog.setDefaultSuffix(found[1])
 
-    take_ending(filters)
-    dialog.filterSelected.connect(take_ending)
+    update_suffix(filters)
+    dialog.filterSelected.connect(update_suffix)
     dialog.selectFile(proposed.name)
-    _show(dialog, then)
+    _open_dialog(dialog, then)
 
 
-def _show(dialog: FileDialog, then: Callable[[str], object]) -> None:
+def _open_dialog(dialog: FileDialog, then: Callable[[str], object]) -> None:
     dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     dialog.fileSelected.connect(then)
     dialog.open()

@@ -49,14 +49,14 @@ class FlowLayout(QLayout):
         return sum(heights) + self.spacing() * max(len(heights) - 1, 0) + margins.top() + margins.bottom()
 
     def sizeHint(self) -> QSize:
-        shown = self._shown()
+        shown = self._visible_items()
         margins = self.contentsMargins()
-        width = sum(map(_wanted_width, shown)) + self.spacing() * max(len(shown) - 1, 0)
+        width = sum(map(_preferred_width, shown)) + self.spacing() * max(len(shown) - 1, 0)
         width += margins.left() + margins.right()
         return QSize(width, self.heightForWidth(width))
 
     def minimumSize(self) -> QSize:
-        shown, margins = self._shown(), self.contentsMargins()
+        shown, margins = self._visible_items(), self.contentsMargins()
         width = max((item.minimumSize().width() for item in shown), default=0)
         height = max((item.sizeHint().height() for item in shown), default=0)
         return QSize(width + margins.left() + margins.right(), height + margins.top() + margins.bottom())
@@ -77,14 +77,14 @@ class FlowLayout(QLayout):
                 left += width + self.spacing() * (number + 1 < len(line))
             top += height + self.spacing()
 
-    def _shown(self) -> list[QLayoutItem]:
+    def _visible_items(self) -> list[QLayoutItem]:
         return [item for item in self._items if not item.isEmpty()]
 
     def _lines(self, width: int) -> Iterator[_Line]:
         line: _Line = []
         left = 0
-        for item in self._shown():
-            wanted = min(_wanted_width(item), max(width, item.minimumSize().width()))
+        for item in self._visible_items():
+            wanted = min(_preferred_width(item), max(width, item.minimumSize().width()))
             if line and left + wanted > width:
                 yield line
                 line, left = [], 0
@@ -94,7 +94,7 @@ class FlowLayout(QLayout):
             yield line
 
 
-def _wanted_width(item: QLayoutItem) -> int:
+def _preferred_width(item: QLayoutItem) -> int:
     """Return the width of the size hint, even if the widget's size policy makes layouts ignore it."""
     widget = item.widget()
     return item.sizeHint().width() if widget is None else max(widget.sizeHint().width(), item.minimumSize().width())

@@ -13,15 +13,15 @@ from kvscope_app.ui.theme import Theme
 
 
 @runtime_checkable
-class Zooms(Protocol):
+class Zoomable(Protocol):
     def zoom_by(self, steps: int) -> None:
         """Zoom in (1), zoom out (-1), or fit everything (0)."""
 
 
-def zoom_focused(window: Zooms, steps: int) -> None:
+def zoom_focused(window: Zoomable, steps: int) -> None:
     """Zoom the focused widget or its nearest zoomable ancestor, otherwise `window`."""
     widget: QWidget | None = QApplication.focusWidget()
-    while widget is not None and not isinstance(widget, Zooms):
+    while widget is not None and not isinstance(widget, Zoomable):
         widget = widget.parentWidget()
     (window if widget is None else widget).zoom_by(steps)
 

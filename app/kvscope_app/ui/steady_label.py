@@ -33,15 +33,15 @@ class SteadyLabel(PlainLabel):
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() in (QEvent.Type.FontChange, QEvent.Type.StyleChange) and self._is_fixed:
-            self._fit(anew=True)
+            self._fit(force=True)
 
     @property
     def _is_fixed(self) -> bool:
         return self.minimumSize() == self.maximumSize()
 
-    def _fit(self, *, anew: bool = False) -> None:
+    def _fit(self, *, force: bool = False) -> None:
         needed, room = self._needed(), self.maximumSize()
-        if anew or not (needed.width() <= room.width() <= _TOO_WIDE * needed.width()):
+        if force or not (needed.width() <= room.width() <= _TOO_WIDE * needed.width()):
             self.setFixedSize(needed)
 
     def _needed(self) -> QSize:

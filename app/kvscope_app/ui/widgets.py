@@ -81,12 +81,12 @@ class FittingLabel(ElidedLabel):
 
 _SPACING = 1
 """Pixels between the buttons of a `SegmentedControl`."""
-_LEAST = 10
+_MIN_PADDING = 10
 """Minimum horizontal padding of a yielding button."""
-_CLOSE = "padding-left: 3px; padding-right: 3px;"
+_COMPACT_STYLE = "padding-left: 3px; padding-right: 3px;"
 
 
-class _YieldingButton(QToolButton):
+class _CompactButton(QToolButton):
     """Button that can shrink to the width of its text."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class _YieldingButton(QToolButton):
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
 
     def minimumSizeHint(self) -> QSize:
-        least = self.fontMetrics().horizontalAdvance(self.text()) + _LEAST
+        least = self.fontMetrics().horizontalAdvance(self.text()) + _MIN_PADDING
         return QSize(least, super().minimumSizeHint().height())
 
 
@@ -105,55 +105,55 @@ class SegmentedControl(QFrame):
     """Emitted with the index of the button that the user pressed."""
 
     def __init__(
-        self, labels: Sequence[str], name: str, parent: QWidget | None = None, *, gives_way: bool = False
+        self, labels: Sequence[str], name: str, parent: QWidget | None = None, *, is_collapsible: bool = False
     ) -> None:
         """Create the control.
 
-        `gives_way`: if space is short, the padding is reduced, and if the text would be clipped, all buttons are
+        `is_collapsible`: if space is short, the padding is reduced, and if the text would be clipped, all buttons are
         replaced by one button with a menu.
         """
         super().__init__(parent)
         self.setAccessibleName(name)
         self.setProperty("look", "segments")
         self._group, self._row = QButtonGroup(self), QHBoxLayout(self)
-        self._gives_way, self._saved = gives_way, 0
+        self._is_collapsible, self._saved = is_collapsible, 0
         row = self._row
         row.setContentsMargins(2, 2, 2, 2)
         row.setSpacing(_SPACING)
         for index, label in enumerate(labels):
-            button = _YieldingButton() if gives_way else QToolButton()
+            button = _CompactButton() if is_collapsible else QToolButton()
             button.setText(label)
             button.setCheckable(True)
             button.setAccessibleName(f"{name}: {label}")
             self._group.addButton(button, index)
             row.addWidget(button)
-        self.instead = QToolButton()
+        self.menu_button = QToolButton()
         """Button with a menu that replaces the others if they would be clipped."""
-        self.instead.setAccessibleName(name)
-        self.instead.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
-        self.instead.setMenu(QMenu(self.instead))
-        self.instead.menu().setToolTipsVisible(True)
-        self.instead.menu().aboutToShow.connect(self._fill_menu)
-        self.instead.hide()
-        row.addWidget(self.instead)
+        self.menu_button.setAccessibleName(name)
+        self.menu_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self.menu_button.setMenu(QMenu(self.menu_button))
+        self.menu_button.menu().setToolTipsVisible(True)
+        self.menu_button.menu().aboutToShow.connect(self._fill_menu)
+        self.menu_button.hide()
+        row.addWidget(self.menu_button)
         self._group.button(0).setChecked(True)
         self._group.idClicked.connect(self.chosen)
-        self._group.idToggled.connect(self._name_instead)
-        self._name_instead()
+        self._group.idToggled.connect(self._update_menu_button)
+        self._update_menu_button()
 
     def sizeHint(self) -> QSize:
-        if not self._gives_way:
+        if not self._is_collapsible:
             return super().sizeHint()
         margins = self._row.contentsMargins()
         height = max(button.sizeHint().height() for button in self._group.buttons())
         around = margins.left() + margins.right() - _SPACING
-        return QSize(self._words() + self._saved + around, height + margins.top() + margins.bottom())
+        return QSize(self._buttons_width() + self._saved + around, height + margins.top() + margins.bottom())
 
     def minimumSizeHint(self) -> QSize:
-        if not self._gives_way:
+        if not self._is_collapsible:
             return super().minimumSizeHint()
         margins = self._row.contentsMargins()
-        least = min(self.instead.sizeHint().width(), self._least_words())
+        least = min(self.menu_button.sizeHint().width(), self._min_buttons_width())
         return QSize(least + margins.left() + margins.right(), self.sizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -167,33 +167,33 @@ class SegmentedControl(QFrame):
 
     def _fit(self) -> None:
         """Show all buttons with normal or reduced padding, or the button with the menu."""
-        if not self._gives_way:
+        if not self._is_collapsible:
             return
         margins = self._row.contentsMargins()
         room = self.width() - margins.left() - margins.right()
-        if (room < self._words() + self._saved - _SPACING) is not bool(self._saved):
-            self._stand_close(not self._saved)
-        is_cut = room < self._least_words()
-        if is_cut is self.instead.isHidden():
-            had_focus = any(button.hasFocus() for button in (*self._group.buttons(), self.instead))
+        if (room < self._buttons_width() + self._saved - _SPACING) is not bool(self._saved):
+            self._set_compact(not self._saved)
+        is_cut = room < self._min_buttons_width()
+        if is_cut is self.menu_button.isHidden():
+            had_focus = any(button.hasFocus() for button in (*self._group.buttons(), self.menu_button))
             for button in self._group.buttons():
                 button.setHidden(is_cut)
-            self.instead.setVisible(is_cut)
+            self.menu_button.setVisible(is_cut)
             if had_focus:
-                (self.instead if is_cut else self._group.checkedButton() or self._group.button(0)).setFocus()
+                (self.menu_button if is_cut else self._group.checkedButton() or self._group.button(0)).setFocus()
 
-    def _least_words(self) -> int:
+    def _min_buttons_width(self) -> int:
         """Return the minimum width of all buttons."""
         widths = [button.minimumSizeHint().width() + _SPACING for button in self._group.buttons()]
         return sum(widths) - _SPACING
 
-    def _name_instead(self) -> None:
+    def _update_menu_button(self) -> None:
         checked = self._group.checkedButton()
         if checked is not None:
-            self.instead.setText(f"{checked.text()} ▾")
+            self.menu_button.setText(f"{checked.text()} ▾")
 
     def _fill_menu(self) -> None:
-        menu = self.instead.menu()
+        menu = self.menu_button.menu()
         menu.clear()
         for button in self._group.buttons():
             action = menu.addAction(button.text(), button.click)
@@ -202,25 +202,25 @@ class SegmentedControl(QFrame):
             action.setEnabled(button.isEnabled())
             action.setToolTip(button.toolTip())
 
-    def set_close(self, is_close: bool) -> None:
+    def set_compact(self, is_close: bool) -> None:
         """Set whether the buttons have reduced padding."""
         if is_close is not bool(self._saved):
-            self._stand_close(is_close)
+            self._set_compact(is_close)
 
     @property
     def saved_width(self) -> int:
         """Pixels saved by the reduced padding; 0 with normal padding."""
         return self._saved
 
-    def _words(self) -> int:
+    def _buttons_width(self) -> int:
         """Return the preferred width of all buttons with their present padding."""
         return sum(button.sizeHint().width() + _SPACING for button in self._group.buttons())
 
-    def _stand_close(self, is_close: bool) -> None:
-        before = self._words()
+    def _set_compact(self, is_close: bool) -> None:
+        before = self._buttons_width()
         for button in self._group.buttons():
-            button.setStyleSheet(_CLOSE if is_close else "")
-        self._saved = before - self._words() if is_close else 0
+            button.setStyleSheet(_COMPACT_STYLE if is_close else "")
+        self._saved = before - self._buttons_width() if is_close else 0
 
     def set_current(self, index: int) -> None:
         """Check a button without emitting `chosen`."""
@@ -233,7 +233,7 @@ class SegmentedControl(QFrame):
             button.setChecked(False)
         self._group.setExclusive(True)
 
-    def set_shown(self, index: int, shown: bool) -> None:
+    def set_button_visible(self, index: int, shown: bool) -> None:
         self._group.button(index).setVisible(shown)
 
     def is_shown(self, index: int) -> bool:
@@ -243,7 +243,7 @@ class SegmentedControl(QFrame):
         """Return the width that a button takes when shown, in pixels."""
         return self._group.button(index).sizeHint().width() + _SPACING
 
-    def set_possible(self, index: int, possible: bool) -> None:
+    def set_button_enabled(self, index: int, possible: bool) -> None:
         self._group.button(index).setEnabled(possible)
 
     def set_tip(self, index: int, tip: str) -> None:

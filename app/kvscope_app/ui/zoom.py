@@ -22,7 +22,7 @@ _AT_100: Final = "length_at_100"
 
 Scaling the rounded value again would make lengths drift after a few zoom steps.
 """
-_MOST: Final = (1 << 24) - 1
+_MAX_WIDGET_SIZE: Final = (1 << 24) - 1
 """QWIDGETSIZE_MAX: a size without a limit."""
 
 
@@ -80,9 +80,9 @@ def _scale(widget: QWidget, before: int, percent: int) -> None:
     if isinstance(widget, QTableView):
         _scale_table(widget, rescaled)
     low, high = widget.minimumSize(), widget.maximumSize()
-    if low.width() == high.width() and 0 < low.width() < _MOST:
+    if low.width() == high.width() and 0 < low.width() < _MAX_WIDGET_SIZE:
         widget.setFixedWidth(rescaled("width", low.width()))
-    if low.height() == high.height() and 0 < low.height() < _MOST:
+    if low.height() == high.height() and 0 < low.height() < _MAX_WIDGET_SIZE:
         widget.setFixedHeight(rescaled("height", low.height()))
 
 

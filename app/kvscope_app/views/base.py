@@ -19,7 +19,7 @@ class View(QWidget):
     """Base of the window's views.
 
     `window/refresher.py` calls `refresh` at most `refresh_hz` times per second, only while the view is visible and its
-    data changed (the page map on every update, which `session/pace.py` limits to one per 16 ms). `apply_theme` is
+    data changed (the page map on every update, which `session/poll_timer.py` limits to one per 16 ms). `apply_theme` is
     called once at startup and whenever the theme changes.
     """
 
@@ -49,13 +49,13 @@ class View(QWidget):
     def refresh(self) -> None:
         """Paint the current contents of the session's mirror and history."""
 
-    def came_in_sight(self) -> None:
+    def became_visible(self) -> None:
         """Called when the view becomes visible again after its dock was closed or behind another."""
 
-    def recall(self, settings: QSettings) -> None:
+    def restore_settings(self, settings: QSettings) -> None:
         """Restore the user's choices from `settings`. Called once, before the view is shown."""
 
-    def remember(self, settings: QSettings) -> None:
+    def save_settings(self, settings: QSettings) -> None:
         """Save the user's choices to `settings`. Called when the window closes."""
 
     def draw_all(self) -> None:
@@ -64,7 +64,7 @@ class View(QWidget):
         self.refresh()
 
     @property
-    def is_settled(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether `draw_all` can draw everything, because no data is still being loaded. Exporting a picture waits for
         it."""
         return True

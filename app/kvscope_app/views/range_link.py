@@ -9,8 +9,8 @@ from PySide6.QtCore import QObject
 
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.session.visible_range import VisibleRange
-from kvscope_app.ui.makers import set_icon, tool_button
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import set_icon, tool_button
 
 _LINKED: Final = "Linked: zooming here zooms all linked views. Click to zoom this view alone"
 _UNLINKED: Final = "Not linked: this view is zoomed alone. Click to zoom it with the others"

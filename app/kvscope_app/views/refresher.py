@@ -1,7 +1,7 @@
 """Schedules refreshes of the views: each about `refresh_hz` times per second, only while it is visible and data
 changed.
 
-The page map follows every update, which `session/pace.py` limits to one per 16 ms.
+The page map follows every update, which `session/poll_timer.py` limits to one per 16 ms.
 
 An idle engine still sends signs of life, which only move the curves' time. After a while, views follow these at a lower
 rate.
@@ -22,7 +22,7 @@ from PySide6.QtCore import QObject, QTimer
 
 from kvscope_app.session.session import Session
 from kvscope_app.views.base import View
-from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.source import Update
 
 _FAST_HZ: Final = 50.0
@@ -70,7 +70,7 @@ class Refresher(QObject):
         self._later = QTimer(self, singleShot=True, interval=_TURN_MS)
         self._later.timeout.connect(self.run)
         session.timeline.shown.connect(self._on_update)
-        session.selection_changed.connect(self.touch_all)
+        session.selection.changed.connect(self.touch_all)
         session.timeline.paused_changed.connect(self.touch_all)
         session.timeline.cursor_changed.connect(self.touch_all)
         session.timeline.moved.connect(self.touch_all)  # a paused recording emits no other signal
@@ -137,7 +137,7 @@ class Refresher(QObject):
         visible: checking their visibility costs more than most refreshes.
         """
         now_ns = time.monotonic_ns()
-        seen = [view for view in views if in_sight(view)]
+        seen = [view for view in views if is_on_screen(view)]
         self._dirty.intersection_update(seen)
         return {view: self._wait_ns(view, now_ns) for view in seen}
 

@@ -13,9 +13,9 @@ import shiboken6
 from PySide6.QtCore import QObject, QSettings, Qt, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QMainWindow
 
-from kvscope_app.ui.makers import label_boxes
+from kvscope_app.ui.widget_factories import label_boxes
 from kvscope_app.views.docks import DOCKS, DockSpec
-from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.window.dock import Dock
 from kvscope_app.window.tab_stops import focus_next
 from kvscope_app.window.view_choices import note_widths, remember_view
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvscope_app.actions.undo_stack import UndoStack
     from kvscope_app.session.session import Session
     from kvscope_app.ui.theme import Theme
-    from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+    from kvscope_app.ui.theming.theme_manager import ThemeManager
     from kvscope_app.views.base import View
     from kvscope_app.views.refresher import Refresher
 
@@ -49,7 +49,7 @@ class DockedViews(QObject):
         self,
         window: QMainWindow,
         session: Session,
-        themes: ThemeKeeper,
+        themes: ThemeManager,
         settings: QSettings,
         refresher: Refresher,
         undo: UndoStack,
@@ -82,7 +82,7 @@ class DockedViews(QObject):
         """Register a view, also one outside of the docks."""
         self.views[name] = view
         label_boxes(view)
-        view.recall(self._settings)
+        view.restore_settings(self._settings)
         self._refresher.add_view(view)
         view.done.connect(self._undo.did)
 
@@ -102,10 +102,10 @@ class DockedViews(QObject):
         for dock in self.docks.values():
             dock.apply_theme(theme)
         for view in self.views.values():
-            if in_sight(view):
+            if is_on_screen(view):
                 view.apply_theme(theme)
             else:
-                self._themes.afterwards(partial(_apply_late, view, theme))
+                self._themes.call_later(partial(_apply_late, view, theme))
 
     def close(self) -> str:
         """Stop loading views, save the choices made in the loaded ones, and close them.
@@ -115,7 +115,7 @@ class DockedViews(QObject):
         self._unloaded.clear()
         for view in self.views.values():
             self._refresher.remove(view)  # or a refresh would restart what `shut_down` ends
-            view.remember(self._settings)
+            view.save_settings(self._settings)
             note_widths(view, self._themes.settings)
             view.shut_down()
         return "\n".join(view.last_words for view in self.views.values() if view.last_words)
@@ -144,7 +144,7 @@ class DockedViews(QObject):
     def _dock_seen(self, name: str, seen: bool) -> None:
         if seen and name in self.views:
             self._themes.finish()
-            self.views[name].came_in_sight()
+            self.views[name].became_visible()
             self._refresher.touch(self.views[name])
         elif not seen:
             self.pass_focus_on()
@@ -159,11 +159,11 @@ class DockedViews(QObject):
     def _pass_focus_on(self) -> None:
         focus = QApplication.focusWidget()
         dock = next((each for each in self.docks.values() if focus is not None and each.isAncestorOf(focus)), None)
-        if focus is None or dock is None or in_sight(dock):
+        if focus is None or dock is None or is_on_screen(dock):
             return
         window = self.parent()
         assert isinstance(window, QMainWindow), "it was given at the start"
-        in_front = [each for each in window.tabifiedDockWidgets(dock) if in_sight(each)]
+        in_front = [each for each in window.tabifiedDockWidgets(dock) if is_on_screen(each)]
         (in_front[0].widget() if in_front else self.views["page_map"]).setFocus(Qt.FocusReason.OtherFocusReason)
         if focus.hasFocus():  # the other view has no visible widget that accepts focus
             focus.clearFocus()

@@ -39,7 +39,7 @@ class EngineNotices(QObject):
         session.status_changed.connect(self._on_status)
         session.replies.connect(self._on_replies)
         session.noticed.connect(lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
-        session.kept_failed.connect(lambda text: window.banner.tell(text, NOT_KEPT))
+        session.history_failed.connect(lambda text: window.banner.show_message(text, NOT_KEPT))
         if keeper is not None:
             keeper.ended.connect(self.engine_ended)
             keeper.started.connect(self._engine_started)
@@ -55,7 +55,7 @@ class EngineNotices(QObject):
     def restart(self) -> None:
         if self._keeper is not None:
             self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
-            self._window.banner.tell(_RESTARTING, _LAST_STATE)
+            self._window.banner.show_message(_RESTARTING, _LAST_STATE)
             self._keeper.restart()
 
     def restart_with(self, flag: str, value: str) -> None:
@@ -69,10 +69,10 @@ class EngineNotices(QObject):
 
     def engine_ended(self, reason: str) -> None:
         self._has_ended = True
-        self._window.session.tell_end(reason)
+        self._window.session.set_end_reason(reason)
         self._epoch_lost = self._window.session.live_mirror.epoch
         has_state = self._epoch_lost is not None
-        self._window.banner.tell(
+        self._window.banner.show_message(
             f"The engine ended: {reason}" if has_state else "The engine stopped before it was ready",
             _LAST_STATE if has_state else reason,
             (("Restart engine", self.restart), ("Show log", self.show_log)),
@@ -80,7 +80,7 @@ class EngineNotices(QObject):
         self._window.welcome.show_ended("The engine stopped before it was ready", reason)
 
     def _engine_started(self) -> None:
-        self._window.session.tell_end("")
+        self._window.session.set_end_reason("")
         self._window.welcome.show_waiting("Starting the engine", "")
 
     def _on_update(self, update: Update) -> None:
@@ -96,7 +96,7 @@ class EngineNotices(QObject):
     def _show_progress(self, progress: Progress) -> None:
         self._window.welcome.show_progress(progress)
         if self._window.banner.text == _RESTARTING:
-            self._window.banner.tell(
+            self._window.banner.show_message(
                 _RESTARTING, f"{progress.stage.capitalize()} {progress_text(progress)}. {_LAST_STATE}"
             )
 
@@ -110,7 +110,9 @@ class EngineNotices(QObject):
         elif status.state is SourceState.CONNECTING and self._keeper is None:
             self._connecting(status.reason)
         elif status.state is SourceState.STUCK and not banner.isVisible():
-            banner.tell(f"The engine is stuck: {status.reason}", "It is alive, but its current step does not finish.")
+            banner.show_message(
+                f"The engine is stuck: {status.reason}", "It is alive, but its current step does not finish."
+            )
         elif status.state in (SourceState.LIVE, SourceState.PAUSED) and self._is_over(banner.text):
             self._has_ended = False
             banner.hide()
@@ -150,13 +152,13 @@ class EngineNotices(QObject):
     def _refused(self, reason: str) -> None:
         if self._window.banner.text != reason:
             print_line(f"kvscope: {reason}", file=sys.stderr)
-            self._window.banner.tell(reason, "Retrying automatically.")
+            self._window.banner.show_message(reason, "Retrying automatically.")
             self._window.welcome.show_ended("The engine denied access", reason)
             self._has_ended = True
 
     def _source_ended(self, reason: str) -> None:
         self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
-        self._window.banner.tell(f"The engine ended: {reason}", f"{_LAST_STATE} Reconnects automatically.")
+        self._window.banner.show_message(f"The engine ended: {reason}", f"{_LAST_STATE} Reconnects automatically.")
 
     def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:

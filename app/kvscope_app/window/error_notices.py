@@ -31,7 +31,7 @@ from kvscope_app.command_line import PROGRAM
 from kvscope_app.ui.banner import Banner
 from kvscope_app.ui.number_text import count, plural
 from kvscope_app.ui.passing_strip import FloatingStrips
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.window.dialogs.help_dialogs import versions_text
 from kvscope_app.window.override_errors import remove_placeholder
@@ -237,7 +237,7 @@ class InternalErrors(QObject):
 class ErrorNotices(QObject):
     """Shows `errors` in a strip in the active window. A dismissed strip reappears for a different error."""
 
-    def __init__(self, errors: InternalErrors, themes: ThemeKeeper, parent: QObject | None = None) -> None:
+    def __init__(self, errors: InternalErrors, themes: ThemeManager, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.errors = errors
         self.strip: Banner | None = None
@@ -280,7 +280,7 @@ class ErrorNotices(QObject):
         detail = note or f"{newest.summary}{often}{others}. kvscope keeps running. {subject} may be out of date."
         where = f" in {newest.part}" if newest.part else ""
         title = f"“{newest.action}” failed{where}" if newest.action else f"Something went wrong{where}"
-        strip.tell(title, detail, (("Copy report", self.copy_report),))
+        strip.show_message(title, detail, (("Copy report", self.copy_report),))
 
     def _strip_in(self, window: QMainWindow) -> Banner:
         strip = Banner(window)

@@ -25,12 +25,12 @@ from kvscope_app.recording.text_consent import follow_agreement
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import NO_OPENERS, Openers
 from kvscope_app.setting_names import window_group
-from kvscope_app.ui.asking import ask
+from kvscope_app.ui.confirmation import confirm
 from kvscope_app.ui.theme import Theme
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.ui.window_size import default_size
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.window import dock_state
 from kvscope_app.window.dock_layouts.dock_lengths import DockLengths
 from kvscope_app.window.dock_layouts.layout_undo import LayoutUndo
@@ -56,7 +56,7 @@ class MainWindow(WindowBody):
     def __init__(
         self,
         session: Session,
-        themes: ThemeKeeper,
+        themes: ThemeManager,
         settings: QSettings,
         keeper: EngineSupervisor | None = None,
         openers: Openers = NO_OPENERS,
@@ -143,7 +143,7 @@ class MainWindow(WindowBody):
         question = what_closing_ends(self) if event.spontaneous() else ""
         if question:
             event.ignore()
-            ask(self, question, "Close window", self.close)
+            confirm(self, question, "Close window", self.close)
             return
         if self._is_console_spared:  # the next engine may accept prompts
             self.docks["console"].show()
@@ -163,7 +163,7 @@ class MainWindow(WindowBody):
         """Refresh the actions whenever anything changes that they depend on."""
         session, timeline = self.session, self.session.timeline
         for signal in (
-            *(session.status_changed, timeline.paused_changed, timeline.epoch_changed, session.selection_changed),
+            *(session.status_changed, timeline.paused_changed, timeline.epoch_changed, session.selection.changed),
             *(timeline.loop.changed, session.bookmarks.changed, self.undo.indexChanged, self.debugger.answered),
             *(self.page_map.mode_changed, self.link_changed, timeline.visible_range.changed),
         ):
@@ -184,8 +184,8 @@ class MainWindow(WindowBody):
         session = self.session
         if session.timeline.is_file or session.live_mirror.hello is None:
             return
-        if session.takes_prompts != self._takes_prompts:
-            self._takes_prompts = session.takes_prompts
+        if session.accepts_prompts != self._takes_prompts:
+            self._takes_prompts = session.accepts_prompts
             self._spare_console()
             self.layout_watch.take_over()
 
@@ -249,7 +249,7 @@ class MainWindow(WindowBody):
         view = self.views[name]
         if name == "requests" and (table := getattr(view, "table", None)) is not None:
             add_to_requests(table, self.actions_by_name)
-        if in_sight(view):  # views behind a tab wait until all are loaded: this takes 10 ms
+        if is_on_screen(view):  # views behind a tab wait until all are loaded: this takes 10 ms
             self._keep_sizes()
         if name == DOCKS[0].name and not self.session.timeline.is_file:
             view.setFocus()  # the user starts by typing a prompt

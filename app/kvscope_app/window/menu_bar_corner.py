@@ -88,7 +88,7 @@ class MenuBarCorner(QWidget):
     def refresh(self) -> None:
         """Show the state, and for a paused timeline the delay behind the present."""
         timeline = self._session.timeline
-        if timeline.paused:
+        if timeline.is_paused:
             word = "PLAYING" if timeline.is_playing else "PAUSED"
             behind = _behind(timeline.behind_seconds)
             self._show(word if self._is_narrow else f"{word}  {behind}", self._theme.warn)
@@ -149,8 +149,8 @@ class MenuBarCorner(QWidget):
             self._clock.setInterval(wanted_ms)
 
     def _paused_changed(self) -> None:
-        self._live.setVisible(self._session.timeline.paused)
-        if self._session.timeline.paused:
+        self._live.setVisible(self._session.timeline.is_paused)
+        if self._session.timeline.is_paused:
             self._clock.start()
         else:
             self._clock.stop()

@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QGuiApplication, QPainter, QPaintEvent, QResiz
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QStatusBar, QStyle, QStyleOption, QWidget
 
 from kvscope_app.session.session import Session
-from kvscope_app.session.state_text import STATE_COLORS, STATE_WORDS
+from kvscope_app.session.state_text import STATE_COLORS, STATE_TEXTS
 from kvscope_app.ui.model_name import model_name
 from kvscope_app.ui.number_text import count, percent, plural, seconds
 from kvscope_app.ui.plain_text import PlainLabel, plain_tip
@@ -202,7 +202,7 @@ class StatusBar(QStatusBar):
         is_doubtful = status.state is SourceState.LIVE and reason
         self._dot.set_color(self._theme.color("warn" if is_doubtful else STATE_COLORS[status.state]))
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
-        words = STATE_WORDS[status.state] + reason
+        words = STATE_TEXTS[status.state] + reason
         shown = "Ready" if is_ready else self._shortened(words)
         self._set("state", shown)
         tip = f"{words}\n{_TIPS['state']}" if shown != words else _TIPS["state"]

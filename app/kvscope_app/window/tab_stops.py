@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDockWidget, QScrollArea, QWidget
 
 from kvscope_app.ui.focus import tab_order
-from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.visibility import is_on_screen
 
 
 def focus_next(window: QWidget, *, forward: bool) -> bool:
@@ -37,4 +37,4 @@ def is_tab_stop(widget: QWidget) -> bool:
     around: QWidget | None = widget
     while around is not None and not isinstance(around, QDockWidget):
         around = around.parentWidget()
-    return around is None or around.isWindow() or in_sight(around)
+    return around is None or around.isWindow() or is_on_screen(around)

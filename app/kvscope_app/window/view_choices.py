@@ -53,7 +53,7 @@ def choices_of(views: Mapping[str, View]) -> Choices:
     with TemporaryDirectory(prefix="kvscope-") as folder:
         kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():
-            view.remember(kept)
+            view.save_settings(kept)
         choices = {name: str(kept.value(name)) for name in sorted(kept.allKeys())}
         del kept  # writes its file now, while the folder still exists
     found: dict[str, object] = {}
@@ -75,11 +75,11 @@ def choose(views: Mapping[str, View], choices: Choices) -> None:
     with TemporaryDirectory(prefix="kvscope-") as folder:
         kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():
-            view.remember(kept)
+            view.save_settings(kept)
         for name, value in choices.views.items():
             kept.setValue(name, value)
         for view in views.values():
-            view.recall(kept)
+            view.restore_settings(kept)
         del kept
     page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
     if isinstance(page_map, PageMapView):

@@ -19,13 +19,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.ui.banner import Choice
+from kvscope_app.ui.banner import BannerChoice
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.icons import pixmap
-from kvscope_app.ui.makers import show_choices
 from kvscope_app.ui.number_text import count, num_bytes
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import show_choices
 from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.messages.telemetry import Progress
 
@@ -78,7 +78,7 @@ class Welcome(QWidget):
         button.clicked.connect(action.trigger)
         self._offers.insertWidget(self._offers.count() - 1, button)
 
-    def show_waiting(self, title: str, detail: str, choices: Sequence[Choice] = ()) -> None:
+    def show_waiting(self, title: str, detail: str, choices: Sequence[BannerChoice] = ()) -> None:
         """Show that something of unknown duration is awaited.
 
         `choices` are alternatives to waiting, the most common one first.
@@ -115,7 +115,7 @@ class Welcome(QWidget):
         super().resizeEvent(event)
         self._fit()
 
-    def _show_choices(self, choices: Sequence[Choice]) -> None:
+    def _show_choices(self, choices: Sequence[BannerChoice]) -> None:
         show_choices(self._choices, choices)
         if choices:
             self._choices.addStretch(1)

@@ -28,7 +28,7 @@ from kvscope_app.recording.export_actions import export_actions
 from kvscope_app.recording.recording_actions import recording_actions
 from kvscope_app.ui.focus import zoom_focused
 from kvscope_app.ui.number_text import plural
-from kvscope_app.ui.theming.theme_keeper import CHOICES, PALETTES
+from kvscope_app.ui.theming.theme_manager import CHOICES, PALETTES
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.views.page_map.color_actions import color_actions
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog

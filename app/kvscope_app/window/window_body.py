@@ -15,10 +15,10 @@ from kvscope_app.engine_launcher.engine_supervisor import EngineSupervisor
 from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.session.session import Session
 from kvscope_app.session_window import Openers, SessionWindow
-from kvscope_app.ui.makers import empty_state, label_boxes
 from kvscope_app.ui.model_name import model_name
 from kvscope_app.ui.passing_strip import FloatingStrips
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
+from kvscope_app.ui.widget_factories import empty_state, label_boxes
 from kvscope_app.views.capability_messages import DEVICES_ALONE
 from kvscope_app.views.refresher import Refresher
 from kvscope_app.window import dock_state
@@ -41,7 +41,7 @@ class WindowBody(SessionWindow):
     def __init__(
         self,
         session: Session,
-        themes: ThemeKeeper,
+        themes: ThemeManager,
         settings: QSettings,
         keeper: EngineSupervisor | None,
         openers: Openers,

@@ -129,7 +129,7 @@ def _round(mover: Any, storage: KVStorage) -> dict[str, float]:
         "from host": lambda: _finished(mover.load(places, ids), mover, storage),
         "to disk, queued": lambda: mover.offload(ids, ids, nothing),
         "to disk, written": lambda: mover.drain(),
-        "from disk": lambda: mover.rise(ids, ids),
+        "from disk": lambda: mover.load_from_disk(ids, ids),
     }
     seconds = {way: _seconds(step) for way, step in steps.items()}
     seconds["to disk, written"] += seconds["to disk, queued"]

@@ -140,7 +140,7 @@ def _serving_notes(plan: InferencePlan) -> tuple[str, ...]:
             "kvscope's engine runs this model by transformers' own code, prompts one after the other in each step,"
             f" without CUDA graphs, an 8-bit KV cache or several GPUs ({plan.why_own:.120})"
         )
-    if plan.lets_go:
+    if plan.has_windows:
         groups = plan.tightest.groups
         held, kept = plan.request_bytes(length), plan.kept_bytes(length)
         windows = " and ".join(str(window) for window in sorted({group.rule.window for group in groups} - {0}))

@@ -47,7 +47,7 @@ from kvscope_engine.model.verification.hook_check import LayerCall, record_calls
 from kvscope_engine.planning.live_memory import LiveMemory
 from kvscope_engine.planning.shards import PipelineStage, check_divisible, stages
 from kvscope_engine.planning.skeleton import Skeleton, build
-from kvscope_engine.policy.fit import BlockNeeds, num_blocks_for
+from kvscope_engine.policy.block_needs import BlockNeeds, num_blocks_for
 from kvscope_engine.policy.state_slots import MIN_SLOTS, host_slots, slots_and_blocks
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.memory_plan import WEIGHT_BYTES
@@ -165,18 +165,18 @@ class InferencePlan:
 
         If layers have a window, for requests of the maximum length.
         """
-        if not self.lets_go:
+        if not self.has_windows:
             return self.num_blocks * self.question.block_size
-        return int(self.num_blocks / self.tightest.needs.at_most(self.max_model_len) * self.max_model_len)
+        return int(self.num_blocks / self.tightest.needs.max_blocks(self.max_model_len) * self.max_model_len)
 
     @property
-    def lets_go(self) -> bool:
+    def has_windows(self) -> bool:
         """Whether any layers have a window that a request outgrows, so that blocks are freed while it runs."""
         return any(group.rule.window for stage in self.stages for group in stage.groups)
 
     def request_bytes(self, length: int) -> int:
         """Return the KV bytes of one request of `length` tokens, summed over all GPUs."""
-        each = sum(stage.needs.at_most(length) * stage.block_bytes for stage in self.stages)
+        each = sum(stage.needs.max_blocks(length) * stage.block_bytes for stage in self.stages)
         return each * self.question.tensor_parallel
 
     def kept_bytes(self, length: int) -> int:
@@ -196,7 +196,7 @@ class InferencePlan:
 
         If layers have a window, the mean over a request of the maximum length.
         """
-        if self.lets_go:
+        if self.has_windows:
             return self.request_bytes(self.max_model_len) / self.max_model_len
         whole = sum(stage.block_bytes for stage in self.stages) * self.question.tensor_parallel
         return whole / self.question.block_size
@@ -213,7 +213,7 @@ class InferencePlan:
 
     def requests(self, length: int) -> int:
         """Return how many requests of `length` tokens, prompt and output, may run concurrently, sharing nothing."""
-        fitting = min(stage.num_blocks // max(1, stage.needs.at_most(length)) for stage in self.stages)
+        fitting = min(stage.num_blocks // max(1, stage.needs.max_blocks(length)) for stage in self.stages)
         return min(fitting, max(0, self.tightest.num_states - 1)) if self.tightest.num_states else fitting
 
 

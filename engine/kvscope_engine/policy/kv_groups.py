@@ -36,7 +36,7 @@ class GroupRule:
         """Return the number of leading blocks that no token after the first `num_tokens` reads."""
         return self.first_read(num_tokens) // block_size
 
-    def most_held(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
+    def max_held_blocks(self, num_tokens: int, max_chunk: int, block_size: int) -> int:
         """Return the maximum number of blocks that a request of `num_tokens` tokens holds, computed in chunks of
         `max_chunk`.
         """
@@ -57,10 +57,10 @@ def group_digest(digest: bytes, group: int) -> bytes:
 class PrefixMatch(NamedTuple):
     """Longest cached prefix of a text for which all groups have the blocks that the next token reads."""
 
-    num_places: int
+    num_blocks: int
     tables: tuple[list[int], ...] = ()
     """Block at each index, one list per group; `NULL_BLOCK` where the next token does not read."""
-    num_let_go: tuple[int, ...] = ()
+    num_null_blocks: tuple[int, ...] = ()
     """Number of leading entries of each group's table that are not needed."""
 
 
@@ -75,39 +75,39 @@ def find_prefix(
     `get` returns the block of a group by its `group_digest`, or None.
     """
     found: list[list[int]] = []
-    num_places = len(digests)
+    num_blocks = len(digests)
     for group, rule in enumerate(groups):
         blocks: list[int] = []
         if not rule.window:
-            for digest in digests[:num_places]:
+            for digest in digests[:num_blocks]:
                 block = get(group_digest(digest, group))
                 if block is None:
                     break
                 blocks.append(block)
-            num_places = len(blocks)
+            num_blocks = len(blocks)
         found.append(blocks)
     windows = [(group, rule) for group, rule in enumerate(groups) if rule.window]
     before = -1
-    while windows and num_places != before:  # a prefix shortened for one group may then be incomplete in another
-        before = num_places
+    while windows and num_blocks != before:  # a prefix shortened for one group may then be incomplete in another
+        before = num_blocks
         for group, rule in windows:
-            num_places = _longest_end(rule, group, digests[:num_places], block_size, get)
-    if not num_places:
+            num_blocks = _longest_end(rule, group, digests[:num_blocks], block_size, get)
+    if not num_blocks:
         return NOTHING
-    let_go = tuple(rule.num_unread(num_places * block_size, block_size) for rule in groups)
+    num_null = tuple(rule.num_unread(num_blocks * block_size, block_size) for rule in groups)
     for group, _ in windows:
-        needed = [get(group_digest(digest, group)) for digest in digests[let_go[group] : num_places]]
-        found[group] = [NULL_BLOCK] * let_go[group] + [block for block in needed if block is not None]
-    return PrefixMatch(num_places, tuple(blocks[:num_places] for blocks in found), let_go)
+        needed = [get(group_digest(digest, group)) for digest in digests[num_null[group] : num_blocks]]
+        found[group] = [NULL_BLOCK] * num_null[group] + [block for block in needed if block is not None]
+    return PrefixMatch(num_blocks, tuple(blocks[:num_blocks] for blocks in found), num_null)
 
 
 def _longest_end(
     rule: GroupRule, group: int, digests: Sequence[bytes], block_size: int, get: Callable[[bytes], int | None]
 ) -> int:
     """Return the largest number of leading blocks after which the group has all blocks that the next token reads."""
-    end = place = len(digests)
-    while place > rule.num_unread(end * block_size, block_size):
-        place -= 1
-        if get(group_digest(digests[place], group)) is None:
-            end = place
+    end = index = len(digests)
+    while index > rule.num_unread(end * block_size, block_size):
+        index -= 1
+        if get(group_digest(digests[index], group)) is None:
+            end = index
     return end

@@ -104,7 +104,8 @@ def to_run_again(plan: StepPlan) -> StepPlan:
     are not known yet, which skip the step.
     """
     is_kept = [
-        not item.request.is_finished and not (item.samples and item.request.awaits_its_form) for item in plan.scheduled
+        not item.request.is_finished and not (item.samples and item.request.awaits_grammar_mask)
+        for item in plan.scheduled
     ]
     return keep_items(plan, StepResult(((),) * len(plan.scheduled)), is_kept)[0]
 

@@ -1,7 +1,7 @@
 """A request: prompt, tokens so far, sampling parameters, state and block tables. Knows no tensors.
 
-The scheduler owns `state`, `block_tables`, `num_let_go`, `saved_tables` and `num_computed_tokens`; the engine's commit
-appends to `output_token_ids` and ends the request. No other code writes to these fields.
+The scheduler owns `state`, `block_tables`, `num_null_blocks`, `saved_tables` and `num_computed_tokens`; the engine's
+commit appends to `output_token_ids` and ends the request. No other code writes to these fields.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 
-NOTHING_LET_GO: Final = (0,)
+NO_NULL_BLOCKS: Final = (0,)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +43,7 @@ class Request:
     state: RequestState = RequestState.WAITING
     block_tables: tuple[list[int], ...] = field(default_factory=lambda: ([],))
     """One block table per KV group, all of the same length."""
-    num_let_go: tuple[int, ...] = NOTHING_LET_GO
+    num_null_blocks: tuple[int, ...] = NO_NULL_BLOCKS
     """Number of leading entries of each group's table that are `NULL_BLOCK`, because their blocks were freed."""
     num_computed_tokens: int = 0
     """Number of leading tokens whose KV is in the blocks of the table."""
@@ -63,7 +63,7 @@ class Request:
     restarted_at: int = 0
     saved_tables: tuple[list[int], ...] = ()
     """While the request is swapped out: rows of the lower tiers that hold the KV of its first tokens, one table per KV
-    group, whose first `num_let_go` entries are `NULL_BLOCK`. Empty otherwise."""
+    group, whose first `num_null_blocks` entries are `NULL_BLOCK`. Empty otherwise."""
     num_saved_tokens: int = 0
     """Number of tokens in `saved_tables`."""
     parent: int = 0
@@ -100,7 +100,7 @@ class Request:
     state_tables: tuple[list[int], ...] = ()
     """One table with the ledger row of `state_slot` or `saved_state_slot`, empty while the request has neither. No
     table where the model has no recurrent layers."""
-    parted_at: int = 0
+    diverged_at: int = 0
     """End of the cached blocks, in tokens, if the request could not resume there because no recurrent state was kept; 0
     if it could. A state is kept there this time, since the texts of prompts diverge at this position."""
     matcher: TokenMatcher | None = None
@@ -131,20 +131,22 @@ class Request:
     def held_blocks(self) -> list[int]:
         """Blocks of all groups in the order of the text: those of the last tokens come last."""
         tables = self.block_tables
-        if len(tables) == 1 and not self.num_let_go[0]:
+        if len(tables) == 1 and not self.num_null_blocks[0]:
             return tables[0]
         return [
-            table[place]
-            for place in range(len(tables[0]))
-            for table, let_go in zip(tables, self.num_let_go, strict=True)
-            if place >= let_go
+            table[index]
+            for index in range(len(tables[0]))
+            for table, num_null in zip(tables, self.num_null_blocks, strict=True)
+            if index >= num_null
         ]
 
     @property
     def saved_rows(self) -> list[int]:
         """Rows of lower tiers of all KV groups."""
         return [
-            row for table, let_go in zip(self.saved_tables, self.num_let_go, strict=False) for row in table[let_go:]
+            row
+            for table, num_null in zip(self.saved_tables, self.num_null_blocks, strict=False)
+            for row in table[num_null:]
         ]
 
     @property
@@ -156,14 +158,14 @@ class Request:
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
-    def follows_its_tokens(self) -> bool:
+    def depends_on_tokens(self) -> bool:
         """Whether the sampling of the next token depends on the values of the previous ones: by structured output or
         penalties.
         """
         return self.matcher is not None or self.is_penalized
 
     @property
-    def awaits_its_form(self) -> bool:
+    def awaits_grammar_mask(self) -> bool:
         """Whether the mask of allowed next tokens is still being computed: no token may be sampled until it is
         ready.
         """

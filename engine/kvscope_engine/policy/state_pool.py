@@ -27,7 +27,7 @@ from kvscope_telemetry.ledger import NO_OWNER, BlockState
 from kvscope_telemetry.messages.validity import MAX_BLOCK_SIZE
 
 
-def most_told(max_model_len: int) -> int:
+def max_recorded_tokens(max_model_len: int) -> int:
     """Return the maximum number of tokens that the ledger can record for a state."""
     return min(max_model_len, MAX_BLOCK_SIZE)
 
@@ -35,7 +35,7 @@ def most_told(max_model_len: int) -> int:
 class StatePool:
     """Allocates the rows of `pool` that hold states: first those on the device, then those in host memory.
 
-    With `keeps`, checkpoints are kept at block boundaries:
+    With `keeps_checkpoints`, checkpoints are kept at block boundaries:
 
     - at the last block boundary before the end of a prompt, where the same prompt and the next turn of a conversation
       resume;
@@ -47,7 +47,7 @@ class StatePool:
     """
 
     def __init__(
-        self, pool: BlockPool, interval: int, max_tokens: int, *, keeps: bool, copy_seconds: float = 0.0
+        self, pool: BlockPool, interval: int, max_tokens: int, *, keeps_checkpoints: bool, copy_seconds: float = 0.0
     ) -> None:
         self.num_slots = pool.num_states
         """Number of slots on the device; slots with this number or a greater one are in host memory."""
@@ -59,13 +59,13 @@ class StatePool:
         """KV group of the pool's rows."""
         self._pool = pool
         self._max_tokens = max_tokens
-        self._keeps = keeps
+        self._keeps_checkpoints = keeps_checkpoints
         pool.ledger.group[pool.first_state :] = self.group
         num_all = self.num_slots + self.num_host_slots
         self._free = list(range(self.num_slots - 1, -1, -1))
-        self._free_below = list(range(num_all - 1, self.num_slots - 1, -1))
+        self._free_host = list(range(num_all - 1, self.num_slots - 1, -1))
         self._checkpoints: OrderedDict[bytes, int] = OrderedDict()
-        self._below: OrderedDict[bytes, int] = OrderedDict()
+        self._host_checkpoints: OrderedDict[bytes, int] = OrderedDict()
         """Checkpoints in host memory. A prefix may have one on the device as well."""
         self._copies: list[tuple[int, int]] = []
         self._saving: dict[int, StateSave] = {}
@@ -86,18 +86,18 @@ class StatePool:
         return len(self._checkpoints)
 
     @property
-    def num_checkpoints_below(self) -> int:
+    def num_host_checkpoints(self) -> int:
         """Number of checkpoints in host memory."""
-        return len(self._below)
+        return len(self._host_checkpoints)
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
     @property
-    def num_free_below(self) -> int:
+    def num_free_host(self) -> int:
         """Number of free slots in host memory."""
-        return len(self._free_below)
+        return len(self._free_host)
 
     @property
     def num_available(self) -> int:
@@ -105,23 +105,23 @@ class StatePool:
         return len(self._free) + len(self._checkpoints)
 
     @property
-    def has_room_below(self) -> bool:
+    def can_swap_out(self) -> bool:
         """Whether a request's state could be swapped out now."""
-        return bool(self._free_below or self._below)
+        return bool(self._free_host or self._host_checkpoints)
 
-    def checkpoints(self, digests: Sequence[bytes], *, below: bool) -> Iterator[int]:
+    def checkpoints(self, digests: Sequence[bytes], *, include_host: bool) -> Iterator[int]:
         """Return the numbers of leading blocks after which a text can resume, largest first.
 
-        `below`: include host memory.
+        `include_host`: include host memory.
         """
         counts = range(len(digests), 0, -1)
-        return (count for count in counts if self._is_kept(digests[count - 1], below=below))
+        return (count for count in counts if self._is_kept(digests[count - 1], include_host=include_host))
 
     def load_seconds(self, digest: bytes) -> float:
         """Return the time to load the checkpoint of `digest` to the device; 0 if it is there."""
         return 0.0 if digest in self._checkpoints else self.copy_seconds
 
-    def begin(self, request: Request, digest: bytes | None) -> bool:
+    def allocate(self, request: Request, digest: bytes | None) -> bool:
         """Allocate a slot for a request that starts to run, empty or with a copy of the checkpoint of `digest`.
 
         Returns whether the checkpoint is in host memory. A slot must be available (`num_available`); if there is no
@@ -129,19 +129,19 @@ class StatePool:
         """
         assert request.state_slot < 0, f"request {request.number} has a state"
         if digest is None:
-            self._give(request, self._take(request))
+            self._assign(request, self._allocate_slot(request))
             return False
         is_here = digest in self._checkpoints
-        kept = self._checkpoints if is_here else self._below
+        kept = self._checkpoints if is_here else self._host_checkpoints
         source = kept.pop(digest)  # so that its slot is not allocated below
         self.num_restored += 1
         if is_here and not self.num_available:
             self._evict(digest, source, request)
-            self._give(request, source)
+            self._assign(request, source)
             return False
         self._copy(source, request)
         kept[digest] = source
-        self._note_hit(source)
+        self._record_hit(source)
         return not is_here
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -149,11 +149,11 @@ class StatePool:
         self._copy(parent.state_slot, child)
 
     def swap_out(self, request: Request) -> None:
-        """Move the state of a preempted request to host memory, which must have space (`has_room_below`)."""
-        slot = self._take_below()
+        """Move the state of a preempted request to host memory, which must have space (`can_swap_out`)."""
+        slot = self._allocate_host_slot()
         assert slot is not None, "a state is swapped out without room for it"
         source, request.state_slot = request.state_slot, -1
-        self._move_down(source, slot)
+        self._copy_to_host(source, slot)
         self._clear(source)
         self._write(slot, BlockState.ACTIVE, request.number, request.num_computed_tokens)
         request.saved_state_slot, request.state_tables = slot, ([self.row(slot)],)
@@ -173,7 +173,7 @@ class StatePool:
         other row.
         """
         slot, pool = row - self._pool.first_state, self._pool
-        kept = self._checkpoints if slot < self.num_slots else self._below
+        kept = self._checkpoints if slot < self.num_slots else self._host_checkpoints
         digest = next((digest for digest, at in kept.items() if at == slot), b"")
         block = pool.index.get(digest) if pool.index is not None else None
         return None if block is None else pool.prefix(block)
@@ -188,7 +188,7 @@ class StatePool:
 
     def plan(self, scheduled: Iterable[Scheduled]) -> tuple[tuple[tuple[int, int], ...], tuple[StateSave, ...]]:
         """Return the state copies (from, to) before the planned step, and the states to keep during it."""
-        saves = tuple(self._saves(scheduled)) if self._keeps else ()
+        saves = tuple(self._saves(scheduled)) if self._keeps_checkpoints else ()
         copies, self._copies = tuple(self._copies), []
         return copies, saves
 
@@ -201,7 +201,7 @@ class StatePool:
         counts = [min(request.num_computed_tokens, self._max_tokens) for request in running]
         self._pool.ledger.filled[rows] = counts
         self._pool.ledger.last_used_step[rows] = self._pool.step
-        self._pool.touch(rows)
+        self._pool.changed_rows.add(rows)
         for save in saves:
             request, slot = save.request, save.slot
             digest = self._digest(request, save.num_tokens)
@@ -215,7 +215,7 @@ class StatePool:
                 self._write(slot, BlockState.CACHED, request.number, save.num_tokens, digest, before)
                 self._pool.moves.copied([self.row(slot)])
 
-    def take_evicted(self) -> list[int]:
+    def drain_evicted(self) -> list[int]:
         """Return and clear, for each checkpoint evicted from the device, the number of the request that got
         its slot.
         """
@@ -228,10 +228,10 @@ class StatePool:
         self._saving.clear()
 
     def reset(self) -> None:
-        for slot in (*self._checkpoints.values(), *self._below.values()):
+        for slot in (*self._checkpoints.values(), *self._host_checkpoints.values()):
             self._clear(slot)
         self._checkpoints.clear()
-        self._below.clear()
+        self._host_checkpoints.clear()
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise AssertionError unless each slot is exactly one of: free, a request's, a checkpoint, being saved."""
@@ -242,13 +242,15 @@ class StatePool:
             "a state is in two places"
         )
         assert all(request.state_slot < self.num_slots for request in told), "a request runs on a state in host memory"
-        held, kept = list(told.values()), [*self._checkpoints.items(), *self._below.items()]
+        held, kept = list(told.values()), [*self._checkpoints.items(), *self._host_checkpoints.items()]
         assert all(slot < self.num_slots for slot in self._checkpoints.values()), "a checkpoint is not on the device"
         cached = [slot for _, slot in kept]
-        slots = [*self._free, *self._free_below, *held, *cached, *self._saving]
+        slots = [*self._free, *self._free_host, *held, *cached, *self._saving]
         num_all = self.num_slots + self.num_host_slots
         assert sorted(slots) == list(range(num_all)), f"slots of states do not add up: {sorted(slots)}"
-        assert all(slot >= self.num_slots for slot in (*self._free_below, *self._below.values())), "a slot is elsewhere"
+        assert all(slot >= self.num_slots for slot in (*self._free_host, *self._host_checkpoints.values())), (
+            "a slot is elsewhere"
+        )
         ledger = self._pool.ledger.part(self._pool.first_state, self._pool.first_state + num_all)
         expected = np.full(num_all, BlockState.FREE, np.uint8)
         expected[held], expected[cached] = BlockState.ACTIVE, BlockState.CACHED
@@ -266,54 +268,54 @@ class StatePool:
             tokens = request.num_saved_tokens if is_swapped else request.num_computed_tokens
             assert ledger.filled[slot] == min(tokens, self._max_tokens), "a state is of other tokens"
 
-    def _is_kept(self, digest: bytes, *, below: bool) -> bool:
-        return digest in self._checkpoints or (below and digest in self._below)
+    def _is_kept(self, digest: bytes, *, include_host: bool) -> bool:
+        return digest in self._checkpoints or (include_host and digest in self._host_checkpoints)
 
     def _saves(self, scheduled: Iterable[Scheduled]) -> Iterator[StateSave]:
-        places = [(item.request, place) for item in scheduled for place in self._places(item)]
-        for request, place in places:
-            if self._digest(request, place) in self._checkpoints or not self.num_available:
+        positions = [(item.request, position) for item in scheduled for position in self._checkpoint_positions(item)]
+        for request, position in positions:
+            if self._digest(request, position) in self._checkpoints or not self.num_available:
                 continue
-            save = StateSave(request, place, self._take(request, of_last=True))
+            save = StateSave(request, position, self._allocate_slot(request, highest=True))
             self._saving[save.slot] = save
             yield save
 
-    def _places(self, item: Scheduled) -> list[int]:
+    def _checkpoint_positions(self, item: Scheduled) -> list[int]:
         """Return the token counts after which to keep the state, the most useful first."""
         request, size, start = item.request, self.block_size, item.start
         end = start + item.num_tokens
         turn = (request.num_prompt_tokens - 1) // size * size
         every = range(start // self.interval * self.interval + self.interval, end + 1, self.interval)
-        wanted = dict.fromkeys((turn, request.parted_at, *reversed(every)))
-        return [place for place in wanted if start < place <= end and place % size == 0]
+        wanted = dict.fromkeys((turn, request.diverged_at, *reversed(every)))
+        return [position for position in wanted if start < position <= end and position % size == 0]
 
-    def _digest(self, request: Request, place: int) -> bytes | None:
-        number = place // self.block_size - 1
+    def _digest(self, request: Request, position: int) -> bytes | None:
+        number = position // self.block_size - 1
         return request.block_digests[number] if 0 <= number < len(request.block_digests) else None
 
     def _copy(self, source: int, request: Request) -> None:
         """Give the request a new slot with a copy of `source`."""
-        slot = self._take(request)
+        slot = self._allocate_slot(request)
         self._copies.append((source, slot))
-        self._give(request, slot)
+        self._assign(request, slot)
         if source < self.num_slots:
             self._pool.moves.copied([self.row(slot)])
         else:
             self._pool.moves.loaded([self.row(slot)])
             self.num_loaded += 1
 
-    def _give(self, request: Request, slot: int) -> None:
+    def _assign(self, request: Request, slot: int) -> None:
         request.state_slot, request.state_tables = slot, ([self.row(slot)],)
         self._write(slot, BlockState.ACTIVE, request.number, request.num_computed_tokens)
 
-    def _take(self, request: Request, *, of_last: bool = False) -> int:
-        """Allocate the lowest slot that is free, or with `of_last` the highest; without a free one, evict a checkpoint.
+    def _allocate_slot(self, request: Request, *, highest: bool = False) -> int:
+        """Allocate the lowest slot that is free, or with `highest` the highest; without a free one, evict a checkpoint.
 
         Slots of running requests are thus mostly contiguous and separate from checkpoints, which lets decodes run in
         place.
         """
         if self._free:
-            slot = max(self._free) if of_last else min(self._free)
+            slot = max(self._free) if highest else min(self._free)
             self._free.remove(slot)
             return slot
         digest, slot = self._checkpoints.popitem(last=False)
@@ -332,42 +334,42 @@ class StatePool:
         self._pool.moves.evicted([self.row(slot)])
 
     def _offload(self, digest: bytes, slot: int) -> None:
-        if digest in self._below:
-            self._below.move_to_end(digest)
-        elif (target := self._take_below()) is not None:
-            ledger, row, below = self._pool.ledger, self.row(slot), self.row(target)
+        if digest in self._host_checkpoints:
+            self._host_checkpoints.move_to_end(digest)
+        elif (target := self._allocate_host_slot()) is not None:
+            ledger, row, include_host = self._pool.ledger, self.row(slot), self.row(target)
             self._write(target, BlockState.CACHED, int(ledger.owner[row]), int(ledger.filled[row]))
             for column in (ledger.hash, ledger.parent, ledger.prefix_hits, ledger.last_used_step):
-                column[below] = column[row]
-            self._move_down(slot, target)
-            self._below[digest] = target
+                column[include_host] = column[row]
+            self._copy_to_host(slot, target)
+            self._host_checkpoints[digest] = target
             self.num_offloaded += 1
 
-    def _take_below(self) -> int | None:
+    def _allocate_host_slot(self) -> int | None:
         """Allocate a slot in host memory, dropping a checkpoint if needed. None if requests hold all of them."""
-        if self._free_below:
-            return self._free_below.pop()
-        if not self._below:
+        if self._free_host:
+            return self._free_host.pop()
+        if not self._host_checkpoints:
             return None
-        _, slot = self._below.popitem(last=False)
+        _, slot = self._host_checkpoints.popitem(last=False)
         self._write(slot, BlockState.FREE, NO_OWNER, 0)
         self._pool.moves.evicted([self.row(slot)])
         return slot
 
-    def _move_down(self, source: int, target: int) -> None:
+    def _copy_to_host(self, source: int, target: int) -> None:
         self._copies.append((source, target))
         self._pool.moves.saved([self.row(target)])
 
-    def _note_hit(self, slot: int) -> None:
+    def _record_hit(self, slot: int) -> None:
         ledger, row = self._pool.ledger, self.row(slot)
         ledger.prefix_hits[row] = min(int(ledger.prefix_hits[row]) + 1, MAX_PREFIX_HITS)
         ledger.last_used_step[row] = self._pool.step
-        self._pool.touch_one(row)
+        self._pool.changed_rows.add_one(row)
 
     def _clear(self, slot: int) -> None:
         """Free a slot. Its next owner writes to it after all copies requested so far."""
         self._write(slot, BlockState.FREE, NO_OWNER, 0)
-        (self._free if slot < self.num_slots else self._free_below).append(slot)
+        (self._free if slot < self.num_slots else self._free_host).append(slot)
 
     def _write(
         self, slot: int, state: BlockState, owner: int, num_tokens: int, digest: bytes = b"", before: bytes = b""
@@ -379,4 +381,4 @@ class StatePool:
         ledger.last_used_step[row], ledger.prefix_hits[row] = self._pool.step, 0
         ledger.hash[row] = published_hash(group_digest(digest, self.group)) if digest else 0
         ledger.parent[row] = published_hash(group_digest(before, self.group)) if before else 0
-        self._pool.touch_one(row)
+        self._pool.changed_rows.add_one(row)

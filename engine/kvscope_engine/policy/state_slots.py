@@ -12,14 +12,15 @@ MAX_EMPTY_BLOCKS: Final = 1 << 16
 
 
 def slots_and_blocks(
-    room: int, one_block: int, one_state: int, wanted: int, longest: int, num_pads: int = 0
+    num_bytes: int, one_block: int, one_state: int, num_wanted: int, blocks_per_slot: int, num_pads: int = 0
 ) -> tuple[int, int]:
-    """Return the number of state slots and of blocks in a KV memory of `room` bytes; no blocks if it is too small.
+    """Return the number of state slots and of blocks in a KV memory of `num_bytes` bytes; no blocks if it is too small.
 
-    There are slots for the states of `wanted` requests and prefixes, plus one to copy from while another request
+    There are slots for the states of `num_wanted` requests and prefixes, plus one to copy from while another request
     starts, within half of the memory, in addition to `num_pads` padding slots that belong to no request. If no layer
     has keys and values (`one_block` is 0), states may take all of the memory: blocks then are only positions of texts
-    in the prefix cache, take no memory, and there are `longest` per slot (the blocks of a request of maximum length).
+    in the prefix cache, take no memory, and there are `blocks_per_slot` per slot (the blocks of a request of maximum
+    length).
 
     Args:
         room: KV memory in bytes.
@@ -30,17 +31,17 @@ def slots_and_blocks(
         num_pads: Slots for padding.
     """
     share = STATES_SHARE if one_block else 1.0
-    slots = max(MIN_SLOTS, min(wanted + 1, int(share * max(room, 0)) // one_state - num_pads))
-    left = room - (slots + num_pads) * one_state
-    if left < 0:
+    slots = max(MIN_SLOTS, min(num_wanted + 1, int(share * max(num_bytes, 0)) // one_state - num_pads))
+    remaining = num_bytes - (slots + num_pads) * one_state
+    if remaining < 0:
         return slots, 0
-    return slots, left // one_block if one_block else min(longest * slots, MAX_EMPTY_BLOCKS)
+    return slots, remaining // one_block if one_block else min(blocks_per_slot * slots, MAX_EMPTY_BLOCKS)
 
 
-def host_slots(host_bytes: int, one_block: int, one_state: int, wanted: int) -> int:
-    """Return the number of state slots in `host_bytes` of host memory: at most `wanted`.
+def host_slots(host_bytes: int, one_block: int, one_state: int, num_wanted: int) -> int:
+    """Return the number of state slots in `host_bytes` of host memory: at most `num_wanted`.
 
     They take at most half of it and leave space for a block. If no layer has keys and values, they may take all of it.
     """
     share = STATES_SHARE if one_block else 1.0
-    return min(wanted, max(0, min(int(share * host_bytes), host_bytes - one_block)) // one_state)
+    return min(num_wanted, max(0, min(int(share * host_bytes), host_bytes - one_block)) // one_state)

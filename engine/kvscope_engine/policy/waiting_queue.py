@@ -22,18 +22,18 @@ from typing import Generic, TypeAlias, TypeVar
 from kvscope_engine.policy.ranked_queue import rank
 from kvscope_engine.policy.request import Request
 
-_Thing = TypeVar("_Thing", bound=Hashable)
+_Item = TypeVar("_Item", bound=Hashable)
 _Batch: TypeAlias = tuple[str, str]
 """Client and the identifier of a batch."""
 
 
 @dataclass(slots=True)
-class Held:
+class RunningUsage:
     """Totals of the running requests of a client or a batch."""
 
     num_requests: int = 0
     num_tokens: int = 0
-    num_spare: int = 0
+    num_preemptible_batches: int = 0
     """Number of the client's batches with at least two running requests; 0 for a batch."""
 
 
@@ -45,8 +45,8 @@ class WaitingQueue:
         self._clients: _Ranking[str] = _Ranking()
         self._batches: dict[str, _Ranking[_Batch]] = {}
         self._requests: dict[_Batch, _Ranking[Request]] = {}
-        self._held: dict[str | _Batch, Held] = {}
-        self.num_spare = 0
+        self._usage: dict[str | _Batch, RunningUsage] = {}
+        self.num_preemptible_clients = 0
         """Number of clients with at least two running requests."""
         self._charged: dict[int, int] = {}
         """Tokens of each running request at its admission, by request number."""
@@ -64,51 +64,51 @@ class WaitingQueue:
         batch = batch_of(request)
         waiting = self._requests.setdefault(batch, _Ranking())
         assert request not in waiting, f"request {request.number} waits already"
-        waiting.put(request, rank(request))
+        waiting.set_key(request, rank(request))
         self._num_waiting += 1
-        self._place(batch)
+        self._update_ranks(batch)
 
     def remove(self, request: Request) -> None:
         batch = batch_of(request)
         waiting = self._requests.get(batch)
         assert waiting is not None, f"request {request.number} does not wait"
         assert request in waiting, f"request {request.number} does not wait"
-        waiting.drop(request)
+        waiting.discard(request)
         self._num_waiting -= 1
-        self._place(batch)
+        self._update_ranks(batch)
 
-    def start(self, request: Request) -> None:
+    def record_start(self, request: Request) -> None:
         """Record that a request runs: its tokens count to its client and batch until `stop`."""
         self._charged[request.number] = request.num_tokens
         self._charge(batch_of(request), 1, request.num_tokens)
 
-    def stop(self, request: Request) -> None:
+    def record_stop(self, request: Request) -> None:
         """Record that a request no longer runs."""
         self._charge(batch_of(request), -1, -self._charged.pop(request.number))
 
-    def held_by_client(self, request: Request) -> Held:
+    def client_usage(self, request: Request) -> RunningUsage:
         """Totals of the running requests of the client of `request`. Callers must not change them."""
-        return self._held.get(request.client, Held())
+        return self._usage.get(request.client, RunningUsage())
 
-    def held_by_batch(self, request: Request) -> Held:
+    def batch_usage(self, request: Request) -> RunningUsage:
         """Totals of the running requests of the batch of `request`. Callers must not change them."""
-        return self._held.get(batch_of(request), Held())
+        return self._usage.get(batch_of(request), RunningUsage())
 
     def _charge(self, batch: _Batch, num_requests: int, num_tokens: int) -> None:
-        of_client, of_batch = (self._held.setdefault(holder, Held()) for holder in (batch[0], batch))
-        self.num_spare -= of_client.num_requests > 1
-        of_client.num_spare -= of_batch.num_requests > 1
-        for held in (of_client, of_batch):
-            held.num_requests += num_requests
-            held.num_tokens += num_tokens
-        of_client.num_spare += of_batch.num_requests > 1
-        self.num_spare += of_client.num_requests > 1
+        of_client, of_batch = (self._usage.setdefault(holder, RunningUsage()) for holder in (batch[0], batch))
+        self.num_preemptible_clients -= of_client.num_requests > 1
+        of_client.num_preemptible_batches -= of_batch.num_requests > 1
+        for usage in (of_client, of_batch):
+            usage.num_requests += num_requests
+            usage.num_tokens += num_tokens
+        of_client.num_preemptible_batches += of_batch.num_requests > 1
+        self.num_preemptible_clients += of_client.num_requests > 1
         for holder in (batch[0], batch):
-            if not self._held[holder].num_requests:
-                del self._held[holder]
-        self._place(batch)
+            if not self._usage[holder].num_requests:
+                del self._usage[holder]
+        self._update_ranks(batch)
 
-    def _place(self, batch: _Batch) -> None:
+    def _update_ranks(self, batch: _Batch) -> None:
         """Update the ranks of a batch and its client after a change of their waiting requests or running totals."""
         client = batch[0]
         batches = self._batches.get(client)
@@ -116,20 +116,20 @@ class WaitingQueue:
         if waiting is not None:
             batches = self._batches.setdefault(client, _Ranking())
             if waiting:
-                batches.put(batch, self._key(batch, waiting.first))
+                batches.set_key(batch, self._key(batch, waiting.first))
             else:
-                batches.drop(batch)
+                batches.discard(batch)
                 del self._requests[batch]
         if batches:
-            self._clients.put(client, self._key(client, self._requests[batches.first].first))
+            self._clients.set_key(client, self._key(client, self._requests[batches.first].first))
         elif batches is not None:
-            self._clients.drop(client)
+            self._clients.discard(client)
             del self._batches[client]
 
     def _key(self, holder: str | _Batch, first: Request) -> tuple[int, int, int, int]:
-        held = self._held.get(holder)
+        usage = self._usage.get(holder)
         below, arrival_ns, number = rank(first)
-        return below, 0 if held is None else held.num_tokens, arrival_ns, number
+        return below, 0 if usage is None else usage.num_tokens, arrival_ns, number
 
 
 def batch_of(request: Request) -> _Batch:
@@ -137,47 +137,47 @@ def batch_of(request: Request) -> _Batch:
     return request.client, request.batch or request.request_id
 
 
-class _Ranking(Generic[_Thing]):
+class _Ranking(Generic[_Item]):
     """Priority queue whose keys may change.
 
     Removed and moved items leave stale heap entries, which are compacted in bulk.
     """
 
-    __slots__ = ("_heap", "_numbers", "_places")
+    __slots__ = ("_entries", "_heap", "_numbers")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, ...], int, _Thing]] = []
-        self._places: dict[_Thing, tuple[tuple[int, ...], int, _Thing]] = {}
+        self._heap: list[tuple[tuple[int, ...], int, _Item]] = []
+        self._entries: dict[_Item, tuple[tuple[int, ...], int, _Item]] = {}
         self._numbers = count()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
-    def __contains__(self, thing: _Thing) -> bool:
-        return thing in self._places
+    def __contains__(self, item: _Item) -> bool:
+        return item in self._entries
 
     @property
-    def first(self) -> _Thing:
+    def first(self) -> _Item:
         """Item with the smallest key. The queue must not be empty."""
         return self._heap[0][2]
 
-    def put(self, thing: _Thing, key: tuple[int, ...]) -> None:
-        place = self._places.get(thing)
-        if place is None or place[0] != key:
-            place = self._places[thing] = (key, next(self._numbers), thing)
-            heappush(self._heap, place)
-            self._tidy()
+    def set_key(self, item: _Item, key: tuple[int, ...]) -> None:
+        entry = self._entries.get(item)
+        if entry is None or entry[0] != key:
+            entry = self._entries[item] = (key, next(self._numbers), item)
+            heappush(self._heap, entry)
+            self._compact()
 
-    def drop(self, thing: _Thing) -> None:
-        if self._places.pop(thing, None) is not None:
-            self._tidy()
+    def discard(self, item: _Item) -> None:
+        if self._entries.pop(item, None) is not None:
+            self._compact()
 
-    def _tidy(self) -> None:
+    def _compact(self) -> None:
         """Restore the invariant that the first entry of the heap is not stale; compact the heap if it has too many
         stale ones.
         """
-        if len(self._heap) > 2 * len(self._places) + 16:
-            self._heap = list(self._places.values())
+        if len(self._heap) > 2 * len(self._entries) + 16:
+            self._heap = list(self._entries.values())
             heapify(self._heap)
-        while self._heap and self._places.get(self._heap[0][2]) is not self._heap[0]:
+        while self._heap and self._entries.get(self._heap[0][2]) is not self._heap[0]:
             heappop(self._heap)

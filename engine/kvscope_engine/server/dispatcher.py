@@ -284,7 +284,7 @@ class Dispatcher:
 
     def _end_unread(self, prepared: Prepared) -> None:
         """Abort a request before its prompt was tokenized: reply to its client and list it in telemetry."""
-        self._engine.list_aborted(prepared.submit)
+        self._engine.record_aborted(prepared.submit)
         self.touched = True
         if self._receiver.pauses.any:
             self._engine.snapshot(0)  # publishes what changed without a step

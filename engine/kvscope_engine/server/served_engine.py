@@ -139,7 +139,7 @@ class ServedEngine(Protocol):
     def abort(self, request_id: str) -> None:
         """Abort a request. Unknown and finished ones are ignored."""
 
-    def list_aborted(self, submit: Submit) -> None:
+    def record_aborted(self, submit: Submit) -> None:
         """List a request in telemetry that was aborted before its prompt was tokenized."""
 
     def step(self, *, ahead: bool = True) -> list[Tokens | Finished]:

@@ -52,7 +52,7 @@ class KVLayout:
         return tuple(group.rule for group in self.groups)
 
     @property
-    def lets_go(self) -> bool:
+    def has_windows(self) -> bool:
         """Whether any layers have a window or chunks, so that blocks are freed while their request runs."""
         return any(rule.window for rule in self.rules)
 

@@ -66,37 +66,35 @@ class SimulatedMover:
         self.now_ns = now_ns
         self.origins.clear()
 
-    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         self._num_to_save += len(blocks)
 
-    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         self._num_to_load += len(blocks)
-        for place, block in zip(places, blocks, strict=True):
+        for place, block in zip(slots, blocks, strict=True):
             self.origins[block] = Tier.DISK if place in self._risen else Tier.HOST
-        self._risen.difference_update(places)
+        self._risen.difference_update(slots)
 
-    def offload(
-        self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
-    ) -> list[bool]:
+    def offload(self, slots: Sequence[int], disk_slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
         """Copy slots in host memory to disk; always succeeds."""
-        assert self.has_disk or not places, "there is no disk to offload to"
-        self.moved.offloaded_blocks += len(places)
-        self._writing.add(self.now_ns, len(places))
+        assert self.has_disk or not slots, "there is no disk to offload to"
+        self.moved.offloaded_blocks += len(slots)
+        self._writing.add(self.now_ns, len(slots))
         self.moved.offload_ns += self._wait(self._writing, self._queue_blocks)
-        return [True] * len(places)
+        return [True] * len(slots)
 
     @property
     def num_offloadable(self) -> int:
         behind_s = max(0, self._writing.free_ns - self.now_ns) / 1e9
         return max(0, int(self._queue_blocks - behind_s * self._writing.blocks_per_s))
 
-    def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
+    def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
         """Copy slots on disk to host memory; always succeeds."""
-        self.moved.risen_blocks += len(places)
-        self._risen.update(places)
-        self._reading.add(self.now_ns, len(places))
+        self.moved.risen_blocks += len(slots)
+        self._risen.update(slots)
+        self._reading.add(self.now_ns, len(slots))
         self.moved.rise_ns += self._wait(self._reading)
-        return [True] * len(places)
+        return [True] * len(slots)
 
     def flush(self) -> None:
         """Put all requested copies on the link, and wait for what the step needs."""
@@ -121,7 +119,7 @@ class SimulatedMover:
     def forget_prefixes(self) -> None:
         """Do nothing: a simulated disk is never used again."""
 
-    def kept(self) -> list[tuple[int, Prefix]]:
+    def recovered(self) -> list[tuple[int, Prefix]]:
         return []
 
     def _wait(self, lane: _Lane, ahead: float = 0.0) -> int:

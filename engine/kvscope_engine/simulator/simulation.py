@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from kvscope_engine.policy.allocation.allocators import make_allocation, make_pool
-from kvscope_engine.policy.fit import described_length
+from kvscope_engine.policy.block_needs import describe_length
 from kvscope_engine.policy.kv_groups import ONE_GROUP
 from kvscope_engine.policy.plan import StepPlan, StepResult
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.scheduler import Scheduler
-from kvscope_engine.policy.state_pool import StatePool, most_told
+from kvscope_engine.policy.scheduling.scheduler import Scheduler, SchedulerConfig
+from kvscope_engine.policy.state_pool import StatePool, max_recorded_tokens
 from kvscope_engine.policy.state_slots import host_slots, slots_and_blocks
 from kvscope_engine.simulator.costs.cost_model import CostModel
 from kvscope_engine.simulator.group_use import GroupTally
@@ -27,6 +27,7 @@ from kvscope_engine.simulator.tally import SimulationTally
 from kvscope_engine.simulator.tiers import Tiers
 from kvscope_engine.simulator.workloads.workload import Workload, WorkloadRequest
 from kvscope_telemetry.errors import BadInput, KvscopeError
+from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.sampling_params import ResolvedSampling
 from kvscope_telemetry.messages.what_if import EXPANDED, NOT_FREED
 
@@ -167,11 +168,13 @@ class Simulation:
             limits.block_size,
             prefix_caching=caching,
             salt=SALT,
-            num_host=num_host,
-            num_disk=num_disk,
+            other_tiers={
+                Tier.HOST: num_host,
+                Tier.DISK: num_disk,
+                Tier.STATES: setup.num_states,
+                Tier.HOST_STATES: setup.num_host_states,
+            },
             space=space,
-            num_states=setup.num_states,
-            num_host_states=setup.num_host_states,
             groups=ONE_GROUP if held is None else held.rules,
         )
         self.states = None
@@ -180,18 +183,22 @@ class Simulation:
             self.states = StatePool(
                 self.pool,
                 setup.state_interval,
-                most_told(limits.max_model_len),
-                keeps=caching,
+                max_recorded_tokens(limits.max_model_len),
+                keeps_checkpoints=caching,
                 copy_seconds=setup.state_copy_seconds,
             )
         self.scheduler = Scheduler(
             self.pool,
             make_allocation(setup.allocator, self.pool, max_model_len=limits.max_model_len),
-            max_num_seqs=min(limits.max_num_seqs, setup.num_states - 1) if setup.num_states else limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
+            SchedulerConfig(
+                max_num_seqs=min(limits.max_num_seqs, setup.num_states - 1)
+                if setup.num_states
+                else limits.max_num_seqs,
+                max_num_batched_tokens=limits.max_num_batched_tokens,
+                max_model_len=limits.max_model_len,
+                preemption=setup.tiers.preemption if self.mover is not None else "recompute",
+            ),
             mover=self.mover,
-            preemption=setup.tiers.preemption if self.mover is not None else "recompute",
             states=self.states,
         )
         # A step admits at most max_num_seqs requests. If more than that are queued, later arrivals change
@@ -246,7 +253,7 @@ class Simulation:
         self.step_count += 1
         elapsed_ns = self._cost.step_ns(plan, self._read)
         self.now_ns += elapsed_ns
-        self.scheduler.rate.observe(plan, elapsed_ns / 1e9)
+        self.scheduler.prefill_rate.observe(plan, elapsed_ns / 1e9)
         self.scheduler.commit(plan, self.step_count, self.now_ns)
         self.tally.step(plan, self.scheduler, self.pool)
         if self.mover is not None and self.mover.origins:
@@ -255,7 +262,7 @@ class Simulation:
             if item.samples:
                 self._sample(item.request)
         if self._watcher is None:
-            self.scheduler.take_changes()
+            self.scheduler.changes.drain()
         else:
             tokens = tuple((-item.request.number,) if item.samples else () for item in plan.scheduled)
             self._watcher.step(plan, StepResult(tokens, forward_ns=elapsed_ns), waited_ns)
@@ -299,7 +306,7 @@ class Simulation:
         request = next(iter(self.scheduler.requests.values()))
         return KvscopeError(
             f"allocator {self.allocator!r} can never place request {request.number}"
-            f" ({described_length(request)})"
+            f" ({describe_length(request)})"
             f" in a pool of {self._num_blocks} blocks of {self.pool.block_size}: give it more blocks"
             " (--num-gpu-blocks-override) or a smaller --max-model-len"
         )

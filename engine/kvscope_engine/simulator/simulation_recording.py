@@ -15,7 +15,7 @@ from typing import Self
 
 from kvscope_engine.policy.allocation.mapped_pool import page_slots_of
 from kvscope_engine.policy.plan import StepPlan, StepResult
-from kvscope_engine.policy.state_pool import most_told
+from kvscope_engine.policy.state_pool import max_recorded_tokens
 from kvscope_engine.simulator.simulation import Setup, Simulation
 from kvscope_engine.step_recorder import StepRecorder
 from kvscope_telemetry.about import program_version
@@ -135,7 +135,7 @@ def _groups(setup: Setup) -> tuple[KVGroup, ...]:
     )
     if setup.layout is None or not setup.num_states:
         return told
-    longest = most_told(setup.limits.max_model_len)
+    longest = max_recorded_tokens(setup.limits.max_model_len)
     return (*told, KVGroup(kind="state", block_size=longest, block_bytes=setup.layout.state_bytes))
 
 

@@ -1,4 +1,4 @@
-"""What an action's description says of its state is so, whenever it is looked at again."""
+"""Tests that actions of the registry take their enabled, checked and text state from their callbacks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def actions(qtbot, themes):
     return Actions(window, themes.settings)
 
 
-def nothing(*_):
-    """Nothing is done."""
+def do_nothing(*_):
+    """Accept any arguments and return None."""
 
 
-def test_an_action_is_so_from_the_start_and_after_each_look(actions):
+def test_action_state_follows_its_callbacks_at_creation_and_on_refresh(actions):
     now = {"can": False, "on": True, "text": "Undo closing"}
     action = actions.add_action(
         ActionSpec(
-            *("undo", "Undo", "Edit", nothing),
+            *("undo", "Undo", "Edit", do_nothing),
             checkable=True,
             enabled=lambda: now["can"],
             checked=lambda: now["on"],
@@ -36,9 +36,9 @@ def test_an_action_is_so_from_the_start_and_after_each_look(actions):
     assert (action.isEnabled(), action.isChecked(), action.text()) == (True, False, "Undo")
 
 
-def test_why_not_is_its_tip_while_it_cannot_be_done_whatever_keys_it_has(actions, themes):
+def test_disabled_action_shows_the_reason_as_tooltip_even_after_a_shortcut_change(actions, themes):
     now = {"why": "The engine is not paused"}
-    spec = ActionSpec("step", "Run one step", "Debug", nothing, ("F10",), why_not=lambda: now["why"])
+    spec = ActionSpec("step", "Run one step", "Debug", do_nothing, ("F10",), why_not=lambda: now["why"])
     action = actions.add_action(spec)
     assert (action.isEnabled(), action.toolTip()) == (False, "The engine is not paused")
     themes.settings.change(shortcuts={"step": ("F11",)})
@@ -48,12 +48,12 @@ def test_why_not_is_its_tip_while_it_cannot_be_done_whatever_keys_it_has(actions
     assert (action.isEnabled(), action.toolTip()) == (True, "Run one step (F11)")
 
 
-def test_of_exclusive_actions_the_one_that_is_so_is_checked(actions):
+def test_exclusive_actions_check_the_one_that_is_current(actions):
     now = {"theme": "dark"}
     for name in ("dark", "light"):
         actions.add_action(
             ActionSpec(
-                *(name, name, "Theme", nothing),
+                *(name, name, "Theme", do_nothing),
                 checkable=True,
                 exclusive="theme",
                 checked=lambda name=name: now["theme"] == name,

@@ -1,4 +1,4 @@
-"""Shortcuts: changed, refused, taken from another command, reset, kept, and shown everywhere."""
+"""Tests of keyboard shortcuts: conflicts, the shortcut editor, and where shortcuts are shown."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def set_key(editor, name, keys):
     editor.set.click()
 
 
-def test_who_has_a_key_where():
+def test_rivals_finds_commands_with_the_same_key_in_an_overlapping_scope():
     assert rivals(PLAY, ("f3",), ALL, {}) == [OPEN]
     assert rivals(PLAY, ("F3",), ALL, {"open": ("Ctrl+O",)}) == []
-    assert rivals(PLAY, ("Del",), ALL, {}) == [ABORT], "a key of the window reaches into every dock"
-    assert rivals(NEW, ("Del",), ALL, {}) == [], "two docks do not meet"
+    assert rivals(PLAY, ("Del",), ALL, {}) == [ABORT], "a shortcut of the window also applies in each dock"
+    assert rivals(NEW, ("Del",), ALL, {}) == [], "shortcuts of different docks do not conflict"
 
 
-def test_a_key_is_taken_from_whoever_had_it():
+def test_assigning_a_key_removes_it_from_its_previous_command():
     chosen = given(PLAY, ("F3",), ALL, {})
     assert chosen == {"play": ("F3",), "open": ("Ctrl+O",)}
     back = given(OPEN, OPEN.own_keys, ALL, chosen)
@@ -53,7 +53,7 @@ def test_a_key_is_taken_from_whoever_had_it():
     assert keys_of("play", PLAY.own_keys, {"play": ()}) == ()
 
 
-def test_a_key_is_changed_and_kept(editor, window, session, settings, qtbot):
+def test_changed_shortcut_takes_effect_and_is_saved(editor, window, session, settings, qtbot):
     set_key(editor, "play", "Ctrl+K")
     assert [k.toString() for k in window.actions_by_name["play"].shortcuts()] == ["Ctrl+K"]
     assert "(Ctrl+K)" in window.actions_by_name["play"].toolTip()
@@ -63,29 +63,31 @@ def test_a_key_is_changed_and_kept(editor, window, session, settings, qtbot):
     window.page_map.canvas.setFocus()
     qtbot.waitUntil(window.isActiveWindow)
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Space)
-    assert not session.timeline.paused
+    assert not session.timeline.is_paused
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
-    assert session.timeline.paused
+    assert session.timeline.is_paused
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_the_chosen_command_can_be_read(editor, window, qtbot, theme):
+def test_selected_command_has_enough_contrast_with_and_without_focus(editor, window, qtbot, theme):
     window.themes.choose(theme)
     editor.choose("play")
-    for widget in (editor.list, editor.keys):  # where the keys are pressed it is still seen for which command
+    for widget in (editor.list, editor.keys):  # the chosen command stays readable while the focus is in the key field
         widget.setFocus()
         qtbot.waitUntil(widget.hasFocus)
         row = editor.list.visualItemRect(editor.list.currentItem())
         image = editor.list.viewport().grab(row).toImage()
         lights = [image.pixelColor(x, y).lightness() for x in range(image.width()) for y in range(image.height())]
         behind = max(set(lights), key=lights.count)
-        assert max(abs(light - behind) for light in lights) > 90, "its words stand out"
+        assert max(abs(light - behind) for light in lights) > 90, "the text does not stand out"
         below = row.translated(0, row.height())
         other = editor.list.viewport().grab(below).toImage().pixelColor(image.width() - 2, image.height() // 2)
-        assert other.lightness() != image.pixelColor(image.width() // 2, 2).lightness(), "and it from the others"
+        assert other.lightness() != image.pixelColor(image.width() // 2, 2).lightness(), (
+            "the selected row looks like the others"
+        )
 
 
-def test_a_key_of_another_command_is_taken_when_told_to_twice(editor, window):
+def test_key_of_another_command_is_reassigned_only_after_confirmation(editor, window):
     set_key(editor, "fit", "Ctrl+W")
     assert "“Close window”" in editor.words.text()
     assert window.actions_by_name["close"].shortcut().toString() == "Ctrl+W"
@@ -94,7 +96,7 @@ def test_a_key_of_another_command_is_taken_when_told_to_twice(editor, window):
     assert window.actions_by_name["fit"].shortcut().toString() == "Ctrl+W"
 
 
-def test_one_is_reset_and_all(editor, window, settings):
+def test_one_shortcut_or_all_shortcuts_can_be_reset(editor, window, settings):
     set_key(editor, "zoom_in", "Z")
     set_key(editor, "fit", "X")
     editor.choose("zoom_in")
@@ -109,14 +111,14 @@ def test_one_is_reset_and_all(editor, window, settings):
     assert not editor.all_own.isEnabled()
 
 
-def test_all_windows_follow_and_tips_say_the_keys(editor, window, session, make_window):
+def test_changed_shortcut_applies_to_all_windows_and_their_tooltips(editor, window, session, make_window):
     other = make_window(session)
     set_key(editor, "zoom_in", "Ctrl+Up")
     assert other.actions_by_name["zoom_in"].shortcut().toString() == "Ctrl+Up"
     assert "Zoom in (Ctrl+Up)" in [button.toolTip() for button in other.page_map.pool_buttons]
 
 
-def test_commands_and_keys_are_found(editor):
+def test_shortcut_search_matches_command_names_and_keys(editor):
     def shown():
         items = [editor.list.topLevelItem(i) for i in range(editor.list.topLevelItemCount())]
         return [item.text(0) for item in items if not item.isHidden()]
@@ -130,7 +132,7 @@ def test_commands_and_keys_are_found(editor):
     assert len(shown()) == everything > 60
 
 
-def test_the_sheet_of_shortcuts_shows_those_of_now_and_leads_to_the_editor(editor, window):
+def test_shortcuts_sheet_shows_current_keys_and_opens_the_editor(editor, window):
     set_key(editor, "play", "Ctrl+K")
     editor.close()
     window.actions_by_name["shortcuts"].trigger()
@@ -140,8 +142,7 @@ def test_the_sheet_of_shortcuts_shows_those_of_now_and_leads_to_the_editor(edito
     assert any(type(s) is ShortcutEditor and s.isVisible() for s in window.findChildren(Sheet))
 
 
-def test_no_key_beside_the_registry(session, make_window):
-    """Every shortcut of a window with all its views is an action of the registry, and no two meet."""
+def test_all_shortcuts_of_a_window_are_registered_and_do_not_conflict(session, make_window):
     window = make_window(session, with_views=True)
     registered = {id(window.actions_by_name[spec.name]) for spec in window.actions_by_name}
     assert window.findChildren(QShortcut) == []

@@ -1,4 +1,4 @@
-"""Alarms in a window: told once, kept with the session, set on a sheet, and where they would have rung in a file."""
+"""Tests of alarms in a window: notices, bookmarks, the sheet of rules, webhooks, and alarms found in recordings."""
 
 from __future__ import annotations
 
@@ -41,91 +41,91 @@ def second(at, used=50, **more):
     return Summary(time_ns=START_NS + at * SECOND_NS, epoch=7, active_blocks=used, free_blocks=100 - used, **more)
 
 
-def tell(session, summaries):
-    """The overview grows, as the ring's writer makes it."""
+def extend_overview(session, summaries):
+    """Append summaries to the session's overview, as the writer of the recent history does."""
     session.overview.extend(summaries)
     session.overview_changed.emit()
 
 
 @pytest.fixture
-def scripted(session, make_window, qtbot):
-    """A window whose overview the test writes."""
+def window_with_scripted_overview(session, make_window, qtbot):
+    """Window of a session whose overview is extended by the test."""
     window = make_window(session)
     session.overview_changed.emit()
     qtbot.wait(1)
     return window
 
 
-def test_one_trouble_is_one_notice_and_one_bookmark(scripted, session):
-    strip = scripted.alarm_strip
+def test_lasting_alarm_makes_one_notice_and_one_bookmark(window_with_scripted_overview, session):
+    strip = window_with_scripted_overview.alarm_strip
     assert not strip.isVisible()
     for at in range(30):
-        tell(session, [second(at, used=97 if at >= 5 else 50)])
+        extend_overview(session, [second(at, used=97 if at >= 5 else 50)])
     assert strip.isVisible()
     assert strip.names == [KV_USAGE]
     assert strip.text.startswith("KV usage high share of the pool held by requests > 95.0 % for 5 s, since ")
     (mark,) = session.bookmarks.shown
     assert (mark.kind, mark.time_ns, mark.until_ns) == (KV_USAGE, START_NS + 5 * SECOND_NS, 0)
     for at in range(30, 50):
-        tell(session, [second(at)])
+        extend_overview(session, [second(at)])
     assert "over after 25.0 s, up to 97.0 %" in strip.text
     (mark,) = session.bookmarks.shown
     assert mark.until_ns == START_NS + 30 * SECOND_NS
     assert strip.isVisible()
 
 
-def test_alarm_that_goes_on_shows_its_worst_value_so_far(scripted, session):
-    tell(session, [second(at, longest_wait_s=float(at)) for at in range(12)])
-    strip, at_first = scripted.alarm_strip, session.bookmarks.shown
+def test_ongoing_alarm_shows_its_worst_value_so_far(window_with_scripted_overview, session):
+    extend_overview(session, [second(at, longest_wait_s=float(at)) for at in range(12)])
+    strip, at_first = window_with_scripted_overview.alarm_strip, session.bookmarks.shown
     assert strip.text.endswith(", up to 11 s so far")
     assert [mark.text for mark in at_first] == ["up to 11 s"]
     for at in range(12, 96):
-        tell(session, [second(at, longest_wait_s=float(at))])
+        extend_overview(session, [second(at, longest_wait_s=float(at))])
     assert strip.text.endswith(", up to 95 s so far")
     assert [(mark.bookmark_id, mark.text) for mark in session.bookmarks.shown] == [
         (at_first[0].bookmark_id, "up to 95 s")
     ]
 
 
-def test_renamed_bookmark_of_an_alarm_that_goes_on_keeps_its_name(scripted, session):
-    tell(session, [second(at, longest_wait_s=float(at)) for at in range(12)])
+def test_renamed_bookmark_of_an_ongoing_alarm_keeps_its_name(window_with_scripted_overview, session):
+    extend_overview(session, [second(at, longest_wait_s=float(at)) for at in range(12)])
     session.bookmarks.rename(session.bookmarks.shown[0], "the long one")
-    tell(session, [second(at, longest_wait_s=float(at)) for at in range(12, 20)])
+    extend_overview(session, [second(at, longest_wait_s=float(at)) for at in range(12, 20)])
     assert [mark.text for mark in session.bookmarks.shown] == ["the long one"]
 
 
-def test_a_notice_of_what_is_over_goes_by_itself(scripted, session, monkeypatch, qtbot):
+def test_notice_of_an_ended_alarm_disappears_after_a_delay(window_with_scripted_overview, session, monkeypatch, qtbot):
     monkeypatch.setattr(alarm_strip, "GOES_AFTER_S", 0.0)
-    tell(session, [second(at, used=97 if at < 20 else 50) for at in range(40)])
-    strip = scripted.alarm_strip
+    extend_overview(session, [second(at, used=97 if at < 20 else 50) for at in range(40)])
+    strip = window_with_scripted_overview.alarm_strip
     assert strip.isVisible()
     qtbot.waitUntil(lambda: not strip.isVisible(), timeout=WAIT_MS)
     assert driver.is_at_rest(strip)
     assert len(session.bookmarks.shown) == 1
 
 
-def test_what_ends_meanwhile_does_not_put_off_that_a_notice_goes(scripted, monkeypatch, qtbot):
-    strip, now_s = scripted.alarm_strip, [time.monotonic()]
+def test_other_alarms_ending_does_not_delay_the_removal_of_a_notice(window_with_scripted_overview, monkeypatch, qtbot):
+    strip, now_s = window_with_scripted_overview.alarm_strip, [time.monotonic()]
     monkeypatch.setattr(alarm_strip, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     rung = [Alarm(rule, 7, START_NS, START_NS, 1.0) for rule in DEFAULT_RULES[:2]]
     for alarm in rung:
-        scripted.alarms.rang.emit(alarm)
+        window_with_scripted_overview.alarms.rang.emit(alarm)
     (clock,) = strip.findChildren(QTimer)
     clock.setInterval(20)
-    scripted.alarms.over.emit(rung[0])
+    window_with_scripted_overview.alarms.over.emit(rung[0])
     now_s[0] += 2 * alarm_strip.GOES_AFTER_S
     ending = QTimer(strip, interval=1)
-    ending.timeout.connect(lambda: scripted.alarms.over.emit(rung[1]))
+    ending.timeout.connect(lambda: window_with_scripted_overview.alarms.over.emit(rung[1]))
     ending.start()
     qtbot.waitUntil(lambda: strip.names == [rung[1].name], timeout=WAIT_MS)
     ending.stop()
 
 
-def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session, qtbot):
-    strip, went = scripted.alarm_strip, []
-    alone = AlarmStrip(scripted.alarms, went.append, lambda: None)
+def test_each_alarm_has_one_notice_and_the_newest_is_shown_first(window_with_scripted_overview, session, qtbot):
+    strip, went = window_with_scripted_overview.alarm_strip, []
+    alone = AlarmStrip(window_with_scripted_overview.alarms, went.append, lambda: None)
     qtbot.addWidget(alone)
-    tell(session, [second(at, used=97, longest_wait_s=15.0 if at > 10 else 0.0) for at in range(20)])
+    extend_overview(session, [second(at, used=97, longest_wait_s=15.0 if at > 10 else 0.0) for at in range(20)])
     assert strip.names == [KV_USAGE, "Long wait"]
     assert strip.text.startswith("Long wait longest wait of a request for its first step > 10 s, since ")
     assert "and 1 more" in driver.lines(strip)
@@ -136,90 +136,90 @@ def test_several_kinds_one_notice_each_and_the_newest_in_front(scripted, session
     alone.go.click()
     assert went == [START_NS + 11 * SECOND_NS, START_NS]
     strip.all.click()
-    assert scripted.docks["bookmarks"].isVisible()
+    assert window_with_scripted_overview.docks["bookmarks"].isVisible()
     strip.dismiss.click()
     assert not strip.isVisible()
-    tell(session, [second(at, used=97) for at in range(20, 30)])
-    assert not strip.isVisible()  # it is the same trouble still
+    extend_overview(session, [second(at, used=97) for at in range(20, 30)])
+    assert not strip.isVisible()  # the alarm is still the same one
     assert len(session.bookmarks.shown) == 2
 
 
 @pytest.fixture
-def keeper(settings):
-    """What is kept."""
+def settings_keeper(settings):
     return SettingsStore(settings)
 
 
-def test_with_all_rules_off_nobody_looks(session, keeper):
-    keeper.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
-    watch, looks = AlarmEvaluator(session, keeper), []
+def test_overview_is_not_checked_while_all_rules_are_off(session, settings_keeper):
+    settings_keeper.change(alarm_rules=tuple(replace(rule, is_on=False) for rule in DEFAULT_RULES))
+    watch, looks = AlarmEvaluator(session, settings_keeper), []
     watch.looked.connect(lambda: looks.append(1))
-    tell(session, [second(at, used=100) for at in range(60)])
+    extend_overview(session, [second(at, used=100) for at in range(60)])
     assert session.bookmarks.shown == looks == []
-    keeper.change(alarm_rules=(RULES[KV_USAGE],))
-    tell(session, [second(at, used=100) for at in range(60, 70)])
+    settings_keeper.change(alarm_rules=(RULES[KV_USAGE],))
+    extend_overview(session, [second(at, used=100) for at in range(60, 70)])
     assert session.bookmarks.shown
     assert looks
     watch.deleteLater()
 
 
-def test_a_long_overview_is_looked_at_in_parts(session, keeper, qtbot):
+def test_long_overview_is_checked_in_several_parts(session, settings_keeper, qtbot):
     session.overview.extend(second(at, used=97 if at % 100 < 20 else 50) for at in range(1000))
-    watch = AlarmEvaluator(session, keeper)
+    watch = AlarmEvaluator(session, settings_keeper)
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 10, timeout=WAIT_MS)
     assert all(mark.until_ns for mark in session.bookmarks.shown)
     watch.deleteLater()
 
 
-def test_rules_that_change_end_what_goes_on_by_the_old_ones(scripted, session):
-    tell(session, [second(at, used=97) for at in range(20)])
-    scripted.themes.settings.change(alarm_rules=(replace(RULES[KV_USAGE], expression="kv_usage > 0.99"),))
+def test_changing_the_rules_ends_ongoing_alarms_of_the_old_rules(window_with_scripted_overview, session):
+    extend_overview(session, [second(at, used=97) for at in range(20)])
+    window_with_scripted_overview.themes.settings.change(
+        alarm_rules=(replace(RULES[KV_USAGE], expression="kv_usage > 0.99"),)
+    )
     (mark,) = session.bookmarks.shown
     assert mark.until_ns
-    tell(session, [second(at, used=98) for at in range(20, 40)])
+    extend_overview(session, [second(at, used=98) for at in range(20, 40)])
     assert len(session.bookmarks.shown) == 1
 
 
-def test_a_rule_of_a_person_rings_as_the_others_do(scripted, session):
-    """And not while the engine is paused, nor while its figure is unknown."""
+def test_custom_rule_fires_unless_the_engine_is_paused_or_its_figure_is_unknown(window_with_scripted_overview, session):
     rule = parse_rule("Too full: free_blocks < 0.05 * num_blocks and running > 8 for 3 s")
-    scripted.themes.settings.change(alarm_rules=(rule, parse_rule("temperature_celsius > 20")))
+    window_with_scripted_overview.themes.settings.change(alarm_rules=(rule, parse_rule("temperature_celsius > 20")))
     stops = (Stop(begin_ns=START_NS, end_ns=START_NS + 10 * SECOND_NS),)
-    tell(session, [second(at, used=97, num_running=9, stops=stops if at == 0 else ()) for at in range(10)])
+    extend_overview(session, [second(at, used=97, num_running=9, stops=stops if at == 0 else ()) for at in range(10)])
     assert session.bookmarks.shown == []
-    tell(session, [second(at, used=97, num_running=8 if at % 2 else 9) for at in range(10, 20)])
+    extend_overview(session, [second(at, used=97, num_running=8 if at % 2 else 9) for at in range(10, 20)])
     assert session.bookmarks.shown == []
-    tell(session, [second(at, used=97, num_running=9) for at in range(20, 30)])
+    extend_overview(session, [second(at, used=97, num_running=9) for at in range(20, 30)])
     (mark,) = session.bookmarks.shown
     assert (mark.kind, mark.text, mark.time_ns) == ("Too full", "down to 3 blocks", START_NS + 20 * SECOND_NS)
-    assert scripted.alarm_strip.text.startswith(
+    assert window_with_scripted_overview.alarm_strip.text.startswith(
         "Too full free blocks < 0.05 * blocks of the pool and requests running > 8 for 3 s, since "
     )
 
 
-def test_rules_of_the_command_line_are_beside_those_that_are_kept(scripted, session):
-    scripted.alarms.use([parse_rule("Busy: running > 3")])
-    tell(session, [second(at, used=97, num_running=9) for at in range(10)])
+def test_command_line_rules_apply_in_addition_to_saved_rules(window_with_scripted_overview, session):
+    window_with_scripted_overview.alarms.use([parse_rule("Busy: running > 3")])
+    extend_overview(session, [second(at, used=97, num_running=9) for at in range(10)])
     assert {mark.kind for mark in session.bookmarks.shown} == {"Busy", KV_USAGE}
-    assert scripted.themes.settings.values.alarm_rules == DEFAULT_RULES
-    assert "Busy" in scripted.alarms.own_words
+    assert window_with_scripted_overview.themes.settings.values.alarm_rules == DEFAULT_RULES
+    assert "Busy" in window_with_scripted_overview.alarms.own_words
 
 
 @pytest.fixture
-def sheet(scripted, qtbot):
-    """Opened from the menu's action."""
-    scripted.actions_by_name["alarm_rules"].trigger()
-    found = next(each for each in scripted.findChildren(AlarmDialog) if each.isVisible())
+def sheet(window_with_scripted_overview, qtbot):
+    """Alarm sheet, opened by the menu action."""
+    window_with_scripted_overview.actions_by_name["alarm_rules"].trigger()
+    found = next(each for each in window_with_scripted_overview.findChildren(AlarmDialog) if each.isVisible())
     yield found
-    if isValid(found):  # it goes when it is closed
+    if isValid(found):  # the sheet deletes itself when it is closed
         found.close()
 
 
-def ok(sheet):
+def ok_button(sheet):
     return sheet.buttons.button(QDialogButtonBox.StandardButton.Ok)
 
 
-def test_the_sheet_is_what_rules_are_and_what_is_kept(scripted, sheet, settings, qtbot):
+def test_sheet_shows_the_rules_and_saves_edits_to_the_settings(window_with_scripted_overview, sheet, settings, qtbot):
     assert sheet.rules == DEFAULT_RULES
     row = sheet.rows[0]
     row.expression.selectAll()
@@ -227,14 +227,16 @@ def test_the_sheet_is_what_rules_are_and_what_is_kept(scripted, sheet, settings,
     row.seconds.setValue(2)
     sheet.rows[4].is_on.click()
     sheet.rows[6].remove.click()
-    ok(sheet).click()
+    ok_button(sheet).click()
     kept = SettingsStore(settings).values.alarm_rules
     assert kept[0] == Rule(name=KV_USAGE, expression="kv_usage > 0.8", seconds=2.0)
     assert not kept[4].is_on
     assert kept[1:4] == DEFAULT_RULES[1:4]
     assert len(kept) == len(DEFAULT_RULES) - 1
-    assert scripted.alarms.rules == kept
-    again = AlarmDialog(scripted.alarms, scripted.themes.theme, scripted)
+    assert window_with_scripted_overview.alarms.rules == kept
+    again = AlarmDialog(
+        window_with_scripted_overview.alarms, window_with_scripted_overview.themes.theme, window_with_scripted_overview
+    )
     again.add.click()
     again.rows[-1].expression.setText("running > 8")
     again.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).click()
@@ -246,16 +248,16 @@ def test_the_sheet_is_what_rules_are_and_what_is_kept(scripted, sheet, settings,
     again.close()
 
 
-def test_a_rule_is_written_and_checked_while_it_is_typed(scripted, sheet, qtbot):
+def test_rule_expression_is_validated_while_it_is_typed(window_with_scripted_overview, sheet, qtbot):
     sheet.add.click()
     row = sheet.rows[-1]
-    assert not ok(sheet).isEnabled()
+    assert not ok_button(sheet).isEnabled()
     qtbot.keyClicks(row.expression, "ttft_p99 > 500")
     assert row.note.startswith("'ttft_p99' is not a figure (did you mean ttft_p99_ms?); accepted: kv_usage, ")
-    assert not ok(sheet).isEnabled()
+    assert not ok_button(sheet).isEnabled()
     row.expression.setCursorPosition(len("ttft_p99"))
     qtbot.keyClicks(row.expression, "_ms")
-    assert (row.note, ok(sheet).isEnabled()) == ("", True)
+    assert (row.note, ok_button(sheet).isEnabled()) == ("", True)
     row.name.setText(KV_USAGE)
     assert row.note == sheet.rows[0].note == "Another alarm has this name"
     row.name.setText("Slow")
@@ -263,11 +265,13 @@ def test_a_rule_is_written_and_checked_while_it_is_typed(scripted, sheet, qtbot)
     qtbot.keyClicks(row.expression, " for 20 s")
     qtbot.keyClick(row.expression, Qt.Key.Key_Tab)
     assert (row.expression.text(), row.seconds.value()) == ("ttft_p99_ms > 500", 20.0)
-    ok(sheet).click()
-    assert scripted.alarms.rules[-1] == Rule(name="Slow", expression="ttft_p99_ms > 500", seconds=20.0)
+    ok_button(sheet).click()
+    assert window_with_scripted_overview.alarms.rules[-1] == Rule(
+        name="Slow", expression="ttft_p99_ms > 500", seconds=20.0
+    )
 
 
-def test_figures_are_picked_from_a_list(sheet, qtbot):
+def test_picking_a_figure_from_the_menu_inserts_its_name(sheet, qtbot):
     groups = [action.menu() for action in sheet.figures.menu().actions()]
     entries = {action.text().split("\t")[0]: action for group in groups for action in group.actions()}
     assert set(entries) == set(SECOND_FIGURES)
@@ -277,13 +281,13 @@ def test_figures_are_picked_from_a_list(sheet, qtbot):
     assert sheet.rules[-1].expression == "free_blocks < 100"
 
 
-def test_the_sheet_tells_what_a_figure_is_now(scripted, session, sheet):
-    tell(session, [second(at, used=43) for at in range(3)])
+def test_sheet_shows_the_last_value_of_each_figure_or_unknown(window_with_scripted_overview, session, sheet):
+    extend_overview(session, [second(at, used=43) for at in range(3)])
     assert sheet.rows[0].now == "last second: 43.0 %"
     assert sheet.rows[4].now == "last second: unknown"
 
 
-def test_the_sheet_tells_what_cannot_be_measured_at_an_engine(make_engine, make_session, make_window):
+def test_sheet_notes_which_rules_the_engine_cannot_measure(make_engine, make_session, make_window):
     capabilities = Capabilities(engine="vllm", commands=False, free_rows=False, requests=False, steps=False)
     window = make_window(make_session(make_engine(capabilities=capabilities)))
     sheet = AlarmDialog(window.alarms, window.themes.theme, window)
@@ -291,11 +295,11 @@ def test_the_sheet_tells_what_cannot_be_measured_at_an_engine(make_engine, make_
     assert notes["Blocks run out"] == "Cannot be measured here: vLLM does not report blocks_run_out_s"
     assert notes["Engine stuck"] == "Cannot be measured here: vLLM does not report stalled_s"
     assert notes[KV_USAGE] == notes["Frames lost"] == ""
-    assert ok(sheet).isEnabled()  # the rules are sound
+    assert ok_button(sheet).isEnabled()  # the rules are valid
     sheet.close()
 
 
-def test_a_narrow_sheet_has_expressions_in_lines_of_their_own(sheet, qtbot):
+def test_narrow_sheet_puts_expressions_on_separate_lines(sheet, qtbot):
     sheet.resize(960, 600)
     qtbot.waitUntil(lambda: not sheet.rows[0].is_folded, timeout=WAIT_MS)
     sheet.resize(420, 400)
@@ -304,44 +308,46 @@ def test_a_narrow_sheet_has_expressions_in_lines_of_their_own(sheet, qtbot):
     qtbot.waitUntil(lambda: area.widget().width() <= area.viewport().width(), timeout=WAIT_MS)
 
 
-def test_live_alarms_are_kept_in_the_ring(window, qtbot):
-    """On real sockets: a threshold that is passed at once."""
+def test_live_alarm_bookmarks_are_saved_in_the_recent_history(window, qtbot):
     session = window.session
     window.themes.settings.change(alarm_rules=(SOON,))
     qtbot.waitUntil(lambda: window.alarm_strip.isVisible(), timeout=WAIT_MS)
     assert [mark.kind for mark in session.bookmarks.shown] == [KV_USAGE]
-    assert session.kept.ring.flush(60.0)
-    ring_recording = Recording.open(session.kept.ring.folder, origin_ns=session.kept.ring.origin_ns)
+    assert session.disk_history.ring.flush(60.0)
+    ring_recording = Recording.open(session.disk_history.ring.folder, origin_ns=session.disk_history.ring.origin_ns)
     assert list(settled(ring_recording.bookmarks()).values()) == session.bookmarks.shown
     window.alarm_strip.go.click()
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     qtbot.waitUntil(lambda: session.timeline.cursor_ns <= session.bookmarks.shown[0].time_ns + 1000, timeout=WAIT_MS)
 
 
-def test_alarms_of_a_window_are_posted(window, receiver, qtbot):
-    """On real sockets, to a real server: that one fires, and that it is over when its rule goes."""
-    window.themes.settings.change(alarm_rules=(SOON,), alarm_webhook=receiver.url)
-    qtbot.waitUntil(lambda: len(receiver.posts) == 1, timeout=WAIT_MS)
-    post = receiver.posts[0]
+def test_firing_and_resolved_alarms_are_posted_to_the_webhook(window, webhook_server, qtbot):
+    window.themes.settings.change(alarm_rules=(SOON,), alarm_webhook=webhook_server.url)
+    qtbot.waitUntil(lambda: len(webhook_server.posts) == 1, timeout=WAIT_MS)
+    post = webhook_server.posts[0]
     assert (post["name"], post["state"], post["expression"]) == (KV_USAGE, "firing", "kv_usage > 0.01")
     assert (post["engine"], post["instance"]) == ("kvscope", window.session.source.name)
     assert post["value"] > 0.01
     window.themes.settings.change(alarm_rules=DEFAULT_RULES)
-    qtbot.waitUntil(lambda: len(receiver.posts) >= 2, timeout=WAIT_MS)
-    assert receiver.posts[1]["state"] == "resolved"
-    assert receiver.posts[1]["fingerprint"] == post["fingerprint"]
+    qtbot.waitUntil(lambda: len(webhook_server.posts) >= 2, timeout=WAIT_MS)
+    assert webhook_server.posts[1]["state"] == "resolved"
+    assert webhook_server.posts[1]["fingerprint"] == post["fingerprint"]
 
 
-def test_a_webhook_that_cannot_be_reached_is_told_once(scripted, session, qtbot, monkeypatch):
+def test_unreachable_webhook_is_reported_once_without_its_path(
+    window_with_scripted_overview, session, qtbot, monkeypatch
+):
     monkeypatch.setattr("kvscope_telemetry.alarms.webhook.RETRY_AFTER_S", ())
     received = []
     session.noticed.connect(received.append)
-    scripted.themes.settings.change(alarm_webhook="http://127.0.0.1:9/secret")
+    window_with_scripted_overview.themes.settings.change(alarm_webhook="http://127.0.0.1:9/secret")
     at = iter(range(10_000))
 
     def ring_until(condition):
         for _ in range(40):
-            tell(session, [second(next(at), used=97) for _ in range(8)] + [second(next(at)) for _ in range(12)])
+            extend_overview(
+                session, [second(next(at), used=97) for _ in range(8)] + [second(next(at)) for _ in range(12)]
+            )
             qtbot.wait(50)
             if condition():
                 return
@@ -353,16 +359,18 @@ def test_a_webhook_that_cannot_be_reached_is_told_once(scripted, session, qtbot,
     assert "secret" not in line
 
 
-def test_a_sheet_takes_no_webhook_that_is_none(sheet, scripted):
+def test_sheet_rejects_a_webhook_url_that_is_not_http(sheet, window_with_scripted_overview):
     sheet.url.setText("ftp://host/x")
-    assert not ok(sheet).isEnabled()
+    assert not ok_button(sheet).isEnabled()
     sheet.url.setText(" https://host/x ")
-    ok(sheet).click()
-    assert scripted.alarms.webhook_url == "https://host/x"
+    ok_button(sheet).click()
+    assert window_with_scripted_overview.alarms.webhook_url == "https://host/x"
 
 
-def test_a_recording_shows_where_they_would_have_rung(play, themes, tmp_path, qtbot, receiver):
-    themes.settings.change(alarm_rules=(SOON,), alarm_webhook=receiver.url)
+def test_recording_shows_bookmarks_where_alarms_would_have_fired(
+    open_playback_window, themes, tmp_path, qtbot, webhook_server
+):
+    themes.settings.change(alarm_rules=(SOON,), alarm_webhook=webhook_server.url)
     path, now = tmp_path / "r.mcap", [1_000_000_000]
 
     def tick():
@@ -374,21 +382,21 @@ def test_a_recording_shows_where_they_would_have_rung(play, themes, tmp_path, qt
         writer.write(engine.snapshot(), wait=True)
         for _ in range(200):
             writer.write(engine.advance(), wait=True)
-    window = play(path)
+    window = open_playback_window(path)
     session = window.session
     qtbot.waitUntil(lambda: len(session.bookmarks.shown) == 1, timeout=WAIT_MS)
     (mark,) = session.bookmarks.shown
     assert mark.kind == KV_USAGE
-    assert not session.bookmarks.is_kept(mark)
-    assert not window.alarm_strip.isVisible()  # nothing rings now
+    assert not session.bookmarks.is_stored(mark)
+    assert not window.alarm_strip.isVisible()  # no alarm fires live
     window.themes.settings.change(alarm_rules=())
     assert session.bookmarks.shown == []
     window.themes.settings.change(alarm_rules=(parse_rule("Mine: active_blocks > 0 for 2 s"),))
     qtbot.waitUntil(lambda: [mark.kind for mark in session.bookmarks.shown] == ["Mine"], timeout=WAIT_MS)
-    assert receiver.posts == []
+    assert webhook_server.posts == []
 
 
-def test_alarm_line_without_room_wraps_its_rule_and_details_and_cuts_neither(qtbot):
+def test_narrow_alarm_line_wraps_rule_and_details_without_clipping(qtbot):
     line = AlarmLine()
     qtbot.addWidget(line)
     rule, detail = "Long wait: longest_wait_s > 10 and running > 8 for 10 s", "up to 97.0 %; since 12:00:00.000, " * 4
@@ -404,7 +412,7 @@ def test_alarm_line_without_room_wraps_its_rule_and_details_and_cuts_neither(qtb
     for label in (line.rule, line.detail):
         metrics = label.fontMetrics()
         needed = metrics.boundingRect(QRect(0, 0, label.width(), 9999), Qt.TextFlag.TextWordWrap, label.text())
-        assert needed.height() >= 2 * metrics.height(), "two lines or more"
+        assert needed.height() >= 2 * metrics.height(), "the text should wrap to two lines or more"
         assert label.height() >= needed.height()
         assert label.width() >= needed.width()
     assert line.heightForWidth(width) > 3 * low

@@ -1,4 +1,4 @@
-"""Bookmarks and loops in a real window: by keys, in the dock, on bar and timeline, in what is saved."""
+"""Tests of bookmarks and loops in a window: shortcuts, the dock, the playback bar, the timeline, and saved files."""
 
 from __future__ import annotations
 
@@ -15,49 +15,49 @@ WAIT_MS = 120_000
 SECOND_NS = 1_000_000_000
 
 
-def popup(window):
+def note_popup(window):
     return next(found for found in window.findChildren(NotePopup) if found.isVisible())
 
 
-def mark(window, qtbot, text):
-    """As a person does: mark, words, Enter."""
+def add_named_bookmark(window, qtbot, text):
+    """Add a bookmark by the action and type its name."""
     window.actions_by_name["bookmark"].trigger()
-    qtbot.keyClicks(popup(window).note, text)
-    qtbot.keyClick(popup(window).note, Qt.Key.Key_Return)
+    qtbot.keyClicks(note_popup(window).note, text)
+    qtbot.keyClick(note_popup(window).note, Qt.Key.Key_Return)
     return window.session.bookmarks.shown[-1]
 
 
-def list_of(window):
+def listed_bookmarks(window):
     view = window.views["bookmarks"]
     return [view.model.index(row, 0).data() for row in range(view.model.rowCount())]
 
 
-def test_a_bookmark_is_there_at_once_and_words_follow(window, qtbot):
+def test_bookmark_exists_before_its_name_is_typed(window, qtbot):
     session = window.session
     before_ns = session.timeline.cursor_ns
     assert window.actions_by_name["bookmark"].shortcut().toString() == "Ctrl+B"
     window.actions_by_name["bookmark"].trigger()
     (made,) = session.bookmarks.shown
     assert before_ns <= made.time_ns <= session.timeline.cursor_ns
-    qtbot.keyClick(popup(window).note, Qt.Key.Key_Escape)
+    qtbot.keyClick(note_popup(window).note, Qt.Key.Key_Escape)
     assert session.bookmarks.shown == [made]
-    named = mark(window, qtbot, "a spike")
+    named = add_named_bookmark(window, qtbot, "a spike")
     assert named.text == "a spike"
-    assert not session.timeline.paused  # nobody was taken anywhere
+    assert not session.timeline.is_paused  # adding a bookmark does not move the cursor
     window.focus_view("bookmarks")
     window.views["bookmarks"].refresh()
-    assert [line.partition("  ")[2] for line in list_of(window)] == ["Bookmark", "a spike"]
+    assert [line.partition("  ")[2] for line in listed_bookmarks(window)] == ["Bookmark", "a spike"]
 
 
-def test_next_and_before_and_the_list_go_there(window, qtbot, arrive):
+def test_next_previous_and_list_clicks_move_the_cursor_to_the_bookmark(window, qtbot, wait_for_seek):
     session, view = window.session, window.views["bookmarks"]
-    assert session.kept.ring.flush(60.0)  # what is gone to can be read, however late the ring is
-    first, last = session.kept.range_ns
+    assert session.disk_history.ring.flush(60.0)  # flush, so that the bookmarked times can be read
+    first, last = session.disk_history.range_ns
     session.bookmarks.add(first + (last - first) // 4, "one")
     session.bookmarks.add(first + (last - first) // 2, "two")
     one, two = session.bookmarks.shown
     window.actions_by_name["bookmark_before"].trigger()
-    arrive(session)
+    wait_for_seek(session)
     assert session.timeline.cursor_ns == pytest.approx(two.time_ns, abs=1000)
     window.actions_by_name["bookmark_before"].trigger()
     qtbot.waitUntil(lambda: abs(session.timeline.cursor_ns - one.time_ns) < 1000, timeout=WAIT_MS)
@@ -73,17 +73,17 @@ def test_next_and_before_and_the_list_go_there(window, qtbot, arrive):
     qtbot.waitUntil(lambda: abs(session.timeline.cursor_ns - one.time_ns) < 1000, timeout=WAIT_MS)
 
 
-def test_rename_delete_and_undo_in_the_list(window, qtbot):
+def test_bookmarks_are_renamed_deleted_and_restored_in_the_list(window, qtbot):
     session, view = window.session, window.views["bookmarks"]
-    mark(window, qtbot, "wrong")
-    mark(window, qtbot, "other")
+    add_named_bookmark(window, qtbot, "wrong")
+    add_named_bookmark(window, qtbot, "other")
     window.focus_view("bookmarks")
     view.refresh()
     assert view.delete.isEnabled() is False
     view.list.setCurrentIndex(view.model.index(0, 0))
     view.rename.click()
     editor = view.list.viewport().findChild(QLineEdit)
-    session.bookmarks.say([new_bookmark(session.timeline.cursor_ns, "rings meanwhile", "kv_usage")])
+    session.bookmarks.add_revisions([new_bookmark(session.timeline.cursor_ns, "rings meanwhile", "kv_usage")])
     qtbot.keyClick(editor, Qt.Key.Key_A, Qt.KeyboardModifier.ControlModifier)
     qtbot.keyClicks(editor, "right")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
@@ -91,7 +91,7 @@ def test_rename_delete_and_undo_in_the_list(window, qtbot):
     view.refresh()
     session.bookmarks.delete(session.bookmarks.shown[2:])
     session.bookmarks._deleted.clear()
-    assert [each.text for each in view.chosen] == ["right"]  # it stays chosen
+    assert [each.text for each in view.chosen] == ["right"]  # the bookmark stays selected
     qtbot.keyClick(view.list, Qt.Key.Key_Delete)
     assert [each.text for each in session.bookmarks.shown] == ["other"]
     assert view.undo.isVisible()
@@ -100,14 +100,14 @@ def test_rename_delete_and_undo_in_the_list(window, qtbot):
     assert view.undo.isVisible() is False
     view.list.selectAll()
     qtbot.keyClick(view.list, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
-    assert QApplication.clipboard().text().splitlines() == list_of(window)
+    assert QApplication.clipboard().text().splitlines() == listed_bookmarks(window)
     view.delete.click()
     assert session.bookmarks.shown == []
     window.actions_by_name["bookmark_undo"].trigger()
     assert "Back again" in window.statusBar().currentMessage()
 
 
-def test_signs_on_the_bar_and_the_timeline(window, qtbot):
+def test_bookmarks_are_drawn_on_the_playback_bar_and_the_timeline(window, qtbot):
     session = window.session
     first, last = session.timeline.range_ns
     made = session.bookmarks.add((first + last) // 2, "in the middle")
@@ -131,13 +131,13 @@ def test_signs_on_the_bar_and_the_timeline(window, qtbot):
     assert next(canvas.layout_now.boxes())[0].name == "usage"
 
 
-def test_a_loop_is_played_until_esc(window, qtbot, arrive):
+def test_loop_repeats_until_escape_is_pressed(window, qtbot, wait_for_seek):
     session, actions = window.session, window.actions_by_name
     qtbot.waitUntil(lambda: len(session.overview) >= 3, timeout=WAIT_MS)
     begin_ns = session.timeline.range_ns[0] + SECOND_NS // 2
-    assert session.kept.ring.flush(60.0)
+    assert session.disk_history.ring.flush(60.0)
     session.timeline.go_to(begin_ns)
-    arrive(session)
+    wait_for_seek(session)
     actions["loop_begin"].trigger()
     assert "Ctrl+]" in window.statusBar().currentMessage()
     session.timeline.go_to(begin_ns + SECOND_NS // 4)
@@ -154,7 +154,7 @@ def test_a_loop_is_played_until_esc(window, qtbot, arrive):
         return turns >= 2
 
     qtbot.waitUntil(has_turned, timeout=WAIT_MS)
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     assert actions["clear"].shortcut().toString() == "Esc"
     actions["clear"].trigger()
     assert session.timeline.loop.range_ns is None
@@ -162,7 +162,7 @@ def test_a_loop_is_played_until_esc(window, qtbot, arrive):
     qtbot.waitUntil(lambda: session.timeline.cursor_ns > passed_ns, timeout=WAIT_MS)
 
 
-def test_rename_and_add_are_pressed_again_while_a_name_is_written(window, qtbot):
+def test_rename_and_add_keep_the_open_name_editor(window, qtbot):
     session, view = window.session, window.views["bookmarks"]
     first, last = session.timeline.range_ns
     session.bookmarks.add((first + last) // 2, "old")
@@ -180,7 +180,7 @@ def test_rename_and_add_are_pressed_again_while_a_name_is_written(window, qtbot)
     qtbot.waitUntil(lambda: {each.text for each in session.bookmarks.shown} == {"new", ""}, timeout=WAIT_MS)
 
 
-def test_a_loop_between_two_bookmarks(window, qtbot):
+def test_loop_can_be_set_between_two_selected_bookmarks(window, qtbot):
     session, view = window.session, window.views["bookmarks"]
     first, _ = session.timeline.range_ns
     one, two = (session.bookmarks.add(first + at * SECOND_NS // 10) for at in (3, 7))
@@ -193,7 +193,7 @@ def test_a_loop_between_two_bookmarks(window, qtbot):
     session.timeline.loop.clear()
 
 
-def test_ends_of_a_loop_in_the_wrong_order(window):
+def test_loop_ends_set_in_the_wrong_order_clear_the_loop(window):
     loop, changes = window.session.timeline.loop, []
     loop.changed.connect(lambda: changes.append(loop.range_ns))
     loop.set_end(100 * SECOND_NS)
@@ -205,18 +205,22 @@ def test_ends_of_a_loop_in_the_wrong_order(window):
     assert not loop.clear()
 
 
-def test_saved_with_the_last_minutes_and_added_to_a_file_that_stays_as_it_is(window, play, qtbot, tmp_path):
-    made = mark(window, qtbot, "saved")
-    gone = mark(window, qtbot, "gone")
+def test_bookmarks_are_saved_with_recordings_and_edits_leave_the_file_unchanged(
+    window, open_playback_window, qtbot, tmp_path
+):
+    made = add_named_bookmark(window, qtbot, "saved")
+    gone = add_named_bookmark(window, qtbot, "gone")
     window.session.bookmarks.delete([gone])
     path = tmp_path / "kept.mcap"
-    qtbot.waitUntil(lambda: (window.session.kept.range_ns or (0, 0))[1] > made.time_ns + SECOND_NS, timeout=WAIT_MS)
+    qtbot.waitUntil(
+        lambda: (window.session.disk_history.range_ns or (0, 0))[1] > made.time_ns + SECOND_NS, timeout=WAIT_MS
+    )
     task = keep_last(window, 600.0, str(path))
-    qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert in_order(settled(Recording.open(path).bookmarks()).values()) == [made]
     whole = path.read_bytes()
 
-    playing = play(path)
+    playing = open_playback_window(path)
     session = playing.session
     assert session.bookmarks.shown == [made]
     session.bookmarks.rename(made, "renamed")
@@ -225,13 +229,13 @@ def test_saved_with_the_last_minutes_and_added_to_a_file_that_stays_as_it_is(win
     assert path.read_bytes() == whole
     moved = path.rename(tmp_path / "another name.mcap")
 
-    again = play(moved).session
+    again = open_playback_window(moved).session
     qtbot.waitUntil(lambda: len(again.bookmarks.shown) == 2, timeout=WAIT_MS)
-    assert {mark.text for mark in again.bookmarks.shown} == {"renamed", "added"}
+    assert {add_named_bookmark.text for add_named_bookmark in again.bookmarks.shown} == {"renamed", "added"}
     assert added in again.bookmarks.shown
 
 
-def test_nothing_to_bookmark_before_there_is_a_timeline(session, make_window):
+def test_bookmark_and_loop_actions_do_nothing_before_the_timeline_exists(session, make_window):
     window = make_window(session)
     for name in ("bookmark", "loop_begin", "bookmark_before", "bookmark_undo"):
         window.actions_by_name[name].trigger()

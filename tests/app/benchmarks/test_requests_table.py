@@ -1,11 +1,11 @@
-"""The benchmark of the Requests view: every action is measured on as many requests as were asked for."""
+"""Tests of the benchmark of the Requests view."""
 
 from __future__ import annotations
 
 from benchmarks.requests_table import measure_requests
 
 
-def test_each_action_on_the_table_is_measured(qapp):
+def test_benchmark_measures_each_action_on_the_requested_number_of_rows(qapp):
     found = measure_requests(1_500, (900, 400))
     assert found.pop("requests") == 1_500
     assert set(found) == {

@@ -1,4 +1,4 @@
-"""The benchmark of an idle window: the ways that a window rests, and how it reads a process's time."""
+"""Tests of the benchmark of an idle window: its idle states and how it reads a process's CPU time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.window_idle import EVERY_VIEW, ways_to_rest
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="no /proc here")
-def test_a_process_is_read_as_the_system_tells_it():
+def test_process_cpu_time_is_read_from_the_system_and_nan_if_unknown():
     before_s = process_cpu_s(os.getpid())
     assert before_s >= 0
     while process_cpu_s(os.getpid()) <= before_s:
@@ -22,18 +22,18 @@ def test_a_process_is_read_as_the_system_tells_it():
     assert math.isnan(process_cpu_s(0))
 
 
-def test_it_waits_until_something_is_so_and_not_for_ever(qapp):
+def test_run_while_ends_when_the_condition_is_false_or_at_the_timeout(qapp):
     looks = iter([True, True, False])
     assert run_while(lambda: next(looks), 60)
     assert not run_while(lambda: True, 0)
 
 
-def test_each_way_of_looking_is_undone(engine, session, make_window, qtbot):
+def test_idle_states_are_entered_and_undone(engine, session, make_window, qtbot):
     window = make_window(session, with_views=True, size=(1500, 900))
     ways = {name: (begin, end) for name, begin, end in ways_to_rest(window)}
     ways["paused"][0]()
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     ways["paused"][1]()
-    assert not session.timeline.paused
+    assert not session.timeline.is_paused
     ways["every_view"][0]()
     assert all(window.docks[name].isVisible() and window.docks[name].isFloating() for name in EVERY_VIEW)

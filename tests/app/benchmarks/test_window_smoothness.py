@@ -1,4 +1,4 @@
-"""What measures a window from inside: knocks from another process, and the time of those it started."""
+"""Tests of the measurements of a window: event loop delay, CPU time of child processes, and resident memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.window_smoothness import KNOCK_PROGRAM, STAMP, KnockMeter, Resid
 WAIT_MS = 120_000
 
 
-def test_knocks_come_from_a_process_of_their_own_and_end_with_it(qapp, qtbot):
+def test_knock_meter_starts_a_process_and_ends_it_on_close(qapp, qtbot):
     knocks = KnockMeter()
     process = knocks.process
     qtbot.waitUntil(lambda: len(knocks.waited_ns) >= 3, timeout=WAIT_MS)
@@ -25,7 +25,7 @@ def test_knocks_come_from_a_process_of_their_own_and_end_with_it(qapp, qtbot):
     assert process.poll() is not None
 
 
-def test_knocking_process_ends_when_nobody_reads_its_output():
+def test_knock_process_exits_when_its_output_pipe_is_closed():
     process = subprocess.Popen([sys.executable, "-S", "-c", KNOCK_PROGRAM], stdout=subprocess.PIPE)
     process.stdout.read(STAMP.size)
     process.stdout.close()
@@ -33,11 +33,11 @@ def test_knocking_process_ends_when_nobody_reads_its_output():
 
 
 @pytest.mark.parametrize("kept", [None, SimpleNamespace(ring=SimpleNamespace(pid=0))])
-def test_sessions_that_keep_nothing_take_nothing(kept):
+def test_sessions_without_a_recent_history_use_no_cpu_time(kept):
     assert cpu_of_rings_s([SimpleNamespace(kept=kept)]) == 0.0
 
 
-def test_memory_is_told_of_first_last_and_most(qapp, qtbot):
+def test_resident_memory_reports_first_last_and_peak(qapp, qtbot):
     asked = []
 
     def pids():

@@ -1,4 +1,4 @@
-"""`kvscope info`, `export`, `recover`: what a person sees, and one line for what is not accepted."""
+"""Tests of `kvscope info`, `export` and `recover`: their output, and one-line errors for bad input."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_commands_work_without_display_qt_and_torch(record: Callable, tmp_path: 
     assert done.stdout
 
 
-def test_info_in_words_and_as_json(record: Callable, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[type-arg]
+def test_info_prints_text_or_json(record: Callable, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[type-arg]
     path = record(600).path
     assert main(["info", str(path)]) == 0
     words = capsys.readouterr().out
@@ -40,7 +40,7 @@ def test_info_in_words_and_as_json(record: Callable, capsys: pytest.CaptureFixtu
     assert "600 of 1 engine start, 600 steps" in words
     assert words.splitlines()[-1].endswith("MB, complete")
     assert main(["info", "sample"]) == 0
-    assert "allocator paged" in capsys.readouterr().out, "the one that comes with kvscope"
+    assert "allocator paged" in capsys.readouterr().out, "the bundled sample"
     assert main(["info", "--json", str(path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["num_frames"] == found["num_steps"] == 600
@@ -49,7 +49,7 @@ def test_info_in_words_and_as_json(record: Callable, capsys: pytest.CaptureFixtu
     assert found["totals"]["decode_tokens"] > 1000
 
 
-def test_info_says_what_is_damaged(record: Callable, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[type-arg]
+def test_info_reports_a_truncated_file(record: Callable, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[type-arg]
     path = record(600).path
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     assert main(["info", str(path)]) == 0
@@ -101,7 +101,7 @@ def test_info_says_what_is_damaged(record: Callable, capsys: pytest.CaptureFixtu
         (["top", "--nonsense"], "--nonsense"),
     ],
 )
-def test_bad_input_is_one_line_that_names_it(
+def test_bad_input_prints_one_line_with_the_offending_value(
     record: Callable,  # type: ignore[type-arg]
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -121,7 +121,7 @@ def test_bad_input_is_one_line_that_names_it(
     assert {path.name for path in tmp_path.iterdir()} <= {"session.mcap"}
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     words = capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"\n    {name} " in words for name in ("info", "record", "export", "recover", "top"))
 
 
-def test_a_format_may_be_named_and_a_mended_file_names_itself(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_export_format_option_and_default_name_of_a_recovered_file(record: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     path = record(60).path
     assert main(["export", str(path), "--to", "csv", "--out", str(tmp_path / "run.txt")]) == 0
     assert (tmp_path / "run.txt").read_text("utf-8-sig").startswith("time")
@@ -138,7 +138,7 @@ def test_a_format_may_be_named_and_a_mended_file_names_itself(record: Callable, 
     assert (tmp_path / "session-recovered.mcap").exists()
 
 
-def test_a_recovered_sample_is_written_into_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovered_sample_is_written_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["recover", "sample"]) == 0
     assert (tmp_path / "sample-recovered.mcap").exists()

@@ -1,4 +1,4 @@
-"""`kvscope compare` without a window: the table, JSON, a file, and one line for what is not accepted."""
+"""Tests of `kvscope compare` without a window: table, JSON, CSV file, and one-line errors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HEAVY = ("PySide6", "pyqtgraph", "torch", "triton", "transformers", "kvscope_eng
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Two recordings; A is longer."""
+    """Paths of two recordings; the first is longer."""
     folder = tmp_path_factory.mktemp("pair")
     return str(record_in(folder, 1500, "a.mcap").path), str(record_in(folder, 600, "b.mcap").path)
 
 
-def test_the_table_needs_no_display_and_no_qt(pair: tuple[str, str]) -> None:
+def test_compare_table_works_without_display_and_qt(pair: tuple[str, str]) -> None:
     program = (
         "import sys\nfrom kvscope_app.main import main\n"
         f"code = main(['compare', *{pair!r}, '--table'])\n"
@@ -34,14 +34,16 @@ def test_the_table_needs_no_display_and_no_qt(pair: tuple[str, str]) -> None:
     assert "Tokens generated per second" in done.stdout
 
 
-def test_without_a_display_the_table_is_printed(pair: tuple[str, str]) -> None:
+def test_compare_prints_the_table_if_there_is_no_display(pair: tuple[str, str]) -> None:
     command = [sys.executable, "-m", "kvscope_app.main", "compare", *pair, "--from", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env={})
     assert (done.returncode, done.stderr) == (0, "no display: printing the table only\n")
     assert "Tokens generated per second" in done.stdout
 
 
-def test_the_table_in_words(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_table_shows_both_files_and_equal_if_they_are_the_same(
+    pair: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", *pair, "--table"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"A  {pair[0]}"
@@ -54,7 +56,9 @@ def test_the_table_in_words(pair: tuple[str, str], capsys: pytest.CaptureFixture
     assert "equal" in words
 
 
-def test_as_json_and_as_a_file(pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_writes_json_or_a_new_csv_file(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", *pair, "--json", "--from", "1", "--until", "4"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["key"]: row for row in found["rows"]}
@@ -68,7 +72,7 @@ def test_as_json_and_as_a_file(pair: tuple[str, str], tmp_path: Path, capsys: py
     assert "already exists" in capsys.readouterr().err
 
 
-def test_without_either_the_window_is_to_open(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_without_output_option_opens_the_window(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
     wanted = parse(["compare", *pair, "--theme", "light"], COMMANDS)
     assert not isinstance(wanted, Options)
@@ -86,7 +90,7 @@ def test_without_either_the_window_is_to_open(pair: tuple[str, str], monkeypatch
         (["FILE", "FILE", "--from", "1"], "--from and --until need"),
     ],
 )
-def test_what_is_not_accepted_is_one_line(
+def test_compare_reports_bad_arguments_in_one_line(
     pair: tuple[str, str], words: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [pair[0] if word == "FILE" else word for word in words]

@@ -1,4 +1,4 @@
-"""`kvscope install-desktop-files`: what it writes holds by its specifications, and goes again without a trace."""
+"""Tests of `kvscope install-desktop-files`: the installed files follow the freedesktop specifications."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TYPE = "application/x-kvscope-recording"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The data folder of a person."""
+def data_folder(tmp_path, monkeypatch):
+    """XDG data directory of this test."""
     made = tmp_path / "share"
     monkeypatch.setenv("XDG_DATA_HOME", str(made))
     return made
@@ -38,40 +38,40 @@ def entry(path):
     return parser["Desktop Entry"]
 
 
-def files(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+def files(data_folder):
+    return sorted(str(path.relative_to(data_folder)) for path in data_folder.rglob("*") if path.is_file())
 
 
-def test_menu_entry_icon_and_type_are_installed_and_removed(folder, capsys):
+def test_menu_entry_icon_and_mime_type_are_installed_and_removed(data_folder, capsys):
     assert main(["install-desktop-files"]) == 0
-    assert f"installed in {folder}" in capsys.readouterr().out
+    assert f"installed in {data_folder}" in capsys.readouterr().out
     assert {
         "applications/kvscope.desktop",
         "applications/kvscope-open.desktop",
         "mime/packages/kvscope-recording.xml",
         "icons/hicolor/scalable/apps/kvscope.svg",
         "icons/hicolor/scalable/mimetypes/application-x-kvscope-recording.svg",
-    } <= set(files(folder))
+    } <= set(files(data_folder))
     assert main(["install-desktop-files"]) == 0
     assert main(["install-desktop-files", "--remove"]) == 0
-    assert not [name for name in files(folder) if "kvscope" in name]
+    assert not [name for name in files(data_folder) if "kvscope" in name]
 
 
 @pytest.mark.parametrize("path", ["/opt/my tools/kvscope", '/opt/q"uo$te`s\\/100%/kvscope', "/usr/bin/kvscope"])
-def test_the_command_of_an_entry_is_the_program_wherever_it_is(folder, monkeypatch, path):
+def test_desktop_entry_quotes_the_path_of_the_program(data_folder, monkeypatch, path):
     monkeypatch.setattr(desktop_files, "program", lambda: path)
     assert main(["install-desktop-files"]) == 0
-    found = entry(folder / "applications/kvscope-open.desktop")
+    found = entry(data_folder / "applications/kvscope-open.desktop")
     line = found["Exec"].replace("\\\\", "\\").replace("%%", "%")
     quoted, rest = re.fullmatch(r'"((?:[^"\\]|\\.)*)" (.*)', line).groups()
     assert (re.sub(r"\\(.)", r"\1", quoted), rest) == (path, "--open %f")
     assert found["MimeType"] == f"{TYPE};"
-    assert "%" not in entry(folder / "applications/kvscope.desktop")["Exec"].replace("%%", "")
+    assert "%" not in entry(data_folder / "applications/kvscope.desktop")["Exec"].replace("%%", "")
 
 
-def test_a_recording_is_told_by_what_is_in_it(folder):
+def test_mime_type_matches_recordings_by_content_not_by_file_name(data_folder):
     main(["install-desktop-files"])
-    root = xml.etree.ElementTree.parse(folder / "mime/packages/kvscope-recording.xml").getroot()
+    root = xml.etree.ElementTree.parse(data_folder / "mime/packages/kvscope-recording.xml").getroot()
     space = {"m": "http://www.freedesktop.org/standards/shared-mime-info"}
     assert root.find("m:mime-type", space).get("type") == TYPE
     assert root.find(".//m:glob", space) is None
@@ -82,7 +82,7 @@ def test_a_recording_is_told_by_what_is_in_it(folder):
 
 
 @pytest.mark.skipif(shutil.which("update-mime-database") is None, reason="shared-mime-info is not installed")
-def test_qt_knows_a_recording_from_another_mcap_file(folder, tmp_path):
+def test_qt_distinguishes_recordings_from_other_mcap_files(data_folder, tmp_path):
     main(["install-desktop-files"])
     ours, other = tmp_path / "a.mcap", tmp_path / "robot.mcap"
     ours.write_bytes(sample_recording().read_bytes()[:200])
@@ -95,9 +95,9 @@ def test_qt_knows_a_recording_from_another_mcap_file(folder, tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("desktop-file-validate") is None, reason="desktop-file-utils is not installed")
-def test_the_entries_hold_by_the_specification(folder):
+def test_desktop_entries_pass_desktop_file_validate(data_folder):
     main(["install-desktop-files"])
-    for path in folder.glob("applications/*.desktop"):
+    for path in data_folder.glob("applications/*.desktop"):
         done = subprocess.run(["desktop-file-validate", str(path)], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "")
 
@@ -106,21 +106,21 @@ def test_the_entries_hold_by_the_specification(folder):
     shutil.which("gio") is None or shutil.which("update-mime-database") is None,
     reason="glib's tools or shared-mime-info are not installed",
 )
-def test_file_managers_of_glib_know_a_recording(folder):
-    """`xdg-mime` asks whatever the desktop has; without a desktop it asks `file`, which knows no types of a person."""
+def test_gio_recognizes_a_recording(data_folder):
+    """Uses `gio`, because `xdg-mime` without a desktop asks `file`, which ignores the user's MIME types."""
     main(["install-desktop-files"])
     words = ["gio", "info", "-a", "standard::content-type", str(sample_recording())]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ)
     assert f"standard::content-type: {TYPE}" in done.stdout
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(folder, capsys):
-    folder.write_text("a file where the folder should be")
+def test_unwritable_data_folder_is_reported_in_one_line(data_folder, capsys):
+    data_folder.write_text("a file where the folder should be")
     assert main(["install-desktop-files"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "cannot be written" in line
 
 
-def test_the_program_is_found_beside_the_interpreter(monkeypatch):
+def test_program_path_is_found_next_to_the_interpreter(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pytest"])
     assert Path(desktop_files.program()).name == "kvscope"

@@ -1,4 +1,4 @@
-"""Commands that print text of an engine or a file: control characters in it do not reach the terminal."""
+"""Tests that commands do not print control characters from an engine or a file to the terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_hostile_recording_prints_no_control_characters(
     out, err = capsys.readouterr()
     assert "pwned" in out + err or "goodput" in words
     assert_harmless(out + err)
-    assert "\nfile  complete" not in out, "a name is one line"
+    assert "\nfile  complete" not in out, "a name must not contain a line break"
 
 
 class PausedByHostileName:

@@ -1,4 +1,4 @@
-"""`kvscope record` against a simulated engine over real sockets."""
+"""Tests of `kvscope record` with a simulated engine over real sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["assert_same_state", "make_endpoint", "make_messages", "serve", "serv
 
 
 def assert_unbroken(recording: Recording) -> None:
-    """It is whole, begins with a state, and no frame is missing."""
+    """Assert that the recording is complete, begins with a snapshot, and misses no frame."""
     assert recording.info.is_complete
     numbers = [frame.seq for frame in recording.frames()]
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
@@ -41,7 +41,7 @@ def assert_unbroken(recording: Recording) -> None:
     assert mirror.seq == numbers[-1]
 
 
-def test_so_many_seconds_are_recorded(
+def test_seconds_option_limits_the_length_of_the_recording(
     serve: Callable,
     make_endpoint: Callable,
     tmp_path: Path,
@@ -58,7 +58,7 @@ def test_so_many_seconds_are_recorded(
 
 
 class WrongClock:
-    """A source whose engine starts anew, or whose clock jumps by 100 years, with each message."""
+    """Source whose engine restarts, or whose clock jumps by 100 years, with each message."""
 
     status = SourceStatus(SourceState.LIVE)
 
@@ -83,7 +83,7 @@ class WrongClock:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_seconds_are_those_of_the_local_clock_whatever_the_engines_clock_says(
+def test_seconds_are_measured_by_the_local_clock_despite_a_wrong_engine_clock(
     make_messages: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
     snapshot = make_messages(0)[1]
@@ -95,7 +95,7 @@ def test_seconds_are_those_of_the_local_clock_whatever_the_engines_clock_says(
     assert path.exists()
 
 
-def test_seconds_end_a_recording_of_an_address_where_nothing_answers(
+def test_seconds_option_ends_waiting_for_an_engine_that_does_not_answer(
     make_endpoint: Callable[[], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint = make_endpoint()
@@ -107,7 +107,7 @@ def test_seconds_end_a_recording_of_an_address_where_nothing_answers(
 
 
 @pytest.mark.parametrize("with_texts", [False, True])
-def test_texts_are_in_the_file_when_they_are_asked_for_alone(
+def test_recording_contains_texts_only_with_record_text(
     serve: Callable,
     make_endpoint: Callable,
     tmp_path: Path,
@@ -116,7 +116,7 @@ def test_texts_are_in_the_file_when_they_are_asked_for_alone(
 ) -> None:
     endpoint, path = make_endpoint(), tmp_path / "x.mcap"
     serve(endpoint, rate=60.0, num_blocks=200)
-    for seconds in ("2.5", "10", "40"):  # texts are asked for beside: on a slow machine they take their time
+    for seconds in ("2.5", "10", "40"):  # texts arrive asynchronously, which takes long on a slow machine
         path.unlink(missing_ok=True)
         words = ["record", endpoint, "--out", str(path), "--seconds", seconds, *["--record-text"] * with_texts]
         assert main(words) == 0
@@ -131,13 +131,13 @@ def test_texts_are_in_the_file_when_they_are_asked_for_alone(
     assert description in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("texts"))
 
 
-def test_segments_follow_each_other_and_each_stands_alone(
+def test_segments_are_consecutive_and_readable_on_their_own(
     make_messages: Callable,
     tmp_path: Path,
     assert_same_state: Callable,  # type: ignore[type-arg]
 ) -> None:
     messages = make_messages(500)
-    seconds = count()  # one passes with each message
+    seconds = count()  # the clock advances by a second with each message
     writer = SegmentedWriter(tmp_path / "x.mcap", segment_seconds=len(messages) / 3, clock=lambda: next(seconds))
     for message in messages:
         assert writer.write(message)
@@ -152,7 +152,7 @@ def test_segments_follow_each_other_and_each_stands_alone(
         assert_same_state(following.state_at(0.0), segment.state_at(segment.info.duration_s))
 
 
-def test_a_bound_of_bytes_makes_segments_too(make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
+def test_segment_bytes_starts_a_new_segment(make_messages: Callable, tmp_path: Path) -> None:  # type: ignore[type-arg]
     writer = SegmentedWriter(tmp_path / "x.mcap", segment_bytes=1)
     for message in make_messages(600):
         writer.write(message)
@@ -164,7 +164,7 @@ def test_a_bound_of_bytes_makes_segments_too(make_messages: Callable, tmp_path: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_file_whole(
+def test_signal_ends_the_recording_with_a_complete_file(
     serve: Callable,
     make_endpoint: Callable,
     tmp_path: Path,
@@ -184,12 +184,12 @@ def test_a_signal_ends_the_file_whole(
         assert process.stderr is not None
         stderr = process.stderr.read()
         assert process.wait(WAIT_S) == 0, stderr
-    assert f"{endpoint}: live" in stderr.splitlines()  # where connecting took a moment, that is told before
+    assert f"{endpoint}: live" in stderr.splitlines()  # slow connections print other lines first
     assert_unbroken(Recording.open(path))
     assert not part.exists()
 
 
-def test_an_engine_that_goes_ends_it_with_a_line(
+def test_recording_ends_with_a_message_when_the_engine_stops(
     serve: Callable,
     make_endpoint: Callable,
     tmp_path: Path,
@@ -199,7 +199,7 @@ def test_an_engine_that_goes_ends_it_with_a_line(
     server = serve(endpoint)
 
     def end_the_engine() -> None:
-        """Once something of it is in the file."""
+        """Close the server once the file contains some frames."""
         deadline, part = time.monotonic() + WAIT_S, tmp_path / "x.mcap.part"
         while time.monotonic() < deadline and not (part.exists() and part.stat().st_size > 20_000):
             time.sleep(0.02)
@@ -213,7 +213,7 @@ def test_an_engine_that_goes_ends_it_with_a_line(
     assert_unbroken(Recording.open(tmp_path / "x.mcap"))
 
 
-def test_no_engine_leaves_nothing(
+def test_without_an_engine_no_file_is_left(
     make_endpoint: Callable,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
@@ -223,15 +223,15 @@ def test_no_engine_leaves_nothing(
     assert f"kvscope: nothing was recorded: no telemetry from {endpoint} for 0.3 s" in capsys.readouterr().err
 
 
-def test_no_engine_is_said_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_an_engine_the_reason_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["record", f"ipc://{tmp_path}/nowhere", "--wait", "3", "--out", str(tmp_path / "none.mcap")]
     assert main(command) == 1
     printed = capsys.readouterr().err
-    assert printed.count(f"no socket file {tmp_path}/nowhere/telemetry") == 2  # at once, and at the end
+    assert printed.count(f"no socket file {tmp_path}/nowhere/telemetry") == 2  # when it starts to wait, and at the end
     assert os.listdir(tmp_path) == []
 
 
-def test_a_full_disk_is_said(
+def test_full_disk_ends_the_recording_with_a_message_and_a_complete_file(
     serve: Callable,
     make_endpoint: Callable,
     tmp_path: Path,  # type: ignore[type-arg]
@@ -252,7 +252,7 @@ def test_a_full_disk_is_said(
     assert info.is_complete
 
 
-def test_alarms_are_in_the_file_on_the_terminal_and_posted(
+def test_alarm_is_recorded_printed_and_posted_to_the_webhook(
     serve: Callable,
     make_endpoint: Callable,
     tmp_path: Path,
@@ -262,7 +262,7 @@ def test_alarms_are_in_the_file_on_the_terminal_and_posted(
     serve(endpoint, rate=60.0)
     with open_receiver() as receiver:
         words = ["record", endpoint, "--out", str(path), "--alarm", "Busy: running > 0 for 1 s"]
-        for seconds in ("5", "30", "90"):  # on a slow machine a second is told late
+        for seconds in ("5", "30", "90"):  # on a slow machine the first alarm takes longer
             path.unlink(missing_ok=True)
             assert main([*words, "--seconds", seconds, "--alarm-webhook", receiver.url]) == 0
             if receiver.posts:
@@ -277,7 +277,7 @@ def test_alarms_are_in_the_file_on_the_terminal_and_posted(
     )
 
 
-def test_alarms_that_make_no_sense_end_it_before_anything_is_written(
+def test_invalid_alarm_options_are_refused_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["record", "ipc:///nobody/telemetry", "--out", str(tmp_path / "x.mcap")]
@@ -293,7 +293,7 @@ def test_alarms_that_make_no_sense_end_it_before_anything_is_written(
 
 
 class AlternatingPages(dict[str, tuple[int, str, bytes]]):
-    """Answers of two vLLM servers behind one address, each in turn."""
+    """Answers of two vLLM servers behind one address, alternating."""
 
     num_asked = 0
 

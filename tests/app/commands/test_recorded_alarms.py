@@ -1,4 +1,4 @@
-"""Alarms of a recording without a window: what each file says of an alarm that has not ended."""
+"""Tests of alarms in recordings without a window: the bookmarks in each file of a segmented recording."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START_NS = 1_700_000_000 * SECOND_NS
 
 
 class FilesOfBookmarks:
-    """A writer of recordings that keeps the bookmarks of each file and the summaries that a test adds."""
+    """Recording writer that stores the bookmarks of each file and the summaries added by a test."""
 
     engine = "kvscope"
 
@@ -33,12 +33,12 @@ class FilesOfBookmarks:
         self.bookmarks[-1].append(bookmark)
 
     def texts(self) -> list[str]:
-        """The text of the bookmark that each file has at last."""
+        """Return the final bookmark text of each file."""
         return [" ".join(each.text for each in settled(file).values()) for file in self.bookmarks]
 
 
-def recorded(*loads: int | None) -> FilesOfBookmarks:
-    """Files of a recording with so many running requests in each second; None: a new file begins."""
+def record_loads(*loads: int | None) -> FilesOfBookmarks:
+    """Record one second for each number of running requests; None begins a new file."""
     writer: Any = FilesOfBookmarks()
     alarms = RecordedAlarms([parse_rule("Busy: running > 3 for 1 s")], "", writer, "ipc:///x", lambda line: None)
     second = 0
@@ -52,20 +52,20 @@ def recorded(*loads: int | None) -> FilesOfBookmarks:
     return writer
 
 
-def test_an_alarm_that_has_not_ended_is_kept_with_its_worst_value() -> None:
-    assert recorded(0, 5, 9, 7).texts() == ["up to 9 requests"]
+def test_ongoing_alarm_is_recorded_with_its_worst_value() -> None:
+    assert record_loads(0, 5, 9, 7).texts() == ["up to 9 requests"]
 
 
-def test_an_alarm_that_goes_on_as_it_is_is_written_once() -> None:
-    assert len(recorded(0, 5, 5, 4, 5, 5).bookmarks[0]) == 1
+def test_ongoing_alarm_with_unchanged_worst_value_is_written_once() -> None:
+    assert len(record_loads(0, 5, 5, 4, 5, 5).bookmarks[0]) == 1
 
 
-def test_a_file_that_begins_during_an_alarm_has_its_bookmark() -> None:
-    writer = recorded(0, 5, 6, None, 6, 8)
+def test_file_that_begins_during_an_alarm_contains_its_bookmark() -> None:
+    writer = record_loads(0, 5, 6, None, 6, 8)
     assert writer.texts() == ["up to 6 requests", "up to 8 requests"]
 
 
-def test_an_alarm_that_ended_says_until_when() -> None:
-    (bookmark,) = settled(recorded(0, 5, 9, *[0] * 20).bookmarks[0]).values()
+def test_ended_alarm_has_an_end_time() -> None:
+    (bookmark,) = settled(record_loads(0, 5, 9, *[0] * 20).bookmarks[0]).values()
     assert bookmark.text == "up to 9 requests"
     assert bookmark.until_ns == START_NS + 3 * SECOND_NS

@@ -1,4 +1,4 @@
-"""`kvscope top` against simulated engines over real sockets: one reading, and a terminal of its own."""
+"""Tests of `kvscope top` with simulated engines over real sockets: one reading, and an interactive terminal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ READING = EngineStatus(
 )
 
 
-def test_one_reading_as_json_without_qt_and_torch(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
+def test_top_prints_one_reading_as_json_without_qt_and_torch(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
     endpoint = make_endpoint()
     serve(endpoint, rate=60.0)
     program = (
@@ -72,14 +72,16 @@ def test_one_reading_as_json_without_qt_and_torch(serve: Callable, make_endpoint
     assert reading["usage"] == pytest.approx(reading["held_blocks"] / 2000)
     assert reading["decode_tokens_per_s"] > 0
     assert 0 <= reading["hit_rate"] <= 1
-    assert reading["device"]["is_engines_share"], "it is on a CPU"
-    assert reading["device"]["power_watts"] is None, "what a CPU does not say is unknown"
+    assert reading["device"]["is_engines_share"], "on a CPU, the utilization is the engine's share"
+    assert reading["device"]["power_watts"] is None, "power of a CPU is unknown"
     assert reading["num_requests"] == len(reading["requests"]) > 0
     blocks = [request["num_blocks"] for request in reading["requests"]]
     assert blocks == sorted(blocks, reverse=True)
 
 
-def test_it_says_what_the_engine_has(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
+def test_watched_engine_reports_the_counters_and_requests_of_the_engine(
+    serve: Callable, make_endpoint: Callable
+) -> None:  # type: ignore[type-arg]
     endpoint = make_endpoint()
     server = serve(endpoint, rate=60.0)
     engine = WatchedEngine(Address(endpoint))
@@ -97,7 +99,7 @@ def test_it_says_what_the_engine_has(serve: Callable, make_endpoint: Callable) -
         assert by_age == sorted(by_age, reverse=True)
         server.close()
         gone = read_until(engine, lambda reading: reading.state is SourceState.ENDED)
-        assert gone.usage is gone.num_running is None, "what was is not told as what is"
+        assert gone.usage is gone.num_running is None, "old values must not be shown as current"
     finally:
         engine.close()
 
@@ -110,14 +112,14 @@ def read_until(engine: WatchedEngine, condition: Callable[[EngineStatus], bool])
     return reading
 
 
-def test_where_nobody_is_the_reason_is_said(
+def test_top_prints_the_reason_for_an_address_without_an_engine(
     serve: Callable,
     make_endpoint: Callable,
     capsys: pytest.CaptureFixture[str],  # type: ignore[type-arg]
 ) -> None:
     endpoint, nowhere = make_endpoint(), make_endpoint()
     serve(endpoint, rate=60.0)
-    assert main(["top", endpoint, nowhere, "--wait", "4"]) == 1, "no terminal here: as with --once"
+    assert main(["top", endpoint, nowhere, "--wait", "4"]) == 1, "without a terminal, top works as with --once"
     printed = capsys.readouterr().out
     assert f"{endpoint}  Live" in printed
     assert f"{nowhere}  Connecting" in printed
@@ -134,14 +136,16 @@ def test_where_nobody_is_the_reason_is_said(
         ([f"ipc:///tmp/kvscope-{n}" for n in range(65)], "65 addresses are not accepted"),
     ],
 )
-def test_what_is_not_accepted_is_one_line(words: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_reports_bad_arguments_in_one_line(
+    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["top", *words]) == 2
     printed = capsys.readouterr().err
     assert named in printed
     assert printed.count("\n") == 1
 
 
-def test_who_reads_one_line_only_gets_no_complaint(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
+def test_top_prints_no_error_when_its_output_pipe_is_closed(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
     endpoint = make_endpoint()
     serve(endpoint, rate=60.0)
     command = f"{sys.executable} -m kvscope_app.main top --once {endpoint} | true"
@@ -150,7 +154,7 @@ def test_who_reads_one_line_only_gets_no_complaint(serve: Callable, make_endpoin
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 20, 33, 80, 200])
-def test_no_line_is_wider_and_nothing_is_obeyed(width: int) -> None:
+def test_top_lines_fit_the_width_and_contain_no_control_characters(width: int) -> None:
     reason = msgspec.structs.replace(READING, state=SourceState.STUCK, reason="no step\x1b[2J for 3 s")
     for reading in (READING, reason, EngineStatus(address="x" * 300)):
         lines = [*engine_lines(reading, width, is_chosen=True), short_line(reading, width)]
@@ -160,14 +164,14 @@ def test_no_line_is_wider_and_nothing_is_obeyed(width: int) -> None:
             assert text.isprintable()
 
 
-def test_lines_say_what_is_known() -> None:
+def test_top_lines_show_known_values_and_dashes_for_unknown_ones() -> None:
     text = plain_text([*engine_lines(READING, 100), *request_lines(READING, 100, 3, "blocks")]).replace("\u202f", " ")
     for words in ("62 %", "620 held", "1 cached", "12 345 waiting", "decode 123.4 tok/s", "p50 ≤ 80.0 ms", "#3"):
         assert words in text
     assert "hit rate –" in text
     assert "prefill – tok/s" in text
     assert "and 2 more requests" in text
-    assert "▒" in text, "a part that there is has a cell"
+    assert "▒" in text, "each non-empty part has at least one cell"
     assert "This engine does not report" in plain_text(
         request_lines(msgspec.structs.replace(READING, tells_requests=False), 100, 9, "blocks")
     )
@@ -176,14 +180,14 @@ def test_lines_say_what_is_known() -> None:
 
 
 @pytest.mark.parametrize(("is_engines_share", "words"), [(True, "engine uses 12 % of the CPUs"), (False, "busy 12 %")])
-def test_whose_utilization_it_is_is_said(is_engines_share: bool, words: str) -> None:
+def test_top_states_whether_utilization_is_that_of_the_engine(is_engines_share: bool, words: str) -> None:
     device = DeviceReading(name="a CPU", utilization=0.12, is_engines_share=is_engines_share)
     text = plain_text(engine_lines(msgspec.structs.replace(READING, device=device), 100)).replace("\u202f", " ")
     assert words in text.replace("\u00a0", " ")
 
 
 class Terminal:
-    """A process on a terminal of its own."""
+    """`kvscope top` in a pseudo-terminal."""
 
     def __init__(self, words: list[str], size: tuple[int, int], **environment: str) -> None:
         self._master, self.slave = pty.openpty()
@@ -200,7 +204,7 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
     def press(self, keys: str) -> None:
-        """What is told before is of no interest any more."""
+        """Press keys, and forget the output so far."""
         self.output = b""
         os.write(self._master, keys.encode())
 
@@ -214,7 +218,7 @@ class Terminal:
             self._read()
 
     def end(self) -> int:
-        """Its exit code; what it says meanwhile is read."""
+        """Read the remaining output and return the exit code."""
         deadline = time.monotonic() + WAIT_S
         while self.process.poll() is None:
             assert time.monotonic() < deadline
@@ -242,17 +246,17 @@ def terminal(words: list[str], size: tuple[int, int] = (30, 100), **environment:
         shown.close()
 
 
-def test_keys_a_resize_and_an_engine_that_dies(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
+def test_top_handles_keys_resizing_and_a_stopped_engine(serve: Callable, make_endpoint: Callable) -> None:  # type: ignore[type-arg]
     first, second = make_endpoint(), make_endpoint()
     server = serve(first, rate=60.0)
     with terminal([first, second]) as shown:
         shown.await_text("running")
         shown.await_text("▾blocks")
         shown.press("s")
-        shown.await_text("▾")  # the mark of what it is sorted by moves
+        shown.await_text("▾")  # the marker of the sort column moves
         shown.press("j")
         shown.await_text("▸")
-        shown.press("\x1bOA")  # up
+        shown.press("\x1bOA")  # arrow up
         shown.await_text("▸")
         for size in ((3, 9), (1, 1), (24, 60)):
             shown.resize(size)
@@ -267,7 +271,7 @@ def test_keys_a_resize_and_an_engine_that_dies(serve: Callable, make_endpoint: C
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_signals_leave_the_terminal_as_it_was(make_endpoint: Callable, number: signal.Signals, code: int) -> None:  # type: ignore[type-arg]
+def test_signal_restores_the_terminal_modes(make_endpoint: Callable, number: signal.Signals, code: int) -> None:  # type: ignore[type-arg]
     with terminal([make_endpoint()], (24, 80), TERM="vt100", LC_ALL="C") as shown:
         shown.await_text("Connecting")
         os.kill(shown.process.pid, number)
@@ -277,7 +281,7 @@ def test_signals_leave_the_terminal_as_it_was(make_endpoint: Callable, number: s
 
 
 @pytest.mark.parametrize("name", ["dumb", "no-such-terminal"])
-def test_a_terminal_that_cannot_be_drawn_on_is_said(make_endpoint: Callable, name: str) -> None:  # type: ignore[type-arg]
+def test_unusable_terminal_type_is_reported(make_endpoint: Callable, name: str) -> None:  # type: ignore[type-arg]
     with terminal([make_endpoint()], TERM=name) as shown:
         shown.await_text(f"kvscope: TERM='{name}' is not accepted")
         assert shown.end() == 2

@@ -73,7 +73,7 @@ def settle(pair):
     """Both have taken all there is where they are, and their overviews are read."""
     deadline_s = time.monotonic() + WAIT_S
     for session in (pair.a, pair.b):
-        while not session.is_overview_whole:
+        while not session.is_overview_complete:
             assert time.monotonic() < deadline_s
             session.extend_overview()
         assert session.source.wait(lambda session=session: not session.source.is_seeking, WAIT_S)

@@ -246,8 +246,8 @@ def test_a_pause_of_a_run_is_shaded_in_its_half_of_the_curves(make_compared, tmp
     frames = {frame.seq: frame.time_ns for frame in recording.frames()}
     assert last - first == pytest.approx((frames[200] - frames[100]) / 1e9)
     middle = (first + last) / 2
-    assert panel.stop_bands.words_at(middle).startswith("B paused by Ada, ")
-    assert panel.stop_bands.words_at(last + 0.1) == ""
+    assert panel.stop_bands.text_at(middle).startswith("B paused by Ada, ")
+    assert panel.stop_bands.text_at(last + 0.1) == ""
     panel.settle()
     view, picture = panel.plot.view_box, panel.plot.grab().toImage()
     top = view.viewRange()[1][1]
@@ -315,7 +315,7 @@ def test_a_live_session_is_compared_as_it_grows_and_ends_with_its_window(desktop
     own = comparison.sessions[0]
     length = own.timeline.range_ns[1] - own.timeline.range_ns[0]
     qtbot.waitUntil(lambda: own.timeline.range_ns[1] - own.timeline.range_ns[0] > length, timeout=WAIT_MS)
-    assert not window.session.timeline.paused  # its cursor is another
+    assert not window.session.timeline.is_paused  # its cursor is another
     window.close()
     assert not desktop.comparisons
 

@@ -1,4 +1,4 @@
-"""The sheet of LoRA adapters: what is loaded, what is asked of the engine, and why not."""
+"""Tests of the LoRA adapters sheet: the list of loaded adapters, load and unload commands, and refusals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvscope_telemetry.source import SourceStatus
 NOT_ALLOWED = "The engine was started without --allow-runtime-lora-updating"
 
 
-class Told:
-    """A window, what its engine says, and what it was told."""
+class AdapterSheetDriver:
+    """Window of a scripted engine, and the adapter commands that were sent to the engine."""
 
     def __init__(self, engine, session, window):
         self.engine, self.session = engine, session
@@ -42,15 +42,15 @@ class Told:
 
 
 @pytest.fixture
-def told(engine, session, make_window, poll):
+def adapters(engine, session, make_window, poll):
     window = make_window(session)
     poll(session)
-    return Told(engine, session, window)
+    return AdapterSheetDriver(engine, session, window)
 
 
-def test_one_is_loaded_under_the_folder_s_name_or_another(told, qtbot):
-    told.be("sql")
-    sheet = told.open()
+def test_adapter_is_loaded_under_the_folder_name_or_a_given_name(adapters, qtbot):
+    adapters.be("sql")
+    sheet = adapters.open()
     assert not sheet.load.isEnabled()
     sheet.path.setText("/srv/java/")
     assert sheet.name.placeholderText() == "java"
@@ -58,30 +58,30 @@ def test_one_is_loaded_under_the_folder_s_name_or_another(told, qtbot):
     assert sheet.isVisible()
     sheet.name.setText("mine")
     sheet.load.click()
-    assert [(each.name, each.path) for each in told.asked] == [("java", "/srv/java/"), ("mine", "/srv/java/")]
-    told.answer(Failed, 0, reason="there is no such folder")
+    assert [(each.name, each.path) for each in adapters.asked] == [("java", "/srv/java/"), ("mine", "/srv/java/")]
+    adapters.answer(Failed, 0, reason="there is no such folder")
     assert sheet.answer.text() == "There is no such folder"
-    assert sheet.path.text() == "/srv/java/", "to be mended"
-    told.answer(Done, what="LoRA adapter 'mine' was loaded from '/srv/java'")
+    assert sheet.path.text() == "/srv/java/", "the path stays, to be corrected"
+    adapters.answer(Done, what="LoRA adapter 'mine' was loaded from '/srv/java'")
     assert sheet.answer.text() == "LoRA adapter 'mine' was loaded from '/srv/java'"
     assert sheet.path.text() == ""
 
 
-def test_one_is_unloaded_and_the_lines_follow_the_engine(told):
-    told.be("sql", "python")
-    sheet = told.open()
+def test_unload_button_sends_the_command_and_rows_follow_the_engine(adapters):
+    adapters.be("sql", "python")
+    sheet = adapters.open()
     assert [button.accessibleName() for button in sheet.unloads] == ["Unload sql", "Unload python"]
     sheet.unloads[1].click()
-    assert [each.name for each in told.asked] == ["python"]
-    told.be("sql")
+    assert [each.name for each in adapters.asked] == ["python"]
+    adapters.be("sql")
     assert [button.accessibleName() for button in sheet.unloads] == ["Unload sql"]
-    told.be()
+    adapters.be()
     assert sheet.unloads == []
 
 
-def test_where_it_is_not_allowed_what_is_loaded_is_seen(told):
-    told.be("sql", takes_adapters=False)
-    sheet = told.open()
+def test_loaded_adapters_are_listed_when_loading_is_not_allowed(adapters):
+    adapters.be("sql", takes_adapters=False)
+    sheet = adapters.open()
     sheet.path.setText("/srv/java")
     assert not sheet.load.isEnabled()
     assert not sheet.unloads[0].isEnabled()
@@ -98,7 +98,7 @@ def test_where_it_is_not_allowed_what_is_loaded_is_seen(told):
         (("sql",), {"role": "viewer"}, ""),
     ],
 )
-def test_why_there_is_nothing_to_see(told, names, status, why):
-    told.be(*names, **status)
-    assert told.action.isEnabled() == (not why)
-    assert why in told.action.toolTip()
+def test_adapters_action_states_why_it_is_disabled(adapters, names, status, why):
+    adapters.be(*names, **status)
+    assert adapters.action.isEnabled() == (not why)
+    assert why in adapters.action.toolTip()

@@ -1,4 +1,4 @@
-"""The debugger in the window: who may do what, the answers, the bar while the engine is held, menus and the sheet."""
+"""Tests of the debugger: permissions, replies, the paused bar, context menus and the limits sheet."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ from kvscope_telemetry.messages.telemetry import Heartbeat
 from kvscope_telemetry.source import SourceState, SourceStatus, Update
 
 
-def be(engine, session, state=SourceState.LIVE, reason="", role="operator", intervenes=True):
-    """The source is like this; 250 ms went by."""
+def set_status(engine, session, state=SourceState.LIVE, reason="", role="operator", intervenes=True):
+    """Set the source's status and poll the session."""
     engine.source.status = SourceStatus(state, reason, role=role, intervenes=intervenes)
     session._status_told_ns = 0
     session.poll()
 
 
-def answer(engine, session, kind=Done, **fields):
-    """The engine answers what it was told last."""
+def reply_to_last_command(engine, session, kind=Done, **fields):
+    """Reply to the last command that was sent to the engine."""
     sent = [command for command in engine.source.sent if getattr(command, "tag", 0) >= 1 << 30]
     asked = [command for command in sent if command.tag < 1 << 40]
     engine.source.replies.append(kind(tag=asked[-1].tag, **fields))
     session.poll()
 
 
-def beat(engine, poll, session, **fields):
+def send_heartbeat(engine, poll, session, **fields):
     heartbeat = Heartbeat(epoch=engine.epoch, time_ns=1, seq=engine.seq, step=engine.step, **fields)
     engine.source.updates.append(Update(heartbeat=heartbeat))
     poll(session)
 
 
-def pack(*blocks):
+def pack_block_ids(*blocks):
     return np.array(blocks, "<u4").tobytes()
 
 
 @pytest.fixture
 def window(engine, session, make_window, poll):
-    """Request 3 runs on blocks 4 and 5; 8 and 9 are cached."""
+    """Main window in which request 3 runs on blocks 4 and 5, and blocks 8 and 9 are cached."""
     window = make_window(session)
     engine.ledger.hash[[4, 8, 9]] = (1, 2, 3)
     engine.hold([4, 5], owner=3)
     engine.hold([8, 9], owner=2, state=BlockState.CACHED, ref_count=0)
     engine.request(3, blocks=(4, 5))
     poll(session)
-    be(engine, session)
+    set_status(engine, session)
     return window
 
 
-def choose(window, block):
+def select_block(window, block):
     window.page_map.canvas.cursor_block = block
     window.session.status_changed.emit()
 
 
-def test_a_viewer_reads_why_it_may_do_nothing(engine, session, window):
-    be(engine, session, role="viewer")
+def test_debug_actions_are_disabled_for_viewers_with_the_reason(engine, session, window):
+    set_status(engine, session, role="viewer")
     for spec in window.actions_by_name.in_group(DEBUG):
         action = window.actions_by_name[spec.name]
         assert not action.isEnabled()
         assert "viewer" in action.toolTip()
 
 
-def test_an_engine_that_does_not_know_how_can_still_be_paused(engine, session, window):
-    be(engine, session, intervenes=False)
+def test_engine_without_interventions_can_still_be_paused(engine, session, window):
+    set_status(engine, session, intervenes=False)
     actions = window.actions_by_name
     assert actions["pause_engine"].isEnabled()
     assert not actions["step"].isEnabled()
@@ -80,13 +80,13 @@ def test_an_engine_that_does_not_know_how_can_still_be_paused(engine, session, w
     assert "not reported support" in actions["limits"].toolTip()
 
 
-def test_steps_are_for_an_engine_that_is_paused(engine, session, window):
+def test_step_actions_are_enabled_only_while_the_engine_is_paused(engine, session, window):
     step = window.actions_by_name["step"]
     assert not step.isEnabled()
     assert "pause it first" in step.toolTip()
     window.actions_by_name["pause_engine"].trigger()
-    answer(engine, session)
-    be(engine, session, SourceState.PAUSED, "by ann")
+    reply_to_last_command(engine, session)
+    set_status(engine, session, SourceState.PAUSED, "by ann")
     assert step.isEnabled()
     window.actions_by_name["step_more"].trigger()
     command = engine.source.sent[-1]
@@ -94,7 +94,7 @@ def test_steps_are_for_an_engine_that_is_paused(engine, session, window):
     assert (command.action, command.num_steps) == ("step", 10)
 
 
-def test_what_has_nothing_to_do_is_not_offered(engine, session, window, poll):
+def test_resume_and_unpin_are_disabled_without_a_pause_or_pinned_block(engine, session, window, poll):
     actions = window.actions_by_name
     resume, unpin = actions["resume"], [actions["unpin_all"], actions["unpin_anyones"]]
     assert not resume.isEnabled()
@@ -102,64 +102,64 @@ def test_what_has_nothing_to_do_is_not_offered(engine, session, window, poll):
     assert not any(action.isEnabled() for action in unpin)
     assert unpin[0].toolTip() == "No block is pinned"
     actions["pause_engine"].trigger()
-    answer(engine, session)
-    assert resume.isEnabled()  # its sign that it stands comes later
+    reply_to_last_command(engine, session)
+    assert resume.isEnabled()  # before the engine's status says that it is paused
     actions["resume"].trigger()
-    answer(engine, session)
+    reply_to_last_command(engine, session)
     assert not resume.isEnabled()
-    be(engine, session, SourceState.PAUSED, "by ann")
+    set_status(engine, session, SourceState.PAUSED, "by ann")
     assert resume.isEnabled()
-    beat(engine, poll, session, pinned=pack(8), pinned_by="ann")
+    send_heartbeat(engine, poll, session, pinned=pack_block_ids(8), pinned_by="ann")
     session.status_changed.emit()
     assert all(action.isEnabled() for action in unpin)
 
 
-def test_the_bar_says_who_paused_the_engine_and_what_was_answered(engine, session, window):
+def test_paused_bar_shows_who_paused_the_engine_and_the_last_reply(engine, session, window):
     bar = window.paused_bar
     assert not bar.isVisible()
-    be(engine, session, SourceState.PAUSED, "by ann")
+    set_status(engine, session, SourceState.PAUSED, "by ann")
     assert bar.isVisible()
     assert bar.paused_by.text() == "Paused by ann"
     window.actions_by_name["pause_engine"].trigger()
-    answer(engine, session)
-    be(engine, session, SourceState.PAUSED, "by ann, me")
+    reply_to_last_command(engine, session)
+    set_status(engine, session, SourceState.PAUSED, "by ann, me")
     assert bar.paused_by.text() == "Paused by you"
     window.actions_by_name["resume"].trigger()
-    answer(engine, session)
-    be(engine, session)
+    reply_to_last_command(engine, session)
+    set_status(engine, session)
     window.actions_by_name["pause_engine"].trigger()
-    answer(engine, session)
-    be(engine, session)  # what it says of itself comes a little later
-    be(engine, session, SourceState.PAUSED, "by me")
+    reply_to_last_command(engine, session)
+    set_status(engine, session)  # the engine's status follows a little later
+    set_status(engine, session, SourceState.PAUSED, "by me")
     assert bar.paused_by.text() == "Paused by you"
     step = next(button for button in bar.buttons if button.text() == "Step")
     step.click()
-    answer(engine, session, what="step 12 ran")
+    reply_to_last_command(engine, session, what="step 12 ran")
     assert bar.answer.text() == "Step 12 ran"
-    be(engine, session)
+    set_status(engine, session)
     assert not bar.isVisible()
 
 
-def test_a_viewer_sees_the_bar_and_cannot_press_its_buttons(engine, session, window):
-    be(engine, session, SourceState.PAUSED, "by ann", role="viewer")
+def test_buttons_of_the_paused_bar_are_disabled_for_viewers(engine, session, window):
+    set_status(engine, session, SourceState.PAUSED, "by ann", role="viewer")
     assert window.paused_bar.isVisible()
     assert not any(button.isEnabled() for button in window.paused_bar.buttons)
     assert all("viewer" in button.toolTip() for button in window.paused_bar.buttons)
 
 
-def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, window):
+def test_selected_request_can_be_preempted_and_aborted(engine, session, window):
     actions = window.actions_by_name
     assert "No request is selected" in actions["preempt_swap"].toolTip()
-    session.select_request(3)
+    session.selection.select_request(3)
     assert actions["preempt_recompute"].text() == "Preempt request #3 (recompute)"
     actions["preempt_recompute"].trigger()
     assert engine.source.sent[-1] == Preempt(number=3, how="recompute", tag=engine.source.sent[-1].tag)
-    answer(engine, session, Failed, reason="request 3 cannot be swapped out: no lower tier")
+    reply_to_last_command(engine, session, Failed, reason="request 3 cannot be swapped out: no lower tier")
     assert window.statusBar().currentMessage().lower().startswith("request 3 cannot be swapped out")
     actions["abort_request"].trigger()
     (question,) = window.findChildren(QMessageBox)
     assert "Abort request chat-3?" in question.text()
-    session.select_request(None)
+    session.selection.select_request(None)
     next(button for button in question.buttons() if button.text().startswith("Abort")).click()
     assert engine.source.sent[-1] == Abort(request_id="chat-3", anyones=True)
     engine.source.replies.append(Done(request_id="chat-3"))
@@ -167,12 +167,12 @@ def test_the_selected_request_is_preempted_and_aborted_by_name(engine, session, 
     assert window.statusBar().currentMessage() == "Request #3 was aborted"
 
 
-def test_what_waits_or_has_ended_cannot_be_preempted(engine, session, window, poll):
+def test_waiting_request_cannot_be_preempted(engine, session, window, poll):
     engine.request(5, state=0)
     engine.request(6, state=3)
     poll(session)
-    be(engine, session)
-    session.select_request(5)
+    set_status(engine, session)
+    session.selection.select_request(5)
     assert "waiting" in window.actions_by_name["preempt_swap"].toolTip()
     assert window.actions_by_name["abort_request"].isEnabled()
 
@@ -205,99 +205,96 @@ def test_actions_that_the_engine_refuses_are_disabled_and_say_why(
     engine.request(3, blocks=(4,))
     poll(session)
     window = make_window(session)
-    be(engine, session)
-    session.select_request(3)
-    choose(window, 4)
+    set_status(engine, session)
+    session.selection.select_request(3)
+    select_block(window, 4)
     names = ("preempt_swap", "preempt_recompute", "pin_block", "pin_prefix", "pin_request", "limits")
     disabled = {name: window.actions_by_name[name] for name in names if not window.actions_by_name[name].isEnabled()}
     assert {name: action.toolTip() for name, action in disabled.items()} == refused
 
 
-def test_a_block_is_pinned_unpinned_and_evicted(engine, session, window, poll):
+def test_selected_block_can_be_pinned_unpinned_and_evicted(engine, session, window, poll):
     actions = window.actions_by_name
-    choose(window, 8)
+    select_block(window, 8)
     assert actions["evict_block"].text() == "Evict block 8 from the prefix cache"
     actions["pin_prefix"].trigger()
     assert engine.source.sent[-1] == Pin(blocks=(8,), with_prefix=True, tag=engine.source.sent[-1].tag)
-    answer(engine, session, what="1 block is pinned until you disconnect")
-    beat(engine, poll, session, pinned=pack(8), pinned_by="ann")
-    be(engine, session)
+    reply_to_last_command(engine, session, what="1 block is pinned until you disconnect")
+    send_heartbeat(engine, poll, session, pinned=pack_block_ids(8), pinned_by="ann")
+    set_status(engine, session)
     assert "pinned: unpin" in actions["evict_block"].toolTip()
     assert ("Pinned", "by ann: protected from eviction") in window.page_map.facts_of(8).rows
     actions["unpin_block"].trigger()
     assert engine.source.sent[-1] == Unpin(blocks=(8,), anyones=True, tag=engine.source.sent[-1].tag)
-    beat(engine, poll, session)
-    choose(window, 9)
+    send_heartbeat(engine, poll, session)
+    select_block(window, 9)
     actions["evict_block"].trigger()
     assert engine.source.sent[-1] == Evict(blocks=(9,), tag=engine.source.sent[-1].tag)
-    choose(window, 5)
+    select_block(window, 5)
     assert "not in the prefix cache" in actions["pin_block"].toolTip()
     assert "in use" in actions["evict_block"].toolTip()
-    choose(window, -1)
+    select_block(window, -1)
     assert "No block is selected" in actions["pin_block"].toolTip()
 
 
-def test_a_pin_that_would_leave_an_unfinished_request_too_few_blocks_is_disabled_and_says_why(
-    engine, session, window, poll
-):
-    """The pool has 64 blocks of 16 slots."""
+def test_pin_is_disabled_if_an_unfinished_request_would_have_too_few_blocks(engine, session, window, poll):
     actions = window.actions_by_name
-    engine.ledger.parent[9] = 2  # the block before it in its text is 8
+    engine.ledger.parent[9] = 2  # block 8 is the parent of block 9
     engine.ledger.hash[20] = 4
     engine.frame([9, 20])
     engine.request(4, blocks=(20, 21), num_prompt_tokens=20, max_tokens=63 * 16 - 20)
     poll(session)
-    be(engine, session)
-    choose(window, 9)
+    set_status(engine, session)
+    select_block(window, 9)
     assert actions["pin_block"].isEnabled()
     assert not actions["pin_prefix"].isEnabled()
     reason = "Pinning these would leave 62 of 64 blocks to others, and request 4 may need 63"
     assert actions["pin_prefix"].toolTip() == reason
-    session.select_request(2)
+    session.selection.select_request(2)
     assert actions["pin_request"].toolTip() == reason
-    beat(engine, poll, session, pinned=pack(40))
-    be(engine, session)
-    choose(window, 9)
+    send_heartbeat(engine, poll, session, pinned=pack_block_ids(40))
+    set_status(engine, session)
+    select_block(window, 9)
     assert actions["pin_block"].toolTip() == reason
     engine.request(4, state=RequestState.FINISHED)
     poll(session)
-    be(engine, session)
-    choose(window, 9)
+    set_status(engine, session)
+    select_block(window, 9)
     assert actions["pin_prefix"].isEnabled()
 
 
-def test_a_pin_of_what_a_request_begins_with_or_may_begin_with_is_offered(engine, session, window, poll):
-    """The engine counts such blocks as the request's own; of one that waits, the window does not know them."""
+def test_pin_is_enabled_for_blocks_that_the_largest_request_uses_or_may_reuse(engine, session, window, poll):
+    """The engine counts such blocks as the request's own. The blocks of a waiting request are unknown to the window."""
     actions = window.actions_by_name
     engine.request(6, blocks=(4, 5), max_tokens=64 * 16 - 20)
     poll(session)
-    be(engine, session)
-    choose(window, 4)
+    set_status(engine, session)
+    select_block(window, 4)
     assert actions["pin_block"].isEnabled()
-    choose(window, 8)
+    select_block(window, 8)
     assert not actions["pin_block"].isEnabled()
     engine.request(6, state=RequestState.PREEMPTED, max_tokens=64 * 16 - 20)
     poll(session)
-    be(engine, session)
-    choose(window, 8)
+    set_status(engine, session)
+    select_block(window, 8)
     assert actions["pin_block"].isEnabled()
 
 
-def test_what_a_request_wrote_is_pinned_and_evicted_together(engine, session, window):
-    session.select_request(2)
+def test_blocks_of_the_selected_request_are_pinned_or_evicted_together(engine, session, window):
+    session.selection.select_request(2)
     window.actions_by_name["evict_request"].trigger()
     assert engine.source.sent[-1].blocks == (8, 9)
-    session.select_request(3)
+    session.selection.select_request(3)
     assert not window.actions_by_name["evict_request"].isEnabled()
     window.actions_by_name["pin_request"].trigger()
     assert engine.source.sent[-1].blocks == (4,)
 
 
-def test_pinned_blocks_are_marked_on_the_map(engine, session, window, poll):
+def test_pinned_block_is_marked_on_the_page_map(engine, session, window, poll):
     canvas = window.page_map.canvas
     window.page_map.draw_all()
     before = canvas.grab().toImage()
-    beat(engine, poll, session, pinned=pack(9), pinned_by="ann")
+    send_heartbeat(engine, poll, session, pinned=pack_block_ids(9), pinned_by="ann")
     window.page_map.draw_all()
     after = canvas.grab().toImage()
     rect = canvas.cell_rect(9)
@@ -312,18 +309,18 @@ def test_pinned_blocks_are_marked_on_the_map(engine, session, window, poll):
     assert all(rect.adjusted(-1, -1, 1, 1).contains(QPoint(int(p.x() / ratio), int(p.y() / ratio))) for p in marked)
 
 
-def test_the_past_is_not_acted_on(engine, session, window):
-    choose(window, 8)
-    session.select_request(3)
+def test_block_and_request_actions_are_disabled_in_the_past(engine, session, window):
+    select_block(window, 8)
+    session.selection.select_request(3)
     session.timeline.pause()
-    be(engine, session)
+    set_status(engine, session)
     for name in (*OF_BLOCK, *OF_REQUEST):
         assert "past" in window.actions_by_name[name].toolTip()
     assert window.actions_by_name["pause_engine"].isEnabled()
 
 
 @pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
-def test_the_map_s_menu_is_about_the_block_under_the_pointer(engine, session, window, qtbot):
+def test_context_menu_of_the_map_acts_on_the_block_under_the_pointer(engine, session, window, qtbot):
     canvas = window.page_map.canvas
     position = canvas.cell_rect(8).center()
     event = QContextMenuEvent(QContextMenuEvent.Reason.Mouse, position, canvas.mapToGlobal(position))
@@ -336,13 +333,13 @@ def test_the_map_s_menu_is_about_the_block_under_the_pointer(engine, session, wi
     qtbot.keyClick(menu, Qt.Key.Key_Escape)
 
 
-def test_the_request_table_s_menu_goes_on_with_ours(session, make_window):
+def test_context_menu_of_the_request_table_contains_debugger_actions(session, make_window):
     window = make_window(session, with_views=("requests",))
     assert window.actions_by_name["preempt_swap"] in window.views["requests"].table.actions()
 
 
-def test_the_sheet_changes_the_limits_and_shows_the_answer(engine, session, window, poll):
-    beat(engine, poll, session, max_num_seqs=8, max_num_batched_tokens=512)
+def test_limits_sheet_sends_new_limits_and_shows_the_reply(engine, session, window, poll):
+    send_heartbeat(engine, poll, session, max_num_seqs=8, max_num_batched_tokens=512)
     window.actions_by_name["limits"].trigger()
     sheet = next(w for w in QApplication.topLevelWidgets() if isinstance(w, LimitsDialog))
     assert sheet.fields["max_num_seqs"].value() == 8
@@ -350,12 +347,12 @@ def test_the_sheet_changes_the_limits_and_shows_the_answer(engine, session, wind
     sheet.apply()
     command = engine.source.sent[-1]
     assert (type(command), command.max_num_seqs, command.max_num_batched_tokens) == (SetLimits, 3, 512)
-    answer(engine, session, what="max_num_seqs is 3, max_num_batched_tokens 512")
+    reply_to_last_command(engine, session, what="max_num_seqs is 3, max_num_batched_tokens 512")
     assert sheet.answer.text() == "max_num_seqs is 3, max_num_batched_tokens 512"
     sheet.apply()
     sheet.close()
     sheet.deleteLater()
-    answer(engine, session, Failed, reason="too late for the sheet")
+    reply_to_last_command(engine, session, Failed, reason="too late for the sheet")
     assert window.statusBar().currentMessage().lower() == "too late for the sheet"
 
 

@@ -1,4 +1,4 @@
-"""The desktop's own engine as a process: started, watched, restarted, ended. Real processes."""
+"""Tests of the engine process of the desktop: start, log, restart and end, with real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAILS = [
 
 
 @pytest.fixture
-def make(request):
+def start_process(request):
     processes = []
 
     def start(command, **options):
@@ -47,8 +47,8 @@ def wait_for(process, qtbot, text):
     qtbot.waitUntil(lambda: text in process.log_text(), timeout=120_000)
 
 
-def test_the_folder_is_private_and_goes_with_the_engine(make, qtbot):
-    process = make(SLEEP)
+def test_folder_is_private_and_is_removed_on_close(start_process, qtbot):
+    process = start_process(SLEEP)
     assert stat.S_IMODE(process.folder.stat().st_mode) == 0o700
     wait_for(process, qtbot, f"serving ipc://{process.folder}/telemetry")
     assert process.end_reason() is None
@@ -57,31 +57,31 @@ def test_the_folder_is_private_and_goes_with_the_engine(make, qtbot):
     assert not process.folder.exists()
 
 
-def test_one_that_ignores_sigterm_is_killed(make, qtbot):
-    process = make(STUBBORN)
+def test_engine_that_ignores_sigterm_is_killed(start_process, qtbot):
+    process = start_process(STUBBORN)
     wait_for(process, qtbot, "deaf")
     process.close()
     assert not process.is_running
     assert "SIGKILL" in process.end_reason()
 
 
-def test_one_to_be_kept_is_left_alone(make, qtbot):
-    process = make(SLEEP, keep=True)
+def test_engine_started_with_keep_survives_close(start_process, qtbot):
+    process = start_process(SLEEP, keep=True)
     wait_for(process, qtbot, "serving")
     process.close()
     assert process.is_running
     assert process.folder.exists()
 
 
-def test_the_last_line_of_the_log_is_the_reason(make, qtbot):
-    process = make(FAILS)
+def test_end_reason_is_the_last_line_of_the_log(start_process, qtbot):
+    process = start_process(FAILS)
     qtbot.waitUntil(lambda: not process.is_running, timeout=120_000)
     assert process.end_reason() == "no such model: x"
     assert "first" in process.log_text()
 
 
-def test_an_option_is_told_at_the_next_start_instead_of_the_one_before(make, qtbot):
-    process = make([sys.executable, "-c", "import sys; print('told', sys.argv[1:])", "--dtype=float32"])
+def test_changed_option_replaces_the_old_value_at_the_next_start(start_process, qtbot):
+    process = start_process([sys.executable, "-c", "import sys; print('told', sys.argv[1:])", "--dtype=float32"])
     wait_for(process, qtbot, "told ['--dtype=float32']")
     for value in ("a8", "auto"):
         process.set_option("--quantization", value)
@@ -90,19 +90,19 @@ def test_an_option_is_told_at_the_next_start_instead_of_the_one_before(make, qtb
         wait_for(process, qtbot, f"told ['--dtype=float32', '--quantization={value}']")
 
 
-def test_a_program_that_is_not_there_is_told(make):
+def test_missing_program_raises_an_error(start_process):
     with pytest.raises(KvscopeError, match="cannot be started"):
-        make(["/no/such/program"])
+        start_process(["/no/such/program"])
 
 
-def test_progress_bars_leave_only_their_last_state(make, qtbot):
-    process = make([sys.executable, "-c", "print('10 %\\r50 %\\r100 %')"])
+def test_log_contains_only_the_last_state_of_a_progress_bar(start_process, qtbot):
+    process = start_process([sys.executable, "-c", "print('10 %\\r50 %\\r100 %')"])
     qtbot.waitUntil(lambda: not process.is_running, timeout=120_000)
     assert process.log_text() == "100 %"
 
 
-def test_keeper_tells_of_a_killed_engine_once_and_restarts_it(make, qtbot):
-    process = make(SLEEP)
+def test_keeper_reports_a_killed_engine_once_and_restarts_it(start_process, qtbot):
+    process = start_process(SLEEP)
     keeper = EngineSupervisor(process)
     try:
         wait_for(process, qtbot, "serving")
@@ -119,8 +119,8 @@ def test_keeper_tells_of_a_killed_engine_once_and_restarts_it(make, qtbot):
         keeper.deleteLater()
 
 
-def test_keeper_restarts_a_running_engine_without_calling_it_an_end(make, qtbot):
-    process = make(SLEEP)
+def test_keeper_restart_of_a_running_engine_does_not_emit_ended(start_process, qtbot):
+    process = start_process(SLEEP)
     keeper = EngineSupervisor(process)
     try:
         wait_for(process, qtbot, "serving")
@@ -133,13 +133,13 @@ def test_keeper_restarts_a_running_engine_without_calling_it_an_end(make, qtbot)
         keeper.deleteLater()
 
 
-def test_the_engine_ends_with_its_parent_unless_kept():
+def test_serve_command_exits_with_its_parent_unless_kept():
     pytest.importorskip("torch", reason="the engine is not installed here")
     assert serve_command("ipc:///x/telemetry", ["--seed=1"], keep=False)[-2:] == ["--seed=1", "--exit-with-parent"]
     assert "--exit-with-parent" not in serve_command("ipc:///x/telemetry", [], keep=True)
 
 
-def test_without_an_engine_installed_it_says_how_to_get_it(monkeypatch):
+def test_missing_engine_package_is_reported_with_an_alternative(monkeypatch):
     monkeypatch.setattr("kvscope_app.engine_launcher.engine_process.find_spec", lambda name: None)
     with pytest.raises(KvscopeError, match="--attach ENDPOINT"):
         EngineProcess()

@@ -1,4 +1,4 @@
-"""What a killed desktop left behind goes at the next start; what a living one has stays."""
+"""Tests of the removal of runtime folders that killed desktops left behind."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ DESKTOP = (
 
 
 @pytest.fixture
-def runtime(tmp_path, monkeypatch):
+def runtime_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "run").mkdir()
     return tmp_path / "run"
 
 
-def test_a_process_is_known_by_its_number_and_its_start():
+def test_process_identity_consists_of_pid_and_start_time():
     assert is_alive(own_identity())
     pid = os.getpid()
-    assert not is_alive(f"{pid}-1")  # another that had the number before
+    assert not is_alive(f"{pid}-1")  # an earlier process with the same pid
     assert not is_alive("0-0")
     assert not is_alive("nonsense")
     assert not is_alive(f"{10**12}-5")
 
 
-def test_folders_of_the_dead_go_and_all_others_stay(runtime):
+def test_folders_are_removed_only_if_all_owners_are_dead(runtime_folder):
     with subprocess.Popen(SLEEP) as process:
-        dead, mixed = identity_of(process.pid), runtime / "kvscope-mixed"
+        dead, mixed = identity_of(process.pid), runtime_folder / "kvscope-mixed"
         process.kill()
     for name in ("dead", "mixed", "living", "unnamed"):
-        (runtime / f"kvscope-{name}").mkdir()
+        (runtime_folder / f"kvscope-{name}").mkdir()
     for name in ("dead", "mixed"):
-        (runtime / f"kvscope-{name}" / "owners").write_text(f"{dead}\n")
-        (runtime / f"kvscope-{name}" / "telemetry").write_text("")
+        (runtime_folder / f"kvscope-{name}" / "owners").write_text(f"{dead}\n")
+        (runtime_folder / f"kvscope-{name}" / "telemetry").write_text("")
     claim(mixed, os.getpid())
-    claim(runtime / "kvscope-living", os.getpid())
-    (runtime / "kvscope-link").symlink_to(runtime / "kvscope-dead")
-    assert remove_stale(runtime) == [runtime / "kvscope-dead"]
-    left = {path.name for path in runtime.iterdir()}
+    claim(runtime_folder / "kvscope-living", os.getpid())
+    (runtime_folder / "kvscope-link").symlink_to(runtime_folder / "kvscope-dead")
+    assert remove_stale(runtime_folder) == [runtime_folder / "kvscope-dead"]
+    left = {path.name for path in runtime_folder.iterdir()}
     assert left == {"kvscope-mixed", "kvscope-living", "kvscope-unnamed", "kvscope-link"}
 
 
-def test_after_kill_9_the_next_start_cleans_up_but_not_under_a_living_engine(runtime):
+def test_folder_of_a_killed_desktop_is_removed_once_its_engine_has_ended(runtime_folder):
     with subprocess.Popen([sys.executable, "-c", DESKTOP], stdout=subprocess.PIPE) as desktop:
         engine_pid = int(desktop.stdout.readline())
         desktop.kill()
-    (folder,) = runtime.iterdir()
+    (folder,) = runtime_folder.iterdir()
     EngineProcess(command=SLEEP).close()
-    assert folder.exists()  # its engine lives
+    assert folder.exists()  # its engine is still running
     identity = identity_of(engine_pid)
     os.kill(engine_pid, signal.SIGKILL)
     while is_alive(identity):
         pass
     EngineProcess(command=SLEEP).close()
-    assert list(runtime.iterdir()) == []
+    assert list(runtime_folder.iterdir()) == []

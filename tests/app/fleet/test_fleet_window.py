@@ -1,4 +1,4 @@
-"""The fleet's table with scripted rows: order, search, keys, and what is said of the list."""
+"""Tests of the fleet window with scripted rows: sorting, search, keyboard, adding engines and reading lists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvscope_app.fleet.fleet_window import NOTHING_FOUND, NOTHING_LISTED, FleetW
 from kvscope_app.fleet.map_picture import SIZE, cells, map_pixmap
 from kvscope_app.ui.number_text import NOTHING
 from kvscope_app.ui.theme import DARK
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.window.dialogs.attach_dialog import AttachDialog
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.errors import BadInput
@@ -49,28 +49,28 @@ class FakeReader:
         self.num_asked += 1
 
 
-def row(name, state=SourceState.LIVE, **figures):
+def fleet_row(name, state=SourceState.LIVE, **figures):
     return FleetRow(FleetEntry(Address(f"tcp://10.0.0.1:77{len(name)}{ord(name[0])}"), name), state, **figures)
 
 
 ROWS = (
-    row("b", usage=0.5, num_running=3, num_waiting=0, first_token_s=0.2, engine="kvscope", version="1.0"),
-    row("a", SourceState.CONNECTING),
-    row("c", usage=0.9, num_running=12, num_waiting=4, hit_rate=0.25, preemptions_per_s=1.5, engine="vllm"),
-    row("d", SourceState.REFUSED, reason="the key is not known"),
+    fleet_row("b", usage=0.5, num_running=3, num_waiting=0, first_token_s=0.2, engine="kvscope", version="1.0"),
+    fleet_row("a", SourceState.CONNECTING),
+    fleet_row("c", usage=0.9, num_running=12, num_waiting=4, hit_rate=0.25, preemptions_per_s=1.5, engine="vllm"),
+    fleet_row("d", SourceState.REFUSED, reason="the key is not known"),
 )
 
 
 @pytest.fixture
-def opened():
+def opened_addresses():
     return []
 
 
 @pytest.fixture
 def make_fleet(qtbot, tmp_path):
-    """A window of the four engines, which opens them as it is told."""
+    """Return a function that creates a fleet window with four engines; `attach` is called to open an engine."""
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
-    themes = ThemeKeeper(QApplication.instance(), settings, "dark")
+    themes = ThemeManager(QApplication.instance(), settings, "dark")
     windows = []
 
     def make(attach):
@@ -78,7 +78,7 @@ def make_fleet(qtbot, tmp_path):
         made = FleetWindow(fleet, themes, attach, FakeReader(), WatchedList(fleet.watch).add)
         qtbot.addWidget(made)
         made.show()
-        show(made, ROWS)
+        show_rows(made, ROWS)
         windows.append(made)
         return made
 
@@ -89,89 +89,89 @@ def make_fleet(qtbot, tmp_path):
 
 
 @pytest.fixture
-def window(make_fleet, opened):
-    return make_fleet(opened.append)
+def window(make_fleet, opened_addresses):
+    return make_fleet(opened_addresses.append)
 
 
-def show(window, rows):
+def show_rows(window, rows):
     window.fleet.rows = rows
     window._settled_s = 0.0
     window.refresh()
 
 
-def shown(window, column=NAME):
+def shown_texts(window, column=NAME):
     proxy = window.table.proxy
     return [proxy.index(place, column).data() for place in range(proxy.rowCount())]
 
 
-def test_it_opens_within_the_screen(window):
+def test_fleet_window_fits_the_screen(window):
     assert (
         window.screen().availableGeometry().size().expandedTo(window.size())
         == window.screen().availableGeometry().size()
     )
 
 
-def test_unknown_is_a_dash_and_comes_last_either_way(window):
-    assert shown(window, USAGE) == [NOTHING, "50 %", "90 %", NOTHING]
+def test_unknown_values_are_dashes_and_sorted_last_in_both_orders(window):
+    assert shown_texts(window, USAGE) == [NOTHING, "50 %", "90 %", NOTHING]
     for column, up in ((USAGE, ["b", "c"]), (RUNNING, ["b", "c"]), (HIT_RATE, ["c"])):
         window.table.sortByColumn(column, Qt.SortOrder.AscendingOrder)
-        assert shown(window)[: len(up)] == up
+        assert shown_texts(window)[: len(up)] == up
         window.table.sortByColumn(column, Qt.SortOrder.DescendingOrder)
-        assert shown(window)[: len(up)] == up[::-1]
+        assert shown_texts(window)[: len(up)] == up[::-1]
 
 
-def test_every_column_has_words_for_every_row(window):
+def test_every_column_has_text_for_every_row(window):
     for column in range(len(COLUMNS)):
         assert COLUMNS[column].title
         if column != MAP:
-            assert all(shown(window, column))
-    assert shown(window, STATE)[3] == "Access denied: the key is not known"
-    assert shown(window, ENGINE) == [NOTHING, "kvscope", "vLLM", NOTHING]
+            assert all(shown_texts(window, column))
+    assert shown_texts(window, STATE)[3] == "Access denied: the key is not known"
+    assert shown_texts(window, ENGINE) == [NOTHING, "kvscope", "vLLM", NOTHING]
 
 
-def test_sorted_by_the_keyboard(window, qtbot):
+def test_table_can_be_sorted_by_keyboard(window, qtbot):
     window.order.column.setFocus()
     qtbot.keyClicks(window.order.column, "KV")
     window.order.column.activated.emit(window.order.column.currentIndex())
-    assert shown(window)[:2] == ["b", "c"]
+    assert shown_texts(window)[:2] == ["b", "c"]
     window.order.way.click()
-    assert shown(window)[:2] == ["c", "b"]
+    assert shown_texts(window)[:2] == ["c", "b"]
     assert window.table.horizontalHeader().sortIndicatorOrder() is Qt.SortOrder.DescendingOrder
 
 
-def test_rows_move_when_they_settle_and_what_is_chosen_stays(window):
+def test_rows_are_reordered_by_new_values_and_selection_stays(window):
     window.table.sortByColumn(RUNNING, Qt.SortOrder.DescendingOrder)
     window.table.selectRow(1)
     assert [chosen.name for chosen in window.table.chosen] == ["b"]
-    more = (row("b", num_running=100), *ROWS[1:])
-    show(window, more)
-    assert shown(window)[:2] == ["b", "c"]
+    more = (fleet_row("b", num_running=100), *ROWS[1:])
+    show_rows(window, more)
+    assert shown_texts(window)[:2] == ["b", "c"]
     assert [chosen.name for chosen in window.table.chosen] == ["b"]
-    show(window, more[::-1])  # another list
+    show_rows(window, more[::-1])  # the list in another order
     assert [chosen.name for chosen in window.table.chosen] == ["b"]
 
 
-def test_search_by_words_and_escape(window, qtbot):
+def test_search_filters_rows_and_escape_clears_it(window, qtbot):
     qtbot.keyClicks(window.search, "denied")
-    assert shown(window) == ["d"]
+    assert shown_texts(window) == ["d"]
     assert "1 shown" in window.counts.text()
     window.search.setText("nowhere")
-    assert shown(window) == []
+    assert shown_texts(window) == []
     assert NOTHING_FOUND in driver.lines(window)
     qtbot.keyClick(window.search, Qt.Key.Key_Escape)
-    assert len(shown(window)) == 4
+    assert len(shown_texts(window)) == 4
     assert window.counts.text() == "2 of 4 engines online · 15 running, 4 waiting"
 
 
-def test_enter_and_a_double_click_open(window, opened, qtbot):
+def test_enter_double_click_and_button_open_the_selected_engine(window, opened_addresses, qtbot):
     window.table.selectRow(1)
     qtbot.keyClick(window.table, Qt.Key.Key_Return)
     window.table.doubleClicked.emit(window.table.proxy.index(1, 0))
     window.open_button.click()
-    assert opened == [ROWS[0].entry.address] * 3
+    assert opened_addresses == [ROWS[0].entry.address] * 3
 
 
-def test_what_cannot_be_opened_is_said(make_fleet):
+def test_failure_to_open_an_engine_is_shown_in_the_status_label(make_fleet):
     def refuse(_address):
         raise BadInput("no such key")
 
@@ -181,18 +181,18 @@ def test_what_cannot_be_opened_is_said(make_fleet):
     assert "no such key" in window.status_label.text()
 
 
-def test_the_list_is_told_of(window):
+def test_status_label_shows_the_state_of_the_list(window):
     assert "Reading list.txt" in window.status_label.text()
     window.list_reader.listed = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
     window.refresh()
     assert "'ls' failed" in window.status_label.text()
     window.again.click()
     assert window.list_reader.num_asked == 1
-    show(window, ())
+    show_rows(window, ())
     assert NOTHING_LISTED in driver.lines(window)
 
 
-def test_words_of_a_list():
+def test_list_text_shows_age_and_errors():
     second = 1_000_000_000
     assert list_text("x", Listed(read_ns=1, num_tries=1), 5 * second) == "List: x, read 4 s ago"
     assert list_text("x", Listed(trouble="gone", num_tries=1), 0) == "The list could not be read: gone"
@@ -200,7 +200,7 @@ def test_words_of_a_list():
     assert list_text("x", old, 120 * second) == "The list is 1:59 min old: gone"
 
 
-def test_small_maps(qapp):
+def test_small_maps_have_the_colors_of_block_states(qapp):
     bins = PoolBins(active=bytes([255, 0, 0] * 300), cached=bytes([0, 255, 0] * 300))
     drawn = cells(bins, DARK)
     colors = [0xFF000000 | int(name[1:], 16) for name in (DARK.block_active, DARK.block_cached, DARK.block_free)]
@@ -211,8 +211,7 @@ def test_small_maps(qapp):
         assert cells(PoolBins(bytes(number), bytes(number)), DARK).size >= number
 
 
-def test_threads_end_with_the_window(qtbot, tmp_path):
-    """With the real fleet and list, of which nobody is there."""
+def test_fleet_threads_end_when_the_window_closes(qtbot, tmp_path):
     from kvscope_app.command_line import FleetOptions, Options
     from kvscope_app.desktop import Desktop
     from kvscope_telemetry.fleet.list_texts import CommandText
@@ -221,7 +220,7 @@ def test_threads_end_with_the_window(qtbot, tmp_path):
     desktop = Desktop(QApplication.instance(), Options(theme="dark"), settings)
     options = FleetOptions(CommandText(f"echo ipc://{tmp_path}/nobody/telemetry one"), 60.0)
     window = desktop.fleets.open_list(options.text, options.every_s)
-    qtbot.waitUntil(lambda: shown(window) == ["one"], timeout=120_000)
+    qtbot.waitUntil(lambda: shown_texts(window) == ["one"], timeout=120_000)
     window.close()
     desktop.close()
     names = [thread.name for thread in threading.enumerate()]
@@ -229,8 +228,8 @@ def test_threads_end_with_the_window(qtbot, tmp_path):
     desktop.deleteLater()
 
 
-def test_three_engines_of_a_file_and_one_opens(qtbot, tmp_path, monkeypatch):
-    """Over real sockets; the window that opens is another test's."""
+def test_engines_listed_in_a_file_are_watched_and_one_can_be_opened(qtbot, tmp_path, monkeypatch):
+    """Uses real sockets; `open_window` is replaced."""
     from tests.simulated_engine.engine import SimulatedEngine
     from tests.simulated_engine.server import SimulatedServer
 
@@ -245,16 +244,16 @@ def test_three_engines_of_a_file_and_one_opens(qtbot, tmp_path, monkeypatch):
     servers = [SimulatedServer(engine, at, rate=10.0) for engine, at in zip(engines, where, strict=True)]
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
     desktop = Desktop(QApplication.instance(), Options(theme="dark"), settings)
-    opened = []
-    monkeypatch.setattr(desktop, "open_window", opened.append)
+    opened_addresses = []
+    monkeypatch.setattr(desktop, "open_window", opened_addresses.append)
     try:
         window = desktop.fleets.open_list(options.text, options.every_s, options.api_key)
-        qtbot.waitUntil(lambda: shown(window, STATE) == ["Live"] * 3, timeout=120_000)
-        assert shown(window) == ["engine 0", "engine 1", "engine 2"]
+        qtbot.waitUntil(lambda: shown_texts(window, STATE) == ["Live"] * 3, timeout=120_000)
+        assert shown_texts(window) == ["engine 0", "engine 1", "engine 2"]
         assert window.table.fleet.data(window.table.fleet.index(0, MAP), Qt.ItemDataRole.DecorationRole)
         window.table.selectRow(2)
         qtbot.keyClick(window.table, Qt.Key.Key_Return)
-        assert [address.text for address in opened] == [where[2]]
+        assert [address.text for address in opened_addresses] == [where[2]]
     finally:
         desktop.close()
         for server in servers:
@@ -262,7 +261,7 @@ def test_three_engines_of_a_file_and_one_opens(qtbot, tmp_path, monkeypatch):
         desktop.deleteLater()
 
 
-def test_lists_that_cannot_be_read_end_the_command(tmp_path):
+def test_invalid_fleet_arguments_are_refused(tmp_path):
     from kvscope_app.command_line import parse
     from kvscope_app.main import COMMANDS
 
@@ -278,38 +277,38 @@ def test_lists_that_cannot_be_read_end_the_command(tmp_path):
             parse(["fleet", *arguments], COMMANDS)()
 
 
-def asked(window):
-    """The sheet that Add engine… brings up."""
+def open_attach_sheet(window):
+    """Press *Add engine…* and return the sheet."""
     window.add_button.click()
     return window.findChildren(AttachDialog)[-1]
 
 
-def press(sheet, text):
+def press_button(sheet, text):
     next(button for button in sheet.findChildren(QPushButton) if button.text() == text).click()
 
 
-def test_an_engine_is_added_with_the_checks_of_the_attach_sheet_and_remembered(window, monkeypatch, tmp_path):
+def test_added_engine_is_validated_watched_and_saved(window, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    sheet = asked(window)
+    sheet = open_attach_sheet(window)
     sheet.fields.where.setText("no such thing")
-    press(sheet, "Add")
-    assert sheet.isVisible(), "it says why it is not accepted"
+    press_button(sheet, "Add")
+    assert sheet.isVisible(), "the sheet stays open and shows the error"
     assert window.fleet.watched == ()
     sheet.fields.where.setText("ipc:///run/kvscope/telemetry")
     sheet.fields.name.setText("ours")
-    press(sheet, "Add")
+    press_button(sheet, "Add")
     assert [(entry.address.text, entry.name) for entry in window.fleet.watched] == [
         ("ipc:///run/kvscope/telemetry", "ours")
     ]
     assert [(kept.endpoint, kept.label) for kept in read_connections()] == [("ipc:///run/kvscope/telemetry", "ours")]
-    again = asked(window)
+    again = open_attach_sheet(window)
     again.fields.where.setText("ipc:///run/kvscope/telemetry")
-    press(again, "Add")
+    press_button(again, "Add")
     assert any("is already on the list" in each.text() for each in again.findChildren(QLabel))
     again.close()
 
 
-def test_what_was_added_stays_when_the_list_is_read_again():
+def test_added_engine_is_still_watched_after_the_list_is_reread():
     fleet = FakeFleet()
     watched = WatchedList(fleet.watch)
     one, two = FleetEntry(Address("tcp://10.0.0.1:1"), "one"), FleetEntry(Address("tcp://10.0.0.2:1"), "two")
@@ -319,4 +318,4 @@ def test_what_was_added_stays_when_the_list_is_read_again():
     watched.show_list(())
     assert fleet.watched == (two,)
     watched.show_list((two, one))
-    assert fleet.watched == (two, one), "one that is listed by now is watched once"
+    assert fleet.watched == (two, one), "an added engine that is also listed is watched once"

@@ -1,4 +1,4 @@
-"""The load: bounded, stops what it started, survives refusals and an engine that ends."""
+"""Tests of the load generator and its view: pace, limits, stopping, refusals and engines that end."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def generator(session):
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """The generator's, in seconds, which stands still until a test moves it."""
+def clock_s(monkeypatch):
+    """Replace the generator's monotonic clock by one that the test moves, in seconds."""
     now_s = [1000.0]
     monkeypatch.setattr("kvscope_app.load_generator.generator.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     return now_s
 
 
-def submitted(engine):
+def submitted_ids(engine):
     return [command.request_id for command in engine.source.sent if isinstance(command, Submit)]
 
 
@@ -58,43 +58,43 @@ def finish(engine, request_id, reason="length"):
     )
 
 
-def test_holds_the_number_of_requests(engine, session, generator):
+def test_generator_keeps_the_set_number_of_requests_running(engine, session, generator):
     generator.start(LoadSettings(concurrency=3))
-    assert len(submitted(engine)) == 3
+    assert len(submitted_ids(engine)) == 3
     generator.tick()
-    assert len(submitted(engine)) == 3
-    first = submitted(engine)[0]
+    assert len(submitted_ids(engine)) == 3
+    first = submitted_ids(engine)[0]
     engine.source.replies.append(Accepted(request_id=first, numbers=(1,), num_prompt_tokens=4))
     engine.source.replies.append(Tokens(request_id=first, token_ids=(5, 6), text="a b"))
     finish(engine, first)
     session.poll()
     generator.tick()
-    assert len(submitted(engine)) == 4
+    assert len(submitted_ids(engine)) == 4
     assert generator.num_unfinished == 3
     assert (generator.counts.sent, generator.counts.finished, generator.counts.tokens) == (4, 1, 2)
 
 
-def test_tokens_of_an_engine_that_tells_text_alone_are_counted_at_the_end(engine, session, generator):
+def test_tokens_are_counted_from_usage_if_the_engine_streams_only_text(engine, session, generator):
     generator.start(LoadSettings(concurrency=1))
-    (first,) = submitted(engine)
+    (first,) = submitted_ids(engine)
     engine.source.replies.append(Tokens(request_id=first, token_ids=(), text="a b"))
     finish(engine, first)
     session.poll()
     assert generator.counts.tokens == 2
 
 
-def test_replies_of_others_are_not_counted(engine, session, generator):
+def test_replies_to_other_requests_are_not_counted(engine, session, generator):
     generator.start(LoadSettings(concurrency=1))
     finish(engine, "chat-1")
     session.poll()
     assert generator.counts.finished == 0
 
 
-def test_stop_aborts_each_and_ends_when_the_engine_says_so(engine, session, generator, qtbot):
+def test_stop_aborts_all_requests_and_waits_for_the_replies(engine, session, generator, qtbot):
     generator.start(LoadSettings(concurrency=2))
     generator.stop()
     aborted = [command.request_id for command in engine.source.sent if isinstance(command, Abort)]
-    assert sorted(aborted) == sorted(submitted(engine))
+    assert sorted(aborted) == sorted(submitted_ids(engine))
     assert generator.is_stopping
     for request_id in aborted:
         finish(engine, request_id, "abort")
@@ -105,20 +105,20 @@ def test_stop_aborts_each_and_ends_when_the_engine_says_so(engine, session, gene
     assert driver.is_at_rest(generator)
 
 
-def test_a_refusal_is_told_and_not_repeated_at_once(engine, session, generator, clock):
+def test_refused_request_is_reported_and_retried_after_a_delay(engine, session, generator, clock_s):
     generator.start(LoadSettings(concurrency=1))
-    engine.source.replies.append(Refused(request_id=submitted(engine)[0], reason="too long: 90 of 64 tokens"))
+    engine.source.replies.append(Refused(request_id=submitted_ids(engine)[0], reason="too long: 90 of 64 tokens"))
     session.poll()
     generator.tick()
-    assert len(submitted(engine)) == 1
+    assert len(submitted_ids(engine)) == 1
     assert generator.counts.refused == 1
     assert generator.message == "refused: too long: 90 of 64 tokens"
-    clock[0] += 1.0
+    clock_s[0] += 1.0
     generator.tick()
-    assert len(submitted(engine)) == 2
+    assert len(submitted_ids(engine)) == 2
 
 
-def test_an_engine_that_ends_loses_its_requests(engine, session, generator):
+def test_requests_are_lost_when_the_engine_ends(engine, session, generator):
     generator.start(LoadSettings(concurrency=2))
     engine.say(SourceState.ENDED, "killed")
     session.poll()
@@ -128,7 +128,7 @@ def test_an_engine_that_ends_loses_its_requests(engine, session, generator):
     assert generator.message == "The engine stopped."
 
 
-def test_another_engine_ends_the_news_of_the_end(engine, session, poll, generator):
+def test_message_about_the_ended_engine_is_cleared_by_a_new_engine(engine, session, poll, generator):
     generator.start(LoadSettings(concurrency=2))
     session.status_changed.emit()
     engine.say(SourceState.ENDED, "killed")
@@ -139,7 +139,7 @@ def test_another_engine_ends_the_news_of_the_end(engine, session, poll, generato
     assert generator.message == ""
 
 
-def test_another_engine_does_not_know_them_either(engine, session, poll, generator):
+def test_requests_are_lost_when_the_engine_restarts(engine, session, poll, generator):
     generator.start(LoadSettings(concurrency=2))
     session.status_changed.emit()
     engine.begin(epoch=8)
@@ -148,7 +148,7 @@ def test_another_engine_does_not_know_them_either(engine, session, poll, generat
     assert generator.counts.lost == 2
 
 
-def test_a_connection_that_takes_nothing_more_stops_it(engine, session, generator, monkeypatch):
+def test_closed_connection_stops_the_generator(engine, session, generator, monkeypatch):
     def refuse(command):
         raise EngineDead("the connection is closed")
 
@@ -158,20 +158,20 @@ def test_a_connection_that_takes_nothing_more_stops_it(engine, session, generato
     assert generator.message == "the engine accepts no requests now"
 
 
-def test_a_rate_is_kept_on_average_and_bounded(engine, session, generator, clock):
+def test_requests_are_sent_at_the_set_rate_on_average(engine, session, generator, clock_s):
     generator.start(LoadSettings(pace=Pace.RATE, rate=10.0))
     num_ended = 0
     for _ in range(400):
-        clock[0] += 0.05
+        clock_s[0] += 0.05
         generator.tick()
-        for request_id in submitted(engine)[num_ended:]:
+        for request_id in submitted_ids(engine)[num_ended:]:
             finish(engine, request_id)
-        num_ended = len(submitted(engine))
+        num_ended = len(submitted_ids(engine))
         session.poll()
     assert 160 < generator.counts.sent < 240
 
 
-def test_prompts_of_each_mix():
+def test_prompts_follow_the_chosen_mix():
     prompts, chance = sample_prompts(), random.Random(3)
     shared = [make_request(LoadSettings(mix=Mix.SHARED), prompts, "a", chance).prompt for _ in range(8)]
     assert len({prompt[:1000] for prompt in shared}) == 1
@@ -182,7 +182,7 @@ def test_prompts_of_each_mix():
     assert request.sampling.ignore_eos
 
 
-def test_sample_prompts_are_varied_and_whole():
+def test_sample_prompts_are_distinct_and_of_several_lengths():
     prompts = sample_prompts()
     assert len(prompts) == 40
     assert len(set(prompts)) == 40
@@ -191,12 +191,12 @@ def test_sample_prompts_are_varied_and_whole():
 
 
 @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"rate": 1e9}, {"min_output_tokens": 9, "max_output_tokens": 8}])
-def test_absurd_settings_are_refused(wrong):
+def test_invalid_load_settings_are_refused(wrong):
     with pytest.raises(BadInput, match="is not accepted"):
         LoadSettings(**wrong)
 
 
-def test_load_settings_are_there_in_the_next_window(engine, session, qtbot, tmp_path):
+def test_load_settings_are_saved_and_restored(engine, session, qtbot, tmp_path):
     kept = QSettings(str(tmp_path / "kept.ini"), QSettings.Format.IniFormat)
     first, second, third = LoadView(session), LoadView(session), LoadView(session)
     for view in (first, second, third):
@@ -208,15 +208,15 @@ def test_load_settings_are_there_in_the_next_window(engine, session, qtbot, tmp_
     first.rate.setValue(2.5)
     first.longest.setValue(1024)
     first.shortest.setValue(8)
-    first.remember(kept)
-    second.recall(kept)
+    first.save_settings(kept)
+    second.restore_settings(kept)
     assert second.settings() == chosen
     kept.setValue(LOAD, '{"pace": "no such thing"}')
-    third.recall(kept)
+    third.restore_settings(kept)
     assert third.settings() == LoadSettings()
 
 
-def test_the_panel_starts_and_stops_with_one_button(engine, session, qtbot):
+def test_load_view_starts_and_stops_with_one_button(engine, session, qtbot):
     session.poll()
     view = LoadView(session)
     qtbot.addWidget(view)
@@ -224,19 +224,19 @@ def test_the_panel_starts_and_stops_with_one_button(engine, session, qtbot):
     session.status_changed.emit()
     assert view.button.isEnabled()
     view.concurrency.setValue(2)
-    session.select_request(1)
+    session.selection.select_request(1)
     view.button.click()
-    assert session.selected_request is None, "the map shows all requests alike"
-    assert len(submitted(engine)) == 2
+    assert session.selection.request is None, "starting the load clears the selection"
+    assert len(submitted_ids(engine)) == 2
     assert view.button.text() == "Stop"
     view.concurrency.setValue(3)
-    assert len(submitted(engine)) == 3
+    assert len(submitted_ids(engine)) == 3
     view.button.click()
     assert view.button.text() == "Stopping…"
     assert view.button.isEnabled(), "disabling it would move the focus to another dock"
     view.button.click()
     assert view.generator.is_stopping
-    for request_id in submitted(engine):
+    for request_id in submitted_ids(engine):
         finish(engine, request_id, "abort")
     session.poll()
     view.refresh()
@@ -248,7 +248,7 @@ def test_the_panel_starts_and_stops_with_one_button(engine, session, qtbot):
     assert not view.generator.is_running
 
 
-def test_a_page_behind_another_tab_has_the_width_of_the_fields_that_are_seen(session, qtbot):
+def test_fields_of_a_hidden_tab_fit_when_the_tab_is_shown(session, qtbot):
     tabs = QTabWidget()
     qtbot.addWidget(tabs)
     load = LoadView(session)
@@ -264,7 +264,7 @@ def test_a_page_behind_another_tab_has_the_width_of_the_fields_that_are_seen(ses
         assert field.mapToGlobal(field.rect().topRight()).x() < edge
 
 
-def test_adapters_are_asked_for_where_there_are_any(engine, session, qtbot):
+def test_adapter_choice_is_shown_and_used_if_the_engine_has_adapters(engine, session, qtbot):
     view = LoadView(session)
     qtbot.addWidget(view)
     view.show()
@@ -289,4 +289,4 @@ def test_adapters_are_asked_for_where_there_are_any(engine, session, qtbot):
     view.adapter.setCurrentText("sql")
     engine.source.status = replace(engine.source.status, adapters=loaded[1:])
     session.poll()
-    assert view.settings().adapters == ("",), "it is gone"
+    assert view.settings().adapters == ("",), "the adapter was unloaded"

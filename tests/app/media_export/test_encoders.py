@@ -1,4 +1,4 @@
-"""Encoders: which there are, what is said of those that are not, and that a file has its frames."""
+"""Tests of the image and video encoders: frames written, frame limits, and errors about missing encoders."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kvscope_telemetry.errors import BadInput, KvscopeError
 COLORS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (220, 220, 40))
 
 
-def film(fps=20.0, size=(32, 48)):
+def make_film(fps=20.0, size=(32, 48)):
     frames = (np.full((*size, 3), color, np.uint8) for color in COLORS)
     return VideoEncoder(frames, len(COLORS), fps, size[1], size[0])
 
 
 @pytest.mark.parametrize("suffix", [".webp", ".gif", ".apng"])
-def test_every_frame_is_there(tmp_path, suffix):
+def test_encoded_file_contains_every_frame(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
     with path.open("wb") as file:
-        encode(film(), suffix, file)
+        encode(make_film(), suffix, file)
     image = Image.open(io.BytesIO(path.read_bytes()))
     assert (image.n_frames, image.size) == (4, (48, 32))
     for number, color in enumerate(COLORS):
@@ -34,7 +34,7 @@ def test_every_frame_is_there(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", [".gif", ".apng"])
-def test_a_frame_that_changes_nothing_is_seen_longer(tmp_path, suffix):
+def test_repeated_frame_is_encoded_as_a_longer_duration(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
     colors = (COLORS[0], COLORS[1], COLORS[1], COLORS[2])
     still = VideoEncoder((np.full((32, 48, 3), color, np.uint8) for color in colors), 4, 25.0, 48, 32)
@@ -46,10 +46,10 @@ def test_a_frame_that_changes_nothing_is_seen_longer(tmp_path, suffix):
         image.seek(number)
         durations.append(image.info["duration"])
     assert durations == [40, 80, 40]
-    assert image.info["loop"] == 0  # for ever
+    assert image.info["loop"] == 0  # endless loop
 
 
-def test_an_apng_loses_nothing(tmp_path):
+def test_apng_is_lossless(tmp_path):
     made = np.random.default_rng(3).integers(0, 256, (5, 20, 30, 3), np.uint8)
     with (tmp_path / "x.apng").open("wb") as file:
         encode(VideoEncoder(iter(made), 5, 10.0, 30, 20), ".apng", file)
@@ -59,21 +59,20 @@ def test_an_apng_loses_nothing(tmp_path):
         assert np.array_equal(np.asarray(image.convert("RGB")), frame)
 
 
-def test_frames_are_asked_for_one_at_a_time(tmp_path):
-    """Of a WebP no more than the one that is being written is there."""
-    alive, most = 0, 0
+def test_webp_encoder_holds_one_frame_at_a_time(tmp_path):
+    alive, peak = 0, 0
 
     def frames():
-        nonlocal alive, most
+        nonlocal alive, peak
         for color in COLORS * 5:
             alive += 1
-            most = max(most, alive)
+            peak = max(peak, alive)
             yield np.full((32, 48, 3), color, np.uint8)
             alive -= 1
 
     with (tmp_path / "x.webp").open("wb") as file:
         encode(VideoEncoder(frames(), len(COLORS) * 5, 10.0, 48, 32), ".webp", file)
-    assert most == 1
+    assert peak == 1
 
 
 def fake_ffmpeg(tmp_path, monkeypatch, body):
@@ -84,21 +83,21 @@ def fake_ffmpeg(tmp_path, monkeypatch, body):
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
 
 
-def test_ffmpeg_is_given_every_pixel(tmp_path, monkeypatch):
+def test_ffmpeg_receives_all_pixels_and_the_frame_rate(tmp_path, monkeypatch):
     fake_ffmpeg(tmp_path, monkeypatch, f'echo "$@" > {tmp_path}/words; for last; do :; done; cat > "$last"')
     with (tmp_path / "x.mp4.part").open("wb") as file:
-        encode(film(fps=12.5), ".mp4", file)
+        encode(make_film(fps=12.5), ".mp4", file)
     assert (tmp_path / "x.mp4.part").read_bytes() == b"".join(bytes(color) * 32 * 48 for color in COLORS)
     assert "-s 48x32 -r 12.5" in (tmp_path / "words").read_text()
 
 
-def test_what_ffmpeg_says_is_told(tmp_path, monkeypatch):
+def test_ffmpeg_failure_raises_an_error_with_its_output(tmp_path, monkeypatch):
     fake_ffmpeg(tmp_path, monkeypatch, "cat > /dev/null; echo no room >&2; exit 3")
     with (tmp_path / "x").open("wb") as file, pytest.raises(KvscopeError, match="ffmpeg failed: no room"):
-        encode(film(), ".mp4", file)
+        encode(make_film(), ".mp4", file)
 
 
-def test_ffmpeg_ends_with_a_film_that_ends_early(tmp_path, monkeypatch):
+def test_ffmpeg_ends_when_the_frames_are_interrupted(tmp_path, monkeypatch):
     fake_ffmpeg(tmp_path, monkeypatch, "cat > /dev/null")
 
     def broken():
@@ -109,7 +108,7 @@ def test_ffmpeg_ends_with_a_film_that_ends_early(tmp_path, monkeypatch):
         encode(VideoEncoder(broken(), 9, 10.0, 48, 32), ".mp4", file)
 
 
-def test_what_is_missing_is_named(tmp_path, monkeypatch):
+def test_missing_encoder_is_named_in_the_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match="ffmpeg, which is not on PATH"):
         require_encoder(".mp4", 10, 100, 100)
@@ -119,7 +118,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
             require_encoder(suffix, 10, 100, 100)
 
 
-def test_too_many_frames_are_refused_with_what_would_do():
+def test_too_many_frames_are_refused_with_the_maximum():
     with pytest.raises(BadInput, match=r"2,000 frames are too many for one \.gif, which takes 268 of this size"):
         require_encoder(".gif", 2000, 1000, 1000)
     with pytest.raises(BadInput, match=r"500 frames are too many for one \.apng, which takes 134 of this size"):

@@ -1,4 +1,4 @@
-"""A picture of a view is what the view shows: at any scale, in either theme, with a line below it or without."""
+"""Tests that a picture of a view equals what the view shows, at any scale, in both themes and with a caption."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pixels(image):
 
 
 def cells(view, shown, scale=1):
-    """The part that is cells, and no words."""
+    """Return the part of the picture that contains cells and no text."""
     rect = view.canvas.geometry()
     gutter = view.canvas.gutter
     return shown[
@@ -53,7 +53,7 @@ def cells(view, shown, scale=1):
     ]
 
 
-def test_it_is_what_is_on_the_screen_without_controls(view):
+def test_picture_equals_the_view_without_its_controls(view):
     shown, drawn = pixels(view.grab().toImage()), pixels(picture_of(view))
     controls = [each for each in view.findChildren(QAbstractButton) if each.isVisible()]
     assert controls
@@ -70,19 +70,19 @@ def test_it_is_what_is_on_the_screen_without_controls(view):
         here = np.s_[at.y() : at.y() + control.height(), at.x() : at.x() + control.width()]
         drawn[here] = shown[here]
     assert np.array_equal(drawn, shown)
-    assert np.array_equal(pixels(view.grab().toImage()), shown), "the window keeps them"
+    assert np.array_equal(pixels(view.grab().toImage()), shown), "the view must keep its controls"
 
 
 @pytest.mark.parametrize("scale", [2, 3])
-def test_a_pixel_of_the_map_becomes_a_square(view, scale):
+def test_scaled_picture_repeats_each_map_pixel(view, scale):
     small, large = pixels(picture_of(view)), pixels(picture_of(view, PictureStyle(scale)))
     assert large.shape == (view.height() * scale, view.width() * scale, 3)
     repeated = cells(view, small).repeat(scale, axis=0).repeat(scale, axis=1)
     drawn = cells(view, large, scale)[: repeated.shape[0], : repeated.shape[1]]
-    assert (drawn == repeated).all(axis=2).mean() > 0.9  # numbers in cells are drawn finer
+    assert (drawn == repeated).all(axis=2).mean() > 0.9  # numbers in cells are drawn at the higher resolution
 
 
-def test_in_the_other_theme_and_back(view, qapp):
+def test_picture_in_another_theme_leaves_the_view_unchanged(view, qapp):
     before, sheet = pixels(picture_of(view)), qapp.styleSheet()
     light = pixels(picture_of(view, PictureStyle(theme=THEMES["light"])))
     assert light[2, 2].mean() > 200 > before[2, 2].mean()
@@ -90,14 +90,14 @@ def test_in_the_other_theme_and_back(view, qapp):
     assert np.array_equal(pixels(picture_of(view)), before)
 
 
-def test_a_caption_is_below_the_view(view):
+def test_caption_is_added_below_the_view(view):
     plain, captioned = pixels(picture_of(view)), pixels(picture_of(view, PictureStyle(caption="a model · at noon")))
     assert captioned.shape[0] == plain.shape[0] + caption_height(view)
     assert np.array_equal(captioned[: plain.shape[0]], plain)
     assert len(np.unique(captioned[plain.shape[0] :].reshape(-1, 3), axis=0)) > 3
 
 
-def test_a_drawing_has_words_and_unsmoothed_cells(view):
+def test_svg_contains_text_and_unsmoothed_images(view):
     root = ElementTree.fromstring(svg_of(view, PictureStyle(caption="a model")).data())
     assert (root.get("width"), root.get("height")) == (str(view.width()), str(view.height() + caption_height(view)))
     words = "".join(root.itertext())
@@ -108,12 +108,12 @@ def test_a_drawing_has_words_and_unsmoothed_cells(view):
     assert all("pixelated" in str(image.get("style")) for image in images)
 
 
-def test_into_the_clipboard(view):
+def test_picture_is_copied_to_the_clipboard_at_its_scale(view):
     copy_picture(view, PictureStyle(2))
     assert QApplication.clipboard().image().size() == view.size() * 2
 
 
-def test_a_file_is_written_as_its_name_ends(view, tmp_path):
+def test_file_format_follows_the_suffix(view, tmp_path):
     taken = TakenPicture.of(view)
     for name in ("x.png", "x.svg", "plain"):
         assert taken.save(tmp_path / name) == ""
@@ -123,8 +123,8 @@ def test_a_file_is_written_as_its_name_ends(view, tmp_path):
     assert taken.save(Path("/dev/null")) == "it is a device, not a file"
 
 
-def test_curves_of_long_ago_are_drawn_as_fine(qtbot, themes):
-    """A file of SVG has six digits a number."""
+def test_svg_curves_at_large_times_keep_their_precision(qtbot, themes):
+    """Qt writes numbers to SVG with six digits."""
     panel = ChartPanel("Curve", (CurveSpec("y", "", 0),), str)
     qtbot.addWidget(panel)
     panel.resize(400, 200)

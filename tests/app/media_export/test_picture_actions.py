@@ -1,4 +1,4 @@
-"""Pictures and videos from the window: every way to ask for one, and what is said of it."""
+"""Tests of the actions that save or copy pictures and make videos."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture
-def player(path, make_window, qtbot):
-    """A window on a recording."""
+def playback_window(path, make_window, qtbot):
+    """Main window on a recording."""
     session = Session(PlaybackSource.open(path))
     window = make_window(session)
     session.start()
@@ -47,7 +47,7 @@ def dialog_of(window, kind):
     return next(dialog for dialog in window.findChildren(kind) if dialog.isVisible())
 
 
-def test_a_picture_of_the_view_that_has_the_keyboard_or_is_pointed_at(session, make_window):
+def test_picture_actions_use_the_focused_view_or_the_dock_of_the_menu(session, make_window):
     window = make_window(session, with_views=("memory", "throughput"))
     memory, throughput = window.views["memory"], window.views["throughput"]
     window.focus_view("memory")
@@ -63,7 +63,7 @@ def test_a_picture_of_the_view_that_has_the_keyboard_or_is_pointed_at(session, m
     assert QApplication.clipboard().image().size() == throughput.size()
 
 
-def test_asking_how_and_where(window, tmp_path, settings):
+def test_picture_dialog_saves_with_the_chosen_look_and_remembers_it(window, tmp_path, settings):
     window.page_map.canvas.setFocus()
     window.actions_by_name["save_picture"].trigger()
     dialog = dialog_of(window, PictureDialog)
@@ -74,56 +74,56 @@ def test_asking_how_and_where(window, tmp_path, settings):
     dialog_of(window, QFileDialog).fileSelected.emit(str(tmp_path / "x.png"))
     dialog_of(window, QFileDialog).close()
     assert QImage(str(tmp_path / "x.png")).size() == window.page_map.size() * 3
-    again = ask_picture(window, window.page_map)  # what was chosen is remembered
+    again = ask_picture(window, window.page_map)  # the last choices are remembered
     assert (again.scale.currentIndex(), again.theme.currentText()) == (2, "light")
     assert not again.captioned.isChecked()
     again.reject()
 
 
-def test_what_cannot_be_written_is_said(window, tmp_path):
+def test_failure_to_save_a_picture_shows_the_banner(window, tmp_path):
     taken = picture_actions.TakenPicture.of(window.page_map)
     assert not save_taken(window, "Page map", taken, str(tmp_path / "nowhere" / "x.png"))
     assert window.banner.isVisible()
 
 
-def test_a_live_session_without_a_past_has_no_video(window):
+def test_video_needs_a_session_with_a_history(window):
     assert ask_video(window) is None
     assert "No history" in window.statusBar().currentMessage()
 
 
-def test_a_video_is_made_beside_the_window(player, tmp_path, qtbot):
-    player.actions_by_name["save_video"].trigger()
-    dialog = dialog_of(player, VideoDialog)
+def test_video_is_made_in_the_background(playback_window, tmp_path, qtbot):
+    playback_window.actions_by_name["save_video"].trigger()
+    dialog = dialog_of(playback_window, VideoDialog)
     dialog.first.setValue(1.0)
     dialog.last.setValue(2.0)
     dialog.form.setCurrentIndex(3)
     wish = dialog.wish(tmp_path / "x")
     dialog.reject()
     assert (wish.path.name, wish.suffix, wish.from_s, wish.until_s) == ("x.apng", ".apng", 1.0, 2.0)
-    task = make_video(player, wish)
-    qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
+    task = make_video(playback_window, wish)
+    qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert task.work.failure == ""
     assert wish.path.read_bytes().startswith(b"\x89PNG")
-    qtbot.waitUntil(lambda: "The video is in" in player.statusBar().currentMessage(), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: "The video is in" in playback_window.statusBar().currentMessage(), timeout=WAIT_MS)
 
 
-def test_a_video_that_is_given_up_leaves_nothing(player, tmp_path, qtbot):
-    dialog = ask_video(player)
+def test_cancelled_video_leaves_no_file(playback_window, tmp_path, qtbot):
+    dialog = ask_video(playback_window)
     wish = dialog.wish(tmp_path / "x.apng")
     dialog.reject()
-    task = make_video(player, wish)
+    task = make_video(playback_window, wish)
     qtbot.waitUntil(lambda: task.work.share > 0, timeout=WAIT_MS)
     task.work.cancel()
-    qtbot.waitUntil(lambda: task.work.is_over, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("x")]
 
 
-def test_why_a_video_was_not_made_is_said(player, tmp_path, qtbot):
-    dialog = ask_video(player)
+def test_video_failure_shows_the_banner_and_keeps_the_existing_file(playback_window, tmp_path, qtbot):
+    dialog = ask_video(playback_window)
     wish = dialog.wish(tmp_path / "x.apng")
     dialog.reject()
     wish.path.write_text("mine")
-    task = make_video(player, wish)
-    qtbot.waitUntil(lambda: player.banner.isVisible(), timeout=WAIT_MS)
+    task = make_video(playback_window, wish)
+    qtbot.waitUntil(lambda: playback_window.banner.isVisible(), timeout=WAIT_MS)
     assert "already exists" in task.work.failure
     assert wish.path.read_text() == "mine"

@@ -1,4 +1,4 @@
-"""`kvscope export` to pictures and videos: without a display, of the moment asked for, and nothing left over."""
+"""Tests of `kvscope export` to pictures and videos."""
 
 from __future__ import annotations
 
@@ -35,32 +35,31 @@ def export(path, out, *words):
     return out
 
 
-def opened(path):
+def open_image(path):
     return Image.open(io.BytesIO(path.read_bytes()))
 
 
 def pixels(path):
-    return np.asarray(opened(path).convert("RGB"))
+    return np.asarray(open_image(path).convert("RGB"))
 
 
-def test_it_works_without_a_display(path, tmp_path):
-    """And in twice as many pixels."""
+def test_picture_export_works_without_a_display(path, tmp_path):
     words = ["export", path, "--out", str(tmp_path / "map.png"), "--at", "2", "--scale", "2", "--size", "480x320"]
     program = f"import sys\nfrom kvscope_app.main import main\nsys.exit(main({words!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, env={})
     assert (done.returncode, done.stderr) == (0, "")
-    assert opened(tmp_path / "map.png").size == (960, 640)
+    assert open_image(tmp_path / "map.png").size == (960, 640)
 
 
 @pytest.mark.parametrize("view", ["heatmap", "timeline", "requests"])
-def test_a_view_at_a_moment(qapp, path, tmp_path, view):
+def test_export_draws_a_view_at_the_given_time(qapp, path, tmp_path, view):
     shown = pixels(export(path, tmp_path / "x.png", "--view", view, "--at", "3"))
     assert shown.shape == (320, 480, 3)
     assert len(np.unique(shown.reshape(-1, 3), axis=0)) > 10
 
 
-def test_what_another_process_works_out_is_waited_for(qapp, path, tmp_path):
-    """A card of each policy, with its numbers."""
+def test_export_waits_for_results_of_another_process(qapp, path, tmp_path):
+    """The what-if view has a card with numbers for each policy."""
     drawn = export(path, tmp_path / "x.svg", "--view", "what-if", "--at", "3")
     words = "".join(ElementTree.parse(drawn).getroot().itertext())
     assert "per block" in words
@@ -68,13 +67,13 @@ def test_what_another_process_works_out_is_waited_for(qapp, path, tmp_path):
 
 
 @pytest.mark.parametrize("view", ["page-map", "throughput", "memory", "events"])
-def test_a_drawing_of_a_view(qapp, path, tmp_path, view):
+def test_svg_export_of_a_view_contains_its_time(qapp, path, tmp_path, view):
     drawn = export(path, tmp_path / "x.svg", "--view", view, "--at", "3", "--caption", "--theme", "light")
     words = "".join(ElementTree.parse(drawn).getroot().itertext())
     assert "3.0 s" in words
 
 
-def test_another_moment_is_another_picture(qapp, path, tmp_path):
+def test_same_time_gives_the_same_picture_and_another_time_a_different_one(qapp, path, tmp_path):
     first, same, other = (
         pixels(export(path, tmp_path / f"{number}.png", "--at", at)) for number, at in enumerate(("1", "1", "3"))
     )
@@ -82,10 +81,9 @@ def test_another_moment_is_another_picture(qapp, path, tmp_path):
     assert not np.array_equal(first, other)
 
 
-def test_a_video_ends_as_the_picture_of_its_end(qapp, path, tmp_path):
-    """And fades with its own time: made again it is the same."""
+def test_video_is_reproducible_and_starts_with_the_picture_of_its_start(qapp, path, tmp_path):
     words = ("--from", "1", "--until", "2", "--fps", "5")
-    image = opened(export(path, tmp_path / "x.apng", *words))
+    image = open_image(export(path, tmp_path / "x.apng", *words))
     again = export(path, tmp_path / "y.apng", *words)
     assert again.read_bytes() == (tmp_path / "x.apng").read_bytes()
     begin = pixels(export(path, tmp_path / "begin.png", "--at", "1"))
@@ -96,11 +94,11 @@ def test_a_video_ends_as_the_picture_of_its_end(qapp, path, tmp_path):
 
 
 @pytest.mark.parametrize("view", ["heatmap", "timeline"])
-def test_of_a_view_on_time_the_range_is_shown(qapp, path, tmp_path, view):
+def test_view_with_a_time_axis_shows_the_given_range(qapp, path, tmp_path, view):
     whole = pixels(export(path, tmp_path / "a.png", "--view", view, "--at", "2"))
     part = pixels(export(path, tmp_path / "b.png", "--view", view, "--at", "2", "--from", "1", "--until", "3"))
     assert not np.array_equal(whole, part)
-    image = opened(export(path, tmp_path / "x.webp", "--view", view, "--from", "1", "--until", "3", "--fps", "2"))
+    image = open_image(export(path, tmp_path / "x.webp", "--view", view, "--from", "1", "--until", "3", "--fps", "2"))
     assert image.n_frames == 4
 
 
@@ -120,7 +118,7 @@ def test_picture_without_a_size_grows_until_all_rows_fit(qapp, path, tmp_path):
     assert "more row" not in "".join(root.itertext())
 
 
-def test_picture_of_a_given_size_says_how_many_rows_have_no_space(qapp, path, tmp_path):
+def test_picture_of_a_given_size_states_how_many_rows_are_left_out(qapp, path, tmp_path):
     root = ElementTree.parse(export(path, tmp_path / "x.svg", "--view", "events", "--caption")).getroot()
     assert (root.get("width"), root.get("height")) == ("480", "320")
     assert re.search(r"[\d,]+ more rows", "".join(root.itertext()))
@@ -132,21 +130,21 @@ def test_size_below_the_minimum_of_a_view_is_refused_with_the_minimum(qapp, path
     assert os.listdir(tmp_path) == []
 
 
-def test_nothing_is_left_of_what_failed(qapp, path, tmp_path, capsys):
+def test_failed_export_leaves_no_file(qapp, path, tmp_path, capsys):
     assert main(["export", path, "--out", str(tmp_path / "x.apng"), "--from", "1", "--until", "1.01"]) == 2
     assert "less than two frames" in capsys.readouterr().err
     assert main(["export", path, "--out", str(tmp_path / "x.png"), "--at", "900"]) == 2
     assert os.listdir(tmp_path) == []
 
 
-def test_a_machine_that_is_elsewhere_meanwhile_changes_no_picture(qapp, path, tmp_path, monkeypatch):
+def test_slow_machine_does_not_change_the_picture(qapp, path, tmp_path, monkeypatch):
     usual = pixels(export(path, tmp_path / "a.png", "--at", "3"))
     looks = itertools.count()
     monkeypatch.setattr(offscreen_view, "time", SimpleNamespace(monotonic=lambda: float(next(looks)), sleep=time.sleep))
     assert np.array_equal(pixels(export(path, tmp_path / "b.png", "--at", "3")), usual)
 
 
-def test_moments_of_a_video():
+def test_video_frames_are_evenly_spaced_over_the_span():
     num, shown = moments(Span(0, 1_000_000_000, 3_000_000_000), speed=2.0, fps=10.0)
     assert num == 10
     assert list(shown) == pytest.approx([1.0 + 2.0 * number / 9 for number in range(10)])

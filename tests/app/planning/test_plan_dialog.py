@@ -1,4 +1,4 @@
-"""The sheet asks a child for a plan as its form changes, and shows what it says."""
+"""Tests of the plan sheet: it sends its form to a child process and shows the answer."""
 
 import re
 import sys
@@ -47,7 +47,7 @@ for line in sys.stdin:
 """
 
 
-def _answer(*, fits=True):
+def _make_answer(*, fits=True):
     parts = (
         PlanPart(name="weights", num_bytes=15 * GIB, how="parameters in bfloat16"),
         PlanPart(name="KV cache", num_bytes=4 * GIB, how="2,089 blocks"),
@@ -85,7 +85,7 @@ def make_sheet(qtbot, tmp_path):
     sheets = []
 
     def make(model="Some", *, fits=True, theme=DARK):
-        (tmp_path / "answer.json").write_bytes(msgspec.json.encode(_answer(fits=fits)))
+        (tmp_path / "answer.json").write_bytes(msgspec.json.encode(_make_answer(fits=fits)))
         (tmp_path / "child.py").write_text(CHILD)
         parent = QWidget()
         qtbot.addWidget(parent)
@@ -96,11 +96,11 @@ def make_sheet(qtbot, tmp_path):
 
     yield make
     for _, sheet in sheets:
-        if isValid(sheet):  # one that was closed is deleted
+        if isValid(sheet):  # closed sheets are deleted already
             sheet.close()
 
 
-def test_an_answer_is_drawn_with_its_parts_and_changes(make_sheet, qtbot):
+def test_sheet_shows_the_parts_and_suggested_changes_of_the_answer(make_sheet, qtbot):
     sheet = make_sheet()
     qtbot.waitUntil(lambda: "Some, 8.03 billion" in sheet.view.words)
     assert "Fits in 24.0 GiB" in sheet.view.words
@@ -120,10 +120,10 @@ TRAINING = (
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT, SAFE_DARK, SAFE_LIGHT], ids=lambda theme: theme.name)
-def test_parts_that_stand_together_have_colours_of_their_own(qtbot, theme):
+def test_parts_of_one_bar_have_distinct_colours(qtbot, theme):
     view = PlanView(theme)
     qtbot.addWidget(view)
-    made = _answer()
+    made = _make_answer()
     parts = [[PlanPart(name=name, num_bytes=GIB) for name in names] for names in (SERVING, TRAINING)]
     stage = msgspec.structs.replace(made.inference.stages[0], parts=tuple(parts[0]))
     serving = msgspec.structs.replace(made.inference, stages=(stage,))
@@ -135,20 +135,20 @@ def test_parts_that_stand_together_have_colours_of_their_own(qtbot, theme):
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_shares_are_those_of_the_terminal_and_say_of_what(qtbot, fits):
+def test_shares_equal_those_printed_by_the_command(qtbot, fits):
     from kvscope_engine.planning.report_text import text
 
-    view, made = PlanView(DARK), _answer(fits=fits)
+    view, made = PlanView(DARK), _make_answer(fits=fits)
     qtbot.addWidget(view)
     view.show_answer(made)
     assert "of 24.0 GiB" in view.words
     assert "of 24.0 GiB" in text(made)
     shares = [word for word in view.words.split("\n") if word.endswith(" %")]
     assert shares == re.findall(r"\d+ %", text(made))
-    assert shares[:2] == ["62 %", "17 %"], "15 and 4 of 24"
+    assert shares[:2] == ["62 %", "17 %"], "15 and 4 of 24 GiB"
 
 
-def test_digits_are_in_groups_in_one_way(make_sheet, qtbot):
+def test_numbers_use_the_same_digit_grouping_everywhere(make_sheet, qtbot):
     sheet = make_sheet()
     qtbot.waitUntil(lambda: "Some, 8.03" in sheet.view.words)
     assert sheet.form.tokens.text() == count(8192)
@@ -161,13 +161,13 @@ def test_digits_are_in_groups_in_one_way(make_sheet, qtbot):
     assert not re.search(r"\d,\d{3}", " ".join(shown))
 
 
-def test_what_is_missing_is_said(make_sheet, qtbot):
+def test_plan_that_does_not_fit_shows_the_missing_memory(make_sheet, qtbot):
     sheet = make_sheet(fits=False, theme=LIGHT)
     qtbot.waitUntil(lambda: "Does not fit" in sheet.view.words)
     assert "missing" in sheet.view.words
 
 
-def test_the_newest_question_is_answered(make_sheet, qtbot):
+def test_only_the_newest_question_is_answered(make_sheet, qtbot):
     sheet = make_sheet()
     for model in ("one", "two", "wrong", "three"):
         sheet.form.model.setText(model)
@@ -176,7 +176,7 @@ def test_the_newest_question_is_answered(make_sheet, qtbot):
     assert not sheet.process.is_busy
 
 
-def test_errors_are_one_line_and_the_next_question_is_answered(make_sheet, qtbot):
+def test_error_is_shown_in_one_line_and_the_next_question_is_answered(make_sheet, qtbot):
     sheet = make_sheet("wrong")
     qtbot.waitUntil(lambda: sheet.view.words == "model 'wrong' is not there")
     sheet.form.model.setText("dies")
@@ -187,7 +187,7 @@ def test_errors_are_one_line_and_the_next_question_is_answered(make_sheet, qtbot
     qtbot.waitUntil(lambda: "Other, 8.03" in sheet.view.words)
 
 
-def test_a_child_that_cannot_be_started_is_said(qtbot):
+def test_child_process_that_cannot_be_started_is_reported(qtbot):
     parent = QWidget()
     qtbot.addWidget(parent)
     sheet = PlanDialog(parent, DARK, "m", PlanProcess(parent, [str(Path("/nowhere/at/all"))]))
@@ -195,7 +195,7 @@ def test_a_child_that_cannot_be_started_is_said(qtbot):
     sheet.close()
 
 
-def test_the_form_says_the_options_of_the_command(make_sheet):
+def test_form_values_become_options_of_the_plan_command(make_sheet):
     from kvscope_engine.cli.main import build_parser
 
     sheet = make_sheet()
@@ -209,7 +209,7 @@ def test_the_form_says_the_options_of_the_command(make_sheet):
     assert args.gradient_checkpointing
 
 
-def test_the_first_part_is_shown_while_the_rest_is_worked_out(make_sheet, qtbot):
+def test_partial_answer_is_shown_while_the_rest_is_computed(make_sheet, qtbot):
     sheet = make_sheet("slow")
     qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)
     assert "Fits in" in sheet.view.words
@@ -220,22 +220,22 @@ def test_the_first_part_is_shown_while_the_rest_is_worked_out(make_sheet, qtbot)
     assert not sheet.process.is_busy
 
 
-def test_the_child_is_kept_for_the_next_sheet_and_ends_with_the_window(make_sheet, qtbot):
+def test_child_process_is_reused_by_the_next_sheet_and_ends_when_idle(make_sheet, qtbot):
     sheet = make_sheet()
     process = sheet.process
     qtbot.waitUntil(lambda: "Some, 8.03" in sheet.view.words)
     sheet.show()
     sheet.reject()
-    assert process.child.is_running, "another sheet is answered at once"
+    assert process.child.is_running, "the next sheet uses the running process"
     other = PlanDialog(process.parent(), DARK, "Other", process)
     qtbot.waitUntil(lambda: "Other, 8.03" in other.view.words)
     other.end()
-    process._idle.timeout.emit()  # nobody asked for minutes
+    process._idle.timeout.emit()  # the idle timeout has passed
     assert not process.child.is_running
 
 
 @pytest.mark.parametrize("steps", [0, 5])
-def test_its_fields_are_seen_whole(qtbot, themes, steps):
+def test_form_fits_the_sheet_at_any_zoom(qtbot, themes, steps):
     themes.zoom(steps)
     parent = QWidget()
     qtbot.addWidget(parent)
@@ -247,7 +247,7 @@ def test_its_fields_are_seen_whole(qtbot, themes, steps):
     assert sheet.form.width() <= sheet.form.parentWidget().width()
 
 
-def test_what_a_sheet_that_went_had_asked_is_not_told_to_the_next(make_sheet, qtbot):
+def test_answer_to_a_closed_sheet_is_not_shown_in_the_next(make_sheet, qtbot):
     sheet = make_sheet("slow")
     process = sheet.process
     qtbot.waitUntil(lambda: "slow, 8.03" in sheet.view.words)

@@ -1,4 +1,4 @@
-"""Opening a recording beside a window that goes on: it is told, can be given up, and leaves nothing behind."""
+"""Tests of opening a recording in the background: progress, cancellation and failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAY_S = 86_400.0
 
 
 class SlowOpening:
-    """Instead of `Recording.open`: goes on until it is let go or given up."""
+    """Replacement of `Recording.open` that blocks until the test releases or cancels it."""
 
     def __init__(self):
         self.thread = None
@@ -34,34 +34,34 @@ class SlowOpening:
 
 
 @pytest.fixture
-def slow(monkeypatch):
+def slow_opening(monkeypatch):
     opening = SlowOpening()
     monkeypatch.setattr(Recording, "open", opening)
     yield opening
     opening.let_go.set()
 
 
-def show(make_window, session):
-    """A window, and what was opened from it."""
+def make_window_with_opened(make_window, session):
+    """Return a window and the list of recordings opened from it."""
     opened = []
     window = make_window(session, open_recording=opened.append)
     return window, opened
 
 
-def test_the_window_goes_on_while_a_file_is_opened(slow, session, make_window, qtbot):
-    window, opened = show(make_window, session)
+def test_window_stays_responsive_while_a_recording_is_opened(slow_opening, session, make_window, qtbot):
+    window, opened = make_window_with_opened(make_window, session)
     opening = try_to_open(window, "/somewhere/big.mcap")
     with qtbot.waitSignal(opening.progressed, timeout=WAIT_MS) as signal:
         session.poll()
     assert 0.0 <= signal.args[0] <= 0.25
-    assert slow.thread is not threading.main_thread()
+    assert slow_opening.thread is not threading.main_thread()
     assert opened == []
-    slow.let_go.set()
+    slow_opening.let_go.set()
     qtbot.waitUntil(lambda: opened == [["the recording", "/somewhere/big.mcap"]], timeout=WAIT_MS)
 
 
-def test_it_can_be_given_up(slow, session, make_window, qtbot):
-    window, opened = show(make_window, session)
+def test_opening_can_be_cancelled_in_the_progress_dialog(slow_opening, session, make_window, qtbot):
+    window, opened = make_window_with_opened(make_window, session)
     opening = try_to_open(window, "/somewhere/big.mcap")
     (dialog,) = window.findChildren(QProgressDialog)
     assert "big.mcap" in dialog.labelText()
@@ -69,25 +69,25 @@ def test_it_can_be_given_up(slow, session, make_window, qtbot):
         dialog.canceled.emit()
     assert opened == []
     assert window.banner.text == ""
-    qtbot.waitUntil(lambda: not slow.thread.is_alive(), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: not slow_opening.thread.is_alive(), timeout=WAIT_MS)
     qtbot.waitUntil(lambda: not window.findChildren(QProgressDialog), timeout=WAIT_MS)
     assert not window.findChildren(FileOpening)
 
 
-def test_a_window_that_closes_gives_it_up(slow, session, make_window, qtbot):
-    window, opened = show(make_window, session)
+def test_closing_the_window_cancels_the_opening(slow_opening, session, make_window, qtbot):
+    window, opened = make_window_with_opened(make_window, session)
     try_to_open(window, "/somewhere/big.mcap")
     window.close()
-    qtbot.waitUntil(lambda: slow.thread is not None and not slow.thread.is_alive(), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: slow_opening.thread is not None and not slow_opening.thread.is_alive(), timeout=WAIT_MS)
     assert opened == []
 
 
-def test_what_goes_wrong_is_told_in_one_line(session, make_window, qtbot, monkeypatch):
+def test_failure_to_open_is_shown_in_the_banner(session, make_window, qtbot, monkeypatch):
     def fails(path, watch):
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(Recording, "open", fails)
-    window, _ = show(make_window, session)
+    window, _ = make_window_with_opened(make_window, session)
     with qtbot.waitSignal(try_to_open(window, "/x.mcap").failed, timeout=WAIT_MS):
         pass
     assert window.banner.text == "The file cannot be opened"
@@ -95,8 +95,8 @@ def test_what_goes_wrong_is_told_in_one_line(session, make_window, qtbot, monkey
 
 
 @pytest.mark.parametrize("days", [1.0, 24.8, 24.9, 208.0, 36_500.0])
-def test_the_slider_is_as_long_as_any_recording(days, qtbot):
-    """Qt counts in 32 bits: beyond 24.8 days of milliseconds there were none left."""
+def test_time_slider_covers_recordings_of_any_length(days, qtbot):
+    """Qt sliders count in 32 bits, which holds only 24.8 days of milliseconds."""
     slider = TimeSlider(days * DAY_S)
     qtbot.addWidget(slider)
     for share in (0.0, 0.3, 1.0):

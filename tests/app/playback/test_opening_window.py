@@ -1,4 +1,4 @@
-"""A recording on the command line: what takes long has a window meanwhile, and what fails there is told there."""
+"""Tests of the window that is shown while a recording of the command line is opened."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kvscope_telemetry.recordings.reader import Recording
 WAIT_MS = 120_000
 
 
-class Slow:
-    """Instead of `Recording.open`."""
+class BlockedOpening:
+    """Replacement of `Recording.open` that blocks until the test releases, cancels or fails it."""
 
     def __init__(self):
         self.let_go = threading.Event()
@@ -36,15 +36,15 @@ class Slow:
 
 
 @pytest.fixture
-def slow(monkeypatch):
-    made = Slow()
+def blocked_opening(monkeypatch):
+    made = BlockedOpening()
     monkeypatch.setattr(Recording, "open", made)
     yield made
     made.let_go.set()
 
 
 @pytest.fixture
-def show(qtbot):
+def show_opening_window(qtbot):
     def make(path):
         window = OpeningWindow(RecordingOpening(path))
         window.show()
@@ -53,32 +53,32 @@ def show(qtbot):
     return make
 
 
-def test_it_says_how_far_it_is_and_goes_when_it_is_open(slow, show, qtbot):
-    window = show("/somewhere/big.mcap")
+def test_opening_window_shows_progress_and_closes_when_the_file_is_open(blocked_opening, show_opening_window, qtbot):
+    window = show_opening_window("/somewhere/big.mcap")
     opened, gone = [], []
     window.opened.connect(opened.append)
     window.destroyed.connect(lambda: gone.append(True))
     assert "big.mcap" in window.heading.text()
     qtbot.waitUntil(lambda: window.bar.value() == 250, timeout=WAIT_MS)
-    slow.let_go.set()
+    blocked_opening.let_go.set()
     qtbot.waitUntil(lambda: bool(gone), timeout=WAIT_MS)
     assert opened == ["the recording of /somewhere/big.mcap"]
 
 
-def test_closed_by_hand_it_gives_up(slow, qtbot):
+def test_cancel_button_cancels_the_opening(blocked_opening, qtbot):
     opening = RecordingOpening("/somewhere/big.mcap")
     window = OpeningWindow(opening)
     window.show()
     window.button.click()
-    qtbot.waitUntil(lambda: opening.is_over, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: opening.is_finished, timeout=WAIT_MS)
     assert opening.recording is None
 
 
-def test_a_late_failure_is_told_in_the_window_and_on_the_terminal(slow, qapp, qtbot, tmp_path, capsys):
-    slow.failure = BadInput("recording 'x.mcap' is damaged")
+def test_late_failure_is_shown_in_the_window_and_on_the_terminal(blocked_opening, qapp, qtbot, tmp_path, capsys):
+    blocked_opening.failure = BadInput("recording 'x.mcap' is damaged")
     desktop = Desktop(qapp, Options(theme="dark"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
     window = desktop.open_when_ready(RecordingOpening("x.mcap"))
-    slow.let_go.set()
+    blocked_opening.let_go.set()
     qtbot.waitUntil(lambda: desktop.failures == ["recording 'x.mcap' is damaged"], timeout=WAIT_MS)
     assert window.reason.isVisible()
     assert window.reason.text() == "recording 'x.mcap' is damaged"
@@ -88,6 +88,6 @@ def test_a_late_failure_is_told_in_the_window_and_on_the_terminal(slow, qapp, qt
     desktop.deleteLater()
 
 
-def test_what_fails_at_once_needs_no_window(tmp_path, capsys):
+def test_missing_file_is_reported_without_a_window(tmp_path, capsys):
     assert main(["--open", str(tmp_path / "nowhere.mcap")]) == 2
     assert "nowhere.mcap" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def session(path, qapp):
 def settle(session):
     """Take all there is at the position, with its past."""
     deadline = time.monotonic() + WAIT_MS / 1000
-    while not session.is_overview_whole:
+    while not session.is_overview_complete:
         assert time.monotonic() < deadline
         session.extend_overview()
     assert session.source.wait(lambda: not session.source.is_seeking, WAIT_MS / 1000)
@@ -93,7 +93,7 @@ def num_steps(session, seconds=600):
 
 def test_a_session_is_where_the_recording_is(session):
     assert session.timeline.player is not None
-    assert not session.takes_commands
+    assert not session.accepts_commands
     assert not session.send(Control(action="pause"))
     for seconds in (3.0, 9.0, 2.5):
         go(session, seconds)

@@ -21,8 +21,8 @@ from kvscope_app.recording.recording_actions import (
     recording_menu,
     stop_recording,
 )
-from kvscope_app.session.recording.kept_timeline import KeptTimeline
-from kvscope_app.session.recording.rings import find_left_rings, kept_bounds, make_ring, rings_folder
+from kvscope_app.session.recording.disk_history import DiskHistory
+from kvscope_app.session.recording.rings import find_left_rings, make_ring, ring_limits, rings_folder
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.recordings.ring_client import RingClient
 
@@ -33,7 +33,7 @@ def arrive(session, qtbot):
     qtbot.waitUntil(
         lambda: (
             session.timeline.player is not None
-            and session.timeline.cursor.point.has_state
+            and session.timeline.cursor.viewpoint.has_state
             and not session.timeline.cursor.is_seeking
             and not session.timeline.cursor._source._spans  # and what it found is applied
         ),
@@ -47,7 +47,7 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
     assert window.playback.slider.isEnabled()
     assert not actions["to_end"].isEnabled()
     actions["play"].trigger()
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     assert actions["play"].text() == "Play"
     assert "behind" in driver.moment_shown(window)
     at_ns = session.timeline.cursor_ns
@@ -74,7 +74,7 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
     actions["play"].trigger()
     assert session.timeline.is_playing
     assert actions["play"].text() == "Pause" or (window.playback.refresh(), actions["play"].text())[1] == "Pause"
-    qtbot.waitUntil(lambda: (actions["forward"].trigger(), not session.timeline.paused)[1], timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: (actions["forward"].trigger(), not session.timeline.is_paused)[1], timeout=WAIT_MS)
     assert session.mirror is session.live_mirror
 
 
@@ -83,7 +83,7 @@ def test_the_slider_goes_back_and_its_end_is_live(window, qtbot):
     window.playback.refresh()  # what is kept may have become known at once with its overview
     slider.setFocus()
     qtbot.keyClick(slider, Qt.Key.Key_Home)
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     arrive(session, qtbot)
     assert window.playback.wall.text().count(":") == 2
 
@@ -91,7 +91,7 @@ def test_the_slider_goes_back_and_its_end_is_live(window, qtbot):
         """The end that the bar drew last is a little ago: again, until it was drawn just now."""
         window.playback.refresh()
         qtbot.keyClick(slider, Qt.Key.Key_End)
-        return not session.timeline.paused
+        return not session.timeline.is_paused
 
     qtbot.waitUntil(is_live_at_the_end, timeout=WAIT_MS)
 
@@ -115,7 +115,7 @@ def test_recording_shows_a_dot_and_ends_whole(window, qtbot, tmp_path):
     assert str(tmp_path / "now.mcap") in label.toolTip()
     assert (action.text(), action.isChecked()) == ("Stop recording", True)
     assert driver.button(driver.corner(window), "Start recording…").isChecked(), "it stands in the menu bar"
-    qtbot.waitUntil(lambda: window.session.kept.recorder.writer.num_written > 5, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: window.session.disk_history.recorder.writer.num_written > 5, timeout=WAIT_MS)
     action.trigger()
     qtbot.waitUntil(lambda: (tmp_path / "now.mcap").exists(), timeout=WAIT_MS)
     window.status_bar.refresh()
@@ -190,11 +190,11 @@ def test_the_minutes_offered_reach_back_to_what_is_shown():
 
 def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch):
     monkeypatch.setattr(RingClient, "num_bytes", 5_000)
-    monkeypatch.setattr(KeptTimeline, "failure", "No space left on device")
-    with qtbot.waitSignal(window.session.kept_failed, timeout=WAIT_MS) as signal:
+    monkeypatch.setattr(DiskHistory, "failure", "No space left on device")
+    with qtbot.waitSignal(window.session.history_failed, timeout=WAIT_MS) as signal:
         pass
     assert signal.args == ["The past is not kept from here on: No space left on device"]
-    monkeypatch.setattr(KeptTimeline, "failure", "")
+    monkeypatch.setattr(DiskHistory, "failure", "")
     with qtbot.waitSignal(window.session.noticed, timeout=WAIT_MS) as signal:
         pass
     assert signal.args == ["History is being kept again from here"]
@@ -202,8 +202,8 @@ def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch)
 
 def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, monkeypatch):
     monkeypatch.setattr(RingClient, "num_bytes", 0)
-    monkeypatch.setattr(KeptTimeline, "failure", "No space left on device")
-    with qtbot.waitSignal(window.session.kept_failed, timeout=WAIT_MS):
+    monkeypatch.setattr(DiskHistory, "failure", "No space left on device")
+    with qtbot.waitSignal(window.session.history_failed, timeout=WAIT_MS):
         pass
     assert window.banner.text == "The past is not kept: No space left on device"
     window.banner.hide()
@@ -220,15 +220,15 @@ def test_a_name_that_is_free_is_proposed(window, tmp_path):
 def test_how_much_is_kept_is_shown_and_set(window, settings):
     window.actions_by_name["kept_bounds"].trigger()
     dialog = window.findChild(HistoryLengthDialog)
-    assert (dialog.minutes.value(), dialog.megabytes.value()) == kept_bounds(settings) == (10, 512)
+    assert (dialog.minutes.value(), dialog.megabytes.value()) == ring_limits(settings) == (10, 512)
     assert any("Now:" in label.text() for label in dialog.findChildren(QLabel))
     dialog.minutes.setValue(3)
     dialog.megabytes.setValue(100)
     dialog.accept()
     assert dialog.result() == QDialog.DialogCode.Accepted
-    assert kept_bounds(settings) == (3, 100)
-    assert window.session.kept.ring.bounds.max_seconds == 180
-    assert window.session.kept.ring.bounds.max_bytes == 100 << 20
+    assert ring_limits(settings) == (3, 100)
+    assert window.session.disk_history.ring.bounds.max_seconds == 180
+    assert window.session.disk_history.ring.bounds.max_bytes == 100 << 20
 
 
 def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, settings, qtbot, qapp):
@@ -247,9 +247,11 @@ def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, set
     assert shown[0].info.num_frames == 30
     assert window.banner.text == ""
     found = find_left_rings()
-    qtbot.waitUntil(lambda: found.is_over, timeout=WAIT_MS)
-    offer.discard_rings(found.made.kept)
-    qtbot.waitUntil(lambda: list(rings_folder().iterdir()) == [window.session.kept.ring.folder], timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: found.is_finished, timeout=WAIT_MS)
+    offer.discard_rings(found.result.kept)
+    qtbot.waitUntil(
+        lambda: list(rings_folder().iterdir()) == [window.session.disk_history.ring.folder], timeout=WAIT_MS
+    )
 
 
 def test_crashed_sessions_that_are_too_old_go_and_that_is_said(window, settings, qtbot):
@@ -263,4 +265,4 @@ def test_crashed_sessions_that_are_too_old_go_and_that_is_said(window, settings,
         ring.close(keep=True)
     LeftRings(window, lambda: [window], lambda recorded: None).begin()
     qtbot.waitUntil(lambda: "1 crashed session deleted" in window.banner.accessibleName(), timeout=WAIT_MS)
-    assert set(rings_folder().iterdir()) == {window.session.kept.ring.folder, left[1].folder}
+    assert set(rings_folder().iterdir()) == {window.session.disk_history.ring.folder, left[1].folder}

@@ -11,10 +11,10 @@ from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
 from kvscope_app.recording.recording_actions import keep_last, record, stop_recording
-from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.disk_history import DiskHistory
 from kvscope_app.session.recording.recorded_texts import recorded_texts
 from kvscope_app.session.recording.rings import make_ring
-from kvscope_app.session.recording.text_keeping import TextKeeping, texts_agreed
+from kvscope_app.session.recording.text_recorder import TextRecorder, text_consent
 from kvscope_app.session.session import Session
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_telemetry.ledger import BlockState
@@ -33,7 +33,7 @@ def window(make_window, settings, tmp_path, qtbot):
     with closing(SimulatedServer(SimulatedEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
         source = LiveSource(endpoint)
         session = Session(source)
-        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.set_disk_history(DiskHistory(make_ring(settings), source.set_sink))
         made = make_window(session)
         session.start()
         qtbot.waitUntil(lambda: session.may_operate and session.timeline.range_ns is not None, timeout=WAIT_MS)
@@ -44,39 +44,39 @@ def window(make_window, settings, tmp_path, qtbot):
 
 
 def test_it_is_asked_once_and_remembered(window, settings, qtbot):
-    assert texts_agreed(settings) is None
+    assert text_consent(settings) is None
     assert not window.actions_by_name["record_texts"].isChecked()
-    assert window.session.findChild(TextKeeping) is None
+    assert window.session.findChild(TextRecorder) is None
     window.actions_by_name["record"].trigger()
     box = window.findChild(QMessageBox)
     assert "prompt and answer text" in box.text()
     assert box.defaultButton().text() == "Without text"
     box.reject()
-    assert texts_agreed(settings) is None
+    assert text_consent(settings) is None
     assert window.findChild(QFileDialog) is None
     window.actions_by_name["record"].trigger()
     next(each for each in window.findChildren(QMessageBox) if each.isVisible()).defaultButton().click()
     qtbot.waitUntil(lambda: window.findChild(QFileDialog) is not None, timeout=WAIT_MS)
     window.findChild(QFileDialog).reject()
-    assert texts_agreed(settings) is False
+    assert text_consent(settings) is False
     window.actions_by_name["record"].trigger()
     assert not [box for box in window.findChildren(QMessageBox) if box.isVisible()]
 
 
 def test_without_a_yes_nothing_is_asked_of_the_engine_and_nothing_kept(window, qtbot, tmp_path):
     record(window, str(tmp_path / "without.mcap"))
-    qtbot.waitUntil(lambda: window.session.kept.recorder.writer.num_written > 5, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: window.session.disk_history.recorder.writer.num_written > 5, timeout=WAIT_MS)
     stop_recording(window)
     qtbot.waitUntil(lambda: (tmp_path / "without.mcap").exists(), timeout=WAIT_MS)
     assert not Recording.open(tmp_path / "without.mcap").has_texts
-    assert not window.session.kept.has_texts
+    assert not window.session.disk_history.has_texts
 
 
 def test_with_a_yes_a_recording_and_the_last_minutes_have_them(window, settings, qtbot, tmp_path):
     window.actions_by_name["record_texts"].trigger()
-    assert texts_agreed(settings) is True
+    assert text_consent(settings) is True
     record(window, str(tmp_path / "with.mcap"))
-    keeping = window.session.findChild(TextKeeping)
+    keeping = window.session.findChild(TextRecorder)
     qtbot.waitUntil(lambda: keeping._recorder is not None and keeping._collector.num_confirmed > 0, timeout=WAIT_MS)
     stop_recording(window)
     keep_last(window, 60.0, str(tmp_path / "kept.mcap"))
@@ -86,8 +86,8 @@ def test_with_a_yes_a_recording_and_the_last_minutes_have_them(window, settings,
         assert texts
         assert all(text.token_ids for text in texts)
     window.actions_by_name["record_texts"].trigger()
-    assert texts_agreed(settings) is False
-    assert not window.session.findChild(TextKeeping).is_on
+    assert text_consent(settings) is False
+    assert not window.session.findChild(TextRecorder).is_on
 
 
 @pytest.fixture
@@ -124,9 +124,9 @@ def test_a_played_block_tells_its_text_from_the_file(played, qtbot):
     full = np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
     block = int(full[0])
     asked = block_facts(played.mirror, block, 16).asked
-    texts.want("card", [asked])
+    texts.request("card", [asked])
     assert texts.get(asked) is None
-    assert texts.is_coming(asked)
+    assert texts.is_pending(asked)
     qtbot.waitUntil(lambda: texts.get(asked) is not None, timeout=WAIT_MS)
     assert texts.get(asked).text == f"words of block {block}"
 

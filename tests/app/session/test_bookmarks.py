@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from kvscope_app.session.recording.bookmark_file import keep_bookmarks, read_bookmarks
+from kvscope_app.session.recording.bookmark_file import read_bookmarks, save_bookmarks
 from kvscope_app.session.recording.bookmarks import Bookmarks
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.summaries.bookmark import Bookmark, new_bookmark
@@ -19,7 +19,7 @@ def kept():
 @pytest.fixture
 def bookmarks(qapp, kept):
     made = Bookmarks()
-    made.keep = lambda said: kept.extend(said) or ""
+    made.store = lambda said: kept.extend(said) or ""
     yield made
     made.deleteLater()
 
@@ -61,7 +61,7 @@ def test_undo_brings_back_one_after_another(bookmarks, qtbot):
 
 
 def test_what_cannot_be_kept_is_told_and_stays_for_now(bookmarks, qtbot):
-    bookmarks.keep = lambda said: "the disk is full"
+    bookmarks.store = lambda said: "the disk is full"
     with qtbot.waitSignal(bookmarks.failed) as signal:
         bookmarks.add(5, "still here")
     assert signal.args == ["the disk is full"]
@@ -70,23 +70,23 @@ def test_what_cannot_be_kept_is_told_and_stays_for_now(bookmarks, qtbot):
 
 def test_what_left_the_timeline_is_forgotten(bookmarks):
     bookmarks.add(10, "gone")
-    bookmarks.say([replace(new_bookmark(5, "lasts", "kv_usage"), until_ns=40)])
+    bookmarks.add_revisions([replace(new_bookmark(5, "lasts", "kv_usage"), until_ns=40)])
     bookmarks.add(30, "there")
-    bookmarks.say([new_bookmark(7, "rings still", "waiting")])
-    bookmarks.forget_before(20)
+    bookmarks.add_revisions([new_bookmark(7, "rings still", "waiting")])
+    bookmarks.drop_before(20)
     assert texts(bookmarks) == ["lasts", "rings still", "there"]
 
 
 def test_an_alarm_that_was_kept_stands_for_the_same_by_the_rules_of_now(bookmarks):
     kept = Bookmark(bookmark_id="a", time_ns=100, until_ns=200, kind="kv_usage", text="kept")
-    bookmarks.say([kept])
+    bookmarks.add_revisions([kept])
     same = Bookmark(bookmark_id="b", time_ns=150, until_ns=260, kind="kv_usage", text="again")
     later = Bookmark(bookmark_id="c", time_ns=300, kind="kv_usage", text="later")
     other = Bookmark(bookmark_id="d", time_ns=150, kind="hot", text="other")
     bookmarks.derive([same, later, other])
     assert texts(bookmarks) == ["kept", "other", "later"]
-    assert bookmarks.is_kept(kept)
-    assert not bookmarks.is_kept(later)
+    assert bookmarks.is_stored(kept)
+    assert not bookmarks.is_stored(later)
     bookmarks.delete([later])
     assert texts(bookmarks) == ["kept", "other", "later"]
     bookmarks.derive(())
@@ -107,22 +107,22 @@ class TestFile:
         path = tmp_path / "data" / "kvscope" / "bookmarks" / "x.json"
         first, second = new_bookmark(1, "first"), new_bookmark(2, "second")
         assert read_bookmarks(path) == []
-        assert keep_bookmarks(path, [first]) == ""
-        assert keep_bookmarks(path, [second]) == ""
-        assert keep_bookmarks(path, [replace(first, revision=1, text="renamed")]) == ""
+        assert save_bookmarks(path, [first]) == ""
+        assert save_bookmarks(path, [second]) == ""
+        assert save_bookmarks(path, [replace(first, revision=1, text="renamed")]) == ""
         found = {mark.bookmark_id: mark for mark in read_bookmarks(path)}
         assert {mark.text for mark in found.values()} == {"renamed", "second"}
         assert path.stat().st_mode & 0o077 == 0
 
     def test_one_that_is_broken_is_not_overwritten(self, tmp_path):
         path = tmp_path / "data" / "kvscope" / "bookmarks" / "x.json"
-        assert keep_bookmarks(path, [new_bookmark(1)]) == ""
+        assert save_bookmarks(path, [new_bookmark(1)]) == ""
         path.write_text("not JSON")
         with pytest.raises(BadInput, match=r"x\.json is not accepted"):
             read_bookmarks(path)
-        assert "is not accepted" in keep_bookmarks(path, [new_bookmark(2)])
+        assert "is not accepted" in save_bookmarks(path, [new_bookmark(2)])
         assert path.read_text() == "not JSON"
 
     def test_a_folder_that_cannot_be_made(self, tmp_path):
         (tmp_path / "data").write_text("a file")
-        assert keep_bookmarks(tmp_path / "data" / "kvscope" / "bookmarks" / "x.json", [new_bookmark(1)])
+        assert save_bookmarks(tmp_path / "data" / "kvscope" / "bookmarks" / "x.json", [new_bookmark(1)])

@@ -20,8 +20,8 @@ def test_curves_of_each_gpu_and_of_the_host():
     gpu = Gpu(
         index=0, uuid="a", memory_total_bytes=9, memory_free_bytes=2, pcie_sent_bytes_s=3, pcie_received_bytes_s=4
     )
-    log.add(sample(gpu, Gpu(index=1, uuid="b", utilization=0.5), host=host), 5 * SECOND)
-    log.add(sample(Gpu(index=0, uuid="a", fault="GPU is lost"), host=host), 6 * SECOND)
+    log.append(sample(gpu, Gpu(index=1, uuid="b", utilization=0.5), host=host), 5 * SECOND)
+    log.append(sample(Gpu(index=0, uuid="a", fault="GPU is lost"), host=host), 6 * SECOND)
     time_s, memory = log.curve("a", "memory_used_bytes")
     assert time_s.tolist() == [5.0, 6.0]
     assert memory[0] == 7
@@ -38,7 +38,7 @@ def test_it_keeps_the_newest_and_no_more():
     log = DeviceLog()
     num = 3 * MAX_SAMPLES
     for second in range(num):
-        log.add(sample(Gpu(index=0, utilization=1.0)), second * SECOND)
+        log.append(sample(Gpu(index=0, utilization=1.0)), second * SECOND)
     time_s, values = log.curve("GPU 0", "utilization")
     assert time_s.size == values.size == MAX_SAMPLES
     assert (time_s[0], time_s[-1]) == (num - MAX_SAMPLES, num - 1)
@@ -49,5 +49,5 @@ def test_it_keeps_the_newest_and_no_more():
 def test_a_time_that_goes_back_is_no_point_of_a_curve():
     log = DeviceLog()
     for at in (5, 5, 4, 6):
-        log.add(sample(Gpu(index=0, utilization=1.0)), at * SECOND)
+        log.append(sample(Gpu(index=0, utilization=1.0)), at * SECOND)
     assert log.curve("GPU 0", "utilization")[0].tolist() == [5.0, 6.0]

@@ -25,11 +25,11 @@ def test_sessions_are_opened_found_and_ended(group, make_engine):
     two.source.name = "vllm://box:8000"
     first, second = group.open(one.source), group.open(two.source)
     assert list(group) == [first, second]
-    assert group.of_source(two.source) is second
-    assert group.named("vllm://box:8000") is second
-    assert group.named("nowhere") is None
-    group.end(first)
-    group.end(first)
+    assert group.find_by_source(two.source) is second
+    assert group.find_by_name("vllm://box:8000") is second
+    assert group.find_by_name("nowhere") is None
+    group.close_session(first)
+    group.close_session(first)
     assert one.source.is_closed
     assert not two.source.is_closed
     assert list(group) == [second]
@@ -41,12 +41,12 @@ def test_sessions_are_opened_found_and_ended(group, make_engine):
 
 def test_nothing_is_opened_where_one_address_will_not_do(group, tmp_path):
     with pytest.raises(BadInput, match="nonsense"):
-        group.watch((Address(f"ipc://{tmp_path}/telemetry"), Address("nonsense")))
+        group.open_addresses((Address(f"ipc://{tmp_path}/telemetry"), Address("nonsense")))
     assert len(group) == 0
 
 
 def test_several_addresses_are_watched_at_once(group, tmp_path):
     addresses = tuple(Address(f"ipc://{tmp_path}/{name}/telemetry") for name in "ab")
-    sessions = group.watch(addresses)
+    sessions = group.open_addresses(addresses)
     assert [session.source.name for session in group] == [address.text for address in addresses]
     assert list(group) == sessions

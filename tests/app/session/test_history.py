@@ -186,14 +186,14 @@ def _started(number):
 def test_evictions_and_copies_count_from_what_was_there():
     history = History()
     history.add_update(snapshot(7, evicted_blocks=40, copied_blocks=5), mirror(), START)
-    assert not history.known
+    assert not history.known_columns
     counters = Counters(evicted_blocks=43, copied_blocks=5)
     later = Frame(epoch=7, seq=1, step=1, time_ns=START, batch=Batch(), counters=counters)
     history.add_update(coalesce([later]), mirror(), START)
     columns = history.window(1.0, START).columns
     assert np.nansum(columns["evicted_blocks"]) == 3
     assert np.nansum(columns["copied_blocks"]) == 0
-    assert history.known == {"evicted_blocks"}
+    assert history.known_columns == {"evicted_blocks"}
 
 
 def test_the_time_in_the_queue_is_kept():
@@ -202,7 +202,7 @@ def test_the_time_in_the_queue_is_kept():
     history.add_update(Update(series=coalesce([frame(1, START)]).series, events=tuple(started)), mirror(), START)
     history.add_update(heartbeat(START + SECOND // 2), mirror(), START + SECOND // 2)
     assert history.window(1.0, START + SECOND // 2).latest("queue_p50_s") == pytest.approx(2.0)
-    assert "queue_p50_s" in history.known
+    assert "queue_p50_s" in history.known_columns
 
 
 def test_latencies_are_percentiles_of_their_bin():
@@ -258,8 +258,8 @@ def rows(numbers, tokens):
 
 def test_request_times_know_first_and_newest_token():
     times = RequestTimes()
-    times.add(rows([1, 2], [0, 1]), 100)
-    times.add(rows([1, 2, 1], [1, 1, 2]), 200)
+    times.add_rows(rows([1, 2], [0, 1]), 100)
+    times.add_rows(rows([1, 2, 1], [1, 1, 2]), 200)
     numbers = np.array([1, 2, 3])
     assert times.first_token_ns(numbers).tolist() == [200, 100, -1]
     assert times.last_token_ns(numbers).tolist() == [200, 100, -1]
@@ -267,21 +267,21 @@ def test_request_times_know_first_and_newest_token():
 
 def test_tokens_that_a_snapshot_brought_have_no_time():
     times = RequestTimes()
-    times.skip(rows([1], [5]))
+    times.add_snapshot(rows([1], [5]))
     assert times.first_token_ns(np.array([1])).tolist() == [-1]
-    times.add(rows([1], [5]), 100)
+    times.add_rows(rows([1], [5]), 100)
     assert times.last_token_ns(np.array([1])).tolist() == [-1]
 
 
 def test_the_first_token_after_those_of_a_snapshot_is_not_taken_for_the_first():
     times = RequestTimes()
-    times.skip(rows([1], [5]))
-    times.add(rows([1], [6]), 100)
+    times.add_snapshot(rows([1], [5]))
+    times.add_rows(rows([1], [6]), 100)
     assert times.first_token_ns(np.array([1])).tolist() == [-1]
     assert times.last_token_ns(np.array([1])).tolist() == [100]
-    times.add(rows([2], [0]), 100)
-    times.skip(rows([1, 2], [9, 3]))  # what came in between was lost
-    times.add(rows([2], [4]), 200)
+    times.add_rows(rows([2], [0]), 100)
+    times.add_snapshot(rows([1, 2], [9, 3]))  # what came in between was lost
+    times.add_rows(rows([2], [4]), 200)
     assert times.first_token_ns(np.array([1, 2])).tolist() == [-1, -1]
 
 
@@ -297,8 +297,8 @@ def test_tokens_have_the_time_of_their_frame_however_many_come_together():
 
 def test_request_times_forget_the_oldest_numbers():
     times = RequestTimes(capacity=4)
-    times.add(rows([1], [1]), 100)
-    times.add(rows([5], [1]), 200)
+    times.add_rows(rows([1], [1]), 100)
+    times.add_rows(rows([5], [1]), 200)
     assert times.first_token_ns(np.array([1, 5])).tolist() == [-1, 200]
 
 
@@ -320,4 +320,4 @@ def test_the_temperature_of_the_device_is_kept():
     sample = DeviceSample(epoch=7, time_ns=1, temperature_celsius=64.0)
     history.add_update(Update(samples=(sample,)), mirror(), START)
     assert history.window(1.0, START).latest("temperature_celsius") == 64.0
-    assert "temperature_celsius" in history.known
+    assert "temperature_celsius" in history.known_columns

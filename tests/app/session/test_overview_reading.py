@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 
-from kvscope_app.session import overview_reading
+from kvscope_app.session import overview_reader
 from kvscope_app.session.session import Session
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.reader import Recording
@@ -27,12 +27,12 @@ def test_a_overview_that_cannot_be_read_is_told_once_and_not_waited_for(path, qt
     def broken(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(overview_reading, "missing_from", lambda *_: 0)
-    monkeypatch.setattr(overview_reading, "computed_parts", broken)
+    monkeypatch.setattr(overview_reader, "missing_from", lambda *_: 0)
+    monkeypatch.setattr(overview_reader, "computed_parts", broken)
     session, received = Session(PlaybackSource(Recording.open(path), is_playing=False)), []
     session.noticed.connect(received.append)
     session.start()
-    qtbot.waitUntil(lambda: session.is_overview_whole and session.mirror.hello is not None, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: session.is_overview_complete and session.mirror.hello is not None, timeout=WAIT_MS)
     assert session.overview_share is None
     assert received == ["Not all of its overview can be read: Input/output error"]
     session.close()

@@ -7,8 +7,8 @@ import pytest
 
 from kvscope_app.session.overview_window import (
     MAX_SECONDS,
-    first_of_note_ns,
-    known_in,
+    first_relevant_ns,
+    known_columns_of,
     overview_span_ns,
     overview_window,
 )
@@ -31,7 +31,7 @@ def test_each_second_is_a_bin():
     window = overview_window(overview_of(range(10)), WALL_NS, 2 * SECOND_NS, 6 * SECOND_NS, ["num_steps"])
     assert window.columns["num_steps"].tolist() == [3, 4, 5, 6]
     assert (window.time_s + window.end_ns / 1e9).tolist() == pytest.approx([3.0, 4.0, 5.0, 6.0])
-    assert (window.bin_ns, window.is_over) == (SECOND_NS, True)
+    assert (window.bin_ns, window.is_complete) == (SECOND_NS, True)
     assert window.rate("num_steps").tolist() == [3, 4, 5, 6]
 
 
@@ -64,9 +64,9 @@ def test_memory_is_bounded_whatever_was_left_out():
 
 
 def test_what_a_session_tells_of():
-    assert known_in(overview_of(range(3))) == set()
+    assert known_columns_of(overview_of(range(3))) == set()
     overview = overview_of(range(3), copied_blocks=1, queued=Latency(1, 0.1, 0.1, 0.1), power_watts=90.0)
-    assert known_in(overview) == {"copied_blocks", "queue_p50_s", "power_watts"}
+    assert known_columns_of(overview) == {"copied_blocks", "queue_p50_s", "power_watts"}
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,5 @@ def test_what_a_session_tells_of():
     ],
 )
 def test_a_live_timeline_begins_where_there_is_something(start, seconds, now, first):
-    found_ns = first_of_note_ns(overview_of(seconds), WALL_NS + start * SECOND_NS, WALL_NS + now * SECOND_NS)
+    found_ns = first_relevant_ns(overview_of(seconds), WALL_NS + start * SECOND_NS, WALL_NS + now * SECOND_NS)
     assert (found_ns - WALL_NS) / SECOND_NS == first

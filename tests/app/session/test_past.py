@@ -23,7 +23,7 @@ def session(qtbot):
     with resources.as_file(resources.files("kvscope_resources") / "sample.mcap") as path:
         made = Session(PlaybackSource(Recording.open(Path(path)), is_playing=False))
         made.start()
-        qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_overview_whole, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_overview_complete, timeout=WAIT_MS)
         yield made
         made.close()
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from kvscope_app.session import pace
+from kvscope_app.session import poll_timer
 from kvscope_app.session.history import History
 from kvscope_telemetry.messages.commands import Control, Done
 from kvscope_telemetry.source import SourceState, Update
@@ -62,25 +62,25 @@ def test_pausing_twice_keeps_the_first_moment(engine, session, poll):
 
 
 def test_a_new_epoch_ends_the_selection(engine, session, poll, qtbot):
-    session.select_request(4)
+    session.selection.select_request(4)
     engine.begin(epoch=8)
-    with qtbot.waitSignal(session.selection_changed):
+    with qtbot.waitSignal(session.selection.changed):
         poll(session)
-    assert session.selected_request is None
+    assert session.selection.request is None
     assert session.mirror.epoch == 8
 
 
 def test_a_resync_of_the_same_epoch_keeps_the_selection(engine, session, poll):
-    session.select_request(4)
+    session.selection.select_request(4)
     engine.begin(epoch=7)
     poll(session)
-    assert session.selected_request == 4
+    assert session.selection.request == 4
 
 
 def test_selecting_the_same_again_tells_nothing(session, qtbot):
-    session.select_request(3)
-    with qtbot.assertNotEmitted(session.selection_changed):
-        session.select_request(3)
+    session.selection.select_request(3)
+    with qtbot.assertNotEmitted(session.selection.changed):
+        session.selection.select_request(3)
 
 
 def test_an_update_that_does_not_fit_asks_for_a_snapshot(engine, session, qtbot):
@@ -119,7 +119,7 @@ def test_a_source_without_commands_takes_none(make_session, make_engine):
     engine = make_engine()
     engine.source = Recording(engine.source)
     session = make_session(engine)
-    assert not session.takes_commands
+    assert not session.accepts_commands
     assert not session.send(Control(action="pause"))
     assert session.mirror.num_blocks == 64
 
@@ -145,14 +145,14 @@ def test_closing_closes_the_source(engine, session):
 
 def test_while_only_signs_of_life_come_it_looks_less_often(engine, session, poll, monkeypatch):
     now_ns = [time.monotonic_ns()]
-    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
+    monkeypatch.setattr(poll_timer, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
 
     def interval_ms(happens):
         now_ns[0] += 400_000_000
         happens()
         poll(session)
-        return session.pace.interval()
+        return session.poll_timer.interval()
 
-    assert interval_ms(engine.frame) == pace.FRAME_MS
-    assert [interval_ms(engine.heartbeat) for _ in range(4)] == [pace.FRAME_MS] * 2 + [pace.IDLE_MS] * 2
-    assert interval_ms(engine.frame) == pace.FRAME_MS
+    assert interval_ms(engine.frame) == poll_timer.FRAME_MS
+    assert [interval_ms(engine.heartbeat) for _ in range(4)] == [poll_timer.FRAME_MS] * 2 + [poll_timer.IDLE_MS] * 2
+    assert interval_ms(engine.frame) == poll_timer.FRAME_MS

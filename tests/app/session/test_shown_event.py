@@ -29,7 +29,7 @@ def session(qapp, qtbot):
     """The sample, which stands at its start; its course is read."""
     made = Session(PlaybackSource(Recording.open(sample_recording()), is_playing=False))
     made.start()
-    qtbot.waitUntil(lambda: made.is_overview_whole and made.mirror.hello is not None)
+    qtbot.waitUntil(lambda: made.is_overview_complete and made.mirror.hello is not None)
     yield made
     made.close()
     made.deleteLater()
@@ -73,7 +73,7 @@ def test_an_event_shows_the_state_after_it_and_whom_it_happened_to(session, qtbo
         arrive(session, qtbot)
         seen.append(timed.event)
         assert timed.event in told_in(session, "preempted", session.mirror.seq)
-        assert session.selected_request == timed.event.number
+        assert session.selection.request == timed.event.number
         assert state_of(session, timed.event.number) is not RequestState.RUNNING
         assert blocks_of(session, timed.event.number) == 0
         session.timeline.switch_event_side()
@@ -135,10 +135,10 @@ def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(
     def is_shown():
         arrive(session, qtbot)
         assert session.timeline.shown_event.event == timed.event
-        assert session.selected_request == timed.event.number
+        assert session.selection.request == timed.event.number
         assert blocks_of(session, timed.event.number) == 0
         session.timeline.go_to(session.timeline.range_ns[0])
-        session.select_request(None)
+        session.selection.select_request(None)
 
     row = next(row for row in range(events.model.rowCount()) if events.model.timed_at(row) == timed)
     index = events.model.index(row, 0)
@@ -172,11 +172,11 @@ def test_the_inspector_tells_this_event_and_links_to_all_it_names(session, qtbot
         assert because[0].casefold().startswith(cause_text(timed.event).casefold())
         other = next(fact for fact in facts_of(view) if fact.name == "Needed by")
         view.table.followed.emit(other.link)
-        assert session.selected_request == timed.event.other
+        assert session.selection.request == timed.event.other
         view.refresh()
         whom = next(fact for fact in facts_of(view) if fact.name == "Happened to")
         view.table.followed.emit(whom.link)
-        assert session.selected_request == timed.event.number
+        assert session.selection.request == timed.event.number
         view.refresh()
         shown = next(fact for fact in facts_of(view) if fact.name == "Shown")
         view.table.followed.emit(shown.link)
@@ -201,7 +201,7 @@ def test_the_blocks_of_an_eviction_are_links(session, qtbot):
     qtbot.waitUntil(lambda: len(evicted()) == min(timed.event.num_blocks, 12))
     link = evicted()[0].link
     view.table.followed.emit(link)
-    assert session.selected_block == link.number
+    assert session.selection.block == link.number
 
 
 def test_in_a_live_session_the_state_after_an_event_is_shown_from_what_was_kept(live, qtbot):
@@ -209,9 +209,9 @@ def test_in_a_live_session_the_state_after_an_event_is_shown_from_what_was_kept(
     qtbot.waitUntil(lambda: live.overview.events.find(begin_ns).size > 0)
     timed = live.overview.events[int(live.overview.events.find(begin_ns)[0])]
     live.timeline.show_event(timed)
-    assert live.timeline.paused
+    assert live.timeline.is_paused
     arrive_live(live, qtbot)
-    assert live.selected_request == timed.event.number
+    assert live.selection.request == timed.event.number
     events = [entry.event for entry in live.history.events.since(0)]
     assert timed.event in events
     seq = live.mirror.seq

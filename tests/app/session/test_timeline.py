@@ -15,7 +15,7 @@ from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 from tests.telemetry.conftest import assert_same_state
 
-from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.disk_history import DiskHistory
 from kvscope_app.session.recording.rings import make_ring, rings_folder
 from kvscope_app.session.session import Session
 from kvscope_telemetry.recordings.reader import Recording
@@ -44,7 +44,7 @@ def kept_session(folder):
         source = LiveSource(f"ipc://{folder}/telemetry")
         session = Session(source)
         settings = QSettings(str(folder / "s.ini"), QSettings.Format.IniFormat)
-        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.set_disk_history(DiskHistory(make_ring(settings), source.set_sink))
         session.start()
         until = time.monotonic() + WAIT_MS / 1000
         while len(session.overview) < 3:
@@ -68,7 +68,7 @@ def shared(qapp, tmp_path_factory):
 @pytest.fixture
 def live(shared, qtbot):
     """`shared`, at its end."""
-    assert shared.kept.ring.flush(60.0)  # what is gone to can be read, however late the ring is
+    assert shared.disk_history.ring.flush(60.0)  # what is gone to can be read, however late the ring is
     yield shared
     shared.timeline.go_live()
     shared.timeline.set_speed(1.0)
@@ -85,7 +85,7 @@ def threads_before():
 def own(qapp, tmp_path, threads_before):
     """For one test, which may end it."""
     with kept_session(tmp_path) as session:
-        assert session.kept.ring.flush(60.0)
+        assert session.disk_history.ring.flush(60.0)
         yield session
 
 
@@ -101,14 +101,17 @@ def arrive(session, qtbot):
     def there():
         cursor = session.timeline.cursor
         return (
-            cursor.point is not None and cursor.point.has_state and not cursor.is_seeking and not cursor._source._spans
+            cursor.viewpoint is not None
+            and cursor.viewpoint.has_state
+            and not cursor.is_seeking
+            and not cursor._source._spans
         )
 
     qtbot.waitUntil(there, timeout=WAIT_MS)
 
 
 def state_by_the_ring(session, time_ns):
-    ring_recording = Recording.open(session.kept.ring.folder, origin_ns=session.kept.ring.origin_ns)
+    ring_recording = Recording.open(session.disk_history.ring.folder, origin_ns=session.disk_history.ring.origin_ns)
     return ring_recording.state_at((time_ns - ring_recording.start_ns) / 1e9)
 
 
@@ -116,7 +119,7 @@ def test_what_is_there_to_go_to_grows_and_has_its_overview(live):
     first_ns, last_ns = live.timeline.range_ns
     assert last_ns - first_ns >= 2 * SECOND_NS
     assert abs(live.timeline.cursor_ns - time.time_ns()) < SECOND_NS
-    assert not live.timeline.paused
+    assert not live.timeline.is_paused
     assert live.timeline.is_playing
     assert float(live.overview.column("num_steps").sum()) > 0
 
@@ -124,7 +127,7 @@ def test_what_is_there_to_go_to_grows_and_has_its_overview(live):
 def test_pausing_stands_still_at_what_is_shown_and_all_goes_on(live, qtbot):
     live.timeline.pause()
     seq, at_ns, newest = live.mirror.seq, live.timeline.cursor_ns, live.live_mirror.seq
-    assert live.timeline.paused
+    assert live.timeline.is_paused
     assert seq == newest
     assert live.timeline.player is None  # nothing was opened for it
     qtbot.waitUntil(lambda: live.live_mirror.seq > newest + 30, timeout=WAIT_MS)
@@ -136,7 +139,7 @@ def test_pausing_stands_still_at_what_is_shown_and_all_goes_on(live, qtbot):
 def test_going_back_shows_what_was_and_its_past(live, qtbot):
     target_ns = live.timeline.range_ns[0] + 2 * SECOND_NS
     live.timeline.go_to(target_ns)
-    assert live.timeline.paused
+    assert live.timeline.is_paused
     arrive(live, qtbot)
     assert abs(live.timeline.cursor_ns - target_ns) < 1000
     expected = state_by_the_ring(live, target_ns)
@@ -184,11 +187,11 @@ def test_frame_by_frame(live, qtbot):
 
 
 def test_a_frame_back_from_the_end_pauses_there(live, qtbot):
-    assert live.kept.ring.flush(60.0)  # a machine that is busy lets it be late
+    assert live.disk_history.ring.flush(60.0)  # a machine that is busy lets it be late
     live.timeline.step_frames(-1)
     live.timeline.step_frames(-1)
     frozen = live.timeline.cursor.frozen.seq
-    qtbot.waitUntil(lambda: live.timeline.cursor.wanted_seq is None, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: live.timeline.cursor.target_seq is None, timeout=WAIT_MS)
     arrive(live, qtbot)
     assert live.mirror.seq == frozen - 2
 
@@ -200,7 +203,7 @@ def test_playing_on_goes_from_here_and_never_jumps(live, qtbot):
     shown = []
     live.timeline.shown.connect(lambda _: shown.append(live.mirror.seq))
     live.timeline.play()
-    assert live.timeline.paused
+    assert live.timeline.is_paused
     assert live.timeline.is_playing
     arrive(live, qtbot)
     assert live.timeline.cursor_ns >= at_ns - 1000
@@ -213,7 +216,7 @@ def test_who_plays_faster_catches_up_and_is_live(live, qtbot):
     live.timeline.set_speed(64.0)
     live.timeline.go_to(early(live))
     live.timeline.play()
-    qtbot.waitUntil(lambda: not live.timeline.paused, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: not live.timeline.is_paused, timeout=WAIT_MS)
     assert live.mirror is live.live_mirror
     assert live.timeline.player is None
 
@@ -222,14 +225,14 @@ def test_beyond_the_end_it_is_live(live, qtbot):
     live.timeline.jump_by(-1.0)
     arrive(live, qtbot)
     live.timeline.jump_by(1000.0)
-    assert not live.timeline.paused
+    assert not live.timeline.is_paused
     live.timeline.jump_by(1000.0)
-    assert not live.timeline.paused
+    assert not live.timeline.is_paused
 
 
 def test_a_jump_to_an_event_shows_it(live, qtbot):
     qtbot.waitUntil(lambda: len(live.overview.events) > 3, timeout=WAIT_MS)
-    assert live.kept.ring.flush(60.0)
+    assert live.disk_history.ring.flush(60.0)
     timed = live.timeline.go_to_event(None, forward=False)
     assert timed in [live.overview.events[place] for place in range(len(live.overview.events))]
     arrive(live, qtbot)
@@ -256,7 +259,7 @@ def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, 
         session = Session(source)
         received = []
         session.noticed.connect(received.append)
-        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.set_disk_history(DiskHistory(make_ring(settings), source.set_sink))
         session.start()
         qtbot.waitUntil(lambda: session.mirror.seq > 5 and bool(received), timeout=WAIT_MS)
         session.timeline.pause()
@@ -266,7 +269,7 @@ def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, 
         qtbot.waitUntil(lambda: session.live_mirror.seq > seq + 5, timeout=WAIT_MS)
         assert session.mirror.seq == seq
         session.timeline.play()
-        assert not session.timeline.paused
+        assert not session.timeline.is_paused
         assert len(received) == 1
         assert "not kept" in received[0]
         session.close()
@@ -288,7 +291,7 @@ def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qt
     live.timeline.go_to(first_ns + SECOND_NS)
     qtbot.waitUntil(lambda: bool(received), timeout=WAIT_MS)
     assert received == ["What was kept cannot be read: the file cannot be read: Input/output error"]
-    assert live.timeline.paused
+    assert live.timeline.is_paused
     assert live.mirror.seq == seq
     live.timeline.go_to(first_ns + SECOND_NS)
     qtbot.waitUntil(lambda: live.timeline.player is not None, timeout=WAIT_MS)
@@ -300,7 +303,7 @@ def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qt
 def test_the_end_leaves_no_ring_and_no_thread(own, threads_before, qtbot):
     own.timeline.go_to(own.timeline.range_ns[0])
     arrive(own, qtbot)
-    folder = own.kept.ring.folder
+    folder = own.disk_history.ring.folder
     assert folder.is_dir()
     own.close()
     assert not folder.exists()
@@ -311,34 +314,34 @@ def test_the_end_leaves_no_ring_and_no_thread(own, threads_before, qtbot):
 
 
 def test_the_last_seconds_are_kept_in_a_file(live, qtbot, tmp_path):
-    work = live.kept.save(tmp_path / "kept.mcap", 1.5)
+    work = live.disk_history.save(tmp_path / "kept.mcap", 1.5)
     assert work.wait(60)
-    assert work.made == "", work.failure
+    assert work.result == "", work.failure
     with_state = Recording.open(tmp_path / "kept.mcap")
     assert with_state.info.duration_s == pytest.approx(1.5, abs=0.2)
     assert with_state.note == ""
 
 
 def test_recording_from_now_on_is_whole_and_the_ring_goes_on(live, qtbot, tmp_path):
-    live.kept.start_recording(tmp_path / "now.mcap")
+    live.disk_history.start_recording(tmp_path / "now.mcap")
     writer = live.recorder.writer
     qtbot.waitUntil(lambda: writer.num_written > 120, timeout=WAIT_MS)
     assert "MB" in live.recorder.text
-    work = live.kept.stop_recording()
+    work = live.disk_history.stop_recording()
     assert work.wait(60)
-    recording = Recording.open(work.made)
+    recording = Recording.open(work.result)
     assert recording.info.is_complete
     assert recording.info.num_frames > 30
     seqs = [frame.seq for frame in recording.frames()]
     assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
     newest = live.live_mirror.seq
     qtbot.waitUntil(lambda: live.live_mirror.seq > newest + 60, timeout=WAIT_MS)
-    live.kept.ring.flush()
+    live.disk_history.ring.flush()
     assert state_by_the_ring(live, time.time_ns()).seq > newest
 
 
 def test_closing_the_session_ends_a_recording_whole(own, qtbot, tmp_path):
-    own.kept.start_recording(tmp_path / "now.mcap")
+    own.disk_history.start_recording(tmp_path / "now.mcap")
     writer = own.recorder.writer
     qtbot.waitUntil(lambda: writer.num_written > 60, timeout=WAIT_MS)
     own.close()

@@ -22,29 +22,29 @@ def banner(qtbot, monkeypatch):
 
 
 def test_what_passes_goes_by_itself(banner):
-    banner.tell("The video could not be made", "no room", passes=True)
-    assert banner.passing.isActive()
-    banner.passing.timeout.emit()
+    banner.show_message("The video could not be made", "no room", is_temporary=True)
+    assert banner.hide_timer.isActive()
+    banner.hide_timer.timeout.emit()
     assert banner.text == ""
 
 
 def test_it_stays_while_nobody_can_have_read_it(banner, monkeypatch):
     monkeypatch.setattr(QWidget, "isActiveWindow", lambda _: False)
-    banner.tell("The video could not be made", "no room", passes=True)
-    banner.passing.stop()
-    banner.passing.timeout.emit()
+    banner.show_message("The video could not be made", "no room", is_temporary=True)
+    banner.hide_timer.stop()
+    banner.hide_timer.timeout.emit()
     assert banner.text == "The video could not be made"
-    assert banner.passing.isActive(), "it is tried again"
+    assert banner.hide_timer.isActive(), "it is tried again"
 
 
 def test_what_lasts_is_not_taken_away_by_what_passed_before(banner):
-    banner.tell("The video could not be made", "no room", passes=True)
-    banner.tell("The engine ended")
-    assert not banner.passing.isActive()
+    banner.show_message("The video could not be made", "no room", is_temporary=True)
+    banner.show_message("The engine ended")
+    assert not banner.hide_timer.isActive()
 
 
 def test_only_what_is_over_is_withdrawn(banner):
-    banner.tell("The engine ended")
+    banner.show_message("The engine ended")
     banner.withdraw("The video could not be made")
     assert banner.text == "The engine ended"
     banner.withdraw("The engine ended")

@@ -7,8 +7,8 @@ from PySide6.QtCore import QMargins
 from PySide6.QtWidgets import QLineEdit, QPushButton, QTextEdit, QToolButton, QVBoxLayout, QWidget
 
 from kvscope_app.ui.flow_layout import FlowLayout
-from kvscope_app.ui.makers import head_row
 from kvscope_app.ui.passing_strip import PassingStrip
+from kvscope_app.ui.widget_factories import head_row
 from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 
 
@@ -70,7 +70,7 @@ def test_a_strip_that_goes_leaves_the_keyboard_to_its_heir(column, qtbot):
 
 
 def test_words_of_a_row_that_gives_way_are_whole_at_any_size_of_text(qtbot):
-    row = SegmentedControl(["State", "Owner", "Sharing"], "Colour by", gives_way=True)
+    row = SegmentedControl(["State", "Owner", "Sharing"], "Colour by", is_collapsible=True)
     qtbot.addWidget(row)
     for points in (10, 20, 30):
         font = row.font()
@@ -84,8 +84,8 @@ def test_words_of_a_row_that_gives_way_are_whole_at_any_size_of_text(qtbot):
 
 @pytest.fixture
 def row(qtbot):
-    made = SegmentedControl(["State", "Owner", "Sharing"], "Colour by", gives_way=True)
-    made.set_possible(1, False)
+    made = SegmentedControl(["State", "Owner", "Sharing"], "Colour by", is_collapsible=True)
+    made.set_button_enabled(1, False)
     made.set_tip(1, "Not known here")
     window = QWidget()
     qtbot.addWidget(window)
@@ -98,14 +98,14 @@ def row(qtbot):
 def test_one_button_with_a_menu_stands_where_words_of_a_row_would_be_cut(row, qtbot):
     window, chosen = row.window(), []
     row.chosen.connect(chosen.append)
-    buttons = [part for part in row.findChildren(QToolButton) if part is not row.instead]
+    buttons = [part for part in row.findChildren(QToolButton) if part is not row.menu_button]
     window.resize(window.minimumSizeHint())
-    qtbot.waitUntil(row.instead.isVisible)
+    qtbot.waitUntil(row.menu_button.isVisible)
     assert not any(button.isVisible() for button in buttons)
-    assert (row.instead.text(), row.instead.accessibleName()) == ("State ▾", "Colour by")
-    assert row.instead.width() >= row.instead.fontMetrics().horizontalAdvance(row.instead.text())
-    row.instead.menu().aboutToShow.emit()
-    actions = row.instead.menu().actions()
+    assert (row.menu_button.text(), row.menu_button.accessibleName()) == ("State ▾", "Colour by")
+    assert row.menu_button.width() >= row.menu_button.fontMetrics().horizontalAdvance(row.menu_button.text())
+    row.menu_button.menu().aboutToShow.emit()
+    actions = row.menu_button.menu().actions()
     assert [(a.text(), a.isChecked(), a.isEnabled(), a.toolTip()) for a in actions] == [
         ("State", True, True, "State"),
         ("Owner", False, False, "Not known here"),
@@ -113,10 +113,10 @@ def test_one_button_with_a_menu_stands_where_words_of_a_row_would_be_cut(row, qt
     ]
     actions[2].trigger()
     assert chosen == [2]
-    assert row.instead.text() == "Sharing ▾"
+    assert row.menu_button.text() == "Sharing ▾"
     window.resize(window.sizeHint())
     qtbot.waitUntil(lambda: all(button.isVisible() for button in buttons))
-    assert not row.instead.isVisible()
+    assert not row.menu_button.isVisible()
     assert buttons[2].isChecked()
 
 

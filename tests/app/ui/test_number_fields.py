@@ -10,7 +10,6 @@ from PySide6.QtCore import QLocale, Qt
 from PySide6.QtWidgets import QAbstractSpinBox
 
 import kvscope_app
-from kvscope_app.ui.makers import seconds_box
 from kvscope_app.ui.number_fields import (
     NumberBox,
     WholeNumberBox,
@@ -18,6 +17,7 @@ from kvscope_app.ui.number_fields import (
     parse_whole_number,
     with_decimal_point,
 )
+from kvscope_app.ui.widget_factories import seconds_box
 
 
 @pytest.fixture(params=["C", "de_DE", "fr_FR", "fa_IR"])

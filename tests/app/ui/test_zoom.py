@@ -20,11 +20,11 @@ from PySide6.QtWidgets import (
 from tests.app import window_driver as driver
 
 from kvscope_app.settings.settings_store import read_settings
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import DARK
 from kvscope_app.ui.theming.stylesheet import stylesheet
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled, zoom_of
 from kvscope_app.views.memory.bar import Swatch
 from kvscope_app.views.page_map import legend_items
@@ -82,7 +82,7 @@ def test_it_is_kept_and_ends_somewhere(qapp, settings, themes):
         themes.zoom(1)
     assert zoom_of(qapp) == 300
     assert scaled(10) == 30
-    again = ThemeKeeper(qapp, settings)
+    again = ThemeManager(qapp, settings)
     assert again.settings.values.zoom_percent == 300
     for _ in range(30):
         again.zoom(-1)

@@ -162,7 +162,7 @@ def test_end_in_the_timeline_goes_live(window, qtbot, session):
     qtbot.keyClick(canvas, KEYS.Key_BracketLeft)
     assert session.timeline.loop.begin_ns is None
     qtbot.keyClick(canvas, KEYS.Key_End)
-    assert not session.timeline.paused
+    assert not session.timeline.is_paused
 
 
 @on_time
@@ -229,15 +229,15 @@ def test_esc_closes_what_is_measured_before_it_clears_the_selection(window, qtbo
     view = window.views["timeline"]
     window.focus_view("timeline")
     view.draw_all()
-    session.select_request(1)
+    session.selection.select_request(1)
     view.canvas.measure(view.canvas.shown.span)
     view.canvas.setFocus()
     qtbot.waitUntil(view.canvas.hasFocus)
     qtbot.keyClick(view.canvas, KEYS.Key_Escape)
     assert view.canvas.measured is None
-    assert session.selected_request == 1
+    assert session.selection.request == 1
     qtbot.keyClick(view.canvas, KEYS.Key_Escape)
-    assert session.selected_request is None
+    assert session.selection.request is None
 
 
 def test_the_keys_of_the_timeline_are_no_actions(window):

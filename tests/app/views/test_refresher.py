@@ -220,7 +220,7 @@ def test_paused_nothing_is_refreshed_but_a_selection(setup, engine, session, pol
     engine.frame()
     poll(session)
     assert fast.count == before
-    session.select_request(1)
+    session.selection.select_request(1)
     qtbot.waitUntil(lambda: fast.count == before + 1, timeout=120_000)
 
 

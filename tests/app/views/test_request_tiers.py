@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope_app.ui.theme import THEMES, mix
-from kvscope_app.views.places import BlockLocation, place_of, places_text, section_sizes
+from kvscope_app.views.block_locations import BlockLocation, locate_block, section_sizes, tier_counts_text
 from kvscope_app.views.requests.block_strip import BlockStrip
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_app.views.tier_style import TIER_STYLES
@@ -31,7 +31,7 @@ def show(qtbot):
         view.resize(900, 500)
         view.apply_theme(THEMES["dark"])
         view.show()
-        session.select_request(number)
+        session.selection.select_request(number)
         view.refresh()
         return view.detail
 
@@ -87,20 +87,20 @@ def test_in_the_pool_alone_it_says_what_it_always_said(tiered, make_session, sho
     ],
 )
 def test_places_count_from_zero_in_each_tier(row, place):
-    assert place_of(CACHE, row) == place
+    assert locate_block(CACHE, row) == place
 
 
 def test_a_disk_alone_has_its_places_right_after_the_pool():
     cache = CacheInfo(num_blocks=64, block_size=16, num_disk_blocks=10)
     assert list(section_sizes(cache)) == [Tier.HBM, Tier.DISK]
-    assert place_of(cache, 64) == BlockLocation(Tier.DISK, 0)
-    assert place_of(cache, 64).short == "D0"
+    assert locate_block(cache, 64) == BlockLocation(Tier.DISK, 0)
+    assert locate_block(cache, 64).short == "D0"
 
 
 def test_words_for_places():
-    assert places_text({Tier.HBM: 4}) == ""
-    assert places_text({Tier.HBM: 4, Tier.HOST: 62, Tier.DISK: 3}) == "62 blocks in host memory, 3 on disk"
-    assert places_text({Tier.HOST: 0, Tier.DISK: 1}) == "1 block on disk"
+    assert tier_counts_text({Tier.HBM: 4}) == ""
+    assert tier_counts_text({Tier.HBM: 4, Tier.HOST: 62, Tier.DISK: 3}) == "62 blocks in host memory, 3 on disk"
+    assert tier_counts_text({Tier.HOST: 0, Tier.DISK: 1}) == "1 block on disk"
 
 
 def test_a_finished_request_left_cached_blocks_in_any_tier(tiered, make_session, show):

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import QPointF
 from tests.app.views.timed_fakes import START_NS, second, small_overview, timed
 
-from kvscope_app.session.shown_stops import StopBand, stops_until, words_at
+from kvscope_app.session.stop_bands import StopBand, stop_text_at, stops_until
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, stop_ground
@@ -60,7 +60,7 @@ def test_a_cell_of_the_heatmap_says_why_it_did_not_change(overview):
     assert cell_words(overview, PoolRegistry(), at(100.5), 0).endswith("engine paused by Bob, 1.00 s")
     assert "paused" not in cell_words(overview, PoolRegistry(), at(101.5), 0)
     overview.stops.add(Stop(begin_ns=at(40), end_ns=at(42), kind=SUSPENDED))
-    assert words_at(overview, at(41)) == "process suspended, 2.00 s"
+    assert stop_text_at(overview, at(41)) == "process suspended, 2.00 s"
 
 
 def test_a_pause_that_goes_on_is_drawn_up_to_the_moment_that_is_shown(overview):
@@ -87,5 +87,5 @@ def test_a_chart_has_the_band_and_says_it_to_who_hovers(qtbot):
     assert picture.pixelColor(inside).name() == stop_ground(DARK)
     assert picture.pixelColor(outside).name() != stop_ground(DARK)
     panel.show_cursor(30.0)
-    assert panel.stop_bands.words_at(30.0) == "paused by Ada, 40.0 s"
-    assert panel.stop_bands.words_at(70.0) == ""
+    assert panel.stop_bands.text_at(30.0) == "paused by Ada, 40.0 s"
+    assert panel.stop_bands.text_at(70.0) == ""

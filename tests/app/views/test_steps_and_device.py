@@ -109,13 +109,13 @@ def rows(number, state):
 
 def test_a_request_waits_until_it_first_runs(make_engine):
     times = RequestTimes()
-    times.add(rows(1, 0), 1_000)
+    times.add_rows(rows(1, 0), 1_000)
     assert times.started_ns(np.array([1]))[0] < 0
-    times.add(rows(1, 1), 5_000)
-    times.add(rows(1, 1), 9_000)
+    times.add_rows(rows(1, 1), 5_000)
+    times.add_rows(rows(1, 1), 9_000)
     assert times.started_ns(np.array([1]))[0] == 5_000
-    times.skip(rows(2, 1))  # it ran before anybody looked
-    times.add(rows(2, 1), 9_000)
+    times.add_snapshot(rows(2, 1))  # it ran before anybody looked
+    times.add_rows(rows(2, 1), 9_000)
     assert times.started_ns(np.array([2]))[0] < 0
 
 
@@ -126,5 +126,5 @@ def test_the_table_has_the_wait(make_engine):
     mirror.requests.apply((info,), RequestRows(), time_ns=1_000_000_000)
     mirror.time_ns = 1_500_000_000
     assert read_columns(mirror, times).queue_s[0] == pytest.approx(0.5)
-    times.add(rows(1, 1), 1_250_000_000)
+    times.add_rows(rows(1, 1), 1_250_000_000)
     assert read_columns(mirror, times).queue_s[0] == pytest.approx(0.25)

@@ -9,11 +9,11 @@ import pytest
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_app.session.block_texts.session_texts import NOT_IN_RECORDING, NOT_KEPT, asked_of
-from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.block_texts.session_texts import NOT_IN_RECORDING, NOT_RECORDED, asked_of
+from kvscope_app.session.recording.disk_history import DiskHistory
 from kvscope_app.session.recording.recorded_texts import RecordedTexts
 from kvscope_app.session.recording.rings import make_ring
-from kvscope_app.session.recording.text_keeping import TextKeeping
+from kvscope_app.session.recording.text_recorder import TextRecorder
 from kvscope_app.session.session import Session
 from kvscope_app.ui.theme import DARK
 from kvscope_app.views.inspector.finder import Finder
@@ -140,7 +140,7 @@ def test_the_inspector_tells_prompt_and_output_of_a_request(play, show, qtbot):
     session = play(with_texts=True)
     number, table = held(session)
     view = show(InspectorView(session))
-    session.select_request(number)
+    session.selection.select_request(number)
     assert view.subject == REQUEST
     qtbot.waitUntil(lambda: word(table[0]) in facts(view).get("Prompt", ""), timeout=WAIT_MS)
 
@@ -149,7 +149,7 @@ def test_the_inspector_tells_a_blocks_text_and_what_it_held_before(play, show, q
     session = play(with_texts=True)
     _, table = held(session)
     view = show(InspectorView(session))
-    session.select_block(table[0])
+    session.selection.select_block(table[0])
     qtbot.waitUntil(lambda: facts(view).get("Text") == word(table[0]), timeout=WAIT_MS)
     history = view.block_history.model
 
@@ -173,7 +173,7 @@ def test_words_are_found_in_playback(play, qtbot):
     qtbot.waitUntil(lambda: "Searched" in finder.texts.note, timeout=WAIT_MS)
     assert table[0] in [finding.block for finding in found]
     finder.choose(found[0])
-    assert session.selected_block == found[0].block
+    assert session.selection.block == found[0].block
     finder.deleteLater()
 
 
@@ -190,7 +190,7 @@ def test_words_of_another_time_are_found_and_gone_to(play, qtbot):
     later = [finding for finding in found if finding.time_ns is not None]
     assert later
     finder.choose(later[-1])
-    assert session.selected_block == later[-1].block
+    assert session.selection.block == later[-1].block
     assert abs(session.timeline.cursor_ns - later[-1].time_ns) < 1_000_000_000
     finder.deleteLater()
 
@@ -203,7 +203,7 @@ def test_texts_that_cannot_be_read_are_told_of_everywhere(play, show, qtbot, mon
     monkeypatch.setattr(RecordedTexts, "_read", broken)
     _, table = held(session)
     inspector, finder = show(InspectorView(session)), Finder(session)
-    session.select_block(table[0])
+    session.selection.select_block(table[0])
     why = "Texts cannot be read: Input/output error"
     qtbot.waitUntil(lambda: inspector.refresh() or facts(inspector)["Text"] == why, timeout=WAIT_MS)
     finder.look("words")
@@ -218,9 +218,9 @@ def test_a_recording_without_texts_says_so_everywhere(play, show):
     prefixes, inspector, finder = show(PrefixesView(session)), show(InspectorView(session)), Finder(session)
     assert prefixes.note.isVisible()
     assert prefixes.note.text() == NOT_IN_RECORDING
-    session.select_block(table[0])
+    session.selection.select_block(table[0])
     assert facts(inspector)["Text"] == NOT_IN_RECORDING
-    session.select_request(number)
+    session.selection.select_request(number)
     assert facts(inspector)["Text"] == NOT_IN_RECORDING
     finder.look("words")
     assert finder.texts.note == NOT_IN_RECORDING
@@ -235,7 +235,7 @@ def live(settings, tmp_path, qtbot):
     with closing(SimulatedServer(SimulatedEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
         source = LiveSource(endpoint)
         session = Session(source)
-        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.set_disk_history(DiskHistory(make_ring(settings), source.set_sink))
         session.start()
         qtbot.waitUntil(lambda: session.may_operate and session.mirror.step > 5, timeout=WAIT_MS)
         yield session
@@ -244,16 +244,16 @@ def live(settings, tmp_path, qtbot):
 
 
 def test_the_kept_past_tells_what_the_engine_no_longer_has(live, qtbot):
-    keeping = TextKeeping(live)
+    keeping = TextRecorder(live)
     keeping.set_on(True)
-    qtbot.waitUntil(lambda: live.kept.has_texts, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: live.disk_history.has_texts, timeout=WAIT_MS)
     keeping.set_on(False)
-    ring_recording = live.kept.open_recording(lambda share: True)
+    ring_recording = live.disk_history.open_recording(lambda share: True)
     text = next(text for text in ring_recording.texts() if text.hash)
     gone = Asked(text.epoch, 10**6, 0, 16, int(text.hash, 16))  # no row of the engine's
 
     def tells():
-        live.texts.want("test", [gone])
+        live.texts.request("test", [gone])
         return live.texts.get(gone) is not None
 
     qtbot.waitUntil(tells, timeout=WAIT_MS)
@@ -269,7 +269,7 @@ def test_the_engine_tells_at_the_live_end_and_of_a_pause_what_is_still_so(live, 
 
     def tells():
         asked = asked_of(live.mirror, int(full()[0]))
-        live.texts.want("test", [asked])
+        live.texts.request("test", [asked])
         return live.texts.get(asked) is not None
 
     qtbot.waitUntil(tells, timeout=WAIT_MS)
@@ -277,4 +277,4 @@ def test_the_engine_tells_at_the_live_end_and_of_a_pause_what_is_still_so(live, 
     known = [asked_of(live.mirror, row) for row in range(live.mirror.num_rows)]
     assert any(live.texts.get(asked) is not None for asked in known)
     gone = type(known[0])(live.mirror.epoch, 3, 999_999, 16, 0x123456789)  # nobody's block
-    assert live.texts.why_not(gone) == NOT_KEPT
+    assert live.texts.why_not(gone) == NOT_RECORDED

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from PySide6.QtCore import QObject, Signal
 
 from kvscope_app.session.recording.bookmarks import Bookmarks
+from kvscope_app.session.session_selection import SessionSelection
 from kvscope_app.session.timeline import Loop
 from kvscope_app.session.visible_range import VisibleRange
 from kvscope_telemetry.messages.telemetry import Event, EventData
@@ -40,7 +41,6 @@ class FakeTimedSession(QObject):
     """Has an overview to show, and nothing recorded."""
 
     overview_changed = Signal()
-    selection_changed = Signal()
 
     def __init__(self, overview=None):
         super().__init__()
@@ -49,21 +49,15 @@ class FakeTimedSession(QObject):
         self.timeline.show_event = self._show_event
         self.bookmarks = Bookmarks(self)
         self.mirror = self.live_mirror = SimpleNamespace(epoch=EPOCH, seq=0, requests=RequestMirror(10))
-        self.selected_request = None
-        self.selected_batch = ()
+        self.selection = SessionSelection(self)
 
-    def own_handle(self):
+    def new_recording_handle(self):
         return None
-
-    def select_request(self, number):
-        if number != self.selected_request:
-            self.selected_request = number
-            self.selection_changed.emit()
 
     def _show_event(self, timed, *, before=False):
         self.timeline.go_to(timed.time_ns)
         if timed.event.number:
-            self.select_request(timed.event.number)
+            self.selection.select_request(timed.event.number)
 
 
 def timed(second, kind, number=1, other=0, epoch=EPOCH, about="", **data):

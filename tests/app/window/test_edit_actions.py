@@ -146,7 +146,7 @@ def test_keys_of_a_dock_are_heard_in_it_alone(window, qtbot):
 def test_escape_in_the_table_lets_go(window, session, qtbot):
     table = window.views["requests"].table
     window.focus_view("requests")
-    session.select_request(2)
+    session.selection.select_request(2)
     table.setFocus()
     qtbot.keyClick(table, Qt.Key.Key_Escape)
-    assert session.selected_request is None
+    assert session.selection.request is None

@@ -36,7 +36,7 @@ def open_window(session, make_window, qtbot):
 
     def open_it():
         made = make_window(session, with_views=VIEWS, size=(1500, 900))
-        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_whole, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_complete, timeout=WAIT_MS)
         for name in VIEWS:
             made.docks[name].show()
             made.docks[name].raise_()

@@ -16,8 +16,8 @@ from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.base import View
 from kvscope_app.views.docks import DOCKS
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, OWNER, STATE
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.window import dock_state
 from kvscope_app.window.main_window import MainWindow
 from kvscope_app.window.window_actions import entries
@@ -57,11 +57,11 @@ def test_a_view_that_comes_in_sight_has_the_theme_of_now(engine, session, make_w
     poll(session)
     window = make_window(session, with_views=("requests", "timeline"), size=(1500, 900))
     window.focus_view("requests")
-    qtbot.waitUntil(lambda: in_sight(window.views["requests"]) and not in_sight(window.views["timeline"]))
+    qtbot.waitUntil(lambda: is_on_screen(window.views["requests"]) and not is_on_screen(window.views["timeline"]))
     window.themes.choose("light")
     assert window.views["requests"].theme is LIGHT
     window.focus_view("timeline")
-    qtbot.waitUntil(lambda: in_sight(window.views["timeline"]))
+    qtbot.waitUntil(lambda: is_on_screen(window.views["timeline"]))
     assert window.views["timeline"].theme is LIGHT
     window.themes.choose("dark")
     window.focus_view("requests")
@@ -126,11 +126,11 @@ def test_space_pauses_and_end_goes_live(session, make_window, qtbot):
     window.page_map.canvas.setFocus()
     qtbot.waitUntil(window.isActiveWindow)
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_Space)
-    assert session.timeline.paused
+    assert session.timeline.is_paused
     assert "PAUSED" in driver.moment_shown(window)
     assert window.actions_by_name["to_end"].isEnabled()
     qtbot.keyClick(window.page_map.canvas, Qt.Key.Key_End)
-    assert not session.timeline.paused
+    assert not session.timeline.is_paused
     assert driver.moment_shown(window) == "LIVE"
 
 
@@ -143,7 +143,7 @@ def test_space_presses_a_focused_button_instead(session, make_window, qtbot):
     qtbot.waitUntil(button.hasFocus)
     with qtbot.waitSignal(button.clicked, timeout=120_000):
         qtbot.keyClick(button, Qt.Key.Key_Space)
-    assert not session.timeline.paused
+    assert not session.timeline.is_paused
 
 
 def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
@@ -155,7 +155,7 @@ def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
     qtbot.waitUntil(line.hasFocus)
     qtbot.keyClicks(line, "f2 ?-+")
     assert line.text() == "f2 ?-+"
-    assert not session.timeline.paused
+    assert not session.timeline.is_paused
     assert window.page_map.mode is STATE
 
 

@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 from tests.app import window_driver as driver
 
 from kvscope_app.actions.shortcut_dialog import shortcut_dialog
-from kvscope_app.ui.folding import FoldingFrame
+from kvscope_app.ui.folding_frame import FoldingFrame
 from kvscope_app.views.docks import DOCKS
 from kvscope_app.window.dock_state import default_length
 from kvscope_app.window.welcome import Welcome
@@ -103,7 +103,9 @@ def test_docks_take_a_part_of_a_smaller_window(qtbot):
 def test_notices_do_not_make_a_small_window_larger(make_window, session, qtbot):
     window = make_window(session, with_views=True, size=(1200, 700))
     window.show_map()
-    window.banner.tell("A session ended unexpectedly", "It can be looked at", (("Open", print), ("Delete", print)))
+    window.banner.show_message(
+        "A session ended unexpectedly", "It can be looked at", (("Open", print), ("Delete", print))
+    )
     alarm = Alarm(DEFAULT_RULES[0], 7, START_NS, START_NS, 1.0)
     window.alarms.rang.emit(alarm)
     for dock in ("heatmap", "timeline"):

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from PySide6.QtCore import QTimer
 from tests.app import window_driver as driver
 
-from kvscope_app.session import pace
+from kvscope_app.session import poll_timer
 from kvscope_app.session import session as session_module
-from kvscope_app.session.pace import IDLE_MS, WAITING_MS
-from kvscope_app.views.in_sight import in_sight
+from kvscope_app.session.poll_timer import IDLE_MS, WAITING_MS
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.messages.telemetry import Counters
 
 BEHIND = ("timeline", "heatmap", "events")
@@ -32,7 +32,7 @@ def test_views_behind_another_tab_do_nothing_until_they_are_raised(
 ):
     window = make_window(session, with_views=("requests", *BEHIND), size=(1500, 900))
     window.docks["requests"].raise_()
-    qtbot.waitUntil(lambda: not any(in_sight(window.views[name]) for name in BEHIND), timeout=30_000)
+    qtbot.waitUntil(lambda: not any(is_on_screen(window.views[name]) for name in BEHIND), timeout=30_000)
     assert all(window.views[name].isVisible() for name in BEHIND), "Qt calls them visible"
     behind = {name: counted(window.views[name], monkeypatch) for name in BEHIND}
     in_front = counted(window.page_map, monkeypatch)
@@ -76,7 +76,7 @@ def test_no_timer_of_a_window_at_rest_fires_often(engine, session, make_window, 
 
 def test_at_rest_it_is_told_once_a_second_how_things_stand(engine, session, poll, monkeypatch):
     now_ns = [time.monotonic_ns()]
-    for module in (pace, session_module):
+    for module in (poll_timer, session_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
     received = []
     session.status_changed.connect(lambda: received.append(now_ns[0]))
@@ -100,7 +100,7 @@ def test_at_rest_it_is_told_once_a_second_how_things_stand(engine, session, poll
 
 def test_while_requests_are_under_way_it_looks_more_often(engine, session, poll, monkeypatch):
     now_ns = [time.monotonic_ns()]
-    for module in (pace, session_module):
+    for module in (poll_timer, session_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
 
     def interval_after(running):
@@ -109,7 +109,7 @@ def test_while_requests_are_under_way_it_looks_more_often(engine, session, poll,
         now_ns[0] += 2_000_000_000
         engine.heartbeat()
         poll(session)
-        return session.pace.interval()
+        return session.poll_timer.interval()
 
     assert interval_after(1) == WAITING_MS
     assert interval_after(0) == IDLE_MS
@@ -150,14 +150,14 @@ def test_words_that_did_not_change_are_not_told_again(engine, session, make_wind
 def test_at_rest_the_overview_goes_on_seldom(engine, session, poll, monkeypatch):
     """What shows it draws all of it anew; while requests are under way alarms look at each second of it."""
     now_ns = [time.monotonic_ns()]
-    for module in (pace, session_module):
+    for module in (poll_timer, session_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
     taken = []
     ring = SimpleNamespace(start_ns=None)
     kept = SimpleNamespace(
-        take_into=lambda overview: taken.append(now_ns[0]), ring=ring, recorder=None, failure="", close=lambda: None
+        drain_into=lambda overview: taken.append(now_ns[0]), ring=ring, recorder=None, failure="", close=lambda: None
     )
-    monkeypatch.setattr(session, "kept", kept)
+    monkeypatch.setattr(session, "disk_history", kept)
 
     def taken_in(seconds):
         taken.clear()

@@ -44,7 +44,10 @@ def has_wanted_height(strip):
 
 def strips(window):
     alarm = Alarm(DEFAULT_RULES[0], epoch=7, begin_ns=1_700_000_000 * 10**9, rang_ns=1_700_000_001 * 10**9, worst=1.0)
-    yield "banner", lambda: window.banner.tell("The engine ended", LONG, (("Restart", print), ("Show log", print)))
+    yield (
+        "banner",
+        lambda: window.banner.show_message("The engine ended", LONG, (("Restart", print), ("Show log", print))),
+    )
     yield "alarm_strip", lambda: window.alarms.rang.emit(alarm)
     yield "paused_bar", lambda: window.paused_bar.show()
 
@@ -106,6 +109,6 @@ def test_strips_lie_over_the_bottom_of_the_map_and_are_whole(window):
 
 def test_before_there_is_a_map_they_float_as_well(session, make_window):
     window = make_window(session)
-    window.banner.tell("The engine stopped before it was ready")
+    window.banner.show_message("The engine stopped before it was ready")
     QApplication.processEvents()
     assert window.banner.visibleRegion().boundingRect().height() == window.banner.height()

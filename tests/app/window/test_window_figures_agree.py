@@ -434,7 +434,7 @@ class Visit:
         self.overview = read_overview(recording)
         self.num_requests = float(num_requests(recording))
         self.read_views: set[tuple[str, str]] = set()
-        qtbot.waitUntil(lambda: window.session.is_overview_whole and window.session.mirror.hello is not None)
+        qtbot.waitUntil(lambda: window.session.is_overview_complete and window.session.mirror.hello is not None)
 
     def go(self, at_s: float) -> None:
         self.timeline.go_to(self.recording.start_ns + round(at_s * 1e9))

@@ -175,7 +175,7 @@ class PoolMachine(RuleBasedStateMachine):
         first, stop = text.computed // self.size, -(-len(text.tokens) // self.size)
         blocks = text.table[first:stop]
         filled = [min(self.size, len(text.tokens) - place * self.size) for place in range(first, stop)]
-        self.pool.write(blocks, filled, [text.owner] * len(blocks), self.step)
+        self.pool.record_write(blocks, filled, [text.owner] * len(blocks), self.step)
         text.computed = len(text.tokens)
         if self.pool.index is None:
             return

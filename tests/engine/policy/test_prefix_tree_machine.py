@@ -111,7 +111,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     def _tell(self) -> None:
         """What changed goes over the wire."""
         pool, self.seq = self.one.pool, self.seq + 1
-        update = Frame(epoch=1, seq=self.seq, step=1, time_ns=1, blocks=pool.ledger.pack(pool.take_changed()))
+        update = Frame(epoch=1, seq=self.seq, step=1, time_ns=1, blocks=pool.ledger.pack(pool.changed_rows.drain()))
         frame = wire.decode_telemetry(wire.encode(update))
         assert isinstance(frame, Frame)
         ids = np.frombuffer(frame.blocks.ids, "<u4")

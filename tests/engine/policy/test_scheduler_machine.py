@@ -171,8 +171,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not running:
             return
         request = running[pick % len(running)]
-        given_up = self.one.scheduler.preempt(request, how, "ann", self.one.now_ns)
-        if given_up is None:
+        record = self.one.scheduler.preempt(request, how, "ann", self.one.now_ns)
+        if record is None:
             assert how == "swap"
             assert request.state is RequestState.RUNNING
         else:
@@ -207,7 +207,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def change_limits(self, max_num_seqs: int, budget: int) -> None:
         shape = self.one.shape
         limits = min(max_num_seqs, shape.max_num_seqs), min(budget, shape.max_num_batched_tokens)
-        self.one.scheduler.set_limits(*limits)
+        self.one.scheduler.limits.set(*limits)
 
     @rule()
     def reset_prefix_cache(self) -> None:

@@ -30,7 +30,7 @@ def num_cached(drive: Drive, ids: Sequence[int], max_tokens: int = 2) -> int:
 def check_at_rest(drive: Drive) -> None:
     states = drive.scheduler.states
     assert states.num_free + states.num_checkpoints == states.num_slots
-    assert states.num_free_below + states.num_checkpoints_below == states.num_host_slots
+    assert states.num_free_host + states.num_host_checkpoints == states.num_host_slots
 
 
 def test_the_same_prompt_goes_on_before_its_last_full_block(drive: Callable[..., Drive]) -> None:
@@ -123,9 +123,9 @@ def swapped_out(drive: Drive, ids: Sequence[int]) -> Request:
     request = drive.submit(ids, 20)
     for _ in range(4):
         drive.step()
-    given_up = drive.scheduler.preempt(request, "swap", "a person", drive.now_ns)
-    assert given_up is not None
-    assert given_up.is_swapped
+    record = drive.scheduler.preempt(request, "swap", "a person", drive.now_ns)
+    assert record is not None
+    assert record.is_swapped
     assert isinstance(request, Request)
     return request
 
@@ -141,7 +141,7 @@ def test_a_swapped_out_request_computes_nothing_again(drive: Callable[..., Drive
     here.run()
     totals = here.scheduler.totals
     assert (states.num_swapped, totals.recomputed_tokens, totals.restored_tokens) == (1, 0, num_tokens)
-    words = [event.cause for event in here.scheduler.take_events()]
+    words = [event.cause for event in here.scheduler.changes.drain_events()]
     assert any("24 tokens in 6 blocks and a recurrent state swapped to a lower tier" in cause for cause in words), words
     assert any("the recurrent state loaded from lower tiers" in cause for cause in words), words
     check_at_rest(here)
@@ -163,8 +163,8 @@ def test_blocks_and_state_are_swapped_or_neither_is(drive: Callable[..., Drive])
     assert second.state is RequestState.RUNNING
     assert not second.saved_tables
     here.scheduler.check_integrity()
-    given_up = here.scheduler.preempt(second, "", "a person", here.now_ns)
-    assert not given_up.is_swapped
+    record = here.scheduler.preempt(second, "", "a person", here.now_ns)
+    assert not record.is_swapped
     here.run()
     check_at_rest(here)
 
@@ -186,10 +186,10 @@ def test_the_state_counts_in_what_a_swap_costs(drive: Callable[..., Drive]) -> N
         here.scheduler.states.copy_seconds = copy_seconds
         request = here.submit(prompt(1, 21), 20)
         plan, _ = here.step()
-        here.scheduler.rate.observe(plan, plan.num_tokens / 10.0)
-        given_up = here.scheduler.preempt(request, "", "a person", here.now_ns)
-        assert given_up.swap_seconds > 2 * copy_seconds
-        swapped.append(given_up.is_swapped)
+        here.scheduler.prefill_rate.observe(plan, plan.num_tokens / 10.0)
+        record = here.scheduler.preempt(request, "", "a person", here.now_ns)
+        assert record.swap_seconds > 2 * copy_seconds
+        swapped.append(record.is_swapped)
         here.run()
     assert swapped == [True, False]
     check_at_rest(here)
@@ -201,7 +201,7 @@ def test_a_kept_state_leaves_the_device_for_host_memory(drive: Callable[..., Dri
     assert [num_cached(here, text) for text in texts] == [0] * 4
     assert here.scheduler.states.num_offloaded == 3, "one is on the device, where nobody needs its slot"
     assert [num_cached(here, text) for text in texts] == [28] * 4
-    words = [event.cause for event in here.scheduler.take_events()]
+    words = [event.cause for event in here.scheduler.changes.drain_events()]
     assert any(
         "cached state was evicted for request #" in cause and "1 moved to host memory" in cause for cause in words
     )
@@ -213,7 +213,7 @@ def test_the_least_recently_used_leaves_host_memory(drive: Callable[..., Drive])
     texts = [prompt(seed, 30) for seed in range(5)]
     for text in texts:
         num_cached(here, text)
-    assert here.scheduler.states.num_checkpoints_below == 2
+    assert here.scheduler.states.num_host_checkpoints == 2
     assert [num_cached(here, texts[number]) for number in (4, 2, 0)] == [28, 28, 0]
     check_at_rest(here)
 
@@ -230,7 +230,7 @@ def test_blocks_in_lower_tiers_are_found_with_their_state(drive: Callable[..., D
     assert here.scheduler.totals.loaded_blocks == 7
     request = here.submit(prompt(9, 30), 2)
     plan, _ = here.step()
-    here.scheduler.rate.observe(plan, plan.num_tokens / 10.0)
+    here.scheduler.prefill_rate.observe(plan, plan.num_tokens / 10.0)
     here.run()
     assert request.is_finished
     here.scheduler.states.copy_seconds = 3.0

@@ -131,7 +131,7 @@ def test_of_one_priority_all_are_admitted_in_order_of_arrival(drive: Make) -> No
     for _ in range(60):
         one.submit(random_prompt(rng, 16), rng.randrange(1, 16))
     one.run()
-    admitted = [event.number for event in one.scheduler.take_events() if event.kind == "admitted"]
+    admitted = [event.number for event in one.scheduler.changes.drain_events() if event.kind == "admitted"]
     assert admitted == sorted(admitted)
     assert len(admitted) == 60
 
@@ -148,6 +148,6 @@ def test_two_runs_are_the_same(drive: Make) -> None:
             seen.append(
                 [(i.request.number, i.start, i.num_tokens, tuple(i.request.block_table)) for i in plan.scheduled]
             )
-        return [*seen, one.scheduler.take_events(), one.pool.ledger.pack_all()]
+        return [*seen, one.scheduler.changes.drain_events(), one.pool.ledger.pack_all()]
 
     assert history() == history()

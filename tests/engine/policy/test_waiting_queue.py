@@ -95,20 +95,22 @@ def test_clients_and_their_batches_take_turns(seed: int) -> None:
             request = queue.first
             assert request is model.first
             queue.remove(request)
-            queue.start(request)
+            queue.record_start(request)
             model.waiting.remove(request)
             model.running[request.number] = (request, request.num_tokens)
         elif model.running:
             request, _ = model.running.pop(randomness.choice(list(model.running)))
-            queue.stop(request)
+            queue.record_stop(request)
             outside.append(request)
         running = [request for request, _ in model.running.values()]
         several = [batch for batch, count in Counter(map(batch_of, running)).items() if count > 1]
-        assert queue.num_spare == sum(count > 1 for count in Counter(r.client for r in running).values())
+        assert queue.num_preemptible_clients == sum(count > 1 for count in Counter(r.client for r in running).values())
         for request in running:
-            assert queue.held_by_client(request).num_spare == sum(client == request.client for client, _ in several)
-            assert queue.held_by_client(request).num_tokens == model.held(request.client)
-            assert queue.held_by_batch(request).num_tokens == model.held(request.client, request.batch)
+            assert queue.client_usage(request).num_preemptible_batches == sum(
+                client == request.client for client, _ in several
+            )
+            assert queue.client_usage(request).num_tokens == model.held(request.client)
+            assert queue.batch_usage(request).num_tokens == model.held(request.client, request.batch)
 
 
 def test_a_single_request_does_not_wait_for_somebody_else_s_thousand() -> None:
@@ -119,7 +121,7 @@ def test_a_single_request_does_not_wait_for_somebody_else_s_thousand() -> None:
         queue.add_request(request)
     running = queue.first
     queue.remove(running)
-    queue.start(running)
+    queue.record_start(running)
     alone, other = make_request(2000, arrival_ns=5000), make_request(2001, arrival_ns=6000)
     alone.client, alone.batch = "little", "one"
     other.client, other.batch = "much", "one more"
@@ -127,12 +129,12 @@ def test_a_single_request_does_not_wait_for_somebody_else_s_thousand() -> None:
     queue.add_request(other)
     assert queue.first is alone
     queue.remove(alone)
-    queue.start(alone)
+    queue.record_start(alone)
     numbers = []
     for _ in range(3):
         request = queue.first
         queue.remove(request)
-        queue.start(request)
+        queue.record_start(request)
         numbers.append(request.number)
     assert numbers == [1, 2001, 2]  # of the client's batches first those that hold nothing
 

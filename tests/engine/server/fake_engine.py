@@ -228,7 +228,7 @@ class FakeEngine:
             if completion.request_id == request_id:
                 completion.num_left, completion.reason = 0, "abort"
 
-    def list_aborted(self, submit: Submit) -> None:
+    def record_aborted(self, submit: Submit) -> None:
         self.listed.append(submit.request_id)
 
     def while_idle(self) -> bool:

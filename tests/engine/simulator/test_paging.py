@@ -52,7 +52,7 @@ def test_pool_and_scheduler_agree_after_each_step(one_second_step: CostModel) ->
     assert simulation.scheduler.totals.preemptions > 0
     pages = page_slots_of(simulation.pool)
     assert pages is not None
-    assert (pages.num_taken, pages.num_needed, simulation.pool.num_active) == (0, 0, 0)
+    assert (pages.num_used, pages.num_needed, simulation.pool.num_active) == (0, 0, 0)
 
 
 def run_llama(allocator: str, page_bytes: int) -> Report:

@@ -66,7 +66,7 @@ def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: Simu
     assert mover.num_offloadable == 0
     assert mover.offload([16], [16], [None]) == [True]
     assert now_s(mover) == 1
-    assert mover.rise([0, 1, 2], [9, 8, 7]) == [True] * 3
+    assert mover.load_from_disk([0, 1, 2], [9, 8, 7]) == [True] * 3
     assert now_s(mover) == 2.5
     moved = mover.moved
     assert (moved.offloaded_blocks, moved.offload_ns, moved.risen_blocks, moved.rise_ns) == (
@@ -79,7 +79,7 @@ def test_disk_reads_are_waited_for_and_writes_once_the_queue_is_full(mover: Simu
 
 def test_where_a_block_came_from_is_known_until_the_next_step(mover: SimulatedMover) -> None:
     mover.begin(0)
-    mover.rise([3], [9])
+    mover.load_from_disk([3], [9])
     mover.load([8, 9], [1, 2])
     mover.load([9], [4])  # the place on the way up holds something else by now
     assert mover.origins == {1: Tier.HOST, 2: Tier.DISK, 4: Tier.HOST}
@@ -90,7 +90,7 @@ def test_where_a_block_came_from_is_known_until_the_next_step(mover: SimulatedMo
 def test_costs_are_those_of_the_link_and_the_drive(mover: SimulatedMover) -> None:
     assert mover.swap_seconds(3) == 6
     assert mover.load_seconds(3, 2) == 4
-    assert (mover.kept(), mover.failure, mover.has_disk) == ([], "", True)
+    assert (mover.recovered(), mover.failure, mover.has_disk) == ([], "", True)
 
 
 def test_nothing_sinks_without_a_disk(one_second_step: CostModel) -> None:

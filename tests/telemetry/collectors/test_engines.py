@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 def made_up(monkeypatch: pytest.MonkeyPatch, server: FakeServer) -> str:
     """Address of a running made-up engine."""
     monkeypatch.setattr(engines, "ENGINES", (*engines.ENGINES, MADE_UP))
-    server.tell("/metrics", METRICS)
+    server.set_answer("/metrics", METRICS)
     return f"madeup://127.0.0.1:{server.port}"
 
 
@@ -42,7 +42,7 @@ def test_added_engine_is_watched_completely(
     made_up: str, server: FakeServer, make_endpoint: Callable[[str], str]
 ) -> None:
     endpoint = make_endpoint("ipc")
-    server.tell("/about", msgspec.json.encode({"release": "2.5", "events": endpoint}))
+    server.set_answer("/about", msgspec.json.encode({"release": "2.5", "events": endpoint}))
     config = KvEventsConfig(enable_kv_cache_events=True, publisher="zmq", endpoint=endpoint)
     with KvEventPublisher(config) as publisher, open_source(made_up) as source:
         assert isinstance(source, ExternalSource)
@@ -84,7 +84,7 @@ def test_added_engine_supports_ranks_prompts_and_fleets(made_up: str) -> None:
 def test_added_engine_is_named_in_messages_to_the_user(made_up: str, server: FakeServer) -> None:
     with open_source(made_up.replace("madeup", "vllm")) as mistaken:
         wait_for_mirror(mistaken, lambda: f"these are metrics of Made-up: attach {made_up}" in mistaken.status.reason)  # type: ignore[arg-type]
-    server.tell("/metrics", b"", status=404)
+    server.set_answer("/metrics", b"", status=404)
     with open_source(made_up) as source:
         wait_for_mirror(source, lambda: "(HTTP 404): start Made-up with --figures" in source.status.reason)  # type: ignore[arg-type]
     for wrong in ("nowhere", "vllm://box"):

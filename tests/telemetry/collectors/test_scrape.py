@@ -125,17 +125,17 @@ def raw() -> Iterator[Callable[..., Raw]]:
 def test_bad_answer_is_explained_in_one_sentence_and_retried(
     server: FakeServer, scrape: Callable[..., Scraper], status: int, kind: str, body: bytes, words: str
 ) -> None:
-    server.tell("/metrics", body, kind, status)
+    server.set_answer("/metrics", body, kind, status)
     scraper = scrape(f"vllm://127.0.0.1:{server.port}")
     assert words in failure_reason(scraper)
     assert scraper.is_refused == (status in (401, 403))
-    server.tell("/metrics", VllmPage().text())
+    server.set_answer("/metrics", VllmPage().text())
     wait_for(lambda: not scraper.why, scraper)
     assert scraper.take_scraped() is not None
 
 
 def test_api_key_is_sent_and_never_shown_when_refused(server: FakeServer, scrape: Callable[..., Scraper]) -> None:
-    server.tell("/metrics", b"", status=401)
+    server.set_answer("/metrics", b"", status=401)
     scraper = scrape(f"vllm://127.0.0.1:{server.port}", api_key="sk-secret")
     reason = failure_reason(scraper)
     assert "does not accept the API key" in reason
@@ -183,7 +183,7 @@ def test_proxy_of_the_environment_is_used_and_named_in_errors(
     server: FakeServer, scrape: Callable[..., Scraper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.port}")
-    server.tell("http://gpu-box.invalid:8000/metrics", VllmPage().text())
+    server.set_answer("http://gpu-box.invalid:8000/metrics", VllmPage().text())
     scraper = scrape("vllm://gpu-box.invalid:8000")
     wait_for(scraper.take_scraped, scraper)
     server.close()
@@ -197,7 +197,7 @@ def test_proxy_is_not_used_for_this_machine(
     server: FakeServer, scrape: Callable[..., Scraper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    server.tell("/metrics", VllmPage().text())
+    server.set_answer("/metrics", VllmPage().text())
     for host in ("127.0.0.1", "localhost"):
         scraper = scrape(f"vllm://{host}:{server.port}")
         wait_for(scraper.take_scraped, scraper)
@@ -248,9 +248,9 @@ def test_event_endpoints_are_read_from_the_vllm_configuration(
 ) -> None:
     events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv"}
     config = {"kv_events_config": {**events, "replay_endpoint": "tcp://*:5558"}}
-    server.tell("/metrics", VllmPage().text())
-    server.tell("/version", b'{"version": "0.33.0"}')
-    server.tell("/server_info?config_format=json", msgspec.json.encode({"vllm_config": config}))
+    server.set_answer("/metrics", VllmPage().text())
+    server.set_answer("/version", b'{"version": "0.33.0"}')
+    server.set_answer("/server_info?config_format=json", msgspec.json.encode({"vllm_config": config}))
     server_facts = facts(scrape(f"vllm://127.0.0.1:{server.port}"))
     assert (server_facts.version, server_facts.topic) == ("0.33.0", "kv")
     assert (server_facts.kv_events, server_facts.replay) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
@@ -274,8 +274,8 @@ def test_event_endpoints_are_read_from_the_vllm_configuration(
 )
 def test_invalid_server_facts_are_unknown(server: FakeServer, scrape: Callable[..., Scraper], answer: object) -> None:
     body = answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
-    server.tell("/metrics", sglang_page())
-    server.tell("/server_info", body)
-    server.tell("/v1/models", body)
+    server.set_answer("/metrics", sglang_page())
+    server.set_answer("/server_info", body)
+    server.set_answer("/v1/models", body)
     server_facts = facts(scrape(f"sglang://127.0.0.1:{server.port}"))
     assert not any(getattr(server_facts, name) for name in ("version", "model", "block_size", "kv_events", "replay"))

@@ -52,9 +52,9 @@ def test_vllm_cache_and_counters_are_mirrored(server: FakeServer, publisher: KvE
     page = VllmPage(num_blocks=64, block_size=2)
     page.gauge("num_requests_running", 3)
     page.gauge("kv_cache_usage_perc", 0.5)
-    server.tell("/metrics", page.text())
-    server.tell("/version", b'{"version": "0.33.0"}')
-    server.tell("/v1/models", b'{"data": [{"id": "org/model", "max_model_len": 4096}]}')
+    server.set_answer("/metrics", page.text())
+    server.set_answer("/version", b'{"version": "0.33.0"}')
+    server.set_answer("/v1/models", b'{"data": [{"id": "org/model", "max_model_len": 4096}]}')
     publisher.publish([BlockStored((11, 12, 13), None, (1, 2, 3, 4, 5, 6), 2, medium="GPU", group_idx=0)])
     publisher.publish([BlockStored((14,), 12, (7, 8), 2, medium="GPU", group_idx=0)])
     publisher.publish([BlockStored((12,), 11, (3, 4), 2, medium="CPU", group_idx=0)])
@@ -86,7 +86,7 @@ def test_vllm_cache_and_counters_are_mirrored(server: FakeServer, publisher: KvE
 def test_endpoint_of_the_inside_plugin_is_suggested(endpoint: str, server: FakeServer, attach: Attach) -> None:
     page = VllmPage()
     announce(endpoint, page.registry)
-    server.tell("/metrics", page.text())
+    server.set_answer("/metrics", page.text())
     source = attach(f"vllm://127.0.0.1:{server.port}")
     wait_for_mirror(source, lambda: source.status.state is SourceState.LIVE)
     words = f"seen from outside; for the rest: kvscope --attach {endpoint};"
@@ -94,7 +94,7 @@ def test_endpoint_of_the_inside_plugin_is_suggested(endpoint: str, server: FakeS
 
 
 def test_block_contents_are_found_by_row(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
-    server.tell("/metrics", VllmPage().text())
+    server.set_answer("/metrics", VllmPage().text())
     publisher.publish([BlockStored((11, 12), None, (5, 6, 7, 8), 2, medium="GPU")])
     source = attach(f"vllm://127.0.0.1:{server.port}", **events_of(publisher))
     wait_for_mirror(source, lambda: len(cached(source)) == 2)
@@ -108,7 +108,7 @@ def test_counters_and_latencies_are_differences_of_two_readings(server: FakeServ
     page = VllmPage()
     page.count("prompt_tokens", 100)
     page.count("prompt_tokens_cached", 40)
-    server.tell("/metrics", page.text())
+    server.set_answer("/metrics", page.text())
     source = attach(f"vllm://127.0.0.1:{server.port}")
     wait_for_mirror(source, lambda: source.mirror.counters.prompt_tokens == 60)
     assert source.mirror.counters.cached_tokens == 40
@@ -117,7 +117,7 @@ def test_counters_and_latencies_are_differences_of_two_readings(server: FakeServ
     page.finish("abort")
     page.finish("stop")
     page.observe("time_to_first_token_seconds", (0.003, 0.3, 900.0))
-    server.tell("/metrics", page.text())
+    server.set_answer("/metrics", page.text())
     readings, decoded = [], 0
     while not readings or source.mirror.counters.generation_tokens != 7:
         update = source.update_mirror()
@@ -142,13 +142,13 @@ def test_sglang_reports_its_own_event_endpoint(
     endpoint = make_endpoint("tcp")
     port = endpoint.rpartition(":")[2]
     config = KvEventsConfig(enable_kv_cache_events=True, endpoint=endpoint, publisher="zmq", bind=True)
-    server.tell("/metrics", sglang_page(running=4))
+    server.set_answer("/metrics", sglang_page(running=4))
     server_info = {
         "version": "0.5.23",
         "page_size": 2,
         "kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": int(port), "topic": ""},
     }
-    server.tell("/server_info", msgspec.json.encode(server_info), "application/json")
+    server.set_answer("/server_info", msgspec.json.encode(server_info), "application/json")
     with KvEventPublisher(config) as publisher:
         source = attach(f"sglang://127.0.0.1:{server.port}")
         wait_for_mirror(source, lambda: source.mirror.hello is not None and "nothing" not in source.status.reason)
@@ -173,11 +173,11 @@ def test_sglang_reports_its_own_event_endpoint(
 def test_engine_restart_resets_the_counters(server: FakeServer, publisher: KvEventPublisher, attach: Attach) -> None:
     page = VllmPage()
     page.count("generation_tokens", 500)
-    server.tell("/metrics", page.text())
+    server.set_answer("/metrics", page.text())
     source = attach(f"vllm://127.0.0.1:{server.port}", **events_of(publisher))
     wait_for_mirror(source, lambda: source.mirror.counters.generation_tokens == 500)
     epoch = source.mirror.epoch
-    server.tell("/metrics", VllmPage().text())
+    server.set_answer("/metrics", VllmPage().text())
     wait_for_mirror(source, lambda: source.mirror.epoch != epoch)
     assert source.mirror.counters.generation_tokens == 0
     assert source.status.resyncs == 1
@@ -186,7 +186,7 @@ def test_engine_restart_resets_the_counters(server: FakeServer, publisher: KvEve
 def test_pool_grows_if_events_report_more_blocks_than_the_server(
     server: FakeServer, publisher: KvEventPublisher, attach: Attach
 ) -> None:
-    server.tell("/metrics", VllmPage(num_blocks=8).text())
+    server.set_answer("/metrics", VllmPage(num_blocks=8).text())
     source = attach(f"vllm://127.0.0.1:{server.port}", **events_of(publisher))
     wait_for_mirror(source, lambda: source.mirror.num_blocks == 8)
     publisher.publish([BlockStored(tuple(range(1, 21)), None, tuple(range(40)), 2, medium="GPU")])
@@ -198,7 +198,7 @@ def test_two_ranks_are_two_sources(server: FakeServer, attach: Attach) -> None:
     page = VllmPage(2)
     page.gauge("num_requests_running", 5, rank=0)
     page.gauge("num_requests_running", 9, rank=1)
-    server.tell("/metrics", page.text())
+    server.set_answer("/metrics", page.text())
     first, second = (attach(f"vllm://127.0.0.1:{server.port}/?rank={rank}") for rank in (0, 1))
     wait_for_mirror(first, lambda: first.mirror.counters.num_running == 5)
     wait_for_mirror(second, lambda: second.mirror.counters.num_running == 9)
@@ -206,13 +206,13 @@ def test_two_ranks_are_two_sources(server: FakeServer, attach: Attach) -> None:
 
 
 def test_source_becomes_stale_and_live_again_with_its_server(server: FakeServer, attach: Attach) -> None:
-    server.tell("/metrics", VllmPage().text())
+    server.set_answer("/metrics", VllmPage().text())
     source = attach(f"vllm://127.0.0.1:{server.port}")
     wait_for_mirror(source, lambda: source.status.state is SourceState.LIVE)
-    server.tell("/metrics", b"", status=500)
+    server.set_answer("/metrics", b"", status=500)
     wait_for_mirror(source, lambda: source.status.state is SourceState.STALE)
     assert "HTTP 500" in source.status.reason
-    server.tell("/metrics", VllmPage().text())
+    server.set_answer("/metrics", VllmPage().text())
     wait_for_mirror(source, lambda: source.status.state is SourceState.LIVE)
 
 

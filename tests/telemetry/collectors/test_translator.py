@@ -58,7 +58,7 @@ class TranslatorDriver:
         self.seq = 0
 
     def read_metrics(self, reading: EngineReading = READING, *, are_events_live: bool = True) -> None:
-        self.translator.read_metrics(reading, ServerFacts(version="1"), self.now_ns, are_events_live=are_events_live)
+        self.translator.read(reading, ServerFacts(version="1"), self.now_ns, are_events_live=are_events_live)
         self.publish_messages()
 
     def apply_events(self, *events: KvEvent) -> None:
@@ -313,8 +313,8 @@ def test_absurd_metric_values_are_unknown(value: str) -> None:
     buckets = [f'vllm:time_to_first_token_seconds_bucket{{le="{bound}"}} {value}' for bound in ("1.0", "+Inf")]
     page = "\n".join([*(f"vllm:{name} {value}" for name in names), config, *buckets, ""])
     driver = TranslatorDriver()
-    driver.read_metrics(VLLM.read_metrics(ScrapedPage(page.replace(value, "1"), ("vllm:",))))
-    driver.read_metrics(VLLM.read_metrics(ScrapedPage(page, ("vllm:",))))
+    driver.read_metrics(VLLM.read(ScrapedPage(page.replace(value, "1"), ("vllm:",))))
+    driver.read_metrics(VLLM.read(ScrapedPage(page, ("vllm:",))))
     for message in driver.messages:
         assert decode_telemetry(encode(message)) == message
     assert driver.follower.mirror.counters.prompt_tokens <= 1
@@ -360,9 +360,7 @@ def test_no_frame_is_lost_while_the_pool_grows() -> None:
     for number in range(1, 40):
         driver.apply_events(stored(3 * number, 3 * number + 1), stored(number, medium="CPU"))
         driver.translator.restate()
-        driver.translator.read_metrics(
-            READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True
-        )
+        driver.translator.read(READING, ServerFacts(version=str(number // 9)), driver.now_ns, are_events_live=True)
         driver.publish_messages()
     for message in driver.messages:
         follower += sum(summary.num_lost_frames for summary in summarizer.add_message(message, driver.now_ns))

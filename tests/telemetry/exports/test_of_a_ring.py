@@ -17,7 +17,7 @@ def test_ring_exports_its_remaining_seconds(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "ring", max_seconds=20.0, segment_seconds=2.0)
     with closing(ring):
         session = RecordedSession(ring)
-        session.go_on(900)
+        session.advance(900)
         assert ring.flush(60.0)
         ring_recording = Recording.open(tmp_path / "ring", origin_ns=ring.origin_ns)
         assert ring_recording.first_s > 0

@@ -66,8 +66,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MetricsPage]:
         everything: Any = dict.fromkeys(DeviceSample.__struct_fields__, 1)
         wait_for_subscription(page, engine)
         engine.ledger.state[0], engine.ledger.ref_count[0] = BlockState.ACTIVE, 1
-        engine.tell(1.0, blocks=[0])
-        engine.say(DeviceSample(**everything))
+        engine.publish_step(1.0, blocks=[0])
+        engine.publish(DeviceSample(**everything))
         for name in ("kvscope_device_power_watts", "kvscope_internal_fragmentation_ratio"):
             wait_for(lambda name=name: ScrapedMetrics(page).value(name) is not None, name)
         yield page

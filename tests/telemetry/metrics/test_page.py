@@ -43,7 +43,7 @@ def publish_request_lifetime(engine: ScriptedEngine) -> None:
     """Publish one request from 0.5 s to 1.3 s with 20 prompt tokens, 4 of them cached, and 3 generated ones."""
     info = RequestInfo(number=1, request_id="a", arrival_ns=SECOND // 2, num_prompt_tokens=20, max_tokens=3)
     running = RequestState.RUNNING
-    engine.tell(
+    engine.publish_step(
         1.0,
         counters={"prompt_tokens": 16, "cached_tokens": 4, "generation_tokens": 1, "admitted": 1, "num_running": 1},
         new_requests=(info,),
@@ -52,14 +52,14 @@ def publish_request_lifetime(engine: ScriptedEngine) -> None:
         events=(event("admitted", 0.9, 1, data=EventData(kind="started", waited_ns=400_000_000)),),
         first_token_ns=packed_ns(0.5),
     )
-    engine.tell(
+    engine.publish_step(
         1.1,
         counters={"generation_tokens": 2},
         requests=rows(number=[1], state=[running], num_output_tokens=[2]),
         batch=Batch(num_decode_tokens=1),
         inter_token_ns=packed_ns(0.1),
     )
-    engine.tell(
+    engine.publish_step(
         1.3,
         counters={"generation_tokens": 3, "num_running": 0, "finished": 1},
         requests=rows(number=[1], state=[RequestState.FINISHED], num_output_tokens=[3]),
@@ -118,9 +118,9 @@ def test_block_byte_and_fragmentation_metrics(page: MetricsPage, start_engine: S
     ledger.state[[2, 8]] = BlockState.CACHED  # 8 is in host memory
     ledger.filled[[2, 8]] = 16
     sample = DeviceSample(epoch=1, time_ns=0, memory_total_bytes=10, process_bytes=4, utilization=0.5)
-    engine.say(sample)
+    engine.publish(sample)
     moved = {"evicted_blocks": 5, "copied_blocks": 1, "swapped_blocks": 2, "loaded_blocks": 3, "num_waiting": 6}
-    engine.tell(1.0, blocks=[0, 1, 2, 4, 8], counters=moved)
+    engine.publish_step(1.0, blocks=[0, 1, 2, 4, 8], counters=moved)
     wait_for(lambda: ScrapedMetrics(page).value("kvscope_num_used_blocks", tier="hbm") == 3, "blocks in use")
     scraped = ScrapedMetrics(page)
     of_tiers = {
@@ -160,7 +160,7 @@ def test_preemption_causes_and_finish_reasons(page: MetricsPage, start_engine: S
         event("aborted", 1, 4),
         event("finished", 1, 5, data=EventData(kind="ended", finish_reason="of_a_later_version")),
     )
-    engine.tell(1.0, events=happened, counters={"preemptions": 3, "aborted": 1, "finished": 1})
+    engine.publish_step(1.0, events=happened, counters={"preemptions": 3, "aborted": 1, "finished": 1})
     scraped = scrape_after(page, 1)
     causes = {s.labels["cause"]: s.value for s in scraped.samples if s.name == "kvscope_preemptions_total"}
     assert causes == {"swap": 1, "recompute": 1, "unknown": 1}
@@ -175,8 +175,8 @@ def test_totals_stay_correct_across_a_gap(page: MetricsPage, start_engine: Start
     wait_for_subscription(page, engine)
     publish_request_lifetime(engine)
     scrape_after(page, 3)
-    engine.lose(2.0, counters={"finished": 4, "generation_tokens": 100, "preemptions": 2})
-    engine.tell(3.0, counters={"generation_tokens": 101})
+    engine.lose_step(2.0, counters={"finished": 4, "generation_tokens": 100, "preemptions": 2})
+    engine.publish_step(3.0, counters={"generation_tokens": 101})
     scraped = scrape_after(page, 5)
     assert scraped.value("vllm:generation_tokens_total") == 101
     assert scraped.value("vllm:request_success_total", finished_reason="unknown") == 3
@@ -213,11 +213,11 @@ def test_engine_restart_resets_counters_and_the_page_stays_up(page: MetricsPage,
 def test_request_from_before_the_attach_counts_only_known_values(endpoint: str, start_engine: Start) -> None:
     engine = start_engine()
     info = RequestInfo(number=1, request_id="a", arrival_ns=0, num_prompt_tokens=2)
-    engine.lose(1.0, counters={"finished": 7, "generation_tokens": 9}, new_requests=(info,))
+    engine.lose_step(1.0, counters={"finished": 7, "generation_tokens": 9}, new_requests=(info,))
     with closing(MetricsPage(endpoint, served_name="other")) as page:
         wait_for_subscription(page, engine)
         ended = event("finished", 2, 1, num_tokens=5, data=EventData(kind="ended", finish_reason="stop"))
-        engine.tell(2.0, counters={"finished": 8, "generation_tokens": 10}, events=(ended,))
+        engine.publish_step(2.0, counters={"finished": 8, "generation_tokens": 10}, events=(ended,))
         scraped = scrape_after(page, 2)
     assert scraped.value("vllm:generation_tokens_total", model_name="other") == 10
     assert scraped.value("vllm:request_success_total", finished_reason="unknown") == 7

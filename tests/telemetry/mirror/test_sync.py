@@ -92,7 +92,7 @@ class LossyWorld:
             self.sync.snapshot(snapshot, self.now_ns)
         self._apply_pending()
 
-    def _look(self) -> None:
+    def _apply_pending(self) -> None:
         """Apply what may be applied. The mirror always equals a state that the engine once had."""
         for run in self.sync.take_runs():
             self.mirror.apply(coalesce(run.frames, snapshot=run.snapshot))

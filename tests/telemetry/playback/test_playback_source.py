@@ -41,7 +41,7 @@ class PlaybackWatcher:
         self.updates: list[Update] = []
         self.num_jumps = 0
 
-    def take(self) -> Mirror:
+    def take_all(self) -> Mirror:
         """Apply everything available once it belongs to the position."""
         assert self.source.wait(lambda: not self.source.is_seeking, WAIT_S)
         while (update := self.source.take_update()) is not None:
@@ -52,7 +52,7 @@ class PlaybackWatcher:
             self.updates.append(update)
         return self.mirror
 
-    def due(self) -> int:
+    def num_frames_due(self) -> int:
         """Number of frames up to the position."""
         return len(list(self.source.recording.frames(0.0, self.source.position)))
 

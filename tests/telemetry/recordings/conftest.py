@@ -44,12 +44,12 @@ class RecordedSession:
         self.write(snapshot := replace(snapshot, hello=hello))
         self._states.append((len(self.messages), snapshot))
 
-    def tell(self, message: TelemetryMessage) -> None:
+    def write(self, message: TelemetryMessage) -> None:
         self.times_ns.append(self._log_clock.log_time_ns(message))
         self.messages.append(message)
         assert self.ring.write(message, wait=True)
 
-    def go_on(self, num_frames: int) -> None:
+    def advance(self, num_frames: int) -> None:
         """Write frames, and a device sample and a memory breakdown per second."""
         for _ in range(num_frames):
             self.write(frame := self.engine.advance())

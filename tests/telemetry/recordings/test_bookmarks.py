@@ -63,10 +63,10 @@ def test_bookmark_round_trips_through_json() -> None:
 def test_bookmark_is_readable_after_a_flush(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
-    session.go_on(300)
+    session.advance(300)
     marked = new_bookmark(session.times_ns[100], "the first")
     assert ring.mark(marked)
-    session.go_on(400)
+    session.advance(400)
     late = new_bookmark(session.times_ns[-1], "the second")
     assert ring.mark(late)
     assert ring.mark(replace(marked, text="renamed", revision=1))
@@ -82,10 +82,10 @@ def test_bookmark_is_readable_after_a_flush(make_ring: MakeRing, make_session: M
 def test_bookmark_outlives_the_segments_before_it(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring(max_seconds=6.0)
     session = make_session(ring)
-    session.go_on(300)
+    session.advance(300)
     marked = new_bookmark(session.times_ns[-1], "kept")
     ring.mark(marked)
-    session.go_on(60)
+    session.advance(60)
     assert ring.flush(60.0)
     assert current_bookmarks(Recording.open(ring.folder, origin_ns=ring.origin_ns).bookmarks()) == [marked]
     ring.close()
@@ -94,7 +94,7 @@ def test_bookmark_outlives_the_segments_before_it(make_ring: MakeRing, make_sess
 def test_saved_part_has_the_bookmarks_about_it(make_ring: MakeRing, make_session: MakeSession, tmp_path: Path) -> None:
     ring = make_ring()
     session = make_session(ring)
-    session.go_on(600)
+    session.advance(600)
     early, inside = new_bookmark(session.times_ns[20], "early"), new_bookmark(session.times_ns[400], "inside")
     reaching = new_bookmark(session.times_ns[50], "reaches in", "kv_usage", session.times_ns[450])
     gone = new_bookmark(session.times_ns[420], "gone")

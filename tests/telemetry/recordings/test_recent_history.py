@@ -40,9 +40,9 @@ def written_messages(recording: Recording, from_s: float = 0.0) -> list[tuple[fl
 def test_ring_reads_as_one_recording(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
-    session.go_on(300)
+    session.advance(300)
     session.restart(epoch=2)
-    session.go_on(300)
+    session.advance(300)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder)
     messages = written_messages(ring_recording)
@@ -74,12 +74,12 @@ def test_state_at_random_times_is_right_while_the_ring_is_overwritten(
     choose = random.Random(seed)
     ring = make_ring(max_seconds=12.0)
     session = make_session(ring)
-    session.go_on(50)
+    session.advance(50)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder, origin_ns=ring.origin_ns)
     positions: list[float] = []
     for _ in range(30):
-        session.go_on(choose.randrange(20, 50))
+        session.advance(choose.randrange(20, 50))
         assert ring.flush(60.0)
         ring_recording.grow()
         assert ring_recording.info.duration_s == (session.times_ns[-1] - session.times_ns[0]) / 1e9
@@ -106,13 +106,13 @@ def test_reader_of_a_deleted_segment_continues_with_what_is_left(
     """A reader finishes the segment that is open and continues with the remaining ones."""
     ring = make_ring(max_seconds=10.0)
     session = make_session(ring)
-    session.go_on(150)
+    session.advance(150)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder)
     begun = ring_recording.messages(keyframes=True)
     assert next(message for _, message in begun if isinstance(message, Frame)).seq == 1
     before = Recording.open(ring.folder)
-    session.go_on(850)
+    session.advance(850)
     assert ring.flush(60.0)
     seqs = [message.seq for _, message in begun if isinstance(message, Frame)]
     assert seqs == sorted(set(seqs))
@@ -135,7 +135,7 @@ def test_reader_of_a_deleted_segment_continues_with_what_is_left(
 def test_memory_and_snapshots_are_found_across_segments(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
-    session.go_on(500)
+    session.advance(500)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder)
     breakdowns = [
@@ -156,7 +156,7 @@ def test_growing_does_not_survey_the_file_again(
 ) -> None:
     ring = make_ring(segment_seconds=1e6)
     session = make_session(ring)
-    session.go_on(1000)
+    session.advance(1000)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder)
     opened: list[int] = []
@@ -166,7 +166,7 @@ def test_growing_does_not_survey_the_file_again(
     monkeypatch.setattr(survey, "read_chunk", lambda file, chunk: opened.append(chunk.offset) or read(file, chunk))
     assert not ring_recording.grow()
     assert opened == []
-    session.go_on(50)
+    session.advance(50)
     assert ring.flush(60.0)
     assert ring_recording.grow()
     assert len(opened) <= 4
@@ -179,20 +179,20 @@ def test_file_written_by_another_process_is_followed(
 ) -> None:
     writer = RecordingWriter(tmp_path / "x.mcap", keyframe_interval_ns=1_000_000_000)
     session = make_session(writer)
-    session.go_on(100)
+    session.advance(100)
     assert writer.flush()
     recording = Recording.open(tmp_path / "x.mcap.part")
     assert recording.may_grow
     assert not recording.grow()
     for _ in range(10):
-        session.go_on(37)
+        session.advance(37)
         assert writer.flush()
         assert recording.grow()
         assert not recording.grow()
         assert [message for _, message in written_messages(recording)] == session.messages
         assert_same_state(recording.state_at(1e9), session.mirror_at(session.times_ns[-1]))
         assert recording.info.num_frames == len(session.frames)
-    session.go_on(5)
+    session.advance(5)
     reading = recording.messages()
     assert next(reading)[1] == session.messages[0].hello
     writer.close()
@@ -207,11 +207,11 @@ def test_file_written_by_another_process_is_followed(
 
 def test_replaced_file_is_not_read(tmp_path: Path, make_session: MakeSession) -> None:
     writer = RecordingWriter(tmp_path / "x.mcap")
-    make_session(writer).go_on(10)
+    make_session(writer).advance(10)
     assert writer.flush()
     recording = Recording.open(tmp_path / "x.mcap.part")
     with RecordingWriter(tmp_path / "y.mcap") as other:
-        make_session(other).go_on(20)
+        make_session(other).advance(20)
     (tmp_path / "x.mcap.part").rename(tmp_path / "moved.mcap.part")
     (tmp_path / "y.mcap").rename(tmp_path / "x.mcap")
     with pytest.raises(BadInput, match="the file was replaced"):
@@ -239,7 +239,7 @@ def test_unreadable_segment_is_left_out(
 ) -> None:
     ring = make_ring()
     session = make_session(ring)
-    session.go_on(500)
+    session.advance(500)
     ring.close(keep=True)
     segments_in(ring.folder)[2].write_bytes(b"\0" * 1000)
     ring_recording = Recording.open(ring.folder)
@@ -254,7 +254,7 @@ def test_ring_is_played_while_it_is_written(
 ) -> None:
     ring = make_ring(max_seconds=20.0)
     session = make_session(ring)
-    session.go_on(200)
+    session.advance(200)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder, origin_ns=ring.origin_ns)
     with PlaybackSource(ring_recording, is_playing=False) as source:
@@ -269,7 +269,7 @@ def test_ring_is_played_while_it_is_written(
             return mirror
 
         for count in (100, 300, 900, 5):
-            session.go_on(count)
+            session.advance(count)
             assert ring.flush(60.0)
             length_s = (session.times_ns[-1] - session.times_ns[0]) / 1e9
             assert source.wait(lambda at_s=length_s: source.duration == at_s, WAIT_S), (
@@ -290,9 +290,9 @@ def test_ring_is_played_while_it_is_written(
 def test_recorded_hello_is_kept(tmp_path: Path, make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
-    session.go_on(150)
-    session.tell(session.engine.hello)
-    session.go_on(150)
+    session.advance(150)
+    session.write(session.engine.hello)
+    session.advance(150)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder)
     assert sum(isinstance(message, Hello) for _, message in ring_recording.messages()) == 2, (
@@ -409,14 +409,14 @@ def test_ring_that_is_being_written_is_not_offered_or_discarded(
     make_ring: MakeRing, make_session: MakeSession, tmp_path: Path
 ) -> None:
     ring = make_ring()
-    make_session(ring).go_on(100)
+    make_session(ring).advance(100)
     assert ring.flush(60.0)
     assert left_rings(tmp_path) == [] == left_rings(tmp_path / "nowhere")
     ring.close(keep=True)
     (left,) = left_rings(tmp_path)
     assert (left.folder, left.start_ns) == (ring.folder, ring.start_ns)
     other = make_ring("other")
-    make_session(other).go_on(10)
+    make_session(other).advance(10)
     with pytest.raises(BadInput, match="another process writes it"):
         type(left)(other.folder, "", 0, 0.0, 0).discard()
     other.close()
@@ -427,7 +427,7 @@ def test_clock_that_is_years_ahead_discards_no_ring(
 ) -> None:
     for name in ("first", "second"):
         ring = make_ring(name)
-        make_session(ring).go_on(10)
+        make_session(ring).advance(10)
         ring.close(keep=True)
     first = left_rings(tmp_path)[-1]
     monkeypatch.setattr(time, "time_ns", lambda: first.end_ns + 16 * 365 * 86_400 * 10**9)
@@ -440,7 +440,7 @@ def test_left_rings_are_bounded_by_size_and_age(make_ring: MakeRing, make_sessio
     """The oldest are discarded first, including unreadable ones; the newest stays even if it is too large."""
     for name in ("first", "second", "third"):
         ring = make_ring(name)
-        make_session(ring).go_on(100)
+        make_session(ring).advance(100)
         ring.close(keep=True)
     rings = left_rings(tmp_path)
     assert [ring.folder.name for ring in rings] == ["third", "second", "first"], "the newest first"

@@ -30,7 +30,7 @@ def test_each_segment_opens_on_its_own(
 ) -> None:
     ring = make_ring()
     session = make_session(ring)
-    session.go_on(700)
+    session.advance(700)
     assert ring.flush(60.0)
     paths = segments_in(ring.folder)
     assert list(paths) == list(range(1, len(paths) + 1))
@@ -57,9 +57,9 @@ def write_idle_seconds(session: Any, seconds: float, epoch: int = 1) -> None:
     for count in range(round(seconds * 1e9 / HEARTBEAT_NS)):
         session.pass_time(HEARTBEAT_NS - STEP_NS)
         now_ns = session.tick()
-        session.tell(Heartbeat(epoch=epoch, time_ns=now_ns, seq=session.engine.seq, step=session.engine.seq))
+        session.write(Heartbeat(epoch=epoch, time_ns=now_ns, seq=session.engine.seq, step=session.engine.seq))
         if count % 2:
-            session.tell(DeviceSample(epoch=epoch, time_ns=now_ns, utilization=0.0))
+            session.write(DeviceSample(epoch=epoch, time_ns=now_ns, utilization=0.0))
 
 
 def kept_frames(ring: Ring) -> list[int]:
@@ -73,7 +73,7 @@ def test_frames_after_an_idle_period_stay_for_the_promised_time(
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
     write_idle_seconds(session, 540.0)
-    session.go_on(10)
+    session.advance(10)
     for _ in range(59):
         write_idle_seconds(session, 10.0)
         assert kept_frames(ring) == list(range(1, 11))
@@ -91,7 +91,7 @@ def test_frames_after_an_idle_period_stay_for_the_promised_time(
 def test_idle_engine_is_kept_no_longer_and_written_rarely(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
-    session.go_on(10)
+    session.advance(10)
     write_idle_seconds(session, 3000.0)
     assert ring.flush(60.0)
     assert ring.start_ns is not None
@@ -106,9 +106,9 @@ def test_segment_ends_before_a_silent_period(make_ring: MakeRing, make_session: 
     """A suspended engine sends nothing: older messages expire, and the new ones do not expire with them."""
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
-    session.go_on(10)
+    session.advance(10)
     session.pass_time(round(silent_s * 1e9))
-    session.go_on(10)
+    session.advance(10)
     write_idle_seconds(session, 50.0)
     assert kept_frames(ring) == list(range(11 if silent_s > MAX_SECONDS else 1, 21))
     write_idle_seconds(session, 500.0)
@@ -122,11 +122,11 @@ def test_segment_ends_before_a_silent_period(make_ring: MakeRing, make_session: 
 def test_engine_with_clocks_set_back_loses_no_history(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
-    session.go_on(10)
+    session.advance(10)
     write_idle_seconds(session, 300.0)
     session.pass_time(-200 * 10**9)
     session.restart(2)
-    session.go_on(10)
+    session.advance(10)
     assert kept_frames(ring) == [*range(1, 11), *range(1, 11)]
     assert ring.start_ns == session.times_ns[0]
     ring.close()
@@ -136,10 +136,10 @@ def test_engine_with_its_wall_clock_ahead_loses_no_history(make_ring: MakeRing, 
     """This happens after the machine was suspended, while the engine's own clock stood still."""
     ring = make_ring(max_seconds=MAX_SECONDS, segment_seconds=SEGMENT_S)
     session = make_session(ring)
-    session.go_on(10)
+    session.advance(10)
     write_idle_seconds(session, 100.0)
     session.restart(2, wall_ahead_ns=7200 * 10**9)
-    session.go_on(10)
+    session.advance(10)
     write_idle_seconds(session, 400.0, epoch=2)
     assert kept_frames(ring) == [*range(1, 11), *range(1, 11)]
     write_idle_seconds(session, 190.0, epoch=2)
@@ -152,7 +152,7 @@ def test_oldest_segments_are_deleted_beyond_the_maximum_duration(
 ) -> None:
     ring = make_ring(max_seconds=8.0)
     session = make_session(ring)
-    session.go_on(1500)
+    session.advance(1500)
     assert ring.flush(60.0)
     assert ring.start_ns is not None
     assert ring.end_ns is not None
@@ -164,7 +164,7 @@ def test_oldest_segments_are_deleted_beyond_the_maximum_duration(
     assert 1 not in left
     assert len(left) <= 10
     ring.set_bounds(max_bytes=1 << 30, max_seconds=2.0)
-    session.go_on(60)
+    session.advance(60)
     assert ring.flush(60.0)
     assert 2e9 <= ring.end_ns - ring.start_ns <= 3.1e9
     ring.close()
@@ -174,7 +174,7 @@ def test_oldest_segments_are_deleted_beyond_the_maximum_size(make_ring: MakeRing
     ring = make_ring(max_bytes=200_000, segment_seconds=1e6, keyframe_interval_ns=10**12)
     session = make_session(ring)
     for _ in range(20):
-        session.go_on(100)
+        session.advance(100)
         assert ring.flush(60.0)
         on_disk = sum(path.stat().st_size for path in segments_in(ring.folder).values())
         assert ring.num_bytes == on_disk <= 200_000
@@ -195,7 +195,7 @@ def test_invalid_bounds_are_refused(make_ring: MakeRing, bounds: dict[str, float
 def test_closed_ring_is_deleted_unless_kept(make_ring: MakeRing, make_session: MakeSession) -> None:
     gone, kept = make_ring("gone"), make_ring("kept")
     for ring, keep in ((gone, False), (kept, True)):
-        make_session(ring).go_on(200)
+        make_session(ring).advance(200)
         (ring.folder / "another's").touch() if keep else None
         assert os.stat(ring.folder).st_mode & 0o777 == 0o700
         ring.close(keep=keep)
@@ -209,11 +209,11 @@ def test_closed_ring_is_deleted_unless_kept(make_ring: MakeRing, make_session: M
 def test_ring_continues_with_a_snapshot_after_a_gap(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
     session = make_session(ring)
-    session.go_on(100)
+    session.advance(100)
     for _ in range(10):
         session.engine.advance()
-    session.tell(session.engine.snapshot())
-    session.go_on(100)
+    session.write(session.engine.snapshot())
+    session.advance(100)
     ring.close(keep=True)
     last = Recording.open(list(segments_in(ring.folder).values())[-1])
     assert last.state_at(1e9).seq == 210
@@ -221,7 +221,7 @@ def test_ring_continues_with_a_snapshot_after_a_gap(make_ring: MakeRing, make_se
 
 def test_folder_belongs_to_one_ring(make_ring: MakeRing, make_session: MakeSession) -> None:
     ring = make_ring()
-    make_session(ring).go_on(10)
+    make_session(ring).advance(10)
     assert ring.flush(60.0)
     second = make_ring()
     assert "another process writes it" in second.failure
@@ -251,7 +251,7 @@ def test_ring_resumes_when_its_folder_is_writable_again(
     """Root can write to read-only folders, so that the test itself raises the error."""
     ring = make_ring(retry_seconds=0.02)
     session = make_session(ring)
-    session.go_on(10)
+    session.advance(10)
     assert ring.flush(60.0)
     opened, tries = Path.open, []
 
@@ -264,17 +264,17 @@ def test_ring_resumes_when_its_folder_is_writable_again(
 
     monkeypatch.setattr(Path, "open", refuse)
     while not ring.pause:
-        session.go_on(10)
+        session.advance(10)
         ring.flush(60.0)
     assert "Read-only file system; retrying" in ring.pause
     until_s = time.monotonic() + 60.0
     while ring.pause and time.monotonic() < until_s:
-        session.go_on(10)
+        session.advance(10)
         ring.flush(60.0)
     assert not ring.pause
     assert len(tries) >= 4
     assert 0 < ring.num_dropped < len(session.messages)
-    session.go_on(200)
+    session.advance(200)
     assert ring.flush(60.0)
     ring_recording = Recording.open(ring.folder, origin_ns=ring.origin_ns)
     frames = list(ring_recording.frames())
@@ -296,7 +296,7 @@ def test_segment_that_cannot_be_finished_ends_early(
     monkeypatch.setattr(McapFile, "finish", full)
     ring = make_ring()
     session = make_session(ring)
-    session.go_on(60)
+    session.advance(60)
     assert ring.flush(60.0)
     for frame in [session.engine.advance() for _ in range(300)]:
         ring.write(frame, wait=True)
@@ -356,7 +356,7 @@ def test_flush_makes_everything_readable(make_ring: MakeRing, make_session: Make
     ring = make_ring()
     session = make_session(ring)
     for count in (1, 2, 3, 50):
-        session.go_on(count)
+        session.advance(count)
         assert ring.flush(60.0)
         frames = [frame for path in segments_in(ring.folder).values() for frame in Recording.open(path).frames()]
         assert frames == session.frames

@@ -61,7 +61,7 @@ def test_ring_process_holds_all_messages(
     ring: RingClient, make_session: MakeSession, assert_same_state: Callable[..., None]
 ) -> None:
     session = make_session(ring)
-    session.go_on(200)
+    session.advance(200)
     assert ring.flush(WAIT_S)
     ring_recording = Recording.open(ring.folder, origin_ns=ring.origin_ns)
     assert list(ring_recording.frames()) == session.frames
@@ -75,7 +75,7 @@ def test_ring_process_holds_all_messages(
 def test_pending_messages_are_held_as_bytes_only(ring: RingClient, make_session: MakeSession) -> None:
     """Decoded messages waiting for a slow disk would take more than twice the memory."""
     session = make_session(ring)
-    session.go_on(1)
+    session.advance(1)
     assert ring.flush(WAIT_S)
     frame = session.frames[-1]
     num_held = sys.getrefcount(frame)
@@ -85,7 +85,7 @@ def test_pending_messages_are_held_as_bytes_only(ring: RingClient, make_session:
 
 def test_ring_status_is_current_after_a_flush(ring: RingClient, make_session: MakeSession) -> None:
     session = make_session(ring)
-    session.go_on(200)
+    session.advance(200)
     assert ring.flush(WAIT_S)
     assert (ring.origin_ns, ring.start_ns, ring.end_ns) == (
         session.times_ns[0],
@@ -105,7 +105,7 @@ def test_ring_status_is_current_after_a_flush(ring: RingClient, make_session: Ma
 
 def test_bookmarks_texts_and_bounds_reach_the_ring_process(ring: RingClient, make_session: MakeSession) -> None:
     session = make_session(ring)
-    session.go_on(60)
+    session.advance(60)
     mark = new_bookmark(session.times_ns[-1], "here")
     assert ring.mark(mark)
     text = RecordedText(time_ns=session.times_ns[-1], epoch=1, block=3, owner=1, token_ids=(1, 2), text="hé")
@@ -123,7 +123,7 @@ def test_narrow_bounds_delete_the_oldest(tmp_path: Path, make_session: MakeSessi
     session = make_session(ring)
     ring.set_bounds(max_bytes=1 << 30, max_seconds=2.0)
     assert ring.flush(WAIT_S)
-    session.go_on(400)
+    session.advance(400)
     assert ring.flush(WAIT_S)
     assert ring.start_ns is not None
     assert ring.start_ns > session.times_ns[0]
@@ -134,7 +134,7 @@ def test_narrow_bounds_delete_the_oldest(tmp_path: Path, make_session: MakeSessi
 def test_kept_ring_holds_all_messages_after_close(tmp_path: Path, make_session: MakeSession) -> None:
     ring = RingClient(tmp_path / "ring")
     session = make_session(ring)
-    session.go_on(100)
+    session.advance(100)
     ring.close(keep=True)
     ring.close()
     assert not is_held(ring.folder)
@@ -172,7 +172,7 @@ def test_folder_of_another_ring_is_left_alone(tmp_path: Path) -> None:
 def test_killed_ring_process_is_reported_and_its_data_stays(tmp_path: Path, make_session: MakeSession) -> None:
     ring = RingClient(tmp_path / "ring")
     session = make_session(ring)
-    session.go_on(50)
+    session.advance(50)
     assert ring.flush(WAIT_S)
     os.kill(ring.pid, signal.SIGKILL)
     wait_until(lambda: ring.failure)
@@ -187,17 +187,17 @@ def test_killed_ring_process_is_reported_and_its_data_stays(tmp_path: Path, make
 def test_full_disk_is_reported_and_the_ring_can_still_be_closed(tmp_path: Path, make_session: MakeSession) -> None:
     ring = RingClient(tmp_path / "ring")
     session = make_session(ring)
-    session.go_on(50)
+    session.advance(50)
     assert ring.flush(WAIT_S)
     assert not ring.pause
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.prlimit(ring.pid, resource.RLIMIT_FSIZE, (1_000, hard))
     while not ring.pause:
-        session.go_on(50)
+        session.advance(50)
         ring.flush(WAIT_S)
     assert "File too large" in ring.pause
     assert not ring.failure
-    session.go_on(10)
+    session.advance(10)
     assert not ring.flush(WAIT_S)
     ring.close()
     assert not ring.folder.exists()
@@ -283,6 +283,6 @@ def make_frame(make_session: MakeSession) -> Frame:
             return True
 
     session = make_session(Nowhere())
-    session.go_on(1)
+    session.advance(1)
     frame: Frame = session.frames[0]
     return frame

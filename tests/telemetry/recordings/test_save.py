@@ -30,9 +30,9 @@ def written(make_ring: Callable[..., Ring], make_session: Make) -> tuple[Any, Re
     """A session, and the recording of its last ten seconds."""
     ring = make_ring(max_seconds=10.0)
     session = make_session(ring)
-    session.go_on(400)
+    session.advance(400)
     session.restart(epoch=2)
-    session.go_on(250)
+    session.advance(250)
     ring.close(keep=True)
     return session, Recording.open(ring.folder, origin_ns=session.times_ns[0])
 
@@ -149,7 +149,7 @@ def test_saved_part_has_the_requests_that_ended_in_it(tmp_path: Path, make_sessi
     asked = AskedRequest(request_id="r", num_prompt_tokens=1, sampling=SamplingParams())
     with RecordingWriter(tmp_path / "whole.mcap") as writer:
         session = make_session(writer)
-        session.go_on(300)
+        session.advance(300)
         times = [session.times_ns[at] for at in (20, 40, 200, 220)]
         texts = [
             RecordedText(time_ns=at, epoch=1, block=-1, owner=number, number=number, token_ids=(1, 2), request=asked)

@@ -42,9 +42,9 @@ def written(request: pytest.FixtureRequest, tmp_path: Path, make_session: Make) 
 
 
 def _with_extras(session: Any) -> Any:
-    session.go_on(700)
+    session.advance(700)
     session.restart(epoch=2)
-    session.go_on(900)
+    session.advance(900)
     return session
 
 

@@ -18,11 +18,11 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.cached_blocks import group_of_tree
 
-MOST_BLOCKS: Final = 64
+MAX_BLOCKS_PER_END: Final = 64
 """Maximum number of blocks at each end of the prompt and of the output."""
-_MOST_OWNERS: Final = 8
+_MAX_OWNERS: Final = 8
 """Maximum number of requests whose cached blocks are followed."""
-_MOST_FOUND: Final = 8192
+_MAX_BLOCKS: Final = 8192
 PROMPT, BETWEEN, OUTPUT = "Prompt", "Prompt ends, output begins", "Output"
 NOT_IN_BLOCKS: Final = "None of its tokens is in a block at this time."
 
@@ -40,7 +40,7 @@ def text_blocks(mirror: Mirror, number: int) -> list[TextBlock]:
     row = mirror.requests.row_of(number)
     if row is None or mirror.hello is None:
         return []
-    rows = mirror.requests.table(number).tolist() or rows_left(mirror, number)
+    rows = mirror.requests.table(number).tolist() or cached_rows(mirror, number)
     size, num_prompt = mirror.hello.cache.block_size, int(mirror.requests.num_prompt_tokens[row])
     end = len(rows)
     prompt_end, output_begin = min(num_prompt // size, end), min(-(-num_prompt // size), end)
@@ -70,7 +70,7 @@ def text_parts(
         yield part, _joined([block.index for block in group], contents) or "(no printable text)"
 
 
-def rows_left(mirror: Mirror, number: int) -> list[int]:
+def cached_rows(mirror: Mirror, number: int) -> list[int]:
     """Return the ledger rows of the full blocks that a request left in the cache, including its shared prefix, in
     order.
     """
@@ -83,12 +83,12 @@ def rows_left(mirror: Mirror, number: int) -> list[int]:
     found: list[int] = []
     rows = {int(ledger.hash[row]): int(row) for row in own.tolist()}
     at, num_owners = int(last[-1]), 1
-    while len(found) < _MOST_FOUND:
+    while len(found) < _MAX_BLOCKS:
         found.append(at)
         before = int(ledger.parent[at])
         if before and before not in rows:
             there = np.flatnonzero(ledger.hash == before)
-            if not there.size or num_owners == _MOST_OWNERS:
+            if not there.size or num_owners == _MAX_OWNERS:
                 break
             others = np.flatnonzero((ledger.owner == ledger.owner[there[0]]) & (ledger.hash != 0))
             rows |= {int(ledger.hash[row]): int(row) for row in (*others.tolist(), int(there[0]))}
@@ -100,9 +100,9 @@ def rows_left(mirror: Mirror, number: int) -> list[int]:
 
 
 def _both_ends(first: int, end: int) -> list[int]:
-    if end - first <= 2 * MOST_BLOCKS:
+    if end - first <= 2 * MAX_BLOCKS_PER_END:
         return list(range(first, end))
-    return [*range(first, first + MOST_BLOCKS), *range(end - MOST_BLOCKS, end)]
+    return [*range(first, first + MAX_BLOCKS_PER_END), *range(end - MAX_BLOCKS_PER_END, end)]
 
 
 def _joined(indexes: list[int], contents: dict[int, BlockContent | None]) -> str:

@@ -25,20 +25,20 @@ from kvscope_telemetry.mirror.mirror import Mirror
 if TYPE_CHECKING:
     from kvscope_app.session.recording.recorded_texts import RecordedTexts
 
-MAX_KEPT: Final = 16_384
-MAX_ASKED: Final = 128
+MAX_CACHED: Final = 16_384
+MAX_BLOCKS_PER_REQUEST: Final = 128
 """Maximum number of blocks per question; the engine replies between steps."""
-ASK_EVERY_MS: Final = 60
-GIVE_UP_MS: Final = 2000
+REQUEST_INTERVAL_MS: Final = 60
+REPLY_TIMEOUT_MS: Final = 2000
 _RETRY_S: Final = 2.0
 """Interval for retrying missing texts while the source or recording is still growing."""
 _FIRST_TAG: Final = 1 << 40
 """Separates these tags from those of other requesters on the same socket."""
 
 NOT_IN_RECORDING: Final = "This recording has no text. Record with text to include it."
-NOT_TOLD: Final = "The engine did not report this text."
-NOT_OF_BLOCK: Final = "This text was not recorded."
-NOT_KEPT: Final = "No text was kept for this time. Record with text to include it."
+NOT_REPORTED: Final = "The engine did not report this text."
+BLOCK_NOT_RECORDED: Final = "This text was not recorded."
+NOT_RECORDED: Final = "No text was kept for this time. Record with text to include it."
 FOR_OPERATORS: Final = "Text is for operators only: you are a viewer at this engine."
 NO_ENGINE: Final = "Text is not available here."
 Key = tuple[int, int, int, int]
@@ -63,64 +63,64 @@ class SessionTexts(QObject):
     def __init__(self, session: TextSession, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._session = session
-        self._kept: OrderedDict[Key, BlockContent] = OrderedDict()
+        self._cache: OrderedDict[Key, BlockContent] = OrderedDict()
         self._filling: dict[tuple[int, int, int], BlockContent] = {}  # epoch, block, owner
         self._missing: dict[Key, float] = {}  # time of the last failed lookup
         self._wanted: dict[int, dict[Key, Asked]] = {}  # by id() of the view
-        self._asked: list[Asked] = []
+        self._requested: list[Asked] = []
         self._tag = 0
         self._tags = itertools.count(_FIRST_TAG)
-        self._looked_for: list[Asked] = []
+        self._lookup_keys: list[Asked] = []
         self._failure = ""  # reason why the last lookup in the recording failed
-        self._looking: Background[list[BlockContent | None]] | None = None
-        self._timer = QTimer(self, singleShot=True, interval=ASK_EVERY_MS)
-        self._timer.timeout.connect(self.look)
-        self._give_up = QTimer(self, singleShot=True, interval=GIVE_UP_MS)
-        self._give_up.timeout.connect(self._no_answer)
-        session.replies.connect(self._take)
+        self._lookup: Background[list[BlockContent | None]] | None = None
+        self._timer = QTimer(self, singleShot=True, interval=REQUEST_INTERVAL_MS)
+        self._timer.timeout.connect(self.poll)
+        self._reply_timer = QTimer(self, singleShot=True, interval=REPLY_TIMEOUT_MS)
+        self._reply_timer.timeout.connect(self._on_reply_timeout)
+        session.replies.connect(self._on_replies)
 
     def get(self, asked: Asked) -> BlockContent | None:
         """Return the known content, or None. For a block that is being filled it may lack the newest tokens."""
         key = _key(asked)
-        found = self._kept.get(key)
+        found = self._cache.get(key)
         if found is not None:
-            self._kept.move_to_end(key)
+            self._cache.move_to_end(key)
             return found
         before = None if asked.hash else self._filling.get((asked.epoch, asked.block, asked.owner))
         return before if before is not None and len(before.token_ids) <= asked.filled else None
 
-    def want(self, who: object, wanted: Iterable[Asked]) -> None:
-        """Replace the blocks that view `who` needs. `arrived` is emitted when they are known."""
-        unknown = {key: asked for asked in wanted if (key := _key(asked)) not in self._kept}
-        self._wanted.pop(id(who), None)
+    def request(self, view: object, wanted: Iterable[Asked]) -> None:
+        """Replace the blocks that view `view` needs. `arrived` is emitted when they are known."""
+        unknown = {key: asked for asked in wanted if (key := _key(asked)) not in self._cache}
+        self._wanted.pop(id(view), None)
         if unknown:
-            self._wanted[id(who)] = unknown
-            if not self._timer.isActive() and not self._asked:
+            self._wanted[id(view)] = unknown
+            if not self._timer.isActive() and not self._requested:
                 self._timer.start()
 
-    def is_coming(self, asked: Asked) -> bool:
+    def is_pending(self, asked: Asked) -> bool:
         """Whether the text is unknown but can still arrive."""
-        return _key(asked) not in self._kept and not self.why_not(asked)
+        return _key(asked) not in self._cache and not self.why_not(asked)
 
     def why_not(self, asked: Asked) -> str:
         """Return a sentence on why the text is missing, or "" if it is known or can still arrive."""
         key = _key(asked)
-        if key in self._kept:
+        if key in self._cache:
             return ""
         is_missing = self._is_missing(key)
         if self._is_live(asked):
-            return NOT_TOLD if is_missing else ""
+            return NOT_REPORTED if is_missing else ""
         if self._recorded is None:
-            return self.why_none or NOT_KEPT
-        why_not_of_block = f"Texts cannot be read: {self._failure}" if self._failure else NOT_OF_BLOCK
-        return (self.why_none or why_not_of_block) if is_missing else ""
+            return self.why_no_texts or NOT_RECORDED
+        why_not_of_block = f"Texts cannot be read: {self._failure}" if self._failure else BLOCK_NOT_RECORDED
+        return (self.why_no_texts or why_not_of_block) if is_missing else ""
 
     @property
     def is_reading(self) -> bool:
-        return self._looking is not None
+        return self._lookup is not None
 
     @property
-    def why_none(self) -> str:
+    def why_no_texts(self) -> str:
         """Sentence on why there are no texts at the shown time, or "" if there may be some."""
         session = self._session
         recorded = self._recorded
@@ -130,38 +130,38 @@ class SessionTexts(QObject):
             return NOT_IN_RECORDING
         if session.is_viewer:
             return FOR_OPERATORS
-        if not session.tells_texts:
+        if not session.provides_texts:
             return NO_ENGINE
-        return NOT_KEPT if session.mirror.epoch != session.live_mirror.epoch else ""
+        return NOT_RECORDED if session.mirror.epoch != session.live_mirror.epoch else ""
 
     def containing(self, words: str) -> set[tuple[int, int]]:
         """Return (epoch, hash) of the cached full blocks whose text or notes (`LoRA sql`) contain `words`, ignoring
         case.
         """
         needle = words.casefold()
-        return {(key[0], key[3]) for key, content in self._kept.items() if key[3] and _has(content, needle)}
+        return {(key[0], key[3]) for key, content in self._cache.items() if key[3] and _has(content, needle)}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Request the wanted texts. Called by the timer."""
-        self._take_found()
+        self._finish_lookup()
         wanted = {key: asked for each in self._wanted.values() for key, asked in each.items()}
-        open_ = [asked for key, asked in wanted.items() if key not in self._kept and not self._is_missing(key)]
+        open_ = [asked for key, asked in wanted.items() if key not in self._cache and not self._is_missing(key)]
         live = [asked for asked in open_ if self._is_live(asked)]
-        self._ask(live[:MAX_ASKED])
+        self._send_request(live[:MAX_BLOCKS_PER_REQUEST])
         recorded = self._recorded
         rest = [asked for asked in open_ if not self._is_live(asked)]
-        if recorded is not None and rest and self._looking is None:
-            self._looked_for = rest
-            self._looking = recorded.look_up(rest, self._session.timeline.cursor_ns)
-        if self._looking is not None:
+        if recorded is not None and rest and self._lookup is None:
+            self._lookup_keys = rest
+            self._lookup = recorded.look_up(rest, self._session.timeline.cursor_ns)
+        if self._lookup is not None:
             self._timer.start()
 
     def close(self) -> None:
         self._timer.stop()
-        self._give_up.stop()
+        self._reply_timer.stop()
         self._wanted.clear()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._lookup is not None:
+            self._lookup.cancel()
 
     @property
     def _recorded(self) -> RecordedTexts | None:
@@ -174,7 +174,7 @@ class SessionTexts(QObject):
         have more tokens than requested.
         """
         session, live = self._session, self._session.live_mirror
-        if session.is_viewer or not session.tells_texts or live.epoch != asked.epoch or asked.block >= live.num_rows:
+        if session.is_viewer or not session.provides_texts or live.epoch != asked.epoch or asked.block >= live.num_rows:
             return False
         now = asked_of(live, asked.block)
         if asked.hash:
@@ -182,59 +182,59 @@ class SessionTexts(QObject):
         is_at_end = live is session.mirror
         return now.owner == asked.owner and (now == asked or (is_at_end and now.filled >= asked.filled))
 
-    def _ask(self, wanted: list[Asked]) -> None:
-        if not wanted or self._asked:
+    def _send_request(self, wanted: list[Asked]) -> None:
+        if not wanted or self._requested:
             return
         tag = next(self._tags)
         if self._session.send(GetBlockText(blocks=tuple(asked.block for asked in wanted), tag=tag)):
-            self._tag, self._asked = tag, wanted
-            self._give_up.start()
+            self._tag, self._requested = tag, wanted
+            self._reply_timer.start()
 
-    def _take(self, replies: list[Reply]) -> None:
+    def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:
-            if isinstance(reply, BlockText | Failed) and self._asked and reply.tag == self._tag:
-                self._keep(reply.contents if isinstance(reply, BlockText) else ())
+            if isinstance(reply, BlockText | Failed) and self._requested and reply.tag == self._tag:
+                self._store_reply(reply.contents if isinstance(reply, BlockText) else ())
 
-    def _keep(self, contents: tuple[BlockContent, ...]) -> None:
+    def _store_reply(self, contents: tuple[BlockContent, ...]) -> None:
         """Store the engine's reply, but only for blocks that still have the requested content."""
-        asked, self._asked = self._asked, []
-        self._give_up.stop()
+        asked, self._requested = self._requested, []
+        self._reply_timer.stop()
         contents_of = dict(zip(asked, contents, strict=False))
         for each in asked:
             content = contents_of.get(each)
             is_available = content is not None and content.block == each.block and content.token_ids
-            self._note(each, content if is_available and self._is_live(each) else None)
+            self._store(each, content if is_available and self._is_live(each) else None)
         self.arrived.emit()
-        self.look()
+        self.poll()
 
-    def _no_answer(self) -> None:
-        self._keep(())
+    def _on_reply_timeout(self) -> None:
+        self._store_reply(())
 
-    def _take_found(self) -> None:
-        if self._looking is None or not self._looking.is_over:
+    def _finish_lookup(self) -> None:
+        if self._lookup is None or not self._lookup.is_finished:
             return
-        found = self._looking.made or [None] * len(self._looked_for)
-        self._failure = self._looking.failure
-        self._looking = None
-        for asked, content in zip(self._looked_for, found, strict=True):
-            self._note(asked, content)
+        found = self._lookup.result or [None] * len(self._lookup_keys)
+        self._failure = self._lookup.failure
+        self._lookup = None
+        for asked, content in zip(self._lookup_keys, found, strict=True):
+            self._store(asked, content)
         self.arrived.emit()
 
-    def _note(self, asked: Asked, content: BlockContent | None) -> None:
+    def _store(self, asked: Asked, content: BlockContent | None) -> None:
         key = _key(asked)
         if content is None:
             self._missing[key] = time.monotonic()
-            if len(self._missing) > MAX_KEPT:
+            if len(self._missing) > MAX_CACHED:
                 del self._missing[next(iter(self._missing))]
             return
         self._missing.pop(key, None)
-        self._kept[key] = content
+        self._cache[key] = content
         if not asked.hash:
             self._filling[asked.epoch, asked.block, asked.owner] = content
-            if len(self._filling) > MAX_ASKED:
+            if len(self._filling) > MAX_BLOCKS_PER_REQUEST:
                 del self._filling[next(iter(self._filling))]
-        while len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+        while len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
 
     def _is_missing(self, key: Key) -> bool:
         since_s = self._missing.get(key)
@@ -266,7 +266,7 @@ class TextSession(Protocol):
     @property
     def is_viewer(self) -> bool: ...
     @property
-    def tells_texts(self) -> bool: ...
+    def provides_texts(self) -> bool: ...
     def send(self, command: Command) -> bool: ...
 
 

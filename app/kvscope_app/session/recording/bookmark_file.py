@@ -34,12 +34,15 @@ def read_bookmarks(path: Path) -> list[Bookmark]:
         raise BadInput(f"{_WHAT} {path} is not accepted: {error}") from None
 
 
-def keep_bookmarks(path: Path, said: list[Bookmark]) -> str:
-    """Merge `said` into the file, which another window may have written. Returns the error text, empty on success."""
+def save_bookmarks(path: Path, revisions: list[Bookmark]) -> str:
+    """Merge `revisions` into the file, which another window may have written.
+
+    Returns the error text, empty on success.
+    """
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         make_private_folder(path.parent, "folder of bookmarks")
-        standing = settled([*read_bookmarks(path), *said])
+        standing = settled([*read_bookmarks(path), *revisions])
         write_private(path, encode_bookmarks(standing.values()), _WHAT)
     except BadInput as error:
         return str(error)

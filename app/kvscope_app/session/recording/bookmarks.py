@@ -14,7 +14,7 @@ from PySide6.QtCore import QObject, Signal
 
 from kvscope_telemetry.summaries.bookmark import MAX_TEXT, Bookmark, in_order, new_bookmark, settled
 
-Keep = Callable[[list[Bookmark]], str]
+StoreBookmarks = Callable[[list[Bookmark]], str]
 """Function that stores new bookmark revisions. Returns the error text, empty on success."""
 MAX_UNDONE: Final = 100
 
@@ -31,25 +31,25 @@ class Bookmarks(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.shown: list[Bookmark] = []
-        self.keep: Keep | None = None
-        self._said: dict[str, Bookmark] = {}
+        self.store: StoreBookmarks | None = None
+        self._stored: dict[str, Bookmark] = {}
         self._derived: list[Bookmark] = []
         self._deleted: list[Bookmark] = []
 
     def add(self, time_ns: int, text: str = "") -> Bookmark:
         made = new_bookmark(time_ns, text)
-        self.say([made])
+        self.add_revisions([made])
         return made
 
     def rename(self, bookmark: Bookmark, text: str) -> None:
-        self._say_anew(bookmark, text=text.strip()[:MAX_TEXT])
+        self._revise(bookmark, text=text.strip()[:MAX_TEXT])
 
     def delete(self, bookmarks: Iterable[Bookmark]) -> None:
         """Delete stored bookmarks. `undo` restores the last one deleted, `restore` all of them."""
-        gone = [each for each in bookmarks if self.is_kept(each) and not self._said[each.bookmark_id].is_deleted]
+        gone = [each for each in bookmarks if self.is_stored(each) and not self._stored[each.bookmark_id].is_deleted]
         self._deleted = [*self._deleted, *gone][-MAX_UNDONE:]
         for bookmark in gone:
-            self._say_anew(bookmark, is_deleted=True)
+            self._revise(bookmark, is_deleted=True)
         if gone:
             self.deleted.emit(gone)
 
@@ -63,51 +63,51 @@ class Bookmarks(QObject):
             return None
         back = self._deleted[-1]
         self.restore([back])
-        return self._said[back.bookmark_id]
+        return self._stored[back.bookmark_id]
 
     def restore(self, deleted: list[Bookmark]) -> None:
         """Restore those of the given bookmarks that are deleted."""
         ids = {bookmark.bookmark_id for bookmark in deleted}
         self._deleted = [bookmark for bookmark in self._deleted if bookmark.bookmark_id not in ids]
         for bookmark in deleted:
-            if self._said[bookmark.bookmark_id].is_deleted:
-                self._say_anew(bookmark, is_deleted=False)
+            if self._stored[bookmark.bookmark_id].is_deleted:
+                self._revise(bookmark, is_deleted=False)
 
-    def is_kept(self, bookmark: Bookmark) -> bool:
+    def is_stored(self, bookmark: Bookmark) -> bool:
         """Whether the bookmark is stored, so that it can be renamed and deleted.
 
         One derived from alarm rules is not.
         """
-        return bookmark.bookmark_id in self._said
+        return bookmark.bookmark_id in self._stored
 
-    def say(self, bookmarks: list[Bookmark]) -> None:
+    def add_revisions(self, bookmarks: list[Bookmark]) -> None:
         """Add new bookmarks or revisions and store them."""
-        self._take(bookmarks)
-        failure = self.keep(bookmarks) if self.keep is not None else ""
+        self._merge(bookmarks)
+        failure = self.store(bookmarks) if self.store is not None else ""
         if failure:
             self.failed.emit(failure)
 
     def load(self, bookmarks: Iterable[Bookmark]) -> None:
         """Add bookmarks that were stored before."""
         if said := list(bookmarks):
-            self._take(said)
+            self._merge(said)
 
     def derive(self, bookmarks: Iterable[Bookmark]) -> None:
         """Replace the bookmarks that are derived from the overview by the current alarm rules. They are not stored."""
         self._derived = list(bookmarks)
-        self._show()
+        self._update_shown()
 
-    def forget_before(self, time_ns: int) -> None:
+    def drop_before(self, time_ns: int) -> None:
         """Remove bookmarks that end before `time_ns`, where no history is left. Alarms that are still active stay."""
         gone = [
             key
-            for key, each in self._said.items()
+            for key, each in self._stored.items()
             if max(each.time_ns, each.until_ns) < time_ns and (each.is_note or each.until_ns)
         ]
         for key in gone:
-            del self._said[key]
+            del self._stored[key]
         if gone:
-            self._show()
+            self._update_shown()
 
     def nearest(self, time_ns: int, *, forward: bool) -> Bookmark | None:
         """Return the first bookmark after `time_ns`, or the last one before it."""
@@ -115,18 +115,18 @@ class Bookmarks(QObject):
             return next((each for each in self.shown if each.time_ns > time_ns), None)
         return next((each for each in reversed(self.shown) if each.time_ns < time_ns), None)
 
-    def _say_anew(self, bookmark: Bookmark, *, text: str | None = None, is_deleted: bool = False) -> None:
-        before = self._said[bookmark.bookmark_id]
+    def _revise(self, bookmark: Bookmark, *, text: str | None = None, is_deleted: bool = False) -> None:
+        before = self._stored[bookmark.bookmark_id]
         text = before.text if text is None else text
-        self.say([replace(before, revision=before.revision + 1, text=text, is_deleted=is_deleted)])
+        self.add_revisions([replace(before, revision=before.revision + 1, text=text, is_deleted=is_deleted)])
 
-    def _take(self, bookmarks: Iterable[Bookmark]) -> None:
-        self._said = settled([*self._said.values(), *bookmarks])
-        self._show()
+    def _merge(self, bookmarks: Iterable[Bookmark]) -> None:
+        self._stored = settled([*self._stored.values(), *bookmarks])
+        self._update_shown()
 
-    def _show(self) -> None:
+    def _update_shown(self) -> None:
         """Update `shown`. A stored alarm replaces a derived one of the same incident."""
-        kept = list(self._said.values())
+        kept = list(self._stored.values())
         derived = [each for each in self._derived if not any(_is_same(each, other) for other in kept)]
         shown = in_order([*kept, *derived])
         if shown != self.shown:

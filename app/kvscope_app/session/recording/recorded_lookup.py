@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.session.recording.recorded_reading import RecordedReading
+from kvscope_app.session.recording.recording_reader import RecordingReader
 
 if TYPE_CHECKING:
     from kvscope_app.session.session import Session
@@ -43,8 +43,8 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
         self._known: OrderedDict[_Key, _Found | None] = OrderedDict()
         self._wanted: tuple[_Key, int] | None = None
         self._key: _Key | None = None
-        self._reading: RecordedReading[_Found | None] = RecordedReading(session, name, self)
-        self._reading.over.connect(self._take)
+        self._reading: RecordingReader[_Found | None] = RecordingReader(session, name, self)
+        self._reading.finished.connect(self._take)
 
     @property
     def is_reading(self) -> bool:
@@ -71,7 +71,7 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
 
     def _take(self) -> None:
         if self._key is not None:
-            self._known[self._key] = self._reading.made
+            self._known[self._key] = self._reading.result
             while len(self._known) > self._most_kept:
                 self._known.popitem(last=False)
         self._key = None
@@ -82,5 +82,5 @@ class RecordedLookup(QObject, Generic[_Key, _Found]):
         if self._wanted is None or self._reading.is_reading:
             return
         (key, at_ns), self._wanted, read = self._wanted, None, self._read
-        if self._reading.begin(lambda recorded, watch: read(recorded, key, at_ns, watch)):
+        if self._reading.start(lambda recorded, watch: read(recorded, key, at_ns, watch)):
             self._key = key

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvscope_app.session.background import Background
 from kvscope_app.session.links import Player
-from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.disk_history import DiskHistory
 from kvscope_telemetry.block_texts.block_texts import Asked, RecordedText, TextIndex
 from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
@@ -20,7 +20,7 @@ from kvscope_telemetry.recordings.reader import Recording
 _LOOK_EVERY: Final = 512
 
 
-def recorded_texts(player: Player | None, kept: KeptTimeline | None) -> RecordedTexts | None:
+def recorded_texts(player: Player | None, kept: DiskHistory | None) -> RecordedTexts | None:
     """Return the texts of a played recording or of a live session's history, or None if there cannot be any."""
     if player is not None:
         played = player.recording

@@ -26,7 +26,7 @@ def rings_folder() -> Path:
     return Path(cache) / "kvscope" / "rings"
 
 
-def kept_bounds(settings: QSettings) -> tuple[int, int]:
+def ring_limits(settings: QSettings) -> tuple[int, int]:
     """Return the maximum (minutes, megabytes) to store."""
     chosen = read_settings(settings)
     return chosen.timeline_minutes, chosen.timeline_megabytes
@@ -41,7 +41,7 @@ def make_ring(settings: QSettings) -> RingClient:
     from kvscope_telemetry.errors import BadInput
     from kvscope_telemetry.recordings.ring_client import RingClient
 
-    minutes, megabytes = kept_bounds(settings)
+    minutes, megabytes = ring_limits(settings)
     parent = rings_folder()
     try:
         make_private_folder(parent.parent, "cache folder")

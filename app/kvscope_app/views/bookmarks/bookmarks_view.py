@@ -32,11 +32,11 @@ from kvscope_app.session.mark_labels import mark_text
 from kvscope_app.session.recording.bookmarks import Bookmarks
 from kvscope_app.session.session import Session
 from kvscope_app.ui.editing import edit_item
-from kvscope_app.ui.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.ui.mark_signs import sign_pixmap
 from kvscope_app.ui.number_text import seconds
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import empty_state, head_row, set_icon, tool_button
 from kvscope_app.ui.widgets import SegmentedControl
 from kvscope_app.views.base import View
 from kvscope_telemetry.summaries.bookmark import Bookmark
@@ -189,7 +189,7 @@ class BookmarksView(View):
 
     def _enable(self) -> None:
         chosen = self.chosen
-        kept = [mark for mark in chosen if self.session.bookmarks.is_kept(mark)]
+        kept = [mark for mark in chosen if self.session.bookmarks.is_stored(mark)]
         self.add.setEnabled(self.session.timeline.range_ns is not None)
         self.rename.setEnabled(len(chosen) == len(kept) == 1)
         self.delete.setEnabled(bool(kept))
@@ -259,7 +259,7 @@ class MarkModel(QAbstractListModel):
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         flags = super().flags(index)
-        is_mine = index.isValid() and self._bookmarks.is_kept(self.marks[index.row()])
+        is_mine = index.isValid() and self._bookmarks.is_stored(self.marks[index.row()])
         return flags | Qt.ItemFlag.ItemIsEditable if is_mine else flags
 
     def data(self, index: Index, role: int = _ROLE.DisplayRole) -> Any:

@@ -14,16 +14,16 @@ from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.session.session import Session
-from kvscope_app.session.shown_stops import stop_bands
+from kvscope_app.session.stop_bands import stop_bands
 from kvscope_app.session.time_span import TimeSpan
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.chart.panel import ChartPanel
 from kvscope_app.views.chart.time_bar import DEFAULT_RANGE, RANGES_S, TimeBar
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.range_link import RangeLink
+from kvscope_app.views.visibility import is_on_screen
 
 SHORTEST_S: Final = min(RANGES_S.values())
 _PANEL_MIN_WIDTH: Final = 310
@@ -204,7 +204,7 @@ class ChartStack(PanelGrid):
     def stands_still(self) -> bool:
         """Whether the shown time does not advance, so that no later refresh would draw the remaining charts."""
         timeline = self.session.timeline
-        return timeline.paused if timeline.player is None else not timeline.player.is_playing
+        return timeline.is_paused if timeline.player is None else not timeline.player.is_playing
 
     def refresh(self) -> None:
         """Draw the next `at_once` visible charts; draw all visible ones if the shown time does not advance."""
@@ -247,13 +247,13 @@ class ChartStack(PanelGrid):
         super().apply_theme(theme)
         self.link.apply_theme(theme)
 
-    def recall(self, settings: QSettings) -> None:
+    def restore_settings(self, settings: QSettings) -> None:
         kept = str(settings.value(self.range_setting, ""))
         if kept in RANGES_S:
             self.range_s = RANGES_S[kept]
             self.bar.show_range(self.range_s)
 
-    def remember(self, settings: QSettings) -> None:
+    def save_settings(self, settings: QSettings) -> None:
         settings.setValue(self.range_setting, next(name for name, s in RANGES_S.items() if s == self.range_s))
 
     def is_seen(self, name: str) -> bool:
@@ -340,7 +340,7 @@ class ChartStack(PanelGrid):
     def _on_linked(self, span: TimeSpan | None) -> None:
         """Show the range of the linked views; None ends the zoom. Hidden charts are drawn later."""
         self._set_fixed(None if span is None else self._seconds(span))
-        if in_sight(self):
+        if is_on_screen(self):
             self.refresh_all()
 
     def _seconds(self, span: TimeSpan) -> tuple[float, float]:
@@ -367,11 +367,11 @@ class ChartStack(PanelGrid):
 class ChartedView(View):
     charts: ChartStack
 
-    def recall(self, settings: QSettings) -> None:
-        self.charts.recall(settings)
+    def restore_settings(self, settings: QSettings) -> None:
+        self.charts.restore_settings(settings)
 
-    def remember(self, settings: QSettings) -> None:
-        self.charts.remember(settings)
+    def save_settings(self, settings: QSettings) -> None:
+        self.charts.save_settings(settings)
 
     def show_range(self, begin_ns: int, end_ns: int) -> None:
         self.charts.show_span(TimeSpan(begin_ns, end_ns))

@@ -15,8 +15,8 @@ from PySide6.QtCore import QEvent, QPointF, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QContextMenuEvent, QPaintEngine, QPainter, QPen, QTransform
 from PySide6.QtWidgets import QMenu, QStyleOptionGraphicsItem, QVBoxLayout, QWidget
 
-from kvscope_app.session.shown_stops import StopBand
-from kvscope_app.ui.announce import announce, is_listened_to
+from kvscope_app.session.stop_bands import StopBand
+from kvscope_app.ui.announce import announce, is_screen_reader_active
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import Theme, mix
@@ -278,7 +278,7 @@ class ChartPanel(QWidget):
         plot.setAccessibleName(f"{self.title}: chart")
 
     def _on_values(self) -> None:
-        if self.plot.hasFocus() or is_listened_to():
+        if self.plot.hasFocus() or is_screen_reader_active():
             self._describe()
 
     def _describe(self) -> None:
@@ -287,7 +287,7 @@ class ChartPanel(QWidget):
 
     def _sentence(self) -> str:
         when = f"{self.clock_text(float(self.cursor_line.value()))}: " if self.cursor_line.isVisible() else ""
-        stopped = self.stop_bands.words_at(float(self.cursor_line.value())) if self.cursor_line.isVisible() else ""
+        stopped = self.stop_bands.text_at(float(self.cursor_line.value())) if self.cursor_line.isVisible() else ""
         return when + self.legend.description + (f", engine {stopped}" if stopped else "")
 
     def contextMenuEvent(self, event: QContextMenuEvent) -> None:
@@ -315,7 +315,7 @@ class ChartPanel(QWidget):
         view = self.plot.view_box
         inside = view.sceneBoundingRect().contains(position)
         x = float(view.mapSceneToView(position).x()) if inside else None
-        words = "" if x is None else self.stop_bands.words_at(x)
+        words = "" if x is None else self.stop_bands.text_at(x)
         self.plot.setToolTip(plain_tip(f"Engine {words}") if words else "")
         self.hovered.emit(x)
 
@@ -423,7 +423,7 @@ class StopBands(GapBands):
         self._ink = QColor(theme.warn)
         self.set_color(stop_ground(theme))
 
-    def words_at(self, x: float) -> str:
+    def text_at(self, x: float) -> str:
         """Return the text of the bands at `x`, or "" if there are none."""
         return "; ".join(band.texts[0] for band in self.bands if band.first_s <= x <= band.last_s)
 

@@ -8,7 +8,7 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
 
-from kvscope_app.ui.makers import tool_button
+from kvscope_app.ui.widget_factories import tool_button
 from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
@@ -66,11 +66,11 @@ class TimeBar(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self.ranges.set_close(self.width() < self._whole_width() + self.ranges.saved_width)
+        self.ranges.set_compact(self.width() < self._whole_width() + self.ranges.saved_width)
         whole = self._whole_width()
         room = self.width() - whole
         for index in _FIRST_TO_GO:
-            self.ranges.set_shown(index, room >= 0)
+            self.ranges.set_button_visible(index, room >= 0)
             room += self.ranges.width_of(index)
         clock = self.fontMetrics().horizontalAdvance(_LONGEST_CLOCK)
         self.time.setVisible(self.width() >= whole + clock + self._row.spacing())

@@ -258,7 +258,7 @@ class Chat(QObject):
 
     def _select(self, answer: ChatAnswer) -> None:
         if self.follow_on_map and answer.message.stats.number:
-            self._session.select_request(answer.message.stats.number)
+            self._session.selection.select_request(answer.message.stats.number)
 
     def _look_for_number(self, answer: ChatAnswer) -> None:
         """Look up the request number by request id, for engines whose own API does not report it."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import QSignalBlocker, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QToolButton, QWidget
 
-from kvscope_app.ui.makers import set_icon, tool_button
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import set_icon, tool_button
 from kvscope_app.views.console.conversation_picker import ConversationCombo
 
 

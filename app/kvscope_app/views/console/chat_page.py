@@ -28,10 +28,10 @@ from PySide6.QtWidgets import (
 from kvscope_app.load_generator.sample_prompts import sample_prompts, short_prompts
 from kvscope_app.session.session import Session
 from kvscope_app.ui.editing import edit_item
-from kvscope_app.ui.makers import label, tool_button
 from kvscope_app.ui.number_text import count, percent, plural
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import label, tool_button
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.capability_messages import why_no_prompts
 from kvscope_app.views.console.chat import Chat
@@ -161,7 +161,7 @@ class ChatPage(QWidget):
         )
         if self._not_sent and answer is None and not blocked:
             self._tell("")
-        self.starters.offer(self.session.takes_prompts)
+        self.starters.offer(self.session.accepts_prompts)
         hello, stats = self.session.live_mirror.hello, self.current.last_stats
         self.options.show_model(hello.model.sampling if hello else ModelSampling())
         limit = 0 if hello is None else hello.cache.max_request_tokens or hello.model.max_model_len
@@ -169,7 +169,7 @@ class ChatPage(QWidget):
         self.context.show_fill(used, limit, self.current.sampling.max_tokens or 0)
 
     def why_blocked(self) -> str:
-        if not self.session.takes_prompts:
+        if not self.session.accepts_prompts:
             return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
         if self.session.is_viewer:
             return "Viewers cannot send prompts"
@@ -372,18 +372,18 @@ class ChatPage(QWidget):
     def _on_request(self, epoch: int, number: int) -> None:
         mirror = self.session.mirror
         if mirror.epoch == epoch and mirror.requests.row_of(number) is not None:
-            self.session.select_request(number)
+            self.session.selection.select_request(number)
         else:
             self._tell(f"Request #{count(number)} is no longer known to the engine.")
 
     def _select_request_of(self, conversation: Conversation) -> None:
         """Select the last request on the path of `conversation`, if a request of the previous conversation is
         selected."""
-        epoch, selected = self.session.mirror.epoch, self.session.selected_request
+        epoch, selected = self.session.mirror.epoch, self.session.selection.request
         before = {m.stats.number for m in self.current.messages if m.stats.epoch == epoch}
         if self.chat.follow_on_map and selected is not None and selected in before:
             known = (m.stats.number for m in reversed(conversation.path) if m.stats.number and m.stats.epoch == epoch)
-            self.session.select_request(next(known, None))
+            self.session.selection.select_request(next(known, None))
 
     def _show_messages(self) -> None:
         path = self.current.path

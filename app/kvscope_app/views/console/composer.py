@@ -8,7 +8,7 @@ from PySide6.QtCore import QEvent, QMimeData, QRect, QSize, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QPushButton, QSizePolicy, QWidget
 
-from kvscope_app.ui.makers import set_look
+from kvscope_app.ui.widget_factories import set_look
 
 MAX_LINES = 8
 

@@ -11,8 +11,8 @@ from PySide6.QtGui import QHideEvent
 from PySide6.QtWidgets import QTabWidget, QVBoxLayout, QWidget
 
 from kvscope_app.session.session import Session
-from kvscope_app.ui.makers import empty_state
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import empty_state
 from kvscope_app.views.base import View
 from kvscope_app.views.console.chat import Chat
 from kvscope_app.views.console.chat_page import ChatPage
@@ -56,11 +56,11 @@ class ConsoleView(View):
         if application is not None:
             application.aboutToQuit.connect(self.chat.save)
 
-    def recall(self, settings: QSettings) -> None:
-        self.load.recall(settings)
+    def restore_settings(self, settings: QSettings) -> None:
+        self.load.restore_settings(settings)
 
-    def remember(self, settings: QSettings) -> None:
-        self.load.remember(settings)
+    def save_settings(self, settings: QSettings) -> None:
+        self.load.save_settings(settings)
 
     def new_conversation(self) -> None:
         self._tabs.setCurrentWidget(self.page)
@@ -82,9 +82,9 @@ class ConsoleView(View):
     def _ask_status(self) -> None:
         """Request the status, because the engine reports its adapters only on request."""
         now_s = time.monotonic()
-        if self.session.takes_prompts and now_s - self._asked_status_s >= ASK_STATUS_S:
+        if self.session.accepts_prompts and now_s - self._asked_status_s >= ASK_STATUS_S:
             self._asked_status_s = now_s
-            self.session.ask_status()
+            self.session.request_status()
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)

@@ -30,10 +30,10 @@ from kvscope_app.load_generator.load_settings import (
 )
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import LOAD
-from kvscope_app.ui.makers import label, number_label, set_look
 from kvscope_app.ui.number_fields import NumberBox, WholeNumberBox
 from kvscope_app.ui.number_text import count
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import label, number_label, set_look
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import why_no_prompts
 from kvscope_telemetry.errors import BadInput
@@ -92,7 +92,7 @@ class LoadView(View):
             adapters=self._chosen_adapters(),
         )
 
-    def recall(self, settings: QSettings) -> None:
+    def restore_settings(self, settings: QSettings) -> None:
         kept = settings.value(LOAD)
         if not isinstance(kept, str):
             return
@@ -107,7 +107,7 @@ class LoadView(View):
         self.shortest.setValue(chosen.min_output_tokens)
         self.longest.setValue(chosen.max_output_tokens)
 
-    def remember(self, settings: QSettings) -> None:
+    def save_settings(self, settings: QSettings) -> None:
         with suppress(BadInput):  # contradictory fields are not saved
             chosen = replace(self.settings(), adapters=LoadSettings().adapters)  # adapters depend on the engine
             settings.setValue(LOAD, msgspec.json.encode(chosen).decode())
@@ -164,7 +164,7 @@ class LoadView(View):
             return
         if self.generator.is_stopping:
             return
-        self.session.select_request(None)  # so that the map shows all requests equally
+        self.session.selection.select_request(None)  # so that the map shows all requests equally
         try:
             self.generator.start(self.settings())
         except BadInput as error:
@@ -194,7 +194,7 @@ class LoadView(View):
 
     def _why_not(self) -> str:
         """Return why this engine cannot take load in any state, or ""."""
-        if not self.session.takes_prompts:
+        if not self.session.accepts_prompts:
             return why_no_prompts(self.session.live_mirror.capabilities) or "This engine accepts no prompts"
         return _FOR_OPERATORS if self.session.is_viewer else ""
 

@@ -6,9 +6,9 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout
 
-from kvscope_app.ui.makers import label, set_icon, tool_button
 from kvscope_app.ui.number_text import count, grouped, plural, seconds, short
 from kvscope_app.ui.theme import Theme, mix
+from kvscope_app.ui.widget_factories import label, set_icon, tool_button
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.console.conversation import AnswerStats, Message
 from kvscope_app.views.console.text_body import TextBody, split_reasoning

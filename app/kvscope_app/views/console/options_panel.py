@@ -21,10 +21,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.number_fields import parse_number, parse_whole_number
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.views.console.conversation import DEFAULT_SAMPLING, Conversation, sampling_of
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import LoadedAdapter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope_app.session.session import Session
-from kvscope_app.session.state_text import STATE_WORDS
+from kvscope_app.session.state_text import STATE_TEXTS
 from kvscope_app.ui.number_text import seconds
 from kvscope_app.views.console.chat_answer import AnswerPhase, ChatAnswer
 from kvscope_app.views.requests.phase_text import prefill_so_far
@@ -24,7 +24,7 @@ def progress_text(answer: ChatAnswer, session: Session) -> str:
     if state is SourceState.PAUSED:
         return _timed(_PAUSED, answer)
     if state is SourceState.STALE:
-        return _timed(": ".join(filter(None, [STATE_WORDS[state], session.status.reason])), answer)
+        return _timed(": ".join(filter(None, [STATE_TEXTS[state], session.status.reason])), answer)
     if answer.phase is AnswerPhase.SENT:
         return _timed("Sent, waiting for the engine", answer)
     slow_step = session.status.reason if state is SourceState.STUCK else ""

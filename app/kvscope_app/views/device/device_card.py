@@ -9,9 +9,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QVBoxLayout, QWidget
 
-from kvscope_app.ui.makers import label, number_label, set_look
 from kvscope_app.ui.number_text import UNKNOWN, num_bytes, percent
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import label, number_label, set_look
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.device.device_figures import DeviceFigure
 from kvscope_app.views.device.memory_parts import MemoryUser

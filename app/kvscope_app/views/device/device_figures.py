@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvscope_app.session.device_log import host_taken_bytes, taken_bytes
+from kvscope_app.session.device_log import host_used_bytes, used_bytes
 from kvscope_app.ui.number_text import NOTHING, UNKNOWN, count, num_bytes, percent, plural
 from kvscope_telemetry.devices.device_reader import busy_share
 from kvscope_telemetry.devices.throttling import in_words, is_slowed
@@ -74,7 +74,7 @@ def host_figures(host: Host) -> list[DeviceFigure]:
             "CPU utilization", _of(percent(busy_share(host), 0), plural(len(host.cores or ()), "core")), "Total"
         ),
         DeviceFigure(
-            "Memory used", num_bytes(host_taken_bytes(host)), "Memory not available to processes without swapping"
+            "Memory used", num_bytes(host_used_bytes(host)), "Memory not available to processes without swapping"
         ),
         DeviceFigure("Available", num_bytes(host.memory_available_bytes), "Free memory and most of the file cache"),
         DeviceFigure("File cache", num_bytes(host.cached_bytes), "The system frees it when needed"),
@@ -92,7 +92,7 @@ def memory_line(used: int | None, total: int | None) -> str:
 
 
 def gpu_memory_line(gpu: Gpu) -> str:
-    return memory_line(taken_bytes(gpu), gpu.memory_total_bytes)
+    return memory_line(used_bytes(gpu), gpu.memory_total_bytes)
 
 
 def no_gpu_words(devices: Devices) -> str:

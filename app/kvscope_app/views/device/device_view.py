@@ -23,12 +23,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.session.device_log import HOST, gpu_key, host_taken_bytes
+from kvscope_app.session.device_log import HOST, gpu_key, host_used_bytes
 from kvscope_app.session.session import Session
-from kvscope_app.ui.makers import empty_state, label, scrolled
 from kvscope_app.ui.number_text import NOTHING, UNKNOWN, num_bytes
 from kvscope_app.ui.table_text import as_tsv, chosen_rows
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import empty_state, label, scroll_area
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import ChartedView
 from kvscope_app.views.device.charts import DeviceCharts
@@ -100,7 +100,7 @@ class DeviceView(ChartedView):
         self.refresh()
         self.charts.refresh_all()
 
-    def came_in_sight(self) -> None:
+    def became_visible(self) -> None:
         self.draw_all()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -131,7 +131,7 @@ class DeviceView(ChartedView):
 
     def _show_host(self, card: DeviceCard, host: Host) -> None:
         card.show_state(" · ".join(filter(None, ("Machine", host.name))), "", "muted")
-        line = memory_line(host_taken_bytes(host), host.memory_total_bytes)
+        line = memory_line(host_used_bytes(host), host.memory_total_bytes)
         card.show_memory(line, host_pieces(host), host.memory_total_bytes)
         card.show_figures(host_figures(host))
 
@@ -160,7 +160,7 @@ class DeviceView(ChartedView):
         column.addWidget(label("Processes", "heading"))
         column.addWidget(self.processes)
         column.addStretch(1)
-        scroll = scrolled(body)
+        scroll = scroll_area(body)
         self.charts.lie_in(scroll)
         self.stack = QStackedLayout(self)
         self.stack.addWidget(empty_state(EMPTY_TEXT))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kvscope_app.session.device_log import host_taken_bytes, taken_bytes
+from kvscope_app.session.device_log import host_used_bytes, used_bytes
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
 MAX_NAMED: Final = 6
@@ -26,7 +26,7 @@ class MemoryUser:
 
 
 def gpu_pieces(gpu: Gpu) -> list[MemoryUser]:
-    taken = taken_bytes(gpu)
+    taken = used_bytes(gpu)
     if taken is None:
         return []
     sized = [(f"{p.name or 'process'} ({p.pid})", p.used_bytes) for p in gpu.processes or () if p.used_bytes]
@@ -38,7 +38,7 @@ def gpu_pieces(gpu: Gpu) -> list[MemoryUser]:
 
 def host_pieces(host: Host) -> list[MemoryUser]:
     """Return the users of host memory: anonymous and shared memory of each process, without mapped files."""
-    taken = host_taken_bytes(host)
+    taken = host_used_bytes(host)
     if taken is None:
         return []
     own = [(f"{p.name} ({p.pid})", _sum(p.anonymous_bytes, p.shared_bytes)) for p in host.processes or ()]

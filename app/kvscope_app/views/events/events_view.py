@@ -25,18 +25,18 @@ from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.session import Session
 from kvscope_app.ui.file_dialogs import ask_save
 from kvscope_app.ui.flow_layout import FlowLayout
-from kvscope_app.ui.makers import empty_state, head_row, tool_button
 from kvscope_app.ui.number_text import count, plural
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import empty_state, head_row, tool_button
 from kvscope_app.ui.widgets import FittingLabel
 from kvscope_app.views.base import View
-from kvscope_app.views.choice import Choice
 from kvscope_app.views.events.event_entries import EventEntries
 from kvscope_app.views.events.event_lines import EventExport
 from kvscope_app.views.events.event_search import EventSearch, IntArray
 from kvscope_app.views.events.event_table import EventTable
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.table import Index
+from kvscope_app.views.time_navigator import TimeNavigator
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.messages.event_kinds import KIND_NAMES, kind_text
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.summary import TimedEvent
@@ -52,7 +52,7 @@ class EventsView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self._choice = Choice(session)
+        self._choice = TimeNavigator(session)
         self._search = EventSearch()
         self._shown_state: tuple[object, ...] = ()
         self.model = IndexModel(self)
@@ -82,7 +82,7 @@ class EventsView(View):
         self.setFocusProxy(self.text)
 
     def refresh(self) -> None:
-        self._choice.settle()
+        self._choice.select_pending()
         events = self.session.overview.events
         self._search.request = (self._choice.selected or (-1, -1)) if self.of_selected.isChecked() else None
         self._search.span = self.session.timeline.visible_range.span if self.in_range.isChecked() else None
@@ -190,11 +190,11 @@ class EventsView(View):
         self.session.timeline.visible_range.changed.connect(self._on_overview_changed)
         self.preemptions.toggled.connect(self._on_preemptions)
         self.export.clicked.connect(self._ask_file)
-        self.session.selection_changed.connect(self.refresh)
+        self.session.selection.changed.connect(self.refresh)
         self.session.overview_changed.connect(self._on_overview_changed)
 
     def _on_overview_changed(self) -> None:
-        if in_sight(self):
+        if is_on_screen(self):
             self.refresh()
 
     def _lay_out(self) -> None:

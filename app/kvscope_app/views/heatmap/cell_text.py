@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvscope_app.session.shown_stops import words_at
+from kvscope_app.session.stop_bands import stop_text_at
 from kvscope_app.ui.number_text import count, plural
+from kvscope_app.views.block_locations import locate_block
 from kvscope_app.views.heatmap.measures import size_text
 from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.heatmap.strips import clock_text
-from kvscope_app.views.places import place_of
 from kvscope_telemetry.summaries.address_bins import bin_edges
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
@@ -32,11 +32,11 @@ def cell_words(overview: SessionOverview, pools: PoolRegistry, time_ns: int, add
     row = int(np.searchsorted(bin_edges(num_rows), address, "right")) - 1
     first, last = bin_edges(num_rows)[row : row + 2].tolist()
     cache = pools.cache_of(epoch, num_rows)
-    name = f"Place {count(first)}" if cache is None else place_of(cache, first).name
+    name = f"Place {count(first)}" if cache is None else locate_block(cache, first).name
     if last - first > 1:
-        end = last - 1 if cache is None else place_of(cache, last - 1).number
+        end = last - 1 if cache is None else locate_block(cache, last - 1).number
         name += f" to {count(end)}"
-    stopped = words_at(overview, time_ns)
+    stopped = stop_text_at(overview, time_ns)
     parts = [*_use(overview, place, row, last - first), *([f"engine {stopped}"] if stopped else [])]
     return "  ·  ".join([clock_text(time_ns), name, *parts])
 

@@ -10,11 +10,11 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from kvscope_app.ui.theme import Theme
+from kvscope_app.views.block_locations import tier_title
 from kvscope_app.views.heatmap.cell_keys import HeatMode, unheld_color
 from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
 from kvscope_app.views.page_map.legend_items import LegendSwatch, ShownItems
 from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
-from kvscope_app.views.places import tier_title
 from kvscope_app.views.tier_style import distinct_tier_colors
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import DeviceInfo

@@ -12,15 +12,16 @@ from PySide6.QtCore import QSize
 from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QLayout, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.session.overview_window import first_of_note_ns
+from kvscope_app.session.overview_window import first_relevant_ns
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
-from kvscope_app.ui.makers import empty_state, tool_button
 from kvscope_app.ui.number_text import count, percent, plural
 from kvscope_app.ui.theme import Theme, mix
+from kvscope_app.ui.widget_factories import empty_state, tool_button
 from kvscope_app.ui.widgets import ElidedLabel, SegmentedControl
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
+from kvscope_app.views.block_locations import tier_title
 from kvscope_app.views.capability_messages import why_no_addresses
 from kvscope_app.views.heatmap.address_rows import num_cells
 from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas, RowLabel
@@ -33,11 +34,10 @@ from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
 from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
-from kvscope_app.views.places import tier_title
 from kvscope_app.views.range_link import RangeLink
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.messages.telemetry import DeviceInfo, Hello
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.pool_use import pool_use
@@ -111,7 +111,7 @@ class HeatmapView(View):
         self._show_stores(overview)
         begin_ns, end_ns = int(overview.time_ns[0]), int(overview.time_ns[-1]) + SECOND_NS
         timeline = self.session.timeline
-        self.frame.set_range(begin_ns if timeline.is_file else first_of_note_ns(overview, begin_ns, end_ns), end_ns)
+        self.frame.set_range(begin_ns if timeline.is_file else first_relevant_ns(overview, begin_ns, end_ns), end_ns)
         self.link.begin()
         self.strips.show_overview(overview)
         self.strips.show_current(self.session.mirror)
@@ -243,7 +243,7 @@ class HeatmapView(View):
         self.refresh()
 
     def _on_overview(self) -> None:
-        if in_sight(self):
+        if is_on_screen(self):
             self.refresh()
 
     # Construction
@@ -259,7 +259,7 @@ class HeatmapView(View):
         self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips.all, self._ruler)
         self.caption, self.legend = ElidedLabel(), HeatLegend()
         self._runs_title = ElidedLabel("Free-run lengths (blocks); fainter = fewer")
-        self._modes = SegmentedControl([mode.capitalize() for mode in MODES], "Colour by", gives_way=True)
+        self._modes = SegmentedControl([mode.capitalize() for mode in MODES], "Colour by", is_collapsible=True)
         self.fit_button = tool_button(
             "Fit", "Show the whole timeline (F, or double-click)", checkable=True, checked=True
         )

@@ -15,7 +15,7 @@ from typing import Final
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.recording.own_handle import OwnHandle
+from kvscope_app.session.recording.recording_handle import RecordingHandle
 from kvscope_app.session.session import Session
 from kvscope_app.ui.number_text import seconds
 from kvscope_telemetry.mirror.mirror import Mirror
@@ -33,7 +33,7 @@ MAX_ROWS: Final = 60_000
 _NEAR_PIECES: Final = 2 * len(_LENGTHS_NS)
 _REST_S: Final = 0.001
 """Seconds of sleep at intervals while distant slices are read, so that other threads can run."""
-_LOOK_MS: Final = 80
+_POLL_INTERVAL_MS: Final = 80
 _NEAR_NS: Final = 1_000_000_000
 _STEP_NS: Final = 250_000_000
 """Interval at which the end of an ongoing history is moved."""
@@ -52,7 +52,7 @@ class BlockHistory(QObject):
         self.failure = ""
         self._session = session
         self._block: int | None = None
-        self._handle: OwnHandle | None = None
+        self._handle: RecordingHandle | None = None
         self._read: BlockHistoryPart | None = None
         self._live: GrowingBlockHistory | None = None
         self._live_begin_ns = 0
@@ -63,7 +63,7 @@ class BlockHistory(QObject):
         self._is_wanted = False
         self._work: Background[None] | None = None
         self._parts: deque[BlockHistoryPart] = deque()
-        self._timer = QTimer(self, interval=_LOOK_MS)
+        self._timer = QTimer(self, interval=_POLL_INTERVAL_MS)
         self._timer.timeout.connect(self._look)
         session.timeline.updated.connect(self._extend)
 
@@ -154,14 +154,14 @@ class BlockHistory(QObject):
         time."""
         told_ns = max(_wall_ns(self._session.live_mirror), self._live_begin_ns)
         timeline = self._session.timeline
-        cursor_ns = told_ns if timeline.paused else timeline.cursor_ns
+        cursor_ns = told_ns if timeline.is_paused else timeline.cursor_ns
         return cursor_ns if 0 < cursor_ns - told_ns < _QUIET_NS else told_ns
 
     # Recorded history
 
     def _read_around(self, cursor_ns: int) -> None:
         """Request reading around `cursor_ns`, which starts once the running thread has ended."""
-        self._handle = self._handle or self._session.own_handle()
+        self._handle = self._handle or self._session.new_recording_handle()
         if self._handle is None:
             self.failure = NOT_KEPT
             return
@@ -199,8 +199,8 @@ class BlockHistory(QObject):
         while self._parts:
             self._add(self._parts.popleft())
         work = self._work
-        if work is not None and work.is_over and not self._parts:
-            if not work.is_unwanted:
+        if work is not None and work.is_finished and not self._parts:
+            if not work.is_cancelled:
                 self.failure = work.failure
             self._work = None
             has_more = True
@@ -251,7 +251,7 @@ def known_text(part: BlockHistoryPart) -> str:
 
 
 def _read_pieces(
-    handle: OwnHandle,
+    handle: RecordingHandle,
     block: int,
     block_size: int,
     pieces: list[tuple[int, int]],

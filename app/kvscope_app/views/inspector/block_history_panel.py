@@ -10,9 +10,9 @@ from PySide6.QtGui import QGuiApplication, QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QHeaderView, QVBoxLayout, QWidget
 
 from kvscope_app.session.session import Session
-from kvscope_app.ui.makers import label, set_icon, tool_button
 from kvscope_app.ui.number_text import percent, plural
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import label, set_icon, tool_button
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.inspector.block_history import BlockHistory, known_text
 from kvscope_app.views.inspector.block_history_strip import BlockHistoryStrip
@@ -94,7 +94,7 @@ class BlockHistoryPanel(QWidget):
     def show_block(self, block: int | None) -> None:
         if block != self.history.block:
             self.strip.fit()
-            self._session.texts.want(self, ())
+            self._session.texts.request(self, ())
         self.history.show(block)
 
     def refresh(self) -> None:
@@ -128,7 +128,7 @@ class BlockHistoryPanel(QWidget):
         rows = range(max(first, 0), (self.model.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
         seen = (self.model.moment_at(row) for row in rows)
         wanted = (self._asked(moment) for moment in seen if moment is not None)
-        self._session.texts.want(self, [asked for asked in wanted if asked is not None])
+        self._session.texts.request(self, [asked for asked in wanted if asked is not None])
 
     def _asked(self, moment: BlockMoment) -> Asked | None:
         block = self.history.block

@@ -94,7 +94,7 @@ class BlockHistoryStrip(QWidget):
     def x_of(self, time_ns: int) -> float:
         return self.seen.share_at(time_ns) * self.width()
 
-    def words_at(self, time_ns: int) -> str:
+    def text_at(self, time_ns: int) -> str:
         """Return text on the block's state at a moment."""
         part = self.part
         place = -1 if part is None else int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
@@ -173,7 +173,7 @@ class BlockHistoryStrip(QWidget):
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
-            QToolTip.showText(event.globalPos(), self.words_at(self._time_near(event.pos().x())), self)
+            QToolTip.showText(event.globalPos(), self.text_at(self._time_near(event.pos().x())), self)
             return True
         return super().event(event)
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import count, plural
+from kvscope_app.views.block_locations import locate_block
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.facts import Fact, block_link, event_link, request_link
-from kvscope_app.views.places import place_of
 from kvscope_telemetry.messages.telemetry import CacheInfo, Event, Frame
 from kvscope_telemetry.summaries.summary import TimedEvent
 
@@ -52,6 +52,6 @@ def _role_of_other(event: Event) -> str:
 def _evicted(frame: Frame, cache: CacheInfo) -> Iterator[Fact]:
     blocks = np.frombuffer(frame.moves.evicted, "<u4").tolist()
     for block in blocks[:_MAX_BLOCKS]:
-        yield Fact("Evicted", place_of(cache, block).name, block_link(block))
+        yield Fact("Evicted", locate_block(cache, block).name, block_link(block))
     if len(blocks) > _MAX_BLOCKS:
         yield Fact("And", f"{count(len(blocks) - _MAX_BLOCKS)} more")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from PySide6.QtCore import QObject
 
 from kvscope_app.session.session import Session
-from kvscope_app.views.choice import Choice
 from kvscope_app.views.inspector.findings import Finding, findings
 from kvscope_app.views.inspector.text_search import TextSearch
 from kvscope_app.views.page_map.block_facts import block_facts
+from kvscope_app.views.time_navigator import TimeNavigator
 
 
 class Finder(QObject):
@@ -19,7 +19,7 @@ class Finder(QObject):
         super().__init__(parent)
         self.session = session
         self.texts = TextSearch(session, self)
-        self._choice = Choice(session)
+        self._choice = TimeNavigator(session)
         self._wanted_block: tuple[int, int] | None = None
         """(epoch, block) to select once its time is shown."""
         session.timeline.shown.connect(self._settle)
@@ -40,8 +40,8 @@ class Finder(QObject):
         elif finding.time_ns is not None:
             self._choice.choose(finding.time_ns, finding.epoch, finding.request or 0)
         elif finding.request is not None:
-            self.session.select_block(None)
-            self.session.select_request(finding.request)
+            self.session.selection.select_block(None)
+            self.session.selection.select_request(finding.request)
 
     def _choose_block(self, block: int) -> None:
         """Select a block and a request that holds it, as a click in the page map does."""
@@ -50,13 +50,13 @@ class Finder(QObject):
             return
         facts = block_facts(mirror, block, mirror.hello.cache.block_size)
         holders = facts.holders or ((facts.owner,) if facts.owner is not None else ())
-        if self.session.selected_request not in holders:
-            self.session.select_request(holders[0] if holders else None)
-        self.session.select_block(block)
+        if self.session.selection.request not in holders:
+            self.session.selection.select_request(holders[0] if holders else None)
+        self.session.selection.select_block(block)
 
     def _settle(self, _: object) -> None:
-        self._choice.settle()
+        self._choice.select_pending()
         if self._wanted_block is not None and self._wanted_block[0] == self.session.mirror.epoch:
             block, self._wanted_block = self._wanted_block[1], None
-            self.session.select_request(None)
-            self.session.select_block(block)
+            self.session.selection.select_request(None)
+            self.session.selection.select_block(block)

@@ -15,12 +15,11 @@ from PySide6.QtWidgets import QHBoxLayout, QSplitter, QStackedLayout, QVBoxLayou
 from kvscope_app.session.block_texts.request_text import text_blocks, text_parts
 from kvscope_app.session.recording.recorded_lookup import RecordedLookup
 from kvscope_app.session.session import Session
-from kvscope_app.ui.makers import empty_state, head_row, label, set_icon, tool_button
 from kvscope_app.ui.theme import Theme, owner_color
+from kvscope_app.ui.widget_factories import empty_state, head_row, label, set_icon, tool_button
 from kvscope_app.ui.widgets import ElidedLabel, SegmentedControl
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.block_history_panel import BlockHistoryPanel
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.event_facts import event_facts
@@ -32,6 +31,7 @@ from kvscope_app.views.inspector.step_page import Series, newest_timings, step_p
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.requests.request_columns import at_moment
 from kvscope_app.views.roofline.step_facts import phases_of
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.messages.telemetry import Frame
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import Recording
@@ -90,8 +90,8 @@ class InspectorView(View):
     def refresh(self) -> None:
         page = self._page()
         is_block = page is not None and self.subject == BLOCK
-        if is_block or self.session.selected_block != self.block_history.history.block:
-            self.block_history.show_block(self.session.selected_block if is_block else None)
+        if is_block or self.session.selection.block != self.block_history.history.block:
+            self.block_history.show_block(self.session.selection.block if is_block else None)
         self._stack.setCurrentIndex(1 if page is not None else 0)
         self.copy_button.setEnabled(page is not None)
         self.block_history.setVisible(is_block)
@@ -118,28 +118,28 @@ class InspectorView(View):
             self.refresh()
 
     def shut_down(self) -> None:
-        self.session.texts.want(self, ())
-        self.session.texts.want(self.block_history, ())
+        self.session.texts.request(self, ())
+        self.session.texts.request(self.block_history, ())
         self.block_history.close_history()
         self.steps.close()
 
     def _page(self) -> FactsPage | None:
         session, mirror = self.session, self.session.mirror
-        block, number = session.selected_block, session.selected_request
+        block, number = session.selection.block, session.selection.request
         if mirror.hello is None:
             return None
         if self.subject == BLOCK and block is not None and block < mirror.num_rows:
             return self._block_page(block)
         if self.subject == REQUEST and number is not None:
             return self._request_page(number)
-        session.texts.want(self, ())
+        session.texts.request(self, ())
         return self._step_page() if self.subject == STEP else None
 
     def _block_page(self, block: int) -> FactsPage:
         mirror, texts = self.session.mirror, self.session.texts
         assert mirror.hello is not None, "there are blocks only once there is an engine"
         asked = block_facts(mirror, block, mirror.hello.cache.block_size).asked
-        texts.want(self, () if asked is None else (asked,))
+        texts.request(self, () if asked is None else (asked,))
         if asked is None:
             return block_page(mirror, block)
         return block_page(mirror, block, texts.get(asked), texts.why_not(asked) or "…")
@@ -147,7 +147,7 @@ class InspectorView(View):
     def _request_page(self, number: int) -> FactsPage | None:
         mirror, texts = self.session.mirror, self.session.texts
         blocks = text_blocks(mirror, number)
-        texts.want(self, [block.asked for block in blocks])
+        texts.request(self, [block.asked for block in blocks])
         reasons = [texts.why_not(block.asked) for block in blocks]
         why_not = reasons[0] if all(reasons) and reasons else ""
         parts = [Fact(name, value) for name, value in text_parts(blocks, texts.get, why_not)]
@@ -194,21 +194,21 @@ class InspectorView(View):
         return event_facts(timed, hello.cache, frame, is_before=is_before)
 
     def _why_nothing(self) -> str:
-        selected = (self.session.selected_block, self.session.selected_request, None)[self.subject]
+        selected = (self.session.selection.block, self.session.selection.request, None)[self.subject]
         return EMPTY_TEXTS[self.subject] if selected is None else GONE_TEXTS[self.subject]
 
     def _color_swatch(self, page: FactsPage | None) -> None:
         """Colour the swatch like the block on the page map, or like the request everywhere."""
         session, mirror, color = self.session, self.session.mirror, ""
-        if page is not None and self.subject == REQUEST and session.selected_request is not None:
-            color = owner_color(session.selected_request, self.theme).name()
+        if page is not None and self.subject == REQUEST and session.selection.request is not None:
+            color = owner_color(session.selection.request, self.theme).name()
         elif (
             page is not None
             and self.subject == BLOCK
             and mirror.hello is not None
-            and session.selected_block is not None
+            and session.selection.block is not None
         ):
-            facts = block_facts(mirror, session.selected_block, mirror.hello.cache.block_size)
+            facts = block_facts(mirror, session.selection.block, mirror.hello.cache.block_size)
             color = str(getattr(self.theme, facts.color))
         style = f"background: {color}; border: 1px solid {self.theme.border}; border-radius: 3px;" if color else ""
         if style != self._swatch.styleSheet():
@@ -216,13 +216,13 @@ class InspectorView(View):
         self._swatch.setVisible(bool(color))
 
     def _on_selection(self) -> None:
-        before, now = self._selected, (self.session.selected_block, self.session.selected_request)
+        before, now = self._selected, (self.session.selection.block, self.session.selection.request)
         self._selected = now
         if now[0] is not None and now[0] != before[0]:
             self.subject = BLOCK
         elif now[1] is not None and now[1] != before[1]:
             self.subject = REQUEST
-        elif self.session.selected_batch:
+        elif self.session.selection.batch:
             self.subject = STEP
         self.subjects.set_current(self.subject)
         if self.isVisible():
@@ -238,10 +238,10 @@ class InspectorView(View):
     def _on_link(self, link: Link) -> None:
         session = self.session
         if link.goal is Goal.BLOCK:
-            session.select_block(link.number)
+            session.selection.select_block(link.number)
             self.show_subject(BLOCK)
         elif link.goal is Goal.REQUEST:
-            session.select_request(link.number)
+            session.selection.select_request(link.number)
             self.show_subject(REQUEST)
         elif link.goal is Goal.TIME:
             session.timeline.go_to(link.number)
@@ -255,14 +255,14 @@ class InspectorView(View):
             self._newest = update.series
 
     def _refresh_if_seen(self) -> None:
-        if in_sight(self):
+        if is_on_screen(self):
             self.refresh()
 
     def _connect(self) -> None:
         self.subjects.chosen.connect(self.show_subject)
         self.copy_button.clicked.connect(lambda: self.table.copy(all_rows=True))
         self.table.followed.connect(self._on_link)
-        self.session.selection_changed.connect(self._on_selection)
+        self.session.selection.changed.connect(self._on_selection)
         self.session.timeline.event_shown.connect(self._on_event)
         self.session.timeline.shown.connect(self._remember)
         self.block_history.history.changed.connect(self._refresh_if_seen)

@@ -12,10 +12,10 @@ from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.history import History
 from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import count, num_bytes, percent, plural
+from kvscope_app.views.block_locations import group_name, locate_block
 from kvscope_app.views.events.event_entries import why_text
 from kvscope_app.views.inspector.event_facts import THIS_EVENT
 from kvscope_app.views.inspector.facts import Fact, FactsPage, block_link, event_link, page, time_link
-from kvscope_app.views.places import group_name, place_of
 from kvscope_app.views.requests.blocks_text import blocks_sentence
 from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_text import FindFirst, phases
@@ -118,11 +118,11 @@ def _blocks(mirror: Mirror, hello: Hello, number: int) -> Iterator[Fact]:
     for name, at in (("First block", 0), ("Last block", -1)):
         if len(table) > abs(at):
             block = int(table[at])
-            yield Fact(name, place_of(hello.cache, block).name, block_link(block))
+            yield Fact(name, locate_block(hello.cache, block).name, block_link(block))
     yield from _groups(mirror, hello.cache, number)
     if (cold := _cold_blocks(mirror, number)) is not None:
         yield Fact("Cold blocks", cold.words, tip="By the last attention measurement, over all layers and heads")
-        place = f"{place_of(hello.cache, cold.coldest).name}, {percent(cold.coldest_share, 2)}"
+        place = f"{locate_block(hello.cache, cold.coldest).name}, {percent(cold.coldest_share, 2)}"
         yield Fact("Coldest block", place, block_link(cold.coldest))
 
 
@@ -151,7 +151,7 @@ def _groups(mirror: Mirror, cache: CacheInfo, number: int) -> Iterator[Fact]:
 
 def _state_words(mirror: Mirror, cache: CacheInfo, group: int, row: int, num_cached: int) -> str:
     size = f" of {num_bytes(cache.state_bytes)}" if cache.state_bytes else ""
-    words = f"{group_name(cache.groups[group])}: {place_of(cache, row).name.lower()}{size}"
+    words = f"{group_name(cache.groups[group])}: {locate_block(cache, row).name.lower()}{size}"
     return words + (f"; it went on from that after {plural(num_cached, 'token')}" if num_cached else "")
 
 
@@ -167,7 +167,7 @@ def _events(history: History, events: list[LoggedEvent]) -> Iterator[Fact]:
         wall_ns = history.wall_ns(entry.time_ns)
         why = why_text(entry.event)
         value = f"{entry.event.kind}: {why}" if why else entry.event.kind
-        yield Fact(clock_text(wall_ns), value, event_link(history.timed(entry)))
+        yield Fact(clock_text(wall_ns), value, event_link(history.with_wall_time(entry)))
 
 
 class _ColdBlocks(NamedTuple):

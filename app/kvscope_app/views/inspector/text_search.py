@@ -19,8 +19,8 @@ from kvscope_app.session.block_texts.session_texts import asked_of
 from kvscope_app.session.session import Session
 from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import count, plural
+from kvscope_app.views.block_locations import locate_block
 from kvscope_app.views.inspector.findings import Finding
-from kvscope_app.views.places import place_of
 from kvscope_telemetry.block_texts.block_texts import Asked, RecordedText
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.mirror.mirror import Mirror
@@ -32,7 +32,7 @@ FEWEST_LETTERS: Final = 2
 _AT_A_TIME: Final = 1024
 _TYPING_MS: Final = 250
 _GIVE_UP_MS: Final = 3000
-_LOOK_MS: Final = 60
+_POLL_INTERVAL_MS: Final = 60
 _AROUND: Final = 28
 
 
@@ -65,7 +65,7 @@ class TextSearch(QObject):
         self._give_up = QTimer(self, singleShot=True, interval=_GIVE_UP_MS)
         self._give_up.timeout.connect(self._no_answer)
         self._elsewhen: Background[list[RecordedText]] | None = None
-        self._looking = QTimer(self, interval=_LOOK_MS)
+        self._looking = QTimer(self, interval=_POLL_INTERVAL_MS)
         self._looking.timeout.connect(self._look_elsewhen)
         session.texts.arrived.connect(self._go_on)
 
@@ -75,7 +75,7 @@ class TextSearch(QObject):
         self._text = text.strip().casefold()
         if len(self._text) < FEWEST_LETTERS:
             return
-        if why_none := self._session.texts.why_none:
+        if why_none := self._session.texts.why_no_texts:
             self._say(why_none)
         else:
             self._typing.start()
@@ -97,13 +97,13 @@ class TextSearch(QObject):
             return
         self._say(f"Searching texts… {plural(self._num_read, 'block')}")
         self._give_up.start()
-        self._session.texts.want(self, [place.asked for place in self._open])
+        self._session.texts.request(self, [place.asked for place in self._open])
         self._go_on()
 
     def _go_on(self) -> None:
         """Search the current portion once all of its available texts have arrived."""
         texts = self._session.texts
-        if not self._open or any(texts.is_coming(place.asked) for place in self._open):
+        if not self._open or any(texts.is_pending(place.asked) for place in self._open):
             return
         self._give_up.stop()
         opened, self._open = self._open, []
@@ -132,9 +132,9 @@ class TextSearch(QObject):
 
     def _look_elsewhen(self) -> None:
         """Emit what was found at other times, once that search is over."""
-        if self._elsewhen is None or not self._elsewhen.is_over:
+        if self._elsewhen is None or not self._elsewhen.is_finished:
             return
-        found, failure, self._elsewhen = self._elsewhen.made or [], self._elsewhen.failure, None
+        found, failure, self._elsewhen = self._elsewhen.result or [], self._elsewhen.failure, None
         mirror = self._session.mirror
         there = set(mirror.ledger.hash[mirror.ledger.hash != 0].tolist())
         other = [text for text in found if text.epoch != mirror.epoch or not _is_there(text, mirror, there)]
@@ -169,7 +169,7 @@ class TextSearch(QObject):
         assert hello is not None, "there are blocks only once there is an engine"
         begin, end = max(at - _AROUND, 0), at + len(self._text) + _AROUND
         snippet = " ".join(text[begin:end].split())
-        where = f"in {place_of(hello.cache, block).name.lower()}"
+        where = f"in {locate_block(hello.cache, block).name.lower()}"
         if recorded is None:
             return Finding(f"“{snippet}”", where, block=block, is_text=True)
         when, epoch = recorded.time_ns, recorded.epoch
@@ -199,7 +199,7 @@ class TextSearch(QObject):
         if self._elsewhen is not None:
             self._elsewhen.cancel()
             self._elsewhen = None
-        self._session.texts.want(self, ())
+        self._session.texts.request(self, ())
         self._say(note)
 
     def _say(self, note: str) -> None:

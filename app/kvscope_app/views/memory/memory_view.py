@@ -23,9 +23,9 @@ from shiboken6 import isValid
 
 from kvscope_app.session.session import Session
 from kvscope_app.ui.icons import pixmap
-from kvscope_app.ui.makers import empty_state, label, number_label, scrolled, set_look
 from kvscope_app.ui.number_text import UNKNOWN, num_bytes, percent, seconds, signed_bytes
 from kvscope_app.ui.theme import Theme, mix
+from kvscope_app.ui.widget_factories import empty_state, label, number_label, scroll_area, set_look
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import ChartedView
@@ -104,7 +104,7 @@ class MemoryView(ChartedView):
 
     def _on_update(self, update: Update) -> None:
         """Show the first memory breakdown of an engine even while paused, when views are not refreshed."""
-        if update.memory is not None and not self._has_memory and self.session.timeline.paused:
+        if update.memory is not None and not self._has_memory and self.session.timeline.is_paused:
             self.refresh()
 
     def apply_theme(self, theme: Theme) -> None:
@@ -152,7 +152,7 @@ class MemoryView(ChartedView):
         column.addLayout(self._tables())
         column.addWidget(self.charts)
         column.addStretch(1)
-        scroll = scrolled(body)
+        scroll = scroll_area(body)
         self.charts.lie_in(scroll)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))

@@ -7,9 +7,9 @@ from typing import Final
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QVBoxLayout, QWidget
 
-from kvscope_app.ui.makers import label, number_label
 from kvscope_app.ui.number_text import count, num_bytes, percent, plural
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import label, number_label
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.tiers import TierOccupancy, moved_text

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvscope_app.session.block_texts.session_texts import asked_of
 from kvscope_app.ui.number_text import UNKNOWN, count, percent, plural
-from kvscope_app.views.places import group_name, is_swapped_out, place_of
+from kvscope_app.views.block_locations import group_name, is_swapped_out, locate_block
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.block_texts.block_texts import Asked
 from kvscope_telemetry.ledger import (
@@ -82,7 +82,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     """Return facts about `block`, 0 <= block < ledger.num_blocks."""
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     ledger = mirror.ledger
-    place = place_of(mirror.hello.cache, block)
+    place = locate_block(mirror.hello.cache, block)
     if ledger.tier[block] == Tier.UNKNOWN:  # rows of unknown tiers follow those on disk
         place = replace(place, tier=Tier.UNKNOWN)
     state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state(ledger, block)

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from kvscope_app.ui.theme import Theme
+from kvscope_app.views.block_locations import group_name
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
-from kvscope_app.views.places import group_name
 from kvscope_telemetry.ledger import LOWER_TIERS, BlockState, Tier
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.mirror.pool_use import RESERVING

@@ -19,8 +19,8 @@ from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
+from kvscope_app.views.block_locations import group_name, map_sections
 from kvscope_app.views.capability_messages import SLOTS
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
 from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
@@ -33,7 +33,7 @@ from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.page_map.legend_items import may_flash, owners_in, shown_in
 from kvscope_app.views.page_map.page_map_legend import PageMapLegend
 from kvscope_app.views.page_map.usage_bar import UsageBar
-from kvscope_app.views.places import group_name, map_sections
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
 from kvscope_telemetry.mirror.last_use import last_used_steps
@@ -78,7 +78,9 @@ class PageMapView(View):
         self._wanted_mode = self.scene.mode
         """Mode that the user chose; drawn only if the engine reports what it needs."""
         self._keys: Mapping[str, str] = {}
-        self._modes = SegmentedControl([mode.name.capitalize() for mode in COLOR_MODES], "Colour by", gives_way=True)
+        self._modes = SegmentedControl(
+            [mode.name.capitalize() for mode in COLOR_MODES], "Colour by", is_collapsible=True
+        )
         self.group = QComboBox()
         """Selector of the KV group to highlight; hidden if there is a single group."""
         self._groups: tuple[KVGroup, ...] = ()
@@ -136,8 +138,8 @@ class PageMapView(View):
         """Select a request that holds the block, or else the one that wrote it, unless one of these is already
         selected."""
         candidates = self._candidates(self.facts_of(block))
-        if candidates and self.session.selected_request not in candidates:
-            self.session.select_request(candidates[0])
+        if candidates and self.session.selection.request not in candidates:
+            self.session.selection.select_request(candidates[0])
 
     def refresh(self) -> None:
         mirror = self.session.mirror
@@ -218,7 +220,7 @@ class PageMapView(View):
 
     def _connect(self) -> None:
         self.session.timeline.shown.connect(self._remember)
-        self.session.selection_changed.connect(self._show_selection)
+        self.session.selection.changed.connect(self._show_selection)
         self.group.currentIndexChanged.connect(self._on_group)
         self._modes.chosen.connect(lambda index: self.set_mode(COLOR_MODES[index]))
         for button, slot in zip(self.pool_buttons, (self.zoom_out, self.zoom_in, self.fit_all), strict=True):
@@ -226,7 +228,7 @@ class PageMapView(View):
         self.canvas.pointed.connect(self._show_card)
         self.canvas.chosen.connect(self._choose)
         self.canvas.inspect_wanted.connect(self.inspect_wanted)
-        self.canvas.dismissed.connect(self.session.clear_selection)
+        self.canvas.dismissed.connect(self.session.selection.clear)
         self.session.texts.arrived.connect(self._texts_arrived)
 
     def _remember(self, update: Update) -> None:
@@ -262,7 +264,7 @@ class PageMapView(View):
         possible = [not self.why_not(mode) for mode in COLOR_MODES]
         mode = STATE if self.why_not(self._wanted_mode) else self._wanted_mode
         for index, is_possible in enumerate(possible):
-            self._modes.set_possible(index, is_possible)
+            self._modes.set_button_enabled(index, is_possible)
         self._modes.set_current(COLOR_MODES.index(mode))
         capabilities = self.session.capabilities
         self.scene.has_filled, self.scene.tells_addresses = capabilities.filled, capabilities.physical_rows
@@ -274,11 +276,11 @@ class PageMapView(View):
         self._show_legend()
 
     def _show_selection(self) -> None:
-        self.canvas.show_selected(self.session.selected_block)
-        number = self.session.selected_request
-        numbers = self.session.selected_batch if number is None else (number,)
+        self.canvas.show_selected(self.session.selection.block)
+        number = self.session.selection.request
+        numbers = self.session.selection.batch if number is None else (number,)
         held = [blocks_of_request(self.session.mirror, each).astype(np.uint32) for each in numbers]
-        table = np.unique(np.concatenate(held)) if held else self.session.selected_blocks
+        table = np.unique(np.concatenate(held)) if held else self.session.selection.highlighted_rows
         if table is None:
             table = self._group_rows
         if table is not None and not table.size:
@@ -317,7 +319,7 @@ class PageMapView(View):
         state = (mirror, mirror.epoch, mirror.seq, mirror.pinned, mirror.used_share)
         if state == self._last_state and self.canvas.pointed_block < 0:
             return
-        if mirror.hello is None or not in_sight(self):
+        if mirror.hello is None or not is_on_screen(self):
             return
         self._last_state = state
         self._follow_groups(mirror)
@@ -359,7 +361,7 @@ class PageMapView(View):
             self.card.hide()
             return
         asked, texts = facts.asked, self.session.texts
-        texts.want(self, () if asked is None else (asked,))
+        texts.request(self, () if asked is None else (asked,))
         content = None if asked is None else texts.get(asked)
         self.card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")
         self.card.place(self.canvas.cell_rect(block), self.canvas.map_rect)
@@ -374,14 +376,14 @@ class PageMapView(View):
         """Select the block and a request that holds it; another click on a shared block selects its next holder."""
         facts = self.facts_of(block)
         candidates = self._candidates(facts)
-        selected = self.session.selected_request
+        selected = self.session.selection.request
         if not candidates:
-            self.session.select_request(None)
+            self.session.selection.select_request(None)
         elif selected in candidates:
-            self.session.select_request(candidates[(candidates.index(selected) + 1) % len(candidates)])
+            self.session.selection.select_request(candidates[(candidates.index(selected) + 1) % len(candidates)])
         else:
-            self.session.select_request(candidates[0])
-        self.session.select_block(None if facts is None else block)
+            self.session.selection.select_request(candidates[0])
+        self.session.selection.select_block(None if facts is None else block)
 
     @staticmethod
     def _candidates(facts: BlockFacts | None) -> tuple[int, ...]:

@@ -26,14 +26,13 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import PREFIX_FILTER, PREFIX_ORDER
 from kvscope_app.ui.flow_layout import FlowLayout
 from kvscope_app.ui.fonts import mono
-from kvscope_app.ui.makers import empty_state, head_row, label
 from kvscope_app.ui.number_text import count, num_bytes, plural
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import empty_state, head_row, label
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
-from kvscope_app.views.in_sight import in_sight
-from kvscope_app.views.places import group_name
+from kvscope_app.views.block_locations import group_name
 from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, Labels
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PrefixMoment, holder_words, idle_words, where_words
@@ -42,6 +41,7 @@ from kvscope_app.views.prefixes.selection import PrefixSelection
 from kvscope_app.views.prefixes.shown_nodes import Mask, Which
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.prefixes.tree_keeper import TreeKeeper
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.block_texts.block_texts import Asked
 from kvscope_telemetry.ledger import NO_OWNER
 from kvscope_telemetry.messages.telemetry import CacheInfo, KVGroup
@@ -125,22 +125,22 @@ class PrefixesView(View):
         elif self.keeper.failure and self.keeper.tree is None:
             self._show_empty(_not_made(self.keeper.failure))
         self._tell_time(mirror)
-        if not self.keeper.is_settled:
+        if not self.keeper.is_loaded:
             self._again.start(_COME_BACK_MS if self.keeper.is_working else _LATER_MS)
         self.selection.show()
         self._want_texts()
 
     @property
-    def is_settled(self) -> bool:
-        return self.keeper.is_settled
+    def is_loaded(self) -> bool:
+        return self.keeper.is_loaded
 
     def shut_down(self) -> None:
-        self.session.texts.want(self, ())
+        self.session.texts.request(self, ())
         self._again.stop()
         self._reorder_soon.stop()
         self.keeper.close()
 
-    def recall(self, settings: QSettings) -> None:
+    def restore_settings(self, settings: QSettings) -> None:
         which, order = str(settings.value(PREFIX_FILTER, "")), str(settings.value(PREFIX_ORDER, "")).split()
         if self.which.findText(which) >= 0:
             self.which.setCurrentText(which)
@@ -148,7 +148,7 @@ class PrefixesView(View):
         if len(order) == 2 and order[0] in titles and order[1] in _ORDERS:
             self.table.sortByColumn(titles.index(order[0]), _ORDERS[order[1]])
 
-    def remember(self, settings: QSettings) -> None:
+    def save_settings(self, settings: QSettings) -> None:
         header = self.table.horizontalHeader()
         title = COLUMNS[header.sortIndicatorSection()].title.replace(" ", "_")
         order = next(name for name, each in _ORDERS.items() if each == header.sortIndicatorOrder())
@@ -241,7 +241,7 @@ class PrefixesView(View):
     def _show_note(self) -> None:
         failure = self.keeper.failure
         several = self._of_groups()
-        note = _not_made(failure) if failure else "  ".join(filter(None, (several, self.session.texts.why_none)))
+        note = _not_made(failure) if failure else "  ".join(filter(None, (several, self.session.texts.why_no_texts)))
         if note != self.note.text():
             self.note.setText(note)
         self.note.setVisible(bool(note))
@@ -262,7 +262,7 @@ class PrefixesView(View):
 
     def _want_texts(self) -> None:
         moment = self.model.moment
-        if moment is None or not in_sight(self):
+        if moment is None or not is_on_screen(self):
             return
         nodes = [node for row in self.table.visible_rows() if (node := self.model.node_at(row)) is not None]
         wanted = [pair for node in nodes for pair in moment.tree.blocks_of(node, LABEL_BLOCKS)]
@@ -272,7 +272,7 @@ class PrefixesView(View):
             part = slice(MAX_SEARCHED)
             wanted += zip(moment.tree.row_hash[part].tolist(), moment.tree.rows[part].tolist(), strict=True)
         unique = dict(wanted[:MAX_SEARCHED])
-        self.session.texts.want(self, [self._asked(block_hash, row) for block_hash, row in unique.items()])
+        self.session.texts.request(self, [self._asked(block_hash, row) for block_hash, row in unique.items()])
         self._show_note()
 
     def _on_texts(self) -> None:
@@ -318,7 +318,7 @@ class PrefixesView(View):
         return find(moment, words, self.session.mirror, known)
 
     def _come_back(self) -> None:
-        if in_sight(self):
+        if is_on_screen(self):
             self.refresh()
 
     def _connect(self) -> None:

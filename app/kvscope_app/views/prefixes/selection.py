@@ -34,8 +34,8 @@ class PrefixSelection(QObject):
         model.reordering.connect(self._begin)
         model.reordered.connect(self._end)
         table.selectionModel().selectionChanged.connect(self._on_rows)
-        table.released.connect(lambda: session.select_request(None))
-        session.selection_changed.connect(self._on_session)
+        table.released.connect(lambda: session.selection.select_request(None))
+        session.selection.changed.connect(self._on_session)
 
     @property
     def current(self) -> int | None:
@@ -49,7 +49,7 @@ class PrefixSelection(QObject):
     def follow(self) -> None:
         """Update after a new tree, in which selected nodes may have other blocks and the selection made elsewhere
         another node."""
-        if self._chosen and self._session.selected_blocks is not None:
+        if self._chosen and self._session.selection.highlighted_rows is not None:
             self._choose(self._chosen)
         else:
             self._place = None
@@ -79,10 +79,10 @@ class PrefixSelection(QObject):
         nodes = [] if moment is None else self._nodes(moment)
         was_ours, self._is_ours = self._is_ours, True
         if moment is None or not keys:
-            self._session.select_request(None)
+            self._session.selection.select_request(None)
         else:  # empty if the nodes do not exist at this moment; they may exist at another
             rows = [np.empty(0, np.int64), *(moment.tree.rows_of(n) for n in nodes)]
-            self._session.select_blocks(np.concatenate(rows).astype(np.uint32))
+            self._session.selection.highlight_rows(np.concatenate(rows).astype(np.uint32))
         self._is_ours = was_ours
         self.changed.emit()
 
@@ -136,10 +136,10 @@ class PrefixSelection(QObject):
 def place_of_selection(moment: PrefixMoment, session: Session) -> int | None:
     """Return the node of the selected block, or the deepest node of the selected request's text, even after the request
     ended."""
-    block, tree = session.selected_block, moment.tree
+    block, tree = session.selection.block, moment.tree
     if block is not None:
         return tree.node_of(block)
-    if session.selected_request is None:
+    if session.selection.request is None:
         return None
-    nodes = tree.nodes_of(blocks_of_request(session.mirror, session.selected_request))
+    nodes = tree.nodes_of(blocks_of_request(session.mirror, session.selection.request))
     return int(nodes[np.argmax(tree.level[nodes])]) if nodes.size else None

@@ -43,7 +43,7 @@ class TreeKeeper:
         self._rest_until_s = 0.0
 
     @property
-    def is_settled(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether no tree is being built or waiting to be built."""
         return self._work is None and self._made_of == self._working_on
 
@@ -93,15 +93,15 @@ class TreeKeeper:
 
     def _take_made(self) -> bool:
         work = self._work
-        if work is None or not work.is_over:
+        if work is None or not work.is_finished:
             return False
         self._work, self.failure = None, work.failure
         if work.failure:
             self._rest_until_s = time.monotonic() + _AFTER_FAILURE_S
             return False
-        if work.made is None:  # the buffer for the copy has been allocated
+        if work.result is None:  # the buffer for the copy has been allocated
             return False
-        self._keep(work.made)
+        self._keep(work.result)
         return True
 
     def _keep(self, tree: PrefixTree) -> None:

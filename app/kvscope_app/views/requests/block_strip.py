@@ -15,7 +15,7 @@ from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.number_text import count
 from kvscope_app.ui.theme import DARK, Theme, mix
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.places import BlockLocation, place_of
+from kvscope_app.views.block_locations import BlockLocation, locate_block
 from kvscope_app.views.tier_style import tier_color
 from kvscope_telemetry.ledger import LOWER_TIERS, Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo
@@ -169,7 +169,7 @@ class BlockStrip(QWidget):
 
     def _place(self, index: int) -> BlockLocation:
         row = int(self._ids[index])
-        return BlockLocation(Tier.HBM, row) if self._cache is None else place_of(self._cache, row)
+        return BlockLocation(Tier.HBM, row) if self._cache is None else locate_block(self._cache, row)
 
     def cell_rect(self, index: int) -> QRect:
         cell = self._cell()

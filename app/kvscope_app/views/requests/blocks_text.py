@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.ui.number_text import count, num_bytes, plural
-from kvscope_app.views.places import is_swapped_out, places_text
+from kvscope_app.views.block_locations import is_swapped_out, tier_counts_text
 from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
@@ -33,7 +33,7 @@ def blocks_sentence(mirror: Mirror, number: int) -> str:
     num_slots = int(sizes[np.minimum(mirror.ledger.group[ids], sizes.size - 1)].sum())
     slots = f"{count(num_tokens)} of {count(num_slots)} slots filled"
     name = f"Request #{count(number)}"
-    lower = places_text(cache.rows_by_tier.count(ids))
+    lower = tier_counts_text(cache.rows_by_tier.count(ids))
     if not lower:
         return f"{name}: {plural(num_blocks, 'block')}{size}, {slots}"
     if is_swapped_out(mirror, number):

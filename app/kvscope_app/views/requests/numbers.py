@@ -12,9 +12,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from kvscope_app.ui.fonts import sans
-from kvscope_app.ui.makers import label, number_label
 from kvscope_app.ui.number_text import NOTHING, count, num_bytes, percent, seconds
 from kvscope_app.ui.plain_text import plain_tip
+from kvscope_app.ui.widget_factories import label, number_label
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.capability_messages import why_no_requests
 from kvscope_telemetry.messages.telemetry import MetricFigure

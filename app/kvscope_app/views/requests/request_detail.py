@@ -15,8 +15,8 @@ from PySide6.QtWidgets import QComboBox, QFrame, QHBoxLayout, QScrollArea, QTabW
 
 from kvscope_app.session.event_log import LoggedEvent
 from kvscope_app.session.session import Session
-from kvscope_app.ui.makers import label
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import label
 from kvscope_app.views.events.event_model import EventFilter, EventModel
 from kvscope_app.views.events.event_table import EventTable
 from kvscope_app.views.requests.block_strip import BlockStrip
@@ -90,9 +90,9 @@ class RequestDetail(QTabWidget):
             table.viewport().update()
 
     def _show_blocks(self) -> None:
-        mirror, number = self._session.mirror, self._session.selected_request
+        mirror, number = self._session.mirror, self._session.selection.request
         if mirror.hello is None or number is None:
-            batch = self._session.selected_batch
+            batch = self._session.selection.batch
             self.summary.setText(batch_sentence(mirror, batch) if batch else NOTHING_SELECTED)
             nothing = np.empty(0, np.int64)
             self.strip.show_blocks(nothing, nothing, nothing, 1)
@@ -104,7 +104,7 @@ class RequestDetail(QTabWidget):
         self.summary.setText(blocks_sentence(mirror, number))
 
     def _show_own_events(self) -> None:
-        history, number = self._session.history, self._session.selected_request
+        history, number = self._session.history, self._session.selection.request
         seen = (number, history.events.num_clears, history.events.last_serial)
         if seen == self._own_seen:
             return
@@ -115,7 +115,7 @@ class RequestDetail(QTabWidget):
         self._show_reuse(number, entries)
 
     def _show_delays(self) -> None:
-        session, number = self._session, self._session.selected_request
+        session, number = self._session, self._session.selection.request
         missed = [] if number is None else self.missed(number)
         delays = () if number is None else self.chain(number) if missed else tuple(filter(None, [self.reason(number)]))
         seen = (session.mirror.epoch, number, *missed, *delays)
@@ -131,7 +131,7 @@ class RequestDetail(QTabWidget):
         self.request_chosen.emit(self._session.mirror.epoch, int(target))
 
     def _show_phases(self) -> None:
-        session, number = self._session, self._session.selected_request
+        session, number = self._session, self._session.selection.request
         shown_phases: list[tuple[str, str]] = []
         if number is not None and session.mirror.epoch is not None:
             events = [entry.event for entry in session.history.events.of_request(session.mirror.epoch, number)]

@@ -28,23 +28,23 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import REQUEST_GOALS
-from kvscope_app.ui.asking import ask
 from kvscope_app.ui.clock_text import clock_text
+from kvscope_app.ui.confirmation import confirm
 from kvscope_app.ui.flow_layout import FlowLayout
-from kvscope_app.ui.makers import empty_state, head_row
 from kvscope_app.ui.number_text import count, plural
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import empty_state, head_row
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.requests.model import RequestModel
 from kvscope_app.views.requests.numbers import RequestNumbers
 from kvscope_app.views.requests.request_columns import FILTER_TIPS, Filter, at_moment
 from kvscope_app.views.requests.request_detail import RequestDetail
 from kvscope_app.views.requests.requests_table import MOMENTS, RequestTable
 from kvscope_app.views.requests.waiting_text import queue_note, why_waits
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.errors import BadInput, KvscopeError
 from kvscope_telemetry.messages.commands import Abort
 from kvscope_telemetry.messages.request_state import RequestState
@@ -156,14 +156,14 @@ class RequestsView(View):
         self.refresh()
 
     @property
-    def is_settled(self) -> bool:
+    def is_loaded(self) -> bool:
         return self.session.requests.share >= 1
 
-    def recall(self, settings: QSettings) -> None:
+    def restore_settings(self, settings: QSettings) -> None:
         self.goals.setText(str(settings.value(REQUEST_GOALS, "")))
         self._on_goals()
 
-    def remember(self, settings: QSettings) -> None:
+    def save_settings(self, settings: QSettings) -> None:
         settings.setValue(REQUEST_GOALS, goals_text(self.model.goals))
 
     def apply_theme(self, theme: Theme) -> None:
@@ -227,7 +227,7 @@ class RequestsView(View):
             return
         request_id = self.model.request_id_at(row)
         question = f"Abort request {request_id}? Tokens generated so far are kept."
-        ask(self, question, "Abort", partial(self._abort, request_id))
+        confirm(self, question, "Abort", partial(self._abort, request_id))
 
     def _abort(self, request_id: str) -> None:
         try:
@@ -245,7 +245,7 @@ class RequestsView(View):
         self._wanted = None
         shown = [row for row in rows if self.model.epoch_at(row) == self.model.epoch]
         numbers = [number for row in shown if (number := self.model.number_at(row)) is not None]
-        self.session.select_batch(tuple(sorted(numbers)))
+        self.session.selection.select_batch(tuple(sorted(numbers)))
 
     def _choose(self, row: int) -> None:
         """Select a request. If the state shown does not contain it, go to a moment that does."""
@@ -256,7 +256,7 @@ class RequestsView(View):
         is_shown_start = self.model.epoch_at(row) == mirror.epoch
         is_known = is_shown_start and mirror.requests.row_of(number) is not None
         if is_shown_start:
-            self.session.select_request(number)
+            self.session.selection.select_request(number)
         if not (is_known if timeline.is_live else self.model.is_there(row)):
             self._wanted = (self.model.epoch_at(row), number)
             self._go_to(key, number, "first_token_ns", "started_ns", "arrival_ns")
@@ -288,7 +288,7 @@ class RequestsView(View):
         """Select the request that was chosen in another engine start once that start is shown."""
         if self._wanted is not None and self._wanted[0] == self.session.mirror.epoch:
             number, self._wanted = self._wanted[1], None
-            self.session.select_request(number)
+            self.session.selection.select_request(number)
 
     def _on_key_chosen(self, key: int) -> None:
         """Select the row of a clicked dot; the filter shows it, since the plots show only filtered requests."""
@@ -305,13 +305,13 @@ class RequestsView(View):
         self._is_reordering = False
 
     def _on_selection_changed(self) -> None:
-        self._want_detail(self.session.selected_request is not None)
+        self._want_detail(self.session.selection.request is not None)
         self._show_selection(scroll=True)
         self.detail.refresh()
 
     def _show_selection(self, *, scroll: bool) -> None:
         """Select the row that now holds the session's request; sorting moves requests between rows."""
-        number = self.session.selected_request
+        number = self.session.selection.request
         row = None if number is None else self.model.row_of(number)
         selection = self.table.selectionModel()
         if row is None:
@@ -325,7 +325,7 @@ class RequestsView(View):
             self.table.scrollTo(index)
 
     def _show_batch(self, selection: QItemSelectionModel) -> None:
-        rows = [row for number in self.session.selected_batch if (row := self.model.row_of(number)) is not None]
+        rows = [row for number in self.session.selection.batch if (row := self.model.row_of(number)) is not None]
         chosen, last = QItemSelection(), self.model.columnCount() - 1
         for row in rows:
             chosen.select(self.model.index(row, 0), self.model.index(row, last))
@@ -336,7 +336,7 @@ class RequestsView(View):
 
     def _on_requests_changed(self) -> None:
         now_s = time.monotonic()
-        if not in_sight(self):
+        if not is_on_screen(self):
             return
         if self.session.requests.share < 1 and now_s - self._refreshed_s < _READING_S:
             self._show_count()
@@ -422,14 +422,14 @@ class RequestsView(View):
         if epoch == self.session.mirror.epoch and self.model.key_of(number) is not None:
             row = self.model.row_of(number)
             if row is None:
-                self.session.select_request(number)
+                self.session.selection.select_request(number)
             else:
                 self._choose(row)
 
     def _connect(self) -> None:
         self.model.reordering.connect(self._on_reordering)
         self.model.reordered.connect(self._on_reordered)
-        self.session.selection_changed.connect(self._on_selection_changed)
+        self.session.selection.changed.connect(self._on_selection_changed)
         self.table.row_chosen.connect(self._on_row_chosen)
         self.table.abort_wanted.connect(self.ask_abort)
         self.table.client_wanted.connect(self._on_client_wanted)

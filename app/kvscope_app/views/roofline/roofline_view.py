@@ -15,21 +15,21 @@ from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.setting_names import ROOFLINE_RANGE
 from kvscope_app.ui.flow_layout import FlowLayout
-from kvscope_app.ui.makers import empty_state, head_row, label
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import empty_state, head_row, label
 from kvscope_app.ui.widgets import SegmentedControl
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import engine_name
-from kvscope_app.views.choice import Choice
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.range_link import RangeLink
 from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
 from kvscope_app.views.roofline.point_text import KIND_COLORS, KIND_WORDS, bound_text, point_text
 from kvscope_app.views.roofline.points import NO_POINTS, PointKind, Points, points_of
+from kvscope_app.views.time_navigator import TimeNavigator
 from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS
 from kvscope_app.views.timeline.step_feed import StepFeed
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.messages.telemetry import DeviceInfo
 
 _SIGN, _GAP, _APART = 8, 5, 14
@@ -63,7 +63,7 @@ class RooflineView(View):
         self._span: TimeSpan | None = None
         self._fixed: TimeSpan | None = None
         """Linked range, at most the longest of `RANGES_S`; None: the range ends with the step shown."""
-        self._choice = Choice(session)
+        self._choice = TimeNavigator(session)
         self._wanted: tuple[int, tuple[int, ...]] | None = None
         """(epoch, requests) of the chosen step, until its epoch is shown."""
         self.empty_label = empty_state(NO_ENGINE)
@@ -72,13 +72,13 @@ class RooflineView(View):
         self.link.begin()
         self.setFocusProxy(self.canvas)
 
-    def recall(self, settings: QSettings) -> None:
+    def restore_settings(self, settings: QSettings) -> None:
         kept = str(settings.value(ROOFLINE_RANGE, ""))
         if kept in RANGES_S:
             self._range_s = RANGES_S[kept]
             self.ranges.set_current(list(RANGES_S).index(kept))
 
-    def remember(self, settings: QSettings) -> None:
+    def save_settings(self, settings: QSettings) -> None:
         settings.setValue(ROOFLINE_RANGE, next(name for name, s in RANGES_S.items() if s == self._range_s))
 
     def refresh(self) -> None:
@@ -88,7 +88,7 @@ class RooflineView(View):
             self._say_nothing(NO_STEPS_HERE)
             return
         if hello is None or whole is None:
-            has_none = hello is None or self.session.kept is not None
+            has_none = hello is None or self.session.disk_history is not None
             self._say_nothing(NO_ENGINE if has_none else NOT_KEPT)
             return
         self._span = self._span_around(TimeSpan(*whole))
@@ -199,7 +199,7 @@ class RooflineView(View):
         wanted = self._wanted
         if wanted is not None and self.session.mirror.epoch == wanted[0]:
             self._wanted = None
-            self.session.select_batch(wanted[1])
+            self.session.selection.select_batch(wanted[1])
 
     def _set_range(self, index: int) -> None:
         self._range_s = list(RANGES_S.values())[index]
@@ -218,7 +218,7 @@ class RooflineView(View):
         self._refresh_if_seen()
 
     def _refresh_if_seen(self) -> None:
-        if in_sight(self):
+        if is_on_screen(self):
             self.refresh()
 
     def _connect(self) -> None:

@@ -269,7 +269,7 @@ def columns_of(keys: Iterable[str]) -> set[str]:
 
 def draw(panel: ChartPanel, key: str, window: HistoryWindow, session: Session) -> Drawn:
     curves = _curves(key, window)
-    last = -1 if not window.is_over and window.end_ns >= session.timeline.shown_until_ns - window.bin_ns else None
+    last = -1 if not window.is_complete and window.end_ns >= session.timeline.shown_until_ns - window.bin_ns else None
     time_s = (window.time_s + window.end_ns / 1e9)[:last]
     is_bound = key in HISTOGRAMS and not session.capabilities.latencies
     prefix = "≤ " if is_bound else ""
@@ -463,4 +463,4 @@ def _headline_latencies(key: str, session: Session) -> dict[str, str]:
     until_ns = session.timeline.shown_until_ns
     since_ns = until_ns - RECENT_S * SECOND_NS
     history = session.history
-    return {f"{key}_p{p}_s": _range_text(history.range_of(key, p / 100, since_ns, until_ns)) for p in (50, 95)}
+    return {f"{key}_p{p}_s": _range_text(history.percentile_bounds(key, p / 100, since_ns, until_ns)) for p in (50, 95)}

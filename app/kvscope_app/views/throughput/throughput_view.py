@@ -15,17 +15,16 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QStackedLayout, QVBoxLayout, QWidget
 
 from kvscope_app.session.history import BIN_NS, MAX_SILENCE_NS, HistoryWindow
-from kvscope_app.session.overview_window import known_in, overview_span_ns, overview_window
+from kvscope_app.session.overview_window import known_columns_of, overview_span_ns, overview_window
 from kvscope_app.session.recent_figures import RECENT_S
 from kvscope_app.session.session import Session
 from kvscope_app.setting_names import THROUGHPUT_RANGE
-from kvscope_app.ui.makers import empty_state, scrolled
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import empty_state, scroll_area
 from kvscope_app.views.chart.axes import ago_text
 from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartedView, ChartStack
 from kvscope_app.views.chart.curves import gaps, nearest
 from kvscope_app.views.chart.panel import Mark
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.throughput.panels import (
     MAX_MARKED_EVENTS,
     PANELS,
@@ -41,6 +40,7 @@ from kvscope_app.views.throughput.panels import (
     preemption_marks,
     values_at,
 )
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
@@ -81,7 +81,7 @@ class ThroughputView(ChartedView):
 
     def _lay_out(self) -> None:
         self.charts.setContentsMargins(2, 2, 6, 6)
-        self.charts.lie_in(scroll := scrolled(self.charts))
+        self.charts.lie_in(scroll := scroll_area(self.charts))
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         pages = QWidget()
         stack = QStackedLayout(pages)
@@ -146,7 +146,7 @@ class ThroughputCharts(ChartStack):
         if self.session.history.epoch is None:
             return ()
         self.begun.emit()
-        known = self.session.history.known | self._known_in_overview()
+        known = self.session.history.known_columns | self._known_in_overview()
         return [spec.key for spec in PANELS if not spec.needs or spec.needs in known]
 
     def read(self, names: Sequence[str], first_s: float, last_s: float) -> None:
@@ -161,7 +161,7 @@ class ThroughputCharts(ChartStack):
         self.drawn[name] = draw(panel, name, window, self.session)
         panel.show_gaps(self._silent)
         # The second that contains the cursor is drawn to its end, so its maximum counts as visible.
-        until_s = last_s + window.bin_ns / 1e9 if self.is_following and window.is_over else last_s
+        until_s = last_s + window.bin_ns / 1e9 if self.is_following and window.is_complete else last_s
         panel.show_peaks(peaks_of(name, self.drawn[name], window, (first_s, until_s), panel.clock_text))
         if name == "requests":
             panel.show_marks(self._marks(window, first_s, last_s))
@@ -230,7 +230,7 @@ class ThroughputCharts(ChartStack):
         wall_ns, first_ns, last_ns = history.wall_ns(0), int(first_s * 1e9), int(last_s * 1e9)
         if window.bin_ns == BIN_NS:
             entries = history.events.between(first_ns, last_ns, "preempted", MAX_MARKED_EVENTS)
-            return preemption_marks(map(history.timed, entries), wall_ns, first_s, last_s)
+            return preemption_marks(map(history.with_wall_time, entries), wall_ns, first_s, last_s)
         places = overview.events.find(first_ns + wall_ns, last_ns + wall_ns, ("preempted",)).tolist()
         if overview.events.num_forgotten or not 0 < len(places) <= MAX_MARKED_EVENTS:
             return marks_of_overview(window, first_s, last_s)
@@ -247,14 +247,14 @@ class ThroughputCharts(ChartStack):
         version = (self.session.overview, self.session.overview.version)
         if version != self._overview_version:
             self._overview_version = version
-            self._overview_known = known_in(self.session.overview)
+            self._overview_known = known_columns_of(self.session.overview)
         return self._overview_known
 
     def _on_status(self) -> None:
         """Move the curves on while there is no engine, which removes outdated values."""
         timeline = self.session.timeline
-        stands_still = timeline.paused and timeline.player is None
-        if not self.is_following or stands_still or not in_sight(self):
+        stands_still = timeline.is_paused and timeline.player is None
+        if not self.is_following or stands_still or not is_on_screen(self):
             return
         state, now_s = self.session.status.state, time.monotonic()
         silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
@@ -265,5 +265,5 @@ class ThroughputCharts(ChartStack):
 
     def _on_overview(self) -> None:
         """Draw the newly read part of a recording's overview, which triggers no other refresh."""
-        if self.session.timeline.is_file and in_sight(self):
+        if self.session.timeline.is_file and is_on_screen(self):
             self.refresh_seen()

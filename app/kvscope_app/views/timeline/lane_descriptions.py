@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from kvscope_app.session.mark_labels import mark_text
-from kvscope_app.session.shown_stops import words_at
+from kvscope_app.session.stop_bands import stop_text_at
 from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import UNKNOWN, count, percent, plural, seconds
 from kvscope_app.views.events.event_entries import why_text
@@ -56,7 +56,7 @@ def found_in_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> 
         mark = shown.marks.near(time_ns, reach_ns)
         return LaneHit(time_ns) if mark is None else LaneHit(mark.time_ns, mark_text(mark))
     if name == PAUSED:
-        words = words_at(overview, time_ns)
+        words = stop_text_at(overview, time_ns)
         return LaneHit(time_ns, f"Engine {words}" if words else "")
     if name == "gaps":
         return LaneHit(time_ns, _gap_words(overview, time_ns, reach_ns))

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvscope_app.session.shown_stops import stops_until
+from kvscope_app.session.stop_bands import stops_until
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import Theme
 from kvscope_app.views.timeline import raster

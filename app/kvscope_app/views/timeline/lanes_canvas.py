@@ -471,7 +471,7 @@ class LanesCanvas(QWidget):
 
 
 def next_in_rows(
-    shown: ShownLanes, selected: tuple[int, int] | None, sign: int, cursor_ns: int, in_sight: range
+    shown: ShownLanes, selected: tuple[int, int] | None, sign: int, cursor_ns: int, is_on_screen: range
 ) -> tuple[int, LaneHit] | None:
     """Return the row above or below the selected request, and a hit for a request in it; None if no request is in the
     span.
@@ -486,10 +486,10 @@ def next_in_rows(
     if last < 0:
         return None
     row = _row_of(shown, selected)
-    if row in in_sight:
+    if row in is_on_screen:
         row = min(max(row + sign, 0), last)
     else:
-        row = min(in_sight.start if sign > 0 else in_sight.stop - 1, last)
+        row = min(is_on_screen.start if sign > 0 else is_on_screen.stop - 1, last)
     requests = shown.lanes.requests
     places = np.flatnonzero(shown.rows == row)
     begins, ends = requests["begin"][places], np.minimum(requests["end"][places], shown.until_ns)

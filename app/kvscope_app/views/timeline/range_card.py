@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
-from kvscope_app.ui.makers import label, number_label, tool_button
+from kvscope_app.ui.widget_factories import label, number_label, tool_button
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.timeline.measured_range import MeasuredRange
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from PySide6.QtCore import QObject, Signal
 
-from kvscope_app.session.recording.recorded_reading import RecordedReading
+from kvscope_app.session.recording.recording_reader import RecordingReader
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline.steps import NO_STEPS, StepColumns, read_steps
@@ -37,8 +37,8 @@ class StepFeed(QObject):
         self._asked_s = 0.0
         self._asked_at: tuple[int | None, int] | None = None
         """Newest frame at the time of a read up to the live end; None if the last read did not reach it."""
-        self._reading: RecordedReading[StepColumns] = RecordedReading(session, "kvscope-steps", self)
-        self._reading.over.connect(self._take)
+        self._reading: RecordingReader[StepColumns] = RecordingReader(session, "kvscope-steps", self)
+        self._reading.finished.connect(self._take)
 
     @property
     def is_reading(self) -> bool:
@@ -60,7 +60,7 @@ class StepFeed(QObject):
         first_ns, last_ns = max(begin_ns - margin_ns, whole.begin_ns), min(end_ns + margin_ns, whole.end_ns)
         self._asked_s = time.monotonic()
         self._asked_at = self._live_end() if last_ns == whole.end_ns else None
-        self._reading.begin(lambda recorded, watch: read_steps(recorded, first_ns, last_ns, watch))
+        self._reading.start(lambda recorded, watch: read_steps(recorded, first_ns, last_ns, watch))
 
     def finish(self) -> None:
         """Wait for a running read."""
@@ -89,6 +89,6 @@ class StepFeed(QObject):
         return self._session.live_mirror.epoch, self._session.live_mirror.seq
 
     def _take(self) -> None:
-        if self._reading.made is not None:
-            self.steps = self._reading.made
+        if self._reading.result is not None:
+            self.steps = self._reading.result
         self.changed.emit()

@@ -11,17 +11,16 @@ from PySide6.QtCore import QEvent, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QStackedLayout, QVBoxLayout, QWidget
 
-from kvscope_app.session.overview_window import first_of_note_ns
+from kvscope_app.session.overview_window import first_relevant_ns
 from kvscope_app.session.session import Session
 from kvscope_app.session.time_span import TimeSpan, whole_span
-from kvscope_app.ui.makers import empty_state, head_row, set_icon, tool_button
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import empty_state, head_row, set_icon, tool_button
 from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import HINT, View
-from kvscope_app.views.choice import Choice
-from kvscope_app.views.in_sight import in_sight
 from kvscope_app.views.range_link import RangeLink
+from kvscope_app.views.time_navigator import TimeNavigator
 from kvscope_app.views.timeline.lane_descriptions import LaneHit
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
 from kvscope_app.views.timeline.mark_lane import Marks
@@ -30,6 +29,7 @@ from kvscope_app.views.timeline.overview_follower import OverviewFollower
 from kvscope_app.views.timeline.range_card import RangeCard
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.timeline.step_lane import wants_steps
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.summaries.figures import rows_in
 
 _LENGTHS: Final[dict[str, int | None]] = {
@@ -39,7 +39,7 @@ _LENGTHS: Final[dict[str, int | None]] = {
     "10 s": 10_000_000_000,
     "1 s": 1_000_000_000,
 }
-_ROOM_FOR_WORDS: Final = 80
+_MIN_TEXT_WIDTH: Final = 80
 _SPACING: Final = 8
 _HELPS: Final = (
     "Wheel: zoom. Ctrl+wheel or wheel over the names: scroll. Drag: pan. Shift+drag: measure. Click: go there. "
@@ -64,7 +64,7 @@ class TimelineView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self._choice = Choice(session)
+        self._choice = TimeNavigator(session)
         self._follower = OverviewFollower()
         self._shown_state: tuple[object, ...] = ()
         self._wanted_batch: tuple[int, tuple[int, ...]] | None = None
@@ -91,10 +91,10 @@ class TimelineView(View):
 
     def refresh(self) -> None:
         session = self.session
-        self._choice.settle()
+        self._choice.select_pending()
         self._settle_batch()
         self.canvas.show_selected(self._choice.selected)
-        self.canvas.show_batch(session.selected_batch, session.mirror.epoch or 0)
+        self.canvas.show_batch(session.selection.batch, session.mirror.epoch or 0)
         self._show_marks()
         overview, cursor_ns = session.overview, session.timeline.cursor_ns
         whole = self._whole()
@@ -181,7 +181,7 @@ class TimelineView(View):
         spans = times if there is None else [*times, there]
         begin_ns, end_ns = min(begin for begin, _ in spans), max(end for _, end in spans)
         if not self.session.timeline.is_file:
-            begin_ns = first_of_note_ns(overview, begin_ns, end_ns)
+            begin_ns = first_relevant_ns(overview, begin_ns, end_ns)
         return whole_span(begin_ns, end_ns)
 
     def _on_chosen(self, found: LaneHit) -> None:
@@ -197,7 +197,7 @@ class TimelineView(View):
         wanted = self._wanted_batch
         if wanted is not None and self.session.mirror.epoch == wanted[0]:
             self._wanted_batch = None
-            self.session.select_batch(wanted[1])
+            self.session.selection.select_batch(wanted[1])
 
     def _show_steps(self) -> None:
         canvas = self.canvas
@@ -252,7 +252,7 @@ class TimelineView(View):
         self.follow.clicked.connect(self._on_follow_chosen)
         self.fit.clicked.connect(canvas.fit)
         self.rows.valueChanged.connect(canvas.set_first_row)
-        self.session.selection_changed.connect(self.refresh)
+        self.session.selection.changed.connect(self.refresh)
         self.session.overview_changed.connect(self._on_overview_changed)
         self.session.bookmarks.changed.connect(self._show_marks)
         self.session.timeline.loop.changed.connect(self._show_marks)
@@ -262,7 +262,7 @@ class TimelineView(View):
         self.canvas.show_marks(Marks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
 
     def _on_overview_changed(self) -> None:
-        if in_sight(self):
+        if is_on_screen(self):
             self.refresh()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -277,7 +277,7 @@ class TimelineView(View):
             self._show_what_fits()
 
     def _show_what_fits(self) -> None:
-        room = self.width() - 2 * _SPACING - scaled(_ROOM_FOR_WORDS)
+        room = self.width() - 2 * _SPACING - scaled(_MIN_TEXT_WIDTH)
         for always in (self.fit, self.follow, self.link.button):
             room -= always.sizeHint().width() + _SPACING
         for part in (self.orders, self.lengths):

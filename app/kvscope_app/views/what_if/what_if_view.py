@@ -26,14 +26,14 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.session.session import Session
-from kvscope_app.ui.makers import empty_state, label, scrolled, set_look
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme
+from kvscope_app.ui.widget_factories import empty_state, label, scroll_area, set_look
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import why_no_addresses, why_no_requests
-from kvscope_app.views.in_sight import in_sight
+from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.views.what_if import policy_text
 from kvscope_app.views.what_if.policy_text import HEADING, HEADING_TIP, map_colors
 from kvscope_app.views.what_if.process import Rows, WhatIfProcess
@@ -89,7 +89,7 @@ class WhatIfView(View):
         self._lay_out()
 
     def refresh(self) -> None:
-        if not in_sight(self):
+        if not is_on_screen(self):
             return
         memory = memory_of(self.session.mirror)
         capabilities = self.session.mirror.capabilities
@@ -111,14 +111,14 @@ class WhatIfView(View):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self.came_in_sight()
+        self.became_visible()
 
-    def came_in_sight(self) -> None:
+    def became_visible(self) -> None:
         """Retry after a failure when the view is opened again."""
         self._failure = ""
 
     @property
-    def is_settled(self) -> bool:
+    def is_loaded(self) -> bool:
         return not self.process.is_busy
 
     def _ask(self, question: Question) -> None:
@@ -166,7 +166,7 @@ class WhatIfView(View):
         column.addStretch(1)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(self.empty)
-        self._stack.addWidget(scrolled(body))
+        self._stack.addWidget(scroll_area(body))
 
 
 # Memory and requests of a mirror for the question, in O(requests); blocks are not read.

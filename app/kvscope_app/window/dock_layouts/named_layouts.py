@@ -81,7 +81,7 @@ class NamedLayouts(QObject):
         try:
             self.put(kept, f"applying the layout “{name}”")
         except BadInput as error:
-            self._window.banner.tell(f"The layout “{name}” cannot be used", str(error), passes=True)
+            self._window.banner.show_message(f"The layout “{name}” cannot be used", str(error), is_temporary=True)
 
     def put(self, layout: WindowLayout, words: str) -> None:
         """Apply `layout`.
@@ -98,7 +98,7 @@ class NamedLayouts(QObject):
         try:
             write_layout(path, layout_of(self._window))
         except BadInput as error:
-            self._window.banner.tell("The layout could not be saved", str(error), passes=True)
+            self._window.banner.show_message("The layout could not be saved", str(error), is_temporary=True)
             return
         self._window.statusBar().showMessage(f"Layout saved to {path}", _NOTICE_MS)
 
@@ -107,7 +107,7 @@ class NamedLayouts(QObject):
         try:
             self.put(read_layout(path, KNOWN), f"opening the layout {Path(path).name}")
         except BadInput as error:
-            self._window.banner.tell("The layout cannot be opened", str(error), passes=True)
+            self._window.banner.show_message("The layout cannot be opened", str(error), is_temporary=True)
 
     def _reset(self) -> None:
         self._watch.about_to("resetting the layout")

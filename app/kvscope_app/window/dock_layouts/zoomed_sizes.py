@@ -14,7 +14,7 @@ from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow
 
-from kvscope_app.ui.theming.theme_keeper import ThemeKeeper
+from kvscope_app.ui.theming.theme_manager import ThemeManager
 
 _SETTLE_MS: Final = 50
 """Views are laid out again in later turns of the event loop."""
@@ -32,7 +32,7 @@ class _Sizes:
 class ZoomedSizes(QObject):
     """Sizes of one window and its `docks`, by name."""
 
-    def __init__(self, window: QMainWindow, docks: Mapping[str, QDockWidget], themes: ThemeKeeper) -> None:
+    def __init__(self, window: QMainWindow, docks: Mapping[str, QDockWidget], themes: ThemeManager) -> None:
         super().__init__(window)
         self._window, self._docks, self._themes = window, docks, themes
         self._wanted: _Sizes | None = None

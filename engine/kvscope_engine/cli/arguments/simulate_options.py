@@ -376,7 +376,7 @@ def _chosen_layout(args: argparse.Namespace, limits: SimulatedLimits, cache: Cac
 def _questions(args: argparse.Namespace, layout: KVLayout | None) -> list[str]:
     """Return the what-if questions. Raises BadInput for those that do not apply to the model."""
     asked = {
-        "without_freeing": "" if layout is not None and layout.lets_go else "no layer has a window or chunks",
+        "without_freeing": "" if layout is not None and layout.has_windows else "no layer has a window or chunks",
         "mla_expanded": "no layer holds latents" if layout is None else layout.why_not_expanded,
         "state_checkpoints": "" if layout is not None and layout.state_bytes else "no layer keeps a state",
     }

@@ -186,8 +186,8 @@ def _move_blocks(mover: BlockMover, message: Move, channel: Channel) -> None:
         mover.load(sources, targets)
     elif message.how == "drain":
         channel.send(encode(BlocksMoved(whole=bytes((mover.drain(),)))))
-    elif message.how == "rise":
-        channel.send(encode(BlocksMoved(whole=bytes(mover.rise(sources, targets)))))
+    elif message.how == "load_from_disk":
+        channel.send(encode(BlocksMoved(whole=bytes(mover.load_from_disk(sources, targets)))))
     else:
         channel.send(encode(BlocksMoved(whole=bytes(mover.offload(sources, targets, (None,) * len(sources))))))
 

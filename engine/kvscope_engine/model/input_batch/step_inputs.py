@@ -76,7 +76,7 @@ class TableRows:
         if row is None:
             row = self._rows[request.number] = self._free.pop()
         for group, (known, table) in enumerate(zip(self._known[row], request.block_tables, strict=True)):
-            let_go = request.num_let_go[group]
+            let_go = request.num_null_blocks[group]
             # elements are the same objects, so comparing 1,000 ids takes microseconds; freed blocks are not read
             if known != table if not let_go else known[let_go:] != table[let_go:]:
                 self._write(group, row, known, table, let_go)

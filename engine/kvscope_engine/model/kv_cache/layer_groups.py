@@ -73,4 +73,4 @@ def _held(groups: Sequence[LayerGroup], shapes: Sequence[LayerShape], num_tokens
     in_block = sum(
         max(shapes[group.layers[place]].numbers for group in groups if place < len(group.layers)) for place in places
     )
-    return in_block * sum(group.rule.most_held(num_tokens, 1, _BLOCK) for group in groups)
+    return in_block * sum(group.rule.max_held_blocks(num_tokens, 1, _BLOCK) for group in groups)

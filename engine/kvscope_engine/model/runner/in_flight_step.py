@@ -84,7 +84,7 @@ class InFlightStep:
         if self._sample_later is not None:
             sample_later, self._sample_later = self._sample_later, None
             requests = [item.request for item in self._plan.scheduled if item.samples]
-            is_left = {request: not (request.awaits_its_form or request.is_finished) for request in requests}
+            is_left = {request: not (request.awaits_grammar_mask or request.is_finished) for request in requests}
             self._is_left = [is_left.get(item.request, True) for item in self._plan.scheduled]
             self._samples = sample_later()
         return keep_items(self._plan, _empty_result(self._plan), self._is_left)[0] if self._is_left else self._plan

@@ -599,7 +599,7 @@ def _depend_on_awaited_tokens(requests: Sequence[Request], num_output_tokens: Se
     """Whether sampling any row depends on a token that is still in flight (its grammar or penalties follow its
     tokens)."""
     return any(
-        count > len(request.output_token_ids) and request.follows_its_tokens
+        count > len(request.output_token_ids) and request.depends_on_tokens
         for request, count in zip(requests, num_output_tokens, strict=True)
     )
 

@@ -22,7 +22,7 @@ from kvscope_engine.model.runner.kv_cache_spec import groups_of_model
 from kvscope_engine.model.runner.profile_run import step_profile
 from kvscope_engine.model.runner.sparse_layers import layer_shapes
 from kvscope_engine.model.runner.step_memory import Processors, step_reserves
-from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.block_needs import num_blocks_for
 from kvscope_engine.policy.state_slots import MIN_SLOTS, host_slots, slots_and_blocks
 from kvscope_telemetry.engine_config import EngineConfig
 from kvscope_telemetry.errors import BadInput, KvscopeError

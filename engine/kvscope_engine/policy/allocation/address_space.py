@@ -16,7 +16,7 @@ from fractions import Fraction
 from math import gcd, lcm
 from typing import Final
 
-from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.block_needs import num_blocks_for
 from kvscope_telemetry.errors import BadInput
 
 MAX_ROWS: Final = 1 << 24

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvscope_engine.policy.allocation.address_space import AddressSpace
 from kvscope_engine.policy.allocation.mapped_pool import MappedPool
 from kvscope_engine.policy.allocation.names import ALLOCATORS
@@ -15,10 +17,11 @@ from kvscope_engine.policy.allocation.reservations import (
 from kvscope_engine.policy.allocation.run_allocation import RunAllocation
 from kvscope_engine.policy.allocation.run_pool import RunPool
 from kvscope_engine.policy.allocation.virtual_allocation import NoMapper, PageMapper, VirtualAllocation
-from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.block_needs import num_blocks_for
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import ONE_GROUP, GroupRule
 from kvscope_telemetry.errors import BadInput
+from kvscope_telemetry.ledger import Tier
 
 
 def make_pool(
@@ -28,17 +31,14 @@ def make_pool(
     *,
     prefix_caching: bool = True,
     salt: bytes | None = None,
-    num_host: int = 0,
-    num_disk: int = 0,
-    num_states: int = 0,
-    num_host_states: int = 0,
+    other_tiers: Mapping[Tier, int] | None = None,
     space: AddressSpace | None = None,
     groups: tuple[GroupRule, ...] = ONE_GROUP,
 ) -> BlockPool:
     """Create the pool for the policy `name`, with every block free.
 
     Only `paged` has a prefix cache, slots in lower tiers and KV groups. `virtual` needs a `space`, whose blocks are the
-    pool's, instead of `num_blocks`.
+    pool's, instead of `num_blocks`. `other_tiers`: as in `BlockPool`.
 
     Raises:
         BadInput: for an unknown name, and for prefix caching with a policy that shares no blocks.
@@ -51,16 +51,17 @@ def make_pool(
             block_size,
             prefix_caching=prefix_caching,
             salt=salt,
-            num_host=num_host,
-            num_disk=num_disk,
-            num_states=num_states,
-            num_host_states=num_host_states,
+            other_tiers=other_tiers,
             groups=groups,
         )
     assert groups == ONE_GROUP, f"allocator {name!r} has one KV group"
     if prefix_caching:
         raise BadInput(f"allocator={name!r} is not accepted with prefix caching: it needs prefix caching off")
-    assert not num_host + num_disk + num_host_states, f"allocator {name!r} has no lower tiers"
+    tiers = other_tiers or {}
+    assert not any(count for tier, count in tiers.items() if tier is not Tier.STATES), (
+        f"allocator {name!r} has no lower tiers"
+    )
+    num_states = tiers.get(Tier.STATES, 0)
     if name == "virtual":
         assert space is not None, "allocator 'virtual' has no address space"
         return MappedPool(space, block_size, num_states=num_states)

@@ -12,7 +12,7 @@ from kvscope_engine.policy.allocation.mapped_rows import MappedRows
 from kvscope_engine.policy.allocation.page_slots import PageSlots
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_cache.free_list import Ids
-from kvscope_telemetry.ledger import BlockState
+from kvscope_telemetry.ledger import BlockState, Tier
 
 
 class MappedPool(BlockPool):
@@ -20,7 +20,8 @@ class MappedPool(BlockPool):
 
     def __init__(self, space: AddressSpace, block_size: int, *, num_states: int = 0) -> None:
         self._rows = MappedRows(space.num_rows)
-        super().__init__(space.num_rows, block_size, prefix_caching=False, num_states=num_states, free=self._rows)
+        tiers = {Tier.STATES: num_states}
+        super().__init__(space.num_rows, block_size, prefix_caching=False, other_tiers=tiers, free=self._rows)
         self.page_slots = PageSlots(space)
         """Number of pages of each slot of addresses; the policy changes it."""
         self._set_state(0, space.num_rows, BlockState.UNMAPPED)
@@ -33,17 +34,17 @@ class MappedPool(BlockPool):
         """Mark `count` free rows from `first` on as having no memory."""
         self._rows.remove(self._set_state(first, count, BlockState.UNMAPPED))
 
-    def take_mapped(self, first: int, count: int, owner: int) -> list[int]:
+    def allocate_mapped(self, first: int, count: int, owner: int) -> list[int]:
         """Allocate the `count` free blocks from `first` on for request `owner`, empty and with one reference each."""
         ids = np.arange(first, first + count, dtype=np.int64)
-        self._rows.take_these(ids)
+        self._rows.allocate(ids)
         self._activate(ids, owner)
         return list(range(first, first + count))
 
     def _set_state(self, first: int, count: int, state: BlockState) -> Ids:
         ids = np.arange(first, first + count, dtype=np.int64)
         self.ledger.state[ids] = state
-        self._changed.add(ids)
+        self.changed_rows.add(ids)
         return ids
 
 

@@ -44,28 +44,28 @@ class MappedRows:
         assert not self._is_mapped[ids].any(), f"rows {ids.tolist()} are mapped in part already"
         self._is_mapped[ids] = True
         self._num_mapped += len(ids)
-        self.give(ids)
+        self.append_n(ids)
 
     def remove(self, ids: Ids) -> None:
         """Mark free rows as unmapped."""
-        self.take_these(ids)
+        self.allocate(ids)
         self._is_mapped[ids] = False
         self._num_mapped -= len(ids)
 
-    def take_these(self, ids: Ids) -> None:
+    def allocate(self, ids: Ids) -> None:
         """Mark free rows as used."""
         assert self._is_free[ids].all(), f"rows {ids.tolist()} are not all free and mapped"
         self._is_free[ids] = False
         self._num_free -= len(ids)
 
-    def give(self, ids: Ids) -> None:
+    def append_n(self, ids: Ids) -> None:
         """Mark used rows as free; they keep their memory."""
         assert self._is_mapped[ids].all(), f"rows {ids.tolist()} are not all mapped"
         assert not self._is_free[ids].any(), f"rows {ids.tolist()} are free in part already"
         self._is_free[ids] = True
         self._num_free += len(ids)
 
-    def take_one(self) -> NoReturn:
+    def popleft(self) -> NoReturn:
         """Raise AssertionError: callers must name the rows that they take."""
         raise AssertionError("rows of address space are taken by name")
 

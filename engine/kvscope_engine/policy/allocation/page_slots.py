@@ -23,15 +23,15 @@ class PageSlots:
         self.space = space
         self._mapped = np.zeros(space.num_slots, np.int64)
         self._needed = np.zeros(space.num_slots, np.int64)
-        self._is_taken = np.zeros(space.num_slots, np.bool_)
-        self._num_taken = 0
+        self._is_used = np.zeros(space.num_slots, np.bool_)
+        self._num_used = 0
         self._num_mapped = 0
         self._num_needed = 0
 
     @property
-    def num_taken(self) -> int:
+    def num_used(self) -> int:
         """Number of slots in use by a request."""
-        return self._num_taken
+        return self._num_used
 
     @property
     def num_needed(self) -> int:
@@ -60,26 +60,26 @@ class PageSlots:
 
         This is the slot with the fewest mapped groups that are enough, or otherwise the one with the most.
         """
-        free = np.flatnonzero(~self._is_taken)
+        free = np.flatnonzero(~self._is_used)
         assert len(free), "every slot is taken"
         mapped = self._mapped[free]
         enough = mapped >= num_groups
         best = np.where(enough, mapped, np.iinfo(np.int64).max).argmin() if enough.any() else mapped.argmax()
         slot = int(free[best])
-        self._is_taken[slot] = True
-        self._num_taken += 1
+        self._is_used[slot] = True
+        self._num_used += 1
         return slot
 
-    def need(self, slot: int, num_groups: int) -> None:
+    def set_needed(self, slot: int, num_groups: int) -> None:
         """Record that the request of the slot needs the first `num_groups` groups, mapped or not."""
         self._num_needed += num_groups - int(self._needed[slot])
         self._needed[slot] = num_groups
 
-    def leave(self, slot: int) -> None:
+    def free_slot(self, slot: int) -> None:
         """Free the slot of a request that ended. Its groups remain mapped."""
-        self.need(slot, 0)
-        self._is_taken[slot] = False
-        self._num_taken -= 1
+        self.set_needed(slot, 0)
+        self._is_used[slot] = False
+        self._num_used -= 1
 
     def set_mapped(self, slot: int, num_groups: int) -> None:
         """Record that exactly the first `num_groups` groups of the slot are mapped."""
@@ -94,7 +94,7 @@ class PageSlots:
         """
         over = np.maximum(self._mapped - self._needed, 0)
         order = np.flatnonzero(over)[::-1]
-        for slot in (*order[~self._is_taken[order]].tolist(), *order[self._is_taken[order]].tolist()):
+        for slot in (*order[~self._is_used[order]].tolist(), *order[self._is_used[order]].tolist()):
             if num_groups <= 0:
                 return
             count = min(num_groups, int(over[slot]))
@@ -107,9 +107,9 @@ class PageSlots:
         space = self.space
         assert self._num_mapped == self._mapped.sum() <= space.num_groups, "more groups are mapped than there are"
         assert self._num_needed == self._needed.sum(), "the groups needed are miscounted"
-        assert self._num_taken == self._is_taken.sum(), "the slots taken are miscounted"
+        assert self._num_used == self._is_used.sum(), "the slots taken are miscounted"
         _none("has fewer groups mapped than needed", self._mapped < self._needed)
-        _none("has no request and needs groups", ~self._is_taken & (self._needed > 0))
+        _none("has no request and needs groups", ~self._is_used & (self._needed > 0))
         _none("has more groups than blocks for them", self._mapped > space.num_groups_for(space.slot_blocks))
 
 

@@ -39,7 +39,7 @@ class AllocationPolicy(Protocol):
     def num_reserved_tokens(self, request: Request) -> int:
         """Return the token slots reserved for the request, used ones included; 0 if the policy does not reserve."""
 
-    def num_set_aside(self, request: Request) -> int:
+    def num_reserved_blocks(self, request: Request) -> int:
         """Return the number of blocks reserved for the request when it starts; 0 if blocks are allocated as tokens
         come.
         """
@@ -59,7 +59,7 @@ class AllocationPolicy(Protocol):
 
     def release(self, request: Request, step: int) -> None: ...
 
-    def settle(self, step: int) -> None:
+    def commit(self, step: int) -> None:
         """Record that the step ran: its copies were made, and their sources may be reused."""
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
@@ -75,13 +75,13 @@ class TableAllocation:
     def num_reserved_tokens(self, request: Request) -> int:
         return 0
 
-    def num_set_aside(self, request: Request) -> int:
+    def num_reserved_blocks(self, request: Request) -> int:
         return 0
 
     def move(self, request: Request, count: int) -> list[int] | None:
         return None
 
-    def settle(self, step: int) -> None: ...
+    def commit(self, step: int) -> None: ...
 
 
 class PagedAllocation(TableAllocation):

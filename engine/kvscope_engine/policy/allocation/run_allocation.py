@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvscope_engine.policy.allocation.reservations import ReservationRule
 from kvscope_engine.policy.allocation.run_pool import RunPool
-from kvscope_engine.policy.fit import described_length, num_blocks_for
+from kvscope_engine.policy.block_needs import describe_length, num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 
@@ -41,7 +41,7 @@ class RunAllocation:
         self._max_model_len = max_model_len
         self._max_run = pool.longest_run
         self._reservations: dict[int, Reservation] = {}
-        self._left: dict[int, list[int]] = {}
+        self._vacated: dict[int, list[int]] = {}
 
     @property
     def name(self) -> str:
@@ -62,7 +62,7 @@ class RunAllocation:
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
             raise BadInput(
-                f"{described_length(request)} make {length} tokens:"
+                f"{describe_length(request)} make {length} tokens:"
                 f" at most {self.max_request_tokens} are accepted, in the longest run of {self._max_run} blocks that"
                 f" allocator={self.name!r} has in a pool of {self._pool.num_blocks}"
             )
@@ -77,13 +77,13 @@ class RunAllocation:
 
     def num_held(self, request: Request) -> int:
         reservation = self._reservations.get(request.number)
-        return (len(reservation.run) if reservation else 0) + len(self._left.get(request.number, ()))
+        return (len(reservation.run) if reservation else 0) + len(self._vacated.get(request.number, ()))
 
     def num_reserved_tokens(self, request: Request) -> int:
         reservation = self._reservations.get(request.number)
         return reservation.num_tokens if reservation else 0
 
-    def num_set_aside(self, request: Request) -> int:
+    def num_reserved_blocks(self, request: Request) -> int:
         return self._run_length(request)
 
     def move(self, request: Request, count: int) -> list[int] | None:
@@ -109,13 +109,13 @@ class RunAllocation:
     def release(self, request: Request, step: int) -> None:
         """Release the whole run, and the one that the request moved from in this step."""
         self._pool.release(self._reservations.pop(request.number).run, step)
-        if request.number in self._left:
-            self._pool.release(self._left.pop(request.number), step)
+        if request.number in self._vacated:
+            self._pool.release(self._vacated.pop(request.number), step)
 
-    def settle(self, step: int) -> None:
-        for run in self._left.values():
+    def commit(self, step: int) -> None:
+        for run in self._vacated.values():
             self._pool.release(run, step)
-        self._left.clear()
+        self._vacated.clear()
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
         """Return every run, after checking that tables are the beginnings of their runs."""
@@ -128,7 +128,7 @@ class RunAllocation:
             assert request.num_reserved_tokens == self.num_reserved_tokens(request) <= len(run) * self._pool.block_size
             without_run.discard(request.number)
         assert not without_run, f"requests {sorted(without_run)} ended and have a run"
-        return [*(reservation.run for reservation in self._reservations.values()), *self._left.values()]
+        return [*(reservation.run for reservation in self._reservations.values()), *self._vacated.values()]
 
     def _can_lengthen(self, run: list[int], length: int) -> bool:
         if length <= len(run):
@@ -139,16 +139,16 @@ class RunAllocation:
         if length == 2 * len(reservation.run) and self._pool.can_extend_run(reservation.run):
             reservation.run = self._pool.extend_run(reservation.run, number)
             return
-        assert number not in self._left, f"request {number} moves twice in a step"
-        self._left[number] = reservation.run
+        assert number not in self._vacated, f"request {number} moves twice in a step"
+        self._vacated[number] = reservation.run
         reservation.run = self._pool.allocate_run(length, number)
 
     def _num_tokens(self, request: Request) -> int:
         """Return the tokens to reserve: what the rule asks for, limited by what is possible, and at least
         those known.
         """
-        wish = min(self._rule.num_tokens(request), self._max_model_len, self.max_request_tokens)
-        return max(request.num_tokens, wish)
+        reserved = min(self._rule.num_tokens(request), self._max_model_len, self.max_request_tokens)
+        return max(request.num_tokens, reserved)
 
     def _run_length(self, request: Request) -> int:
         blocks = num_blocks_for(self._num_tokens(request), self._pool.block_size)

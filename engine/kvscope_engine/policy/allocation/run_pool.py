@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_cache.free_list import AllMapped
+from kvscope_telemetry.ledger import Tier
 
 
 class RunPool(BlockPool):
@@ -19,7 +20,8 @@ class RunPool(BlockPool):
 
     def __init__(self, num_blocks: int, block_size: int, *, num_states: int = 0) -> None:
         self._runs = BuddyList(num_blocks)
-        super().__init__(num_blocks, block_size, prefix_caching=False, num_states=num_states, free=self._runs)
+        tiers = {Tier.STATES: num_states}
+        super().__init__(num_blocks, block_size, prefix_caching=False, other_tiers=tiers, free=self._runs)
 
     @property
     def longest_run(self) -> int:
@@ -27,7 +29,7 @@ class RunPool(BlockPool):
 
     def allocate_run(self, length: int, owner: int) -> list[int]:
         """Return `length` contiguous blocks for request `owner`: a power of two, at most `longest_run`."""
-        start = self._runs.take_run(length)
+        start = self._runs.allocate_run(length)
         self._activate(np.arange(start, start + length, dtype=np.int64), owner)
         return list(range(start, start + length))
 
@@ -39,7 +41,7 @@ class RunPool(BlockPool):
 
         Returns the run of twice its length for request `owner`.
         """
-        buddy = self._runs.take_buddy(run[0], len(run))
+        buddy = self._runs.allocate_buddy(run[0], len(run))
         self._activate(np.arange(buddy, buddy + len(run), dtype=np.int64), owner)
         start = min(buddy, run[0])
         return list(range(start, start + 2 * len(run)))
@@ -50,7 +52,7 @@ class BuddyList(AllMapped):
 
     A run has a power of two of blocks and starts at a multiple of its length. Two free halves of a run ("buddies") are
     always merged, so free runs are split no further than necessary. Replaces `FreeList` in a pool: it has the same
-    methods, and `take_run`.
+    methods, and `allocate_run`.
 
     All `num_blocks` blocks are free at first. If this is not a power of two, there is one run for each of its binary
     digits, longest first. Taking and returning a run costs O(log num_blocks).
@@ -63,7 +65,7 @@ class BuddyList(AllMapped):
         self._count = 0
         # [order]: first blocks of the free runs of 2**order; a dict, because its order makes runs reproducible
         self._starts: list[dict[int, None]] = [{} for _ in range(num_blocks.bit_length())]
-        self._give_span(0, num_blocks)
+        self._free_span(0, num_blocks)
 
     def __len__(self) -> int:
         return self._count
@@ -83,7 +85,7 @@ class BuddyList(AllMapped):
             for start in starts:
                 yield start, 1 << order
 
-    def take_run(self, length: int) -> int:
+    def allocate_run(self, length: int) -> int:
         """Return the first block of a run of `length`, a power of two of at most `longest`.
 
         It is taken from the shortest free run that is long enough, which is split in halves.
@@ -101,7 +103,7 @@ class BuddyList(AllMapped):
         """Whether the other half of the run of twice this length is free."""
         return start ^ length in self._starts[length.bit_length() - 1]
 
-    def take_buddy(self, start: int, length: int) -> int:
+    def allocate_buddy(self, start: int, length: int) -> int:
         """Take the other half, which must be free, of the run of twice this length. Returns its first block."""
         assert self.has_buddy(start, length), f"the other half to the run of {length} blocks at {start} is not free"
         buddy = start ^ length
@@ -109,20 +111,20 @@ class BuddyList(AllMapped):
         self._count -= length
         return buddy
 
-    def take_one(self) -> int:
-        return self.take_run(1)
+    def popleft(self) -> int:
+        return self.allocate_run(1)
 
     def popleft_n(self, count: int) -> list[int]:
         """Return any `count` free blocks, at most `len(self)`, not necessarily contiguous."""
         assert 0 <= count <= self._count, f"{count} blocks were taken from a buddy list of {self._count}"
-        return [self.take_run(1) for _ in range(count)]
+        return [self.allocate_run(1) for _ in range(count)]
 
-    def give(self, ids: npt.NDArray[np.int64]) -> None:
+    def append_n(self, ids: npt.NDArray[np.int64]) -> None:
         """Return distinct `ids` to the list, in any order."""
         if len(ids):
             in_order = np.sort(ids)
             for span in np.split(in_order, np.flatnonzero(np.diff(in_order) != 1) + 1):
-                self._give_span(int(span[0]), int(span[-1]) + 1)
+                self._free_span(int(span[0]), int(span[-1]) + 1)
 
     def check(self) -> None:
         """Raise AssertionError unless runs are aligned, inside the pool, disjoint and merged where possible."""
@@ -136,7 +138,7 @@ class BuddyList(AllMapped):
         assert end <= self._num_blocks, f"a free run ends at {end}, the pool at {self._num_blocks}"
         assert sum(length for _, length in self.runs()) == self._count, f"{self._count} blocks are not what is free"
 
-    def _give_span(self, start: int, stop: int) -> None:
+    def _free_span(self, start: int, stop: int) -> None:
         """Return blocks `start` to `stop` (exclusive), cut into the longest aligned runs."""
         self._count += stop - start
         assert self._count <= self._num_blocks, f"{stop - start} blocks given back to a full buddy list"

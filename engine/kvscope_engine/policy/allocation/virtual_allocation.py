@@ -18,7 +18,7 @@ import numpy as np
 
 from kvscope_engine.policy.allocation.mapped_pool import MappedPool
 from kvscope_engine.policy.allocation.protocol import TableAllocation
-from kvscope_engine.policy.fit import described_length, num_blocks_for
+from kvscope_engine.policy.block_needs import describe_length, num_blocks_for
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.ledger import BlockState
@@ -73,7 +73,7 @@ class VirtualAllocation(TableAllocation):
         length = request.num_prompt_tokens + request.max_tokens
         if length > self.max_request_tokens:
             raise BadInput(
-                f"{described_length(request)} make {length} tokens:"
+                f"{describe_length(request)} make {length} tokens:"
                 f" at most {self.max_request_tokens} are accepted, as allocator='virtual' has pages for"
                 f" {self._space.num_physical_blocks} blocks of {self._pool.block_size}"
             )
@@ -82,7 +82,7 @@ class VirtualAllocation(TableAllocation):
         """Return the blocks left in the request's pages, plus those that free and unneeded groups would add."""
         slot, pages = self._slots.get(request.number), self._pages
         groups = pages.num_available + (pages.needed(slot) if slot is not None else -self._spare)
-        if slot is None and pages.num_taken == self._space.num_slots:
+        if slot is None and pages.num_used == self._space.num_slots:
             return 0
         backed = min(self._space.num_backed(max(0, groups)), self._space.slot_blocks)
         return backed - len(request.block_table)
@@ -96,11 +96,11 @@ class VirtualAllocation(TableAllocation):
         held = len(request.block_table)
         self._back(slot, self._space.num_groups_for(held + count))
         first = slot * self._space.slot_blocks + held
-        return self._pool.take_mapped(first, count, request.number)
+        return self._pool.allocate_mapped(first, count, request.number)
 
     def release(self, request: Request, step: int) -> None:
         """Free the slot. Its pages remain mapped for the next request, until another one needs them."""
-        self._pages.leave(self._slots.pop(request.number))
+        self._pages.free_slot(self._slots.pop(request.number))
         self._pool.release(request.block_table, step)
 
     def holders(self, requests: Iterable[Request]) -> list[Sequence[int]]:
@@ -113,7 +113,7 @@ class VirtualAllocation(TableAllocation):
             without_slot.discard(request.number)
             tables.append(request.block_table)
         assert not without_slot, f"requests {sorted(without_slot)} ended and have a slot"
-        assert len(set(self._slots.values())) == len(self._slots) == self._pages.num_taken, "slots are miscounted"
+        assert len(set(self._slots.values())) == len(self._slots) == self._pages.num_used, "slots are miscounted"
         self._check_rows()
         return tables
 
@@ -129,7 +129,7 @@ class VirtualAllocation(TableAllocation):
         is free.
         """
         pages = self._pages
-        pages.need(slot, num_groups)
+        pages.set_needed(slot, num_groups)
         missing = num_groups - pages.mapped(slot)
         if missing <= 0:
             return

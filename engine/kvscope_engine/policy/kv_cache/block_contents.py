@@ -23,7 +23,7 @@ def block_content(
     owner, filled = int(pool.ledger.owner[block]), int(pool.ledger.filled[block])
     prefix = prefix_of(block)
     if prefix is not None:
-        notes = _notes(prefix.adapter, prefix.salt)
+        notes = _separators(prefix.adapter, prefix.salt)
         return BlockContent(block=block, number=owner, start=prefix.start, token_ids=prefix.token_ids, notes=notes)
     is_state = block >= pool.first_state
     holder = requests.get(owner) if is_state else _holder(block, owner, requests)
@@ -36,25 +36,25 @@ def block_content(
     else:
         start = holder.kv_tables[int(pool.ledger.group[block])].index(block) * pool.block_size
     tokens = tuple(holder.tokens(start, start + filled))
-    notes = _notes("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
+    notes = _separators("" if holder.adapter is None else holder.adapter.name, "" if start else holder.cache_salt)
     return BlockContent(block=block, number=holder.number, start=start, token_ids=tokens, notes=notes)
 
 
-def _notes(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
+def _separators(adapter: str, salt: str) -> tuple[tuple[str, str], ...]:
     """Return what separates the text from others with the same tokens; a salt is only known for a text's first
     block.
     """
-    return tuple((name, words) for name, words in (("LoRA", adapter), ("Cache salt", salt)) if words)
+    return tuple((name, text) for name, text in (("LoRA", adapter), ("Cache salt", salt)) if text)
 
 
 def _holder(block: int, owner: int, requests: Mapping[int, Request]) -> Request | None:
     """Return a request whose tables contain the block: the one that wrote it, or another that shares it."""
     request = requests.get(owner)
-    if request is not None and _has(request, block):
+    if request is not None and _tables_contain(request, block):
         return request
-    return next((other for other in requests.values() if _has(other, block)), None)
+    return next((other for other in requests.values() if _tables_contain(other, block)), None)
 
 
-def _has(request: Request, block: int) -> bool:
-    tables = zip(request.kv_tables, request.num_let_go, strict=True)
-    return any(block in table[let_go:] for table, let_go in tables)
+def _tables_contain(request: Request, block: int) -> bool:
+    tables = zip(request.kv_tables, request.num_null_blocks, strict=True)
+    return any(block in table[num_null:] for table, num_null in tables)

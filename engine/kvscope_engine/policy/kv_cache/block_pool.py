@@ -15,7 +15,7 @@ where that, or any other invariant here, is broken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final, Protocol
 
 import numpy as np
@@ -48,12 +48,20 @@ class LowerTier(Protocol):
 class BlockPool:
     """Pool of `num_blocks` blocks of `block_size` token slots, all free at first.
 
-    `salt` seeds the prefix hashes (random if None). `free` chooses the next free block (a `FreeList` if None). The
-    ledger has more rows after those of the blocks: one per slot of the lower tiers, which `LowerTiers` manages, then
-    one per slot of recurrent states, on the device and in host memory, which `StatePool` manages.
+    The ledger has more rows after those of the blocks: one per slot of the lower tiers, which `LowerTiers` manages,
+    then one per slot of recurrent states, on the device and in host memory, which `StatePool` manages.
 
     Methods that change blocks cost about the same for one block as for some dozens: numpy only pays off from there on,
     so single blocks have a separate code path.
+
+    Args:
+        num_blocks: Number of blocks.
+        block_size: Token slots per block.
+        prefix_caching: Whether full blocks can be found by their contents.
+        salt: Seed of the prefix hashes; random if None.
+        other_tiers: Number of ledger rows by tier, other than those of the blocks.
+        free: Chooses the next free block; a `FreeList` if None.
+        groups: Rules of the KV groups that share the blocks.
     """
 
     def __init__(
@@ -63,29 +71,18 @@ class BlockPool:
         *,
         prefix_caching: bool = True,
         salt: bytes | None = None,
-        num_host: int = 0,
-        num_disk: int = 0,
-        num_states: int = 0,
-        num_host_states: int = 0,
+        other_tiers: Mapping[Tier, int] | None = None,
         free: FreeBlocks | None = None,
         groups: tuple[GroupRule, ...] = ONE_GROUP,
     ) -> None:
         self.num_blocks = num_blocks
         self.groups = groups
         self.block_size = block_size
-        self.num_host = num_host
-        self.num_disk = num_disk
-        self.num_states = num_states
-        self.num_host_states = num_host_states
-        self.rows_by_tier = TierRows(
-            {
-                Tier.HBM: num_blocks,
-                Tier.HOST: num_host,
-                Tier.DISK: num_disk,
-                Tier.STATES: num_states,
-                Tier.HOST_STATES: num_host_states,
-            }
-        )
+        self.rows_by_tier = TierRows({**(other_tiers or {}), Tier.HBM: num_blocks})
+        self.num_host = len(self.rows_by_tier[Tier.HOST])
+        self.num_disk = len(self.rows_by_tier[Tier.DISK])
+        self.num_states = len(self.rows_by_tier[Tier.STATES])
+        self.num_host_states = len(self.rows_by_tier[Tier.HOST_STATES])
         self.first_state = self.rows_by_tier.first_state
         self.ledger = Ledger(self.rows_by_tier.num_rows)
         self.rows_by_tier.write_tiers(self.ledger)
@@ -106,8 +103,9 @@ class BlockPool:
         """Number of blocks that can be allocated. If rows are addresses (`virtual`), there may be memory for fewer."""
         if keeps_null:
             self.ledger.state[NULL_BLOCK] = BlockState.UNMAPPED
-        self._changed = ChangedRows(self.ledger.num_blocks)
-        self._cached = self.make_eviction_order()
+        self.changed_rows = ChangedRows(self.ledger.num_blocks)
+        """Rows changed since they were last drained. Whatever manages rows of the ledger marks its changes here."""
+        self._cached = EvictionOrder(self.ledger.eviction_order, self.changed_rows)
         self._is_measured = False
         self._ref_counts = self.ledger.ref_count.data  # 3 x faster than numpy for one element
         self._hashes = self.ledger.hash.data
@@ -162,7 +160,7 @@ class BlockPool:
         `num_available`.
         """
         if count == 1 and self._free:
-            block = self._free.take_one()
+            block = self._free.popleft()
             self._activate_one(block, owner, group)
             return [block]
         from_free = min(count, len(self._free))
@@ -176,7 +174,7 @@ class BlockPool:
         """Add a reference to these active `blocks`, which must be distinct."""
         ids = np.array(blocks, np.int64)
         self.ledger.ref_count[ids] += 1
-        self._changed.add(ids)
+        self.changed_rows.add(ids)
 
     def hit(self, blocks: Sequence[int], step: int) -> None:
         """Add a reference to distinct `blocks`, active or cached, in which a prompt found its prefix."""
@@ -187,7 +185,7 @@ class BlockPool:
         ledger.state[ids] = BlockState.ACTIVE
         ledger.prefix_hits[ids] += ledger.prefix_hits[ids] < MAX_PREFIX_HITS
         ledger.last_used_step[ids] = step
-        self._changed.add(ids)
+        self.changed_rows.add(ids)
 
     def release(self, blocks: Sequence[int], step: int) -> None:
         """Remove a reference to distinct `blocks`, given in the order of their block table.
@@ -200,28 +198,28 @@ class BlockPool:
         assert not len(ids) or counts.min() >= 0, f"a block of {blocks} was released more often than held"
         ledger.ref_count[ids] = counts
         ledger.last_used_step[ids] = step
-        self._changed.add(ids)
+        self.changed_rows.add(ids)
         unheld = ids[counts == 0]
         hashed = ledger.hash[unheld] != 0
         self._retire(unheld[hashed])
         self._clear(unheld[~hashed])
 
-    def write(self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int) -> None:
+    def record_write(self, blocks: Sequence[int], filled: Sequence[int], owners: Sequence[int], step: int) -> None:
         """Record that request `owners[i]` wrote to `blocks[i]`, which now has `filled[i]` used slots."""
         ids, ledger = np.array(blocks, np.int64), self.ledger
         ledger.filled[ids] = filled
         ledger.owner[ids] = owners
         ledger.last_used_step[ids] = step
-        self._changed.add(ids)
+        self.changed_rows.add(ids)
 
-    def move(self, sources: Sequence[int], targets: Sequence[int], owner: int, step: int) -> None:
+    def record_move(self, sources: Sequence[int], targets: Sequence[int], owner: int, step: int) -> None:
         """Record that a request's tokens moved: `targets[i]` has what `sources[i]` had, which is then empty."""
         filled = self.ledger.filled[np.array(sources, np.int64)].tolist()
         owners = [owner] * len(targets)
-        self.write(sources, [0] * len(sources), owners, step)
-        self.write(targets, filled, owners, step)
+        self.record_write(sources, [0] * len(sources), owners, step)
+        self.record_write(targets, filled, owners, step)
 
-    def measure(self, ids: Ids, attention: npt.NDArray[np.uint32], step: int) -> None:
+    def record_attention(self, ids: Ids, attention: npt.NDArray[np.uint32], step: int) -> None:
         """Record measured attention (`ledger.attention_units`) of active blocks; the maximum for a block that appears
         repeatedly.
         """
@@ -229,16 +227,16 @@ class BlockPool:
         order = np.argsort(attention, kind="stable")
         self.ledger.attention[ids[order]] = attention[order]  # of a repeated block, the last value stays
         self.ledger.attention_step[ids] = step
-        self._changed.add(ids)
+        self.changed_rows.add(ids)
 
-    def skip(self, ids: Ids, skipped: npt.NDArray[np.uint32]) -> None:
+    def record_skips(self, ids: Ids, skipped: npt.NDArray[np.uint32]) -> None:
         """Record how much of active blocks decodes skipped (`ledger.attention_units`); the minimum for
         repeated blocks.
         """
         self._is_measured = True
         order = np.argsort(skipped, kind="stable")[::-1]
         self.ledger.skipped[ids[order]] = skipped[order]  # of a repeated block, the last value stays
-        self._changed.add(ids)
+        self.changed_rows.add(ids)
 
     def seal(self, block: int, prefix: Prefix) -> None:
         """Enter a full active block into the prefix cache.
@@ -247,17 +245,12 @@ class BlockPool:
         """
         if self.index is not None and self.index.insert(block, prefix):
             assert self.history is not None, "an index without a history"
-            self.history.enter(prefix)
+            self.history.record_cached(prefix)
             self._hashes[block] = published_hash(prefix.digest)
             self._parents[block] = prefix.published_parent
-            self._changed.add_one(block)
+            self.changed_rows.add_one(block)
             if self.cache_log is not None:
                 self.cache_log.stored(prefix)
-
-    def forget(self, prefixes: Iterable[Prefix]) -> None:
-        """Record that no tier holds these prefixes any more, so that a later miss can be explained with the step."""
-        if self.history is not None:
-            self.history.leave(prefixes, self.step)
 
     def reset_prefix_cache(self) -> int:
         """Drop every prefix, pinned ones too. Returns how many cached blocks became free."""
@@ -269,7 +262,7 @@ class BlockPool:
             self.cache_log.cleared()
         hashed = np.array(self.index.clear(), np.int64)
         self._unhash(hashed)
-        self._changed.add(hashed)
+        self.changed_rows.add(hashed)
         idle = np.array(self._cached.clear(), np.int64)
         self._clear(idle)
         return len(idle)
@@ -293,27 +286,6 @@ class BlockPool:
         self._lose_prefixes(list(blocks))
         self._clear(np.array(blocks, np.int64))
 
-    def make_eviction_order(self) -> EvictionOrder:
-        """Return an empty eviction order for rows of the ledger that are in no other order."""
-        return EvictionOrder(self.ledger.eviction_order, self._changed)
-
-    def touch_one(self, row: int) -> None:
-        """Mark a row of the ledger as changed by the object that manages it."""
-        self._changed.add_one(row)
-
-    def touch(self, rows: Ids) -> None:
-        """Mark distinct rows of the ledger as changed by the object that manages them."""
-        self._changed.add(rows)
-
-    def take_changed(self) -> npt.NDArray[np.uint32]:
-        """Return and clear the ids of the rows changed since the last call, sorted and distinct."""
-        return self._changed.drain()
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether any row changed since `take_changed`."""
-        return bool(self._changed)
-
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError, with what is wrong and where, unless all parts agree with `tables`.
 
@@ -332,7 +304,7 @@ class BlockPool:
         self._ref_counts[block] = 1
         self.ledger.owner[block] = owner
         self.ledger.group[block] = group
-        self._changed.add_one(block)
+        self.changed_rows.add_one(block)
 
     def _activate(self, ids: Ids, owner: int, group: int = 0) -> None:
         self._fill_rows(ids, BlockState.ACTIVE, owner, ref_count=1, group=group)
@@ -340,7 +312,7 @@ class BlockPool:
     def _clear(self, ids: Ids) -> None:
         if len(ids):
             self._fill_rows(ids, BlockState.FREE, NO_OWNER, ref_count=0, group=0)
-            self._free.give(ids)
+            self._free.append_n(ids)
 
     def _fill_rows(self, ids: Ids, state: BlockState, owner: int, ref_count: int, group: int) -> None:
         ledger = self.ledger
@@ -354,7 +326,7 @@ class BlockPool:
             ledger.attention[ids] = 0
             ledger.attention_step[ids] = 0
             ledger.skipped[ids] = 0
-        self._changed.add(ids)
+        self.changed_rows.add(ids)
 
     def _unhash(self, ids: Ids) -> None:
         self.ledger.hash[ids] = 0
@@ -377,13 +349,14 @@ class BlockPool:
         prefixes = [self.index.remove(block) for block in blocks]
         if self.cache_log is not None:
             self.cache_log.removed(prefixes)
-        self.forget(prefixes if self.lower_tier is None else self._offload(blocks, prefixes))
+        assert self.history is not None, "an index without a history"
+        self.history.record_lost(prefixes if self.lower_tier is None else self._offload(blocks, prefixes), self.step)
         self._unhash(np.array(blocks, np.int64))
         self.evicted_blocks += len(blocks)
         self.moves.evicted(blocks)
 
     def _offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[Prefix]:
         """Offload evicted blocks to the lower tier. Returns the prefixes that are lost."""
-        assert self.lower_tier is not None, "nobody takes what is evicted"
+        assert self.lower_tier is not None, "there is no lower tier"
         kept = self.lower_tier.offload(blocks, prefixes)
         return [prefix for prefix, is_kept in zip(prefixes, kept, strict=True) if not is_kept]

@@ -34,7 +34,7 @@ class CacheLog:
     def stored(self, prefix: Prefix, tier: Tier = Tier.HBM) -> None:
         """Record that the prefix can be found in `tier` from now on."""
         if self._run and (tier != self._run_tier or prefix.parent != self._run[-1].digest):
-            self._end_run()
+            self._flush_run()
         self._run.append(prefix)
         self._run_tier = tier
 
@@ -44,23 +44,23 @@ class CacheLog:
         for prefix in prefixes:
             by_group.setdefault(prefix.group, []).append(prefix)
         for group, removed in by_group.items():
-            self._end_run()
+            self._flush_run()
             hashes = tuple([_hash(prefix.digest) for prefix in removed])
-            self._events.append(BlockRemoved(hashes, MEDIA[tier], group_idx=self._told(group)))
+            self._events.append(BlockRemoved(hashes, MEDIA[tier], group_idx=self._published_group(group)))
 
     def cleared(self) -> None:
-        self._end_run()
+        self._flush_run()
         self._events.append(AllBlocksCleared())
 
     def drain(self) -> list[KvEvent]:
-        self._end_run()
+        self._flush_run()
         events, self._events = self._events, []
         return events
 
-    def _told(self, group: int) -> int | None:
+    def _published_group(self, group: int) -> int | None:
         return group if self.has_groups else None
 
-    def _end_run(self) -> None:
+    def _flush_run(self) -> None:
         if not self._run:
             return
         run, self._run = self._run, []
@@ -72,7 +72,7 @@ class CacheLog:
                 self._block_size,
                 medium=MEDIA[self._run_tier],
                 lora_name=run[0].adapter or None,
-                group_idx=self._told(run[0].group),
+                group_idx=self._published_group(run[0].group),
                 extra_keys=_extra_keys(run),
             )
         )

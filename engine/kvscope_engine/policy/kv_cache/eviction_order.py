@@ -21,32 +21,32 @@ class ChangedRows:
     Costs O(changed), bounded by the pool. Adding and draining never scan all `num_rows`.
     """
 
-    __slots__ = ("_ids", "_marks", "_marks_array")
+    __slots__ = ("_flags", "_flags_array", "_ids")
 
     def __init__(self, num_rows: int) -> None:
-        self._marks = bytearray(num_rows)
-        self._marks_array = np.frombuffer(self._marks, np.bool_)  # the same memory, for many rows in one call
+        self._flags = bytearray(num_rows)
+        self._flags_array = np.frombuffer(self._flags, np.bool_)  # the same memory, for many rows in one call
         self._ids: list[int] = []
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def add_one(self, row: int) -> None:
-        if not self._marks[row]:
-            self._marks[row] = True
+        if not self._flags[row]:
+            self._flags[row] = True
             self._ids.append(row)
 
     def add(self, rows: npt.NDArray[np.int64]) -> None:
         """Mark rows, shape `(n,)`, each at most once."""
-        fresh = rows[~self._marks_array[rows]]
-        self._marks_array[fresh] = True
+        fresh = rows[~self._flags_array[rows]]
+        self._flags_array[fresh] = True
         self._ids += fresh.tolist()
 
     def drain(self) -> npt.NDArray[np.uint32]:
         """Return the marked rows, sorted, and clear the marks."""
         rows = np.array(self._ids, np.uint32)
         rows.sort()
-        self._marks_array[rows] = False
+        self._flags_array[rows] = False
         self._ids = []
         return rows
 
@@ -60,14 +60,14 @@ class EvictionOrder:
     and `refresh` mark theirs. See docs/internals/decisions/0023-eviction-order-is-a-counter.md.
     """
 
-    __slots__ = ("_changed", "_column", "_kept", "_next", "_numbers", "idle", "pinned")
+    __slots__ = ("_changed", "_column", "_next", "_numbers", "_pinned_cached", "idle", "pinned")
 
     def __init__(self, column: npt.NDArray[np.uint32], changed: ChangedRows) -> None:
         self.pinned: set[int] = set()
         """Rows, in use or cached, that are not evicted."""
         self.idle: OrderedDict[int, None] = OrderedDict()
         """Evictable rows, the next one first, for callers that inspect many. Only this class changes it."""
-        self._kept: dict[int, None] = {}  # cached and pinned
+        self._pinned_cached: dict[int, None] = {}  # cached and pinned
         self._column = column
         self._numbers = column.data  # the same memory, faster for one row
         self._changed = changed
@@ -82,27 +82,27 @@ class EvictionOrder:
     @property
     def num_cached(self) -> int:
         """Number of cached rows, pinned ones included."""
-        return len(self.idle) + len(self._kept)
+        return len(self.idle) + len(self._pinned_cached)
 
     @property
     def cached(self) -> list[int]:
         """All cached rows, pinned ones last."""
-        return list(chain(self.idle, self._kept))
+        return list(chain(self.idle, self._pinned_cached))
 
     def add(self, ids: Ids) -> None:
         """Append rows that became cached, the first of them the first to be evicted."""
         rows: list[int] = ids.tolist()
         if self.pinned:
-            self._kept.update(dict.fromkeys(row for row in rows if row in self.pinned))
+            self._pinned_cached.update(dict.fromkeys(row for row in rows if row in self.pinned))
             rows = [row for row in rows if row not in self.pinned]
             ids = np.array(rows, np.int64)
-        number = self._take_numbers(len(rows))
+        number = self._next_numbers(len(rows))
         self._column[ids] = np.arange(number, number + len(rows), dtype=np.uint32)
         self.idle.update(dict.fromkeys(rows))
 
     def add_one(self, row: int) -> None:
         """Append one row that is not pinned."""
-        self._numbers[row] = self._take_numbers(1)
+        self._numbers[row] = self._next_numbers(1)
         self.idle[row] = None
 
     def remove(self, row: int) -> None:
@@ -111,11 +111,11 @@ class EvictionOrder:
             del self.idle[row]
             self._numbers[row] = 0
         else:
-            del self._kept[row]
+            del self._pinned_cached[row]
 
     def refresh(self, row: int) -> None:
         """Make an evictable row the last to be evicted, because it was used."""
-        self._numbers[row] = self._take_numbers(1)
+        self._numbers[row] = self._next_numbers(1)
         self.idle.move_to_end(row)
         self._changed.add_one(row)
 
@@ -131,7 +131,7 @@ class EvictionOrder:
             self.pinned.add(row)
             if row in self.idle:
                 del self.idle[row]
-                self._kept[row] = None
+                self._pinned_cached[row] = None
                 self._numbers[row] = 0
                 self._changed.add_one(row)
 
@@ -139,8 +139,8 @@ class EvictionOrder:
         """Let rows be evicted again: cached ones as if they had just been used."""
         for row in rows:
             self.pinned.discard(row)
-            if row in self._kept:
-                del self._kept[row]
+            if row in self._pinned_cached:
+                del self._pinned_cached[row]
                 self.add_one(row)
                 self._changed.add_one(row)
 
@@ -149,19 +149,19 @@ class EvictionOrder:
         rows = self.cached[::-1]
         self._column[rows] = 0
         self.idle.clear()
-        self._kept.clear()
+        self._pinned_cached.clear()
         self.pinned.clear()
         return rows
 
     def check(self, start: int, stop: int) -> None:
         """Raise AssertionError if the rows from `start` to `stop` (exclusive) do not agree with the order."""
-        assert self._kept.keys() <= self.pinned, "a row stands aside that is not pinned"
+        assert self._pinned_cached.keys() <= self.pinned, "a row stands aside that is not pinned"
         assert not self.idle.keys() & self.pinned, "a pinned row is to be evicted"
         numbered = start + np.flatnonzero(self._column[start:stop])
         in_order = numbered[np.argsort(self._column[numbered])].tolist()
         assert in_order == list(self.idle), f"the ledger's order of eviction is {in_order}, not {list(self.idle)}"
 
-    def _take_numbers(self, count: int) -> int:
+    def _next_numbers(self, count: int) -> int:
         """Return the first of `count` unused numbers. When they run out, evictable rows are numbered from 1 again."""
         if self._next + count > MAX_EVICTION_ORDER:
             rows = np.fromiter(self.idle, np.int64, len(self.idle))

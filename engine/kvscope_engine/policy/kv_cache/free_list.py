@@ -28,13 +28,13 @@ class FreeBlocks(Protocol):
     @property
     def unmapped(self) -> Ids: ...
 
-    def take_one(self) -> int:
+    def popleft(self) -> int:
         """Return a free block. There must be one."""
 
     def popleft_n(self, count: int) -> list[int]:
         """Return `count` free blocks, at most `len(self)`."""
 
-    def give(self, ids: Ids) -> None: ...
+    def append_n(self, ids: Ids) -> None: ...
 
     def check(self) -> None: ...
 
@@ -79,7 +79,7 @@ class FreeList(AllMapped):
         """A view of the free ids, shape `(len,)`; the last is allocated next."""
         return self._stack[: self._count]
 
-    def take_one(self) -> int:
+    def popleft(self) -> int:
         assert self._count, "a block was taken from an empty free list"
         self._count -= 1
         return int(self._stack[self._count])
@@ -91,7 +91,7 @@ class FreeList(AllMapped):
         self._count = low
         return taken
 
-    def give(self, ids: Ids) -> None:
+    def append_n(self, ids: Ids) -> None:
         """Return `ids` to the stack; the last of them is allocated next."""
         high = self._count + len(ids)
         assert high <= len(self._stack), f"{len(ids)} blocks given back to a free list of {self._count}: too many"

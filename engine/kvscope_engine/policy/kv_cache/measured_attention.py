@@ -17,7 +17,7 @@ def store_attention(pool: BlockPool, plan: StepPlan, shares: NDArray[np.float32]
     """
     ids, values = _by_block(pool, plan, shares, np.asarray(shares.any(2)))
     if len(ids):
-        pool.measure(ids, attention_units(values), step)
+        pool.record_attention(ids, attention_units(values), step)
 
 
 def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> None:
@@ -26,21 +26,21 @@ def store_skips(pool: BlockPool, plan: StepPlan, skips: NDArray[np.float32]) -> 
     """
     ids, values = _by_block(pool, plan, skips[None], np.ones((1, len(skips)), np.bool_))
     if len(ids):
-        pool.skip(ids, attention_units(values))
+        pool.record_skips(ids, attention_units(values))
 
 
 def _by_block(
-    pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32], is_told: NDArray[np.bool_]
+    pool: BlockPool, plan: StepPlan, rows: NDArray[np.float32], is_selected: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Return the blocks of the plan's decodes selected by `is_told` (groups, num_single_token), and their values."""
+    """Return the blocks of the decodes that `is_selected` (groups, num_single_token) selects, with their values."""
     decodes = plan.scheduled[: plan.num_single_token]
     ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     values: list[NDArray[np.float32]] = [np.empty(0, np.float32)]
     for group, of_group in enumerate(rows):
-        for item, row, is_told_of in zip(decodes, of_group, is_told[group], strict=True):
-            if not is_told_of:
+        for item, row, is_row_selected in zip(decodes, of_group, is_selected[group], strict=True):
+            if not is_row_selected:
                 continue
-            first, stop = item.request.num_let_go[group], item.start // pool.block_size + 1
+            first, stop = item.request.num_null_blocks[group], item.start // pool.block_size + 1
             table = item.request.block_tables[group][first:stop]
             ids.append(np.array(table, np.int64))
             values.append(row[first : first + len(table)])

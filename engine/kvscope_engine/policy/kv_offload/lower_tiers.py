@@ -13,17 +13,17 @@ from typing import Final
 
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_offload.mover_protocol import TierMover
-from kvscope_engine.policy.kv_offload.tier_places import TierPlaces
+from kvscope_engine.policy.kv_offload.tier_slots import TierSlots
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import rank
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.totals import Totals
+from kvscope_engine.policy.scheduler_totals import SchedulerTotals
 from kvscope_telemetry.ledger import NO_OWNER, Tier
 
 BOUNCE_SHARE: Final = 64
 """One in this many host slots is kept free as a bounce buffer for blocks loaded from disk."""
 MAX_BOUNCE: Final = 256
-PUT_AWAY: Final = 64
+SHUTDOWN_BATCH_BLOCKS: Final = 64
 """Number of blocks per write to disk at shutdown."""
 
 
@@ -38,10 +38,12 @@ class LowerTiers:
     `on_table` is called with each request whose `saved_tables` changed.
     """
 
-    def __init__(self, pool: BlockPool, mover: TierMover, totals: Totals, on_table: Callable[[Request], None]) -> None:
+    def __init__(
+        self, pool: BlockPool, mover: TierMover, totals: SchedulerTotals, on_table: Callable[[Request], None]
+    ) -> None:
         assert pool.num_host > 0, "there is no lower tier without host memory"
-        self.host = TierPlaces(pool, Tier.HOST)
-        self.disk = TierPlaces(pool, Tier.DISK)
+        self.host = TierSlots(pool, Tier.HOST)
+        self.disk = TierSlots(pool, Tier.DISK)
         self._pool = pool
         self._mover = mover
         self._totals = totals
@@ -51,7 +53,7 @@ class LowerTiers:
         has_disk = pool.num_disk > 0
         self._num_bounce = num_bounce(pool.num_host) if has_disk else 0
         pool.lower_tier = self
-        self._adopt(mover.kept())
+        self._enter_recovered(mover.recovered())
 
     def find(self, digest: bytes) -> int | None:
         """Return the row of the highest tier that holds the prefix with `digest`, or None."""
@@ -63,11 +65,11 @@ class LowerTiers:
 
     def offload(self, blocks: list[int], prefixes: list[Prefix]) -> list[bool]:
         """Copy evicted blocks to host memory, unless they are there already. Returns which can still be found."""
-        missing = [i for i, prefix in enumerate(prefixes) if not self._is_known(prefix)]
+        missing = [i for i, prefix in enumerate(prefixes) if not self._refresh_if_on_host(prefix)]
         at_once = max(1, self.host.count - self._num_bounce)
         for low in range(0, len(missing), at_once):  # earlier parts are moved on to disk to make space for later ones
             part = missing[low : low + at_once]
-            chosen = part[len(part) - self._make_room(len(part)) :]
+            chosen = part[len(part) - self._free_host_slots(len(part)) :]
             self._save([blocks[i] for i in chosen], [prefixes[i] for i in chosen])
         return [self.find(prefix.digest) is not None for prefix in prefixes]
 
@@ -83,12 +85,12 @@ class LowerTiers:
         held = [row for row in known if row is not None]
         self.host.acquire(held)
         missing = [i for i, row in enumerate(known) if row is None]
-        if self._make_room(len(missing), demote=True) < len(missing):
+        if self._free_host_slots(len(missing), demote=True) < len(missing):
             self.host.release(held)
             return None
         rows = self.host.allocate(len(missing), [request.number] * len(missing))
         missed = [blocks[i] for i in missing]
-        self._mover.save(missed, self.host.places(rows))
+        self._mover.save(missed, self.host.slots(rows))
         self.host.fill(rows, [filled[i] for i in missing], [prefixes[i] for i in missing], self._groups_of(missed))
         self._pool.moves.saved(rows)
         self._totals.swapped_blocks += len(rows)
@@ -105,7 +107,7 @@ class LowerTiers:
         for tier in (self.host, self.disk):
             tier.release([row for row in rows if row in tier])
 
-    def let_go(self, request: Request) -> None:
+    def release_saved(self, request: Request) -> None:
         """Release the rows of a swapped-out request that resumed or ended."""
         self.release(request.saved_rows)
         request.saved_tables = ()
@@ -118,15 +120,15 @@ class LowerTiers:
         Returns which were read; the others can no longer be found.
         """
         on_host = [i for i, row in enumerate(rows) if row in self.host]
-        self._mover.load(self.host.places([rows[i] for i in on_host]), [blocks[i] for i in on_host])
-        whole = [True] * len(rows)
+        self._mover.load(self.host.slots([rows[i] for i in on_host]), [blocks[i] for i in on_host])
+        is_read = [True] * len(rows)
         on_disk = [i for i, row in enumerate(rows) if row in self.disk]
-        good = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
-        for i, is_good in zip(on_disk, good, strict=True):
-            whole[i] = is_good
-        self._pool.moves.loaded([block for block, is_whole in zip(blocks, whole, strict=True) if is_whole])
-        self._totals.loaded_blocks += sum(whole)
-        return whole
+        is_ok = self._load_from_disk([rows[i] for i in on_disk], [blocks[i] for i in on_disk])
+        for i, is_good in zip(on_disk, is_ok, strict=True):
+            is_read[i] = is_good
+        self._pool.moves.loaded([block for block, is_whole in zip(blocks, is_read, strict=True) if is_whole])
+        self._totals.loaded_blocks += sum(is_read)
+        return is_read
 
     def prefix(self, row: int) -> Prefix | None:
         return (self.host if row in self.host else self.disk).prefix(row)
@@ -141,18 +143,18 @@ class LowerTiers:
         self.disk.clear()
         self._mover.forget_prefixes()
 
-    def put_away(self, may_go_on: Callable[[], bool]) -> None:
-        """Write cached prefixes to disk at shutdown, as space permits, until `may_go_on()` returns False.
+    def save_prefixes_to_disk(self, may_continue: Callable[[], bool]) -> None:
+        """Write cached prefixes to disk at shutdown, as space permits, until `may_continue()` returns False.
 
         Otherwise a disk file kept for the next start would lack what was used last and, with it, the beginnings of all
         texts: blocks of a text are evicted from its end.
         """
         self._waits_for_disk = True
         self._pool.allocate(self._pool.num_free, NO_OWNER)
-        while self._pool.num_cached and may_go_on():
-            self._pool.allocate(min(PUT_AWAY, self._pool.num_cached), NO_OWNER)  # evicts cached blocks
-        while self.host.num_cached and may_go_on():
-            self._push_down(PUT_AWAY)
+        while self._pool.num_cached and may_continue():
+            self._pool.allocate(min(SHUTDOWN_BATCH_BLOCKS, self._pool.num_cached), NO_OWNER)  # evicts cached blocks
+        while self.host.num_cached and may_continue():
+            self._demote_cached(SHUTDOWN_BATCH_BLOCKS)
 
     def swap_seconds(self, num_blocks: int) -> float:
         return self._mover.swap_seconds(num_blocks)
@@ -181,7 +183,7 @@ class LowerTiers:
         groups: list[int] = self._pool.ledger.group[rows].tolist()
         return groups
 
-    def _is_known(self, prefix: Prefix) -> bool:
+    def _refresh_if_on_host(self, prefix: Prefix) -> bool:
         """Whether host memory holds the prefix; marks it as just used."""
         row = self.host.find(prefix.digest)
         if row is not None:
@@ -191,40 +193,42 @@ class LowerTiers:
     def _save(self, blocks: list[int], prefixes: list[Prefix]) -> None:
         owners = self._pool.ledger.owner[blocks].tolist()
         rows = self.host.allocate(len(blocks), owners)
-        self._mover.save(blocks, self.host.places(rows))
+        self._mover.save(blocks, self.host.slots(rows))
         self.host.fill(rows, [self._pool.block_size] * len(rows), prefixes, self._groups_of(blocks))
         self.host.release(rows)
         self._pool.moves.saved(rows)
         self._totals.offloaded_blocks += len(rows)
 
-    def _make_room(self, count: int, *, demote: bool = False) -> int:
+    def _free_host_slots(self, count: int, *, demote: bool = False) -> int:
         """Try to free `count` host slots in addition to the bounce buffer. Returns how many of them are free.
 
         With `demote`, rows of swapped-out requests may be moved to disk as well.
         """
         missing = count + self._num_bounce - self.host.num_free
         if missing > 0:
-            missing -= self._push_down(missing)
+            missing -= self._demote_cached(missing)
         if missing > 0 and demote:
-            self._demote(missing)
+            self._demote_swapped(missing)
         return min(count, max(0, self.host.num_free - self._num_bounce))
 
-    def _push_down(self, count: int) -> int:
+    def _demote_cached(self, count: int) -> int:
         """Free up to `count` cached host slots, oldest first, and write their content to disk if possible.
 
         Returns how many.
         """
         oldest = self.host.oldest(count)
         self._to_disk(oldest)
-        self._forget(self.host, oldest)
+        self._drop_prefixes(self.host, oldest)
         return len(oldest)
 
-    def _forget(self, tier: TierPlaces, rows: list[int]) -> None:
-        """Drop the prefixes of `rows` from `tier`, and report to the pool those that no tier holds any more."""
-        prefixes = [tier.forget(row) for row in rows]
-        self._pool.forget(prefix for prefix in prefixes if prefix is not None and self._is_gone(prefix))
+    def _drop_prefixes(self, tier: TierSlots, rows: list[int]) -> None:
+        """Drop the prefixes of `rows` from `tier`, and record those that no tier holds any more."""
+        prefixes = [tier.drop_prefix(row) for row in rows]
+        lost = [prefix for prefix in prefixes if prefix is not None and self._is_lost(prefix)]
+        if self._pool.history is not None:
+            self._pool.history.record_lost(lost, self._pool.step)
 
-    def _is_gone(self, prefix: Prefix) -> bool:
+    def _is_lost(self, prefix: Prefix) -> bool:
         index = self._pool.index
         return (index is None or index.get(prefix.digest) is None) and self.find(prefix.digest) is None
 
@@ -234,13 +238,13 @@ class LowerTiers:
         If the drive is slow, only as many as it accepts without waiting: nothing waits for blocks that are merely
         cached (docs/internals/decisions/0021-cached-blocks-never-wait-for-the-disk.md).
         """
-        missing = [row for row in rows if not self._is_on_disk_too(row)]
+        missing = [row for row in rows if not self._refresh_if_on_disk(row)]
         at_once = len(missing) if self._waits_for_disk else min(len(missing), self._mover.num_offloadable)
-        room = self._make_disk_room(at_once)
-        targets = self._write_to_disk(missing[len(missing) - room :])
+        num_free = self._free_disk_slots(at_once)
+        targets = self._write_to_disk(missing[len(missing) - num_free :])
         self.disk.release([target for target in targets if target is not None])
 
-    def _is_on_disk_too(self, row: int) -> bool:
+    def _refresh_if_on_disk(self, row: int) -> bool:
         """Whether the disk holds the prefix of a host row; marks it as just used."""
         prefix = self.host.prefix(row)
         there = None if prefix is None else self.disk.find(prefix.digest)
@@ -258,21 +262,21 @@ class LowerTiers:
         owners = [int(owner) for owner in self._pool.ledger.owner[rows]]
         targets = self.disk.allocate(len(rows), owners)
         prefixes = [self.host.prefix(row) for row in rows]
-        good = self._mover.offload(self.host.places(rows), self.disk.places(targets), prefixes)
+        is_ok = self._mover.offload(self.host.slots(rows), self.disk.slots(targets), prefixes)
         filled = [self.filled(row) for row in rows]
-        found = [prefix if ok else None for prefix, ok in zip(prefixes, good, strict=True)]
+        found = [prefix if ok else None for prefix, ok in zip(prefixes, is_ok, strict=True)]
         self.disk.fill(targets, filled, found, self._groups_of(rows))
-        self.disk.release([target for target, ok in zip(targets, good, strict=True) if not ok])
-        self._pool.moves.saved([target for target, ok in zip(targets, good, strict=True) if ok])
-        return [target if ok else None for target, ok in zip(targets, good, strict=True)]
+        self.disk.release([target for target, ok in zip(targets, is_ok, strict=True) if not ok])
+        self._pool.moves.saved([target for target, ok in zip(targets, is_ok, strict=True) if ok])
+        return [target if ok else None for target, ok in zip(targets, is_ok, strict=True)]
 
-    def _make_disk_room(self, count: int) -> int:
+    def _free_disk_slots(self, count: int) -> int:
         if not self._mover.has_disk or not count:
             return 0
-        self._forget(self.disk, self.disk.oldest(count - self.disk.num_free))
+        self._drop_prefixes(self.disk, self.disk.oldest(count - self.disk.num_free))
         return min(count, self.disk.num_free)
 
-    def _demote(self, count: int) -> None:
+    def _demote_swapped(self, count: int) -> None:
         """Move up to `count` host rows of swapped-out requests to disk, those of the request that is served
         last first.
         """
@@ -281,43 +285,43 @@ class LowerTiers:
                 return
             own = [row for row in request.saved_rows if row in self.host and self.host.ref_count(row) == 1]
             rows = own[-count:]
-            rows = rows[len(rows) - self._make_disk_room(len(rows)) :]
+            rows = rows[len(rows) - self._free_disk_slots(len(rows)) :]
             targets = self._write_to_disk(rows)
             moved = {row: target for row, target in zip(rows, targets, strict=True) if target is not None}
             for row in moved:
-                self.host.forget(row)
+                self.host.drop_prefix(row)
             self.host.release(list(moved))
             request.saved_tables = tuple([moved.get(row, row) for row in table] for table in request.saved_tables)
             count -= len(moved)
             self._on_table(request)
 
     def _load_from_disk(self, rows: list[int], blocks: list[int]) -> list[bool]:
-        whole: list[bool] = []
-        while len(whole) < len(rows):
-            low = len(whole)
+        is_read: list[bool] = []
+        while len(is_read) < len(rows):
+            low = len(is_read)
             bounce = self.host.allocate(min(len(rows) - low, self.host.num_free), NO_OWNER)
             assert bounce, "no host place is free for blocks on their way up"
             part = rows[low : low + len(bounce)]
-            good = self._mover.rise(self.disk.places(part), self.host.places(bounce))
-            up = [i for i, ok in enumerate(good) if ok]
-            self._mover.load(self.host.places([bounce[i] for i in up]), [blocks[low + i] for i in up])
+            is_ok = self._mover.load_from_disk(self.disk.slots(part), self.host.slots(bounce))
+            up = [i for i, ok in enumerate(is_ok) if ok]
+            self._mover.load(self.host.slots([bounce[i] for i in up]), [blocks[low + i] for i in up])
             self.host.release(bounce)
-            self._lose([row for row, ok in zip(part, good, strict=True) if not ok])
-            whole += good
-        return whole
+            self._drop_unreadable([row for row, ok in zip(part, is_ok, strict=True) if not ok])
+            is_read += is_ok
+        return is_read
 
-    def _lose(self, rows: list[int]) -> None:
+    def _drop_unreadable(self, rows: list[int]) -> None:
         """Drop rows on disk that could not be read."""
         self._totals.lost_blocks += len(rows)
-        self._forget(self.disk, rows)
+        self._drop_prefixes(self.disk, rows)
 
-    def _adopt(self, kept: Sequence[tuple[int, Prefix]]) -> None:
+    def _enter_recovered(self, recovered: Sequence[tuple[int, Prefix]]) -> None:
         """Enter the slots that a disk file kept from a previous run, possibly very many."""
-        rows, prefixes = [self.disk.first + place for place, _ in kept], [prefix for _, prefix in kept]
+        rows, prefixes = [self.disk.first + slot for slot, _ in recovered], [prefix for _, prefix in recovered]
         self.disk.adopt(rows)
         groups = [prefix.group for prefix in prefixes]
         self.disk.fill(rows, [self._pool.block_size] * len(rows), prefixes, groups)
         self.disk.release(rows)
         if self._pool.history is not None:
             for prefix in prefixes:
-                self._pool.history.enter(prefix)
+                self._pool.history.record_cached(prefix)

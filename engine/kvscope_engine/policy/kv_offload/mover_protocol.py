@@ -33,22 +33,20 @@ class TierMover(Protocol):
     def num_offloadable(self) -> int:
         """Number of slots that `offload` can write now without waiting for the drive."""
 
-    def save(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+    def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks of the pool to slots in host memory."""
 
-    def load(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+    def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy slots in host memory to blocks of the pool."""
 
-    def offload(
-        self, places: Sequence[int], disk_places: Sequence[int], prefixes: Sequence[Prefix | None]
-    ) -> list[bool]:
+    def offload(self, slots: Sequence[int], disk_slots: Sequence[int], prefixes: Sequence[Prefix | None]) -> list[bool]:
         """Copy slots in host memory to slots on disk. Returns which were written.
 
         `prefixes` identify the content at the next start if the disk file is kept; None for a swapped-out request's own
         blocks.
         """
 
-    def rise(self, disk_places: Sequence[int], places: Sequence[int]) -> list[bool]:
+    def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
         """Copy slots on disk to slots in host memory. Returns which were read intact; the others are lost."""
 
     def flush(self) -> None:
@@ -63,5 +61,5 @@ class TierMover(Protocol):
     def forget_prefixes(self) -> None:
         """Ensure that the present content of the disk is not found at the next start."""
 
-    def kept(self) -> Sequence[tuple[int, Prefix]]:
+    def recovered(self) -> Sequence[tuple[int, Prefix]]:
         """Return the slots on disk that hold something from before this start, with their prefixes."""

@@ -20,7 +20,7 @@ from kvscope_engine.policy.prefixes.prefix_index import Prefix
 MAX_GHOSTS: Final = 1 << 16
 """Maximum number of evicted digests that are remembered, the newest: about 170 bytes each, with the
 dictionary's entry."""
-FORGOTTEN_AT_ONCE: Final = MAX_GHOSTS // 8
+EVICTED_BATCH: Final = MAX_GHOSTS // 8
 """Number of oldest digests dropped together: finding a dictionary's first entry is slow after many were
 removed there."""
 MAX_SIBLINGS: Final = 8
@@ -44,14 +44,14 @@ class PrefixHistory:
         self._following: dict[bytes, dict[bytes, bytes]] = {}  # digest of a block -> digest and tokens of the next ones
         self._first: dict[bytes, dict[bytes, bytes]] = {}  # tokens of a first block -> digests and keys of adapters
 
-    def enter(self, prefix: Prefix) -> None:
+    def record_cached(self, prefix: Prefix) -> None:
         """Record that a block with `prefix` can be found."""
         self._evicted.pop(prefix.digest, None)
         self._following.setdefault(prefix.follows, {})[prefix.digest] = prefix.tokens
         if not prefix.parent:
             self._first.setdefault(prefix.tokens, {})[prefix.digest] = prefix.adapter_key
 
-    def leave(self, prefixes: Iterable[Prefix], step: int) -> None:
+    def record_lost(self, prefixes: Iterable[Prefix], step: int) -> None:
         """Record that no tier has a block with these prefixes any more."""
         for prefix in prefixes:
             self._evicted[prefix.digest] = step
@@ -59,7 +59,7 @@ class PrefixHistory:
             if not prefix.parent:
                 _drop(self._first, prefix.tokens, prefix.digest)
             if len(self._evicted) > MAX_GHOSTS:
-                self._forget_oldest()
+                self._drop_oldest()
 
     def clear(self) -> None:
         self._evicted.clear()
@@ -81,8 +81,8 @@ class PrefixHistory:
             return Miss("differs", prefix.start + same)
         return Miss("unseen", prefix.start) if prefix.start else Miss("new")
 
-    def _forget_oldest(self) -> None:
-        for digest in list(islice(self._evicted, FORGOTTEN_AT_ONCE)):
+    def _drop_oldest(self) -> None:
+        for digest in list(islice(self._evicted, EVICTED_BATCH)):
             del self._evicted[digest]
 
 

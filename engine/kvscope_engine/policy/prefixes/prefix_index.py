@@ -85,7 +85,7 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._block_of)
 
-    def digest(self, parent: bytes | None, tokens: bytes, extra: bytes = b"") -> bytes:
+    def block_digest(self, parent: bytes | None, tokens: bytes, extra: bytes = b"") -> bytes:
         """Return the digest of a block of `tokens` after `parent` (None: first of its text).
 
         `extra` separates texts that must not share blocks although their tokens are equal.
@@ -102,7 +102,7 @@ class PrefixIndex:
         parent = digests[-1] if digests else None
         for low in range(0, len(packed) - size + 1, size):
             extra = first_extra(salt, adapter_key) if parent is None else b""
-            parent = self.digest(parent, packed[low : low + size], extra)
+            parent = self.block_digest(parent, packed[low : low + size], extra)
             digests.append(parent)
 
     def insert(self, block: int, prefix: Prefix) -> bool:

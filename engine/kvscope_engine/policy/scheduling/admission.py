@@ -5,12 +5,13 @@ Owns no request and no queue; the scheduler decides which request is next, and w
 
 from __future__ import annotations
 
-from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.block_needs import BlockNeeds
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
 from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
 from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduler_totals import SchedulerTotals
 from kvscope_engine.policy.scheduling import causes
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.causes import Blocks
@@ -18,13 +19,15 @@ from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.request_prefixes import explain_miss
 from kvscope_engine.policy.scheduling.reuse import Reusable, find_reusable
 from kvscope_engine.policy.state_pool import StatePool
-from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.running_time import RunningTime
 
 
 class Admission:
-    """Admits requests to one pool. `watermark` blocks are left to the running requests, unless none runs."""
+    """Admits requests to one pool.
+
+    1 % of the blocks, and at least one, is left to the running requests, unless none runs or the policy reserves.
+    """
 
     def __init__(
         self,
@@ -32,8 +35,7 @@ class Admission:
         tables: BlockTables,
         tiers: LowerTiers | None,
         rate: PrefillRate,
-        totals: Totals,
-        watermark: int,
+        totals: SchedulerTotals,
         running_time: RunningTime,
         needs: BlockNeeds,
         states: StatePool | None = None,
@@ -43,7 +45,7 @@ class Admission:
         self._tiers = tiers
         self._rate = rate
         self._totals = totals
-        self._watermark = watermark
+        self._watermark = 0 if tables.reserves else max(1, pool.num_blocks // 100)
         self._running_time = running_time
         self._needs = needs
         self._states = states
@@ -73,14 +75,14 @@ class Admission:
         reused = request.num_computed_tokens
         if request.admitted_ns is None:
             request.num_cached_tokens = reused
-            self._totals.begin(request.num_prompt_tokens, reused)
+            self._totals.count_admission(request.num_prompt_tokens, reused)
         else:
             self._totals.restored_tokens += reused
-        missed = explain_miss(pool, request, reused // pool.block_size)
+        miss = explain_miss(pool, request, reused // pool.block_size)
         if found.num_stateless:
-            missed = Miss("state", reused + found.num_stateless)
-        blocks = Blocks(self._num_blocks(request), self._tables.num_set_aside(request))
-        event = causes.admitted(request, builder.now_ns, found, reused, blocks, missed, self._running_time)
+            miss = Miss("state", reused + found.num_stateless)
+        blocks = Blocks(self._num_blocks(request), self._tables.num_reserved_blocks(request))
+        event = causes.admitted(request, builder.now_ns, found, reused, blocks, miss, self._running_time)
         return causes.with_loaded_state(event) if is_state_loaded else event
 
     def _start_state(self, states: StatePool, request: Request, found: Reusable) -> bool:
@@ -90,16 +92,16 @@ class Admission:
         last retained state before the missing ones.
         """
         size, is_whole = self._pool.block_size, request.num_computed_tokens == found.num_tokens
-        request.parted_at = found.num_tokens + found.num_stateless if found.num_stateless else 0
+        request.diverged_at = found.num_tokens + found.num_stateless if found.num_stateless else 0
         if found.is_saved and is_whole:
             states.swap_in(request)
             return True
         digests = request.block_digests[: request.num_computed_tokens // size]
-        place = len(digests) if is_whole else next(states.checkpoints(digests, below=True), 0)
+        place = len(digests) if is_whole else next(states.checkpoints(digests, include_host=True), 0)
         request.num_computed_tokens = place * size
         self._tables.trim(request, self._pool.step)
         states.release(request)
-        return states.begin(request, digests[place - 1] if place else None)
+        return states.allocate(request, digests[place - 1] if place else None)
 
     def _num_blocks(self, request: Request) -> int:
-        return self._needs.at_most(request.num_tokens)
+        return self._needs.max_blocks(request.num_tokens)

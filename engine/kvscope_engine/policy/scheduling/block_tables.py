@@ -6,11 +6,11 @@ Owns nothing: pool, allocation policy and change log belong to the scheduler. Do
 from __future__ import annotations
 
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy
-from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.block_needs import num_blocks_for
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import NULL_BLOCK
 from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
-from kvscope_engine.policy.request import NOTHING_LET_GO, Request
+from kvscope_engine.policy.request import NO_NULL_BLOCKS, Request
 from kvscope_engine.policy.scheduling.changes import ChangeLog
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.scheduling.request_prefixes import prefix_at
@@ -30,14 +30,15 @@ class BlockTables:
         self._pool = pool
         self._allocation = allocation
         self._changes = changes
-        self._reserves = allocation.reserves
-        self._nothing_let_go = NOTHING_LET_GO * len(pool.groups)
+        self.reserves = allocation.reserves
+        """Whether requests may hold blocks that are not in their tables yet."""
+        self._no_null_blocks = NO_NULL_BLOCKS * len(pool.groups)
         self._windows = [(group, rule) for group, rule in enumerate(pool.groups) if rule.window]
 
-    def begin(self, request: Request) -> None:
+    def init_tables(self, request: Request) -> None:
         """Give a new request an empty table in each KV group."""
         request.block_tables = tuple([] for _ in self._pool.groups)
-        request.num_let_go = self._nothing_let_go
+        request.num_null_blocks = self._no_null_blocks
 
     @property
     def any_shares_tail(self) -> bool:
@@ -59,26 +60,26 @@ class BlockTables:
         """Return the number of blocks that `release` would free, or release a reference to."""
         return self._allocation.num_held(request)
 
-    def num_set_aside(self, request: Request) -> int:
+    def num_reserved_blocks(self, request: Request) -> int:
         """Return the number of blocks reserved for the request when it starts; 0 if blocks are allocated as tokens
         come.
         """
-        return self._allocation.num_set_aside(request)
+        return self._allocation.num_reserved_blocks(request)
 
     def grow(self, request: Request, count: int, step: int, builder: PlanBuilder) -> None:
         """Allocate the `count` blocks that `num_needed` returned."""
         evicted_before = self._pool.evicted_blocks
         copies = self._copy_shared_tails(request, step, builder)
-        if self._reserves:
+        if self.reserves:
             self._move(request, count, step, builder)
         if count > copies:
             tables = request.block_tables
-            self._changes.table(request, len(tables[0]))
+            self._changes.record_table(request, len(tables[0]))
             for group, table in enumerate(tables):
                 table += self._allocation.allocate(request, (count - copies) // len(tables), group)
-            if self._reserves:
+            if self.reserves:
                 request.num_reserved_tokens = self._allocation.num_reserved_tokens(request)
-        self._note_evictions(evicted_before, request, builder)
+        self._record_evictions(evicted_before, request, builder)
 
     def start(self, request: Request, found: Reusable, step: int, builder: PlanBuilder) -> int:
         """Start the request with the cached blocks that were found for it. Returns the number of tokens in them.
@@ -94,29 +95,29 @@ class BlockTables:
         else:
             evicted_before = self._pool.evicted_blocks
             tables, num_tokens = self._load(request, found, step, builder)
-            self._note_evictions(evicted_before, request, builder)
+            self._record_evictions(evicted_before, request, builder)
         if self._tiers is not None and request.saved_tables:
-            self._tiers.let_go(request)
+            self._tiers.release_saved(request)
         request.block_tables = tables
-        request.num_let_go = found.num_let_go if num_tokens else self._nothing_let_go
-        self._changes.table(request, 0)
+        request.num_null_blocks = found.num_null_blocks if num_tokens else self._no_null_blocks
+        self._changes.record_table(request, 0)
         return num_tokens
 
-    def let_go_unread(self, request: Request, step: int) -> None:
+    def free_unread(self, request: Request, step: int) -> None:
         """Free blocks that no later token of the request reads. Their content stays in the prefix cache."""
         size = self._pool.block_size
         for group, rule in self._windows:
-            first, stop = request.num_let_go[group], rule.num_unread(request.num_computed_tokens, size)
+            first, stop = request.num_null_blocks[group], rule.num_unread(request.num_computed_tokens, size)
             if stop > first:
                 table = request.block_tables[group]
                 self._pool.release(table[first:stop], step)
                 table[first:stop] = [NULL_BLOCK] * (stop - first)
-                counts = request.num_let_go
-                request.num_let_go = (*counts[:group], stop, *counts[group + 1 :])
-                self._changes.table(request, first, group)
+                counts = request.num_null_blocks
+                request.num_null_blocks = (*counts[:group], stop, *counts[group + 1 :])
+                self._changes.record_table(request, first, group)
 
     @property
-    def lets_go(self) -> bool:
+    def has_windows(self) -> bool:
         """Whether any KV group has a window, so that blocks are freed while their request runs."""
         return bool(self._windows)
 
@@ -130,7 +131,9 @@ class BlockTables:
             return False
         num_full, num_filled = tokens // size, num_blocks_for(tokens, size)
         places = [
-            (group, place) for group, let_go in enumerate(request.num_let_go) for place in range(let_go, num_filled)
+            (group, place)
+            for group, num_null in enumerate(request.num_null_blocks)
+            for place in range(num_null, num_filled)
         ]
         blocks = [builder.content_of(request.block_tables[group][place]) for group, place in places]
         prefixes = [
@@ -152,25 +155,25 @@ class BlockTables:
         """Set the child's tables to the parent's blocks of the tokens that count as computed for the child."""
         held = num_blocks_for(child.num_computed_tokens, self._pool.block_size)
         child.block_tables = tuple(table[:held] for table in parent.block_tables)
-        child.num_let_go = parent.num_let_go
+        child.num_null_blocks = parent.num_null_blocks
         self._pool.share(child.held_blocks)
         self._forked |= {parent.number, child.number}
-        self._changes.table(child, 0)
+        self._changes.record_table(child, 0)
 
     def release(self, request: Request, step: int, *, keep_saved: bool = False) -> None:
         """Release every block of the request, and its rows in lower tiers unless `keep_saved`."""
         if self._tiers is not None and request.saved_tables and not keep_saved:
-            self._tiers.let_go(request)
-            self._changes.table(request, 0)
+            self._tiers.release_saved(request)
+            self._changes.record_table(request, 0)
         self._forked.discard(request.number)
         if request.block_table:
             self._allocation.release(request, step)
             for table in request.block_tables:
                 table.clear()
             request.num_reserved_tokens = 0
-            self._changes.table(request, 0)
+            self._changes.record_table(request, 0)
         if not keep_saved:
-            request.num_let_go = self._nothing_let_go
+            request.num_null_blocks = self._no_null_blocks
 
     def trim(self, request: Request, step: int) -> None:
         """Release the blocks after the last computed token: they were for rejected drafts."""
@@ -179,13 +182,13 @@ class BlockTables:
             self._pool.release([block for table in request.block_tables for block in table[held:]], step)
             for table in request.block_tables:
                 del table[held:]
-            self._changes.table(request, held)
+            self._changes.record_table(request, held)
 
-    def settle(self, step: int) -> None:
-        if self._reserves:
-            self._allocation.settle(step)
+    def commit(self, step: int) -> None:
+        if self.reserves:
+            self._allocation.commit(step)
 
-    def _note_evictions(self, evicted_before: int, request: Request, builder: PlanBuilder) -> None:
+    def _record_evictions(self, evicted_before: int, request: Request, builder: PlanBuilder) -> None:
         """Record for which request the first cached block of the step was evicted."""
         if self._pool.evicted_blocks > evicted_before:
             builder.evicted_for = builder.evicted_for or request.number
@@ -223,8 +226,8 @@ class BlockTables:
         kept = [(row, block) for (_, place), row, block in zip(places, rows, own, strict=True) if place < end]
         self._write_loaded(request, kept, step)
         self._tiers.release(rows)
-        for table, let_go in zip(tables, found.num_let_go, strict=True):
-            pool.release(table[max(end, let_go) :], step)
+        for table, num_null in zip(tables, found.num_null_blocks, strict=True):
+            pool.release(table[max(end, num_null) :], step)
             del table[end:]
         return tables, min(found.num_tokens, end * size)
 
@@ -232,7 +235,9 @@ class BlockTables:
         """Record in the ledger and the prefix cache that blocks hold what rows of lower tiers held."""
         assert self._tiers is not None, "rows of a lower tier without one"
         blocks = [block for _, block in loaded]
-        self._pool.write(blocks, [self._tiers.filled(row) for row, _ in loaded], [request.number] * len(blocks), step)
+        self._pool.record_write(
+            blocks, [self._tiers.filled(row) for row, _ in loaded], [request.number] * len(blocks), step
+        )
         for row, block in loaded:
             prefix = self._tiers.prefix(row)
             if prefix is not None:
@@ -246,11 +251,11 @@ class BlockTables:
         targets = self._allocation.move(request, count)
         if targets is None:
             return
-        self._pool.move(request.block_table, targets, request.number, step)
+        self._pool.record_move(request.block_table, targets, request.number, step)
         for source, target in zip(request.block_table, targets, strict=True):
             builder.copy(request, source, target)
         request.block_table[:] = targets
-        self._changes.table(request, 0)
+        self._changes.record_table(request, 0)
 
     def _shared_tails(self, request: Request) -> list[int]:
         """Return the KV groups in which the request's next token goes to a block that others may read.
@@ -285,7 +290,7 @@ class BlockTables:
             builder.copy(request, shared, own)
             self._pool.moves.copied([own])
             builder.num_copied += 1
-            self._changes.table(request, place, group)
+            self._changes.record_table(request, place, group)
         return len(groups)
 
     def _unless_source(self, block: int, builder: PlanBuilder) -> int:
@@ -302,5 +307,5 @@ class BlockTables:
         group = next(group for group, table in enumerate(keeper.block_tables) if target in table)
         place = keeper.block_tables[group].index(target)
         keeper.block_tables[group][place] = block
-        self._changes.table(keeper, place, group)
+        self._changes.record_table(keeper, place, group)
         return target

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from kvscope_engine.policy.prefixes.prefix_history import Miss
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling.preemption import GivenUp
+from kvscope_engine.policy.scheduling.preemption import PreemptionRecord
 from kvscope_engine.policy.scheduling.reuse import Reusable
 from kvscope_telemetry.messages.event_kinds import aborted_text, emptied_text, evicted_text, finished_text, with_cause
 from kvscope_telemetry.messages.telemetry import Event, EventData
@@ -32,12 +32,12 @@ def admitted(
     found: Reusable,
     num_reused: int,
     blocks: Blocks,
-    missed: Miss,
+    miss: Miss,
     running_time: RunningTime,
 ) -> Event:
     """Return the event of an admission, with `blocks` for all known tokens, `num_reused` of which need not be computed.
 
-    `found` are the cached blocks found before loading, `missed` why there were not more.
+    `found` are the cached blocks found before loading, `miss` why there were not more.
     """
     returns = request.num_preemptions > 0
     since_ns = request.preempted_ns if returns else request.arrival_ns
@@ -49,9 +49,9 @@ def admitted(
         num_pool_blocks=len(found.hits),
         num_loaded_blocks=found.num_to_load,
         num_lost_tokens=max(0, found.num_tokens - num_reused),
-        missed=missed.kind,
-        missed_token=missed.token,
-        missed_step=missed.step,
+        missed=miss.kind,
+        missed_token=miss.token,
+        missed_step=miss.step,
         num_set_aside=blocks.num_set_aside,
         num_states=int(request.state_slot >= 0 and num_reused > 0),
     )
@@ -80,41 +80,45 @@ def forked(parent: Request, child: Request, now_ns: int, running_time: RunningTi
     )
 
 
-def preempted(victim: Request, needy: Request, needed: int, available: int, given_up: GivenUp, now_ns: int) -> Event:
+def preempted(
+    victim: Request, needy: Request, needed: int, available: int, record: PreemptionRecord, now_ns: int
+) -> Event:
     """Return the event of a preemption because `needy` needed blocks that were not available."""
     choice, choice_number = _choice(victim, needy)
     data = EventData(
         kind="preempted", num_needed=needed, num_available=available, choice=choice, choice_number=choice_number
     )
-    return _gave_up(victim, given_up, data, now_ns, needy)
+    return _preemption_event(victim, record, data, now_ns, needy)
 
 
-def made_way(victim: Request, needy: Request, given_up: GivenUp, now_ns: int) -> Event:
+def preempted_for_fairness(victim: Request, needy: Request, record: PreemptionRecord, now_ns: int) -> Event:
     """Return the event of a preemption for fairness: the client or batch of `needy` ran nothing, the victim's several
     requests.
     """
     data = EventData(kind="made_way", choice="client" if victim.client != needy.client else "batch")
-    return _gave_up(victim, given_up, data, now_ns, needy)
+    return _preemption_event(victim, record, data, now_ns, needy)
 
 
-def preempted_by(victim: Request, by: str, given_up: GivenUp, now_ns: int) -> Event:
+def preempted_by(victim: Request, by: str, record: PreemptionRecord, now_ns: int) -> Event:
     """Return the event of a preemption that user `by` asked for."""
-    return _gave_up(victim, given_up, EventData(kind="asked", by=by), now_ns)
+    return _preemption_event(victim, record, EventData(kind="asked", by=by), now_ns)
 
 
-def restarted(victim: Request, why: str, given_up: GivenUp, now_ns: int) -> Event:
+def restarted(victim: Request, why: str, record: PreemptionRecord, now_ns: int) -> Event:
     """Return the event of a restart: a step failed for `why`, and the victim's recurrent state is computed again."""
-    return _gave_up(victim, given_up, EventData(kind="restarted", why=why), now_ns)
+    return _preemption_event(victim, record, EventData(kind="restarted", why=why), now_ns)
 
 
-def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, needy: Request | None = None) -> Event:
+def _preemption_event(
+    victim: Request, record: PreemptionRecord, why: EventData, now_ns: int, needy: Request | None = None
+) -> Event:
     """Return the event of a preemption, with what became of the victim's blocks added to `why`."""
     data = replace(
         why,
-        is_swapped=given_up.is_swapped,
-        num_states=int(given_up.has_state),
-        swap_ns=_ns(given_up.swap_seconds),
-        recompute_ns=_ns(given_up.recompute_seconds),
+        is_swapped=record.is_swapped,
+        num_states=int(record.has_state),
+        swap_ns=_ns(record.swap_seconds),
+        recompute_ns=_ns(record.recompute_seconds),
     )
     return with_cause(
         Event(
@@ -122,8 +126,8 @@ def _gave_up(victim: Request, given_up: GivenUp, why: EventData, now_ns: int, ne
             time_ns=now_ns,
             number=victim.number,
             other=0 if needy is None else needy.number,
-            num_blocks=given_up.num_blocks,
-            num_tokens=given_up.num_tokens,
+            num_blocks=record.num_blocks,
+            num_tokens=record.num_tokens,
             data=data,
         )
     )

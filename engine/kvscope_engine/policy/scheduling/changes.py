@@ -36,7 +36,7 @@ class RequestChanges:
 
 
 class ChangeLog:
-    """Collects changes; each call but `drain` and `take_events` is O(1)."""
+    """Collects changes; each call but `drain` and `drain_events` is O(1)."""
 
     __slots__ = ("_added", "_events", "_groups", "_moves", "_tables", "_touched")
 
@@ -48,14 +48,16 @@ class ChangeLog:
         self._groups: dict[tuple[int, int], int] = {}
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
 
-    def add(self, request: Request) -> None:
+    def add_request(self, request: Request) -> None:
+        """Record a new request."""
         self._added.append(request)
         self._touched[request.number] = request
 
     def touch(self, request: Request) -> None:
+        """Record that the state of a request changed."""
         self._touched[request.number] = request
 
-    def table(self, request: Request, unchanged: int, group: int | None = None) -> None:
+    def record_table(self, request: Request, unchanged: int, group: int | None = None) -> None:
         """Record that a block table changed after its first `unchanged` entries: that of a KV group, or all of them."""
         number = request.number
         self._touched[number] = request
@@ -64,17 +66,24 @@ class ChangeLog:
         else:
             self._groups[number, group] = min(unchanged, self._groups.get((number, group), unchanged))
 
-    def event(self, event: Event) -> None:
+    def record_event(self, event: Event) -> None:
+        """Record an event about a request or the engine."""
         self._events.append(event)
 
-    def take_events(self) -> tuple[Event, ...]:
+    def record_notice(self, text: str, now_ns: int) -> None:
+        """Record an event that explains a deviation from what was asked for."""
+        self.record_event(Event(kind="note", time_ns=now_ns, cause=text))
+
+    def drain_events(self) -> tuple[Event, ...]:
+        """Return and clear only the events, for callers that do not need the other changes."""
         events = tuple(self._events)
         self._events.clear()
         return events
 
     def drain(self) -> RequestChanges:
+        """Return and clear all changes since the last call."""
         touched, moves = tuple(self._touched.values()), self._moves.drain()
-        changes = RequestChanges(tuple(self._added), touched, self._tables, self._groups, self.take_events(), moves)
+        changes = RequestChanges(tuple(self._added), touched, self._tables, self._groups, self.drain_events(), moves)
         self._added.clear()
         self._touched.clear()
         self._tables, self._groups = {}, {}

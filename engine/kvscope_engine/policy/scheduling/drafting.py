@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from kvscope_engine.policy.plan import Scheduled, StepPlan
 from kvscope_engine.policy.request import Request
+from kvscope_engine.policy.scheduler_totals import SchedulerTotals
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
 from kvscope_engine.policy.spec_decode.drafter import Drafter
-from kvscope_engine.policy.totals import Totals
 from kvscope_telemetry.messages.request_state import RequestState
 
 
@@ -22,28 +22,28 @@ class Drafting:
         self._drafted: list[Request] = []
         """Requests whose tables may extend past their tokens."""
 
-    def add(self, plan: PlanBuilder, step: int, max_sampled: int) -> None:
+    def add_drafts(self, plan: PlanBuilder, step: int, max_sampled: int) -> None:
         """Add drafts to decodes.
 
         The step then samples at most `max_sampled` tokens, or as many as one request with all its drafts: its memory is
         allocated for that.
         """
-        left = max(max_sampled, 1 + self.drafter.most) - plan.num_sampled
+        remaining = max(max_sampled, 1 + self.drafter.max_draft_tokens) - plan.num_sampled
 
         def propose(item: Scheduled, budget: int) -> tuple[int, ...]:
-            nonlocal left
+            nonlocal remaining
             request = item.request
             if not item.samples or item.start < request.num_prompt_tokens:
                 return ()
-            drafts = self.drafter.draft(request, min(budget, left))
-            drafts = drafts[: self._make_room(request, item.start + 1, len(drafts), step, plan)]
-            left -= len(drafts)
+            drafts = self.drafter.draft(request, min(budget, remaining))
+            drafts = drafts[: self._allocate_draft_blocks(request, item.start + 1, len(drafts), step, plan)]
+            remaining -= len(drafts)
             return drafts
 
-        if left > 0:
+        if remaining > 0:
             plan.draft(propose)
 
-    def settle(self, plan: StepPlan, step: int, totals: Totals) -> None:
+    def commit(self, plan: StepPlan, step: int, totals: SchedulerTotals) -> None:
         """Free the blocks of rejected drafts and count accepted ones, after the plan ran and was written down."""
         for item in plan.scheduled[plan.num_single_token :]:
             if item.drafts:
@@ -57,13 +57,13 @@ class Drafting:
             if request.state is RequestState.RUNNING:
                 self._tables.trim(request, step)
 
-    def is_wanted_after(self, running: StepPlan) -> bool:
-        return self.drafter.is_wanted_after(running)
+    def needs_tokens_of(self, running: StepPlan) -> bool:
+        return self.drafter.needs_tokens_of(running)
 
-    def forget(self, request: Request) -> None:
-        self.drafter.forget(request)
+    def remove_request(self, request: Request) -> None:
+        self.drafter.remove_request(request)
 
-    def _make_room(self, request: Request, stop: int, count: int, step: int, plan: PlanBuilder) -> int:
+    def _allocate_draft_blocks(self, request: Request, stop: int, count: int, step: int, plan: PlanBuilder) -> int:
         """Allocate blocks for positions from `stop` on, without preemption. Returns how many of `count` drafts fit."""
         available = self._tables.num_available(request)
         while count and self._tables.num_needed(request, stop + count) > available:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.block_needs import BlockNeeds
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_groups import group_digest
 from kvscope_engine.policy.request import Request
@@ -17,12 +17,13 @@ from kvscope_telemetry import pins
 from kvscope_telemetry.errors import BadInput
 
 
-def check_fits_beside_pins(pool: BlockPool, needs: BlockNeeds, request: Request) -> None:
+def check_fits_with_pins(pool: BlockPool, needs: BlockNeeds, request: Request) -> None:
     """Raise BadInput, with the numbers and what to do, if pinned blocks leave the request too few."""
     missing = _num_missing(pool, needs, request, pool.pinned)
     if missing > 0:
+        needed = needs.max_blocks_of_request(request)
         raise BadInput(
-            f"it needs {needs.in_the_end(request)} blocks: {len(pool.pinned)} of the pool's {pool.num_usable} are"
+            f"it needs {needed} blocks: {len(pool.pinned)} of the pool's {pool.num_usable} are"
             f" pinned, and {missing} of those must be unpinned first"
         )
 
@@ -35,7 +36,7 @@ def check_pins(pool: BlockPool, needs: BlockNeeds, requests: Iterable[Request], 
             raise BadInput(
                 pins.refusal_beside(
                     request.number,
-                    num_needed=needs.in_the_end(request),
+                    num_needed=needs.max_blocks_of_request(request),
                     num_usable=pool.num_usable,
                     num_pinned=len(pinned),
                 )
@@ -58,5 +59,5 @@ def _num_missing(pool: BlockPool, needs: BlockNeeds, request: Request, pinned: S
                 break
             own += 1
     return pins.num_missing(
-        num_needed=needs.in_the_end(request), num_own=own, num_usable=pool.num_usable, num_pinned=len(pinned)
+        num_needed=needs.max_blocks_of_request(request), num_own=own, num_usable=pool.num_usable, num_pinned=len(pinned)
     )

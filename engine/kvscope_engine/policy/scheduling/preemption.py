@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvscope_engine.policy.fit import num_blocks_for
+from kvscope_engine.policy.block_needs import num_blocks_for
 from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
 from kvscope_engine.policy.kv_offload.swap_costs import PrefillRate
 from kvscope_engine.policy.ranked_queue import rank
@@ -17,7 +17,7 @@ from kvscope_engine.policy.state_pool import StatePool
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class PreemptionRecord:
     """Blocks and tokens freed by a preemption, and the cost estimates that decided between swap and recompute."""
 
     num_blocks: int
@@ -69,29 +69,32 @@ class Preemption:
         self._mode = mode
         self._states = states
 
-    def give_up(self, victim: Request, step: int, builder: PlanBuilder) -> GivenUp:
+    def free_blocks(self, victim: Request, step: int, builder: PlanBuilder) -> PreemptionRecord:
         """Swap out or free the blocks of `victim` and remove it from the plan.
 
         Its tokens are kept; the caller requeues it.
         """
-        given_up = self._give_up(victim, step, builder, self._mode)
-        assert given_up is not None, "only who insists on a swap is told that there is no room"
-        return given_up
+        record = self._free_blocks(victim, step, builder, self._mode)
+        assert record is not None, "only who insists on a swap is told that there is no room"
+        return record
 
-    def give_up_asked(self, victim: Request, step: int, builder: PlanBuilder, how: str) -> GivenUp | None:
-        """Preempt as `give_up`, in the way that a user asked for: `recompute`, `swap`, or "" for the engine's own mode.
+    def free_blocks_by_request(
+        self, victim: Request, step: int, builder: PlanBuilder, how: str
+    ) -> PreemptionRecord | None:
+        """Preempt as `free_blocks`, in the way that a user asked for: `recompute`, `swap`, or "" for the engine's own
+        mode.
 
         Returns None, and does nothing, if a swap was asked for and is not possible.
         """
-        return self._give_up(victim, step, builder, how or self._mode, insists=how == "swap")
+        return self._free_blocks(victim, step, builder, how or self._mode, requires_swap=how == "swap")
 
-    def _give_up(
-        self, victim: Request, step: int, builder: PlanBuilder, mode: str, *, insists: bool = False
-    ) -> GivenUp | None:
+    def _free_blocks(
+        self, victim: Request, step: int, builder: PlanBuilder, mode: str, *, requires_swap: bool = False
+    ) -> PreemptionRecord | None:
         tokens, num_blocks = victim.num_computed_tokens, len(victim.held_blocks)
         swap, recompute = self._swap_seconds(victim), self._rate.seconds(tokens)
         swapped = _prefers_swap(mode, swap, recompute) and self._swap_out(victim, step, builder)
-        if insists and not swapped:
+        if requires_swap and not swapped:
             return None
         builder.drop(victim)
         victim.num_lost_tokens = max(victim.num_lost_tokens, tokens)
@@ -100,12 +103,12 @@ class Preemption:
             if self._states is not None:
                 self._states.release(victim)
         victim.num_computed_tokens = 0
-        return GivenUp(num_blocks, tokens, swapped, self._states is not None, swap, recompute)
+        return PreemptionRecord(num_blocks, tokens, swapped, self._states is not None, swap, recompute)
 
     def _swap_out(self, victim: Request, step: int, builder: PlanBuilder) -> bool:
         """Swap out both blocks and recurrent state, or neither. Returns whether it did."""
         states = self._states
-        if states is not None and not states.has_room_below:
+        if states is not None and not states.can_swap_out:
             return False
         is_swapped = self._tables.swap_out(victim, step, builder)
         if is_swapped and states is not None:
@@ -117,7 +120,7 @@ class Preemption:
         if self._tiers is None or (states is not None and not states.num_host_slots):
             return None
         num_filled = num_blocks_for(victim.num_computed_tokens, self._block_size)
-        seconds = self._tiers.swap_seconds(sum(num_filled - let_go for let_go in victim.num_let_go))
+        seconds = self._tiers.swap_seconds(sum(num_filled - num_null for num_null in victim.num_null_blocks))
         return seconds if states is None else seconds + 2 * states.copy_seconds
 
 

@@ -56,7 +56,7 @@ def seal_blocks(pool: BlockPool, request: Request, first: int, stop: int) -> Non
         return
     _extend_digests(pool.index, pool.block_size, request, stop)
     for group, table in enumerate(request.block_tables):
-        for place in range(max(first, request.num_let_go[group]), stop):
+        for place in range(max(first, request.num_null_blocks[group]), stop):
             pool.seal(table[place], _prefix_at(pool, request, place, group))
 
 

@@ -23,7 +23,7 @@ class Reusable:
     """Cached first blocks of a request's text, in each KV group: blocks of the pool, or rows of lower tiers."""
 
     tables: tuple[list[int], ...]
-    num_let_go: tuple[int, ...]
+    num_null_blocks: tuple[int, ...]
     """Number of leading entries of each table that are `NULL_BLOCK`."""
     num_tokens: int
     """Number of tokens in these blocks."""
@@ -52,15 +52,15 @@ def find_reusable(
     digests, index, size = usable_digests(pool, request), pool.index, pool.block_size
     found = in_pool = NOTHING if index is None else find_prefix(pool.groups, digests, size, index.get)
     if states is not None and index is not None:
-        found = next(_with_states(pool, states, in_pool, digests, index.get, below=False), NOTHING)
-    if request.saved_tables and found.num_places * size <= request.num_saved_tokens:
+        found = next(_with_states(pool, states, in_pool, digests, index.get, include_host=False), NOTHING)
+    if request.saved_tables and found.num_blocks * size <= request.num_saved_tokens:
         return _with_saved(pool, request, digests)
-    if tiers is not None and index is not None and found.num_places < len(digests):
+    if tiers is not None and index is not None and found.num_blocks < len(digests):
         found = _worth_loading(pool, tiers, rate, found, digests, states)
-    reusable = _reusable(pool, found.tables, found.num_let_go, found.num_places * size)
+    reusable = _reusable(pool, found.tables, found.num_null_blocks, found.num_blocks * size)
     if states is None:
         return reusable
-    return replace(reusable, num_stateless=max(0, in_pool.num_places - found.num_places) * size)
+    return replace(reusable, num_stateless=max(0, in_pool.num_blocks - found.num_blocks) * size)
 
 
 def _with_states(
@@ -70,15 +70,15 @@ def _with_states(
     digests: list[bytes],
     get: Callable[[bytes], int | None],
     *,
-    below: bool,
+    include_host: bool,
 ) -> Iterator[PrefixMatch]:
     """Yield the cached prefixes that end at a retained recurrent state and whose blocks are all cached,
     longest first.
     """
-    for count in states.checkpoints(digests[: found.num_places], below=below):
-        is_all = count == found.num_places
+    for count in states.checkpoints(digests[: found.num_blocks], include_host=include_host):
+        is_all = count == found.num_blocks
         shorter = found if is_all else find_prefix(pool.groups, digests[:count], pool.block_size, get)
-        if shorter.num_places == count:
+        if shorter.num_blocks == count:
             yield shorter
 
 
@@ -89,14 +89,14 @@ def _with_saved(pool: BlockPool, request: Request, digests: list[bytes]) -> Reus
     """
     index, num_full = pool.index, request.num_saved_tokens // pool.block_size
     tables = []
-    for group, (saved, let_go) in enumerate(zip(request.saved_tables, request.num_let_go, strict=True)):
+    for group, (saved, num_null) in enumerate(zip(request.saved_tables, request.num_null_blocks, strict=True)):
         table = list(saved)
         if index is not None:
-            for place in range(let_go, min(num_full, len(digests))):
+            for place in range(num_null, min(num_full, len(digests))):
                 block = index.get(group_digest(digests[place], group))
                 table[place] = table[place] if block is None else block
         tables.append(table)
-    found = _reusable(pool, tuple(tables), request.num_let_go, request.num_saved_tokens)
+    found = _reusable(pool, tuple(tables), request.num_null_blocks, request.num_saved_tokens)
     return replace(found, is_saved=True)
 
 
@@ -117,21 +117,23 @@ def _worth_loading(
         return tiers.find(digest) if block is None else block
 
     longest = find_prefix(pool.groups, digests, pool.block_size, get)
-    some = [longest] if states is None else _with_states(pool, states, longest, digests, get, below=True)
+    some = [longest] if states is None else _with_states(pool, states, longest, digests, get, include_host=True)
     for found in some:
-        if found.num_places <= in_pool.num_places:
+        if found.num_blocks <= in_pool.num_blocks:
             break
         lower = [row for table in found.tables for row in table if row >= pool.num_blocks]
-        to_compute = rate.seconds((found.num_places - in_pool.num_places) * pool.block_size)
+        to_compute = rate.seconds((found.num_blocks - in_pool.num_blocks) * pool.block_size)
         to_load = tiers.load_seconds(len(lower), sum(map(tiers.is_on_disk, lower)))
         if states is not None:
-            to_load += states.load_seconds(digests[found.num_places - 1])
+            to_load += states.load_seconds(digests[found.num_blocks - 1])
         if to_compute is None or to_load < to_compute:
             return found
     return in_pool
 
 
-def _reusable(pool: BlockPool, tables: tuple[list[int], ...], num_let_go: tuple[int, ...], num_tokens: int) -> Reusable:
-    held = [block for table, let_go in zip(tables, num_let_go, strict=True) for block in table[let_go:]]
+def _reusable(
+    pool: BlockPool, tables: tuple[list[int], ...], num_null_blocks: tuple[int, ...], num_tokens: int
+) -> Reusable:
+    held = [block for table, num_null in zip(tables, num_null_blocks, strict=True) for block in table[num_null:]]
     hits = [block for block in held if block < pool.num_blocks]
-    return Reusable(tables, num_let_go, num_tokens, hits, len(held) - len(hits))
+    return Reusable(tables, num_null_blocks, num_tokens, hits, len(held) - len(hits))

@@ -29,26 +29,26 @@ Preemption terminates. Rule 3: `add_request` refused what could not run alone, a
 generated since the victim's admission. Rule 4: each victim leaves its client or batch something that runs, so the
 number of clients, or of a client's batches, that run grows each time; no victim has a higher priority.
 
-While a step runs, the next one may be scheduled (async scheduling, `schedule_beside`): requests are assumed to be where
+While a step runs, the next one may be scheduled (async scheduling, `schedule_ahead`): requests are assumed to be where
 the running step will leave them, nothing is preempted, and no request is scheduled past its known end. If that is not
-possible, `why_not_beside` returns the reason, and the step is scheduled after the running one is committed. Blocks are
+possible, `overlap_blocker` returns the reason, and the step is scheduled after the running one is committed. Blocks are
 freed immediately when a request ends, although a step in flight may still read and write them. This is safe: that step
 precedes everything that is launched for the next owner of the blocks, and the prefix cache cannot return them, since
 only a commit enters blocks into it.
 
 Between two steps, a user may preempt a running request (`preempt`), evict and pin cached blocks (`evict`, `pin`) and
-change the limits (`set_limits`). Rule 3 holds with pinned blocks: `add_request` and `pin` refuse what could not run
+change the limits (`limits.set`). Rule 3 holds with pinned blocks: `add_request` and `pin` refuse what could not run
 alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvscope_engine.policy.allocation.protocol import AllocationPolicy
-from kvscope_engine.policy.fit import BlockNeeds
+from kvscope_engine.policy.block_needs import BlockNeeds
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
 from kvscope_engine.policy.kv_offload.lower_tiers import LowerTiers
 from kvscope_engine.policy.kv_offload.mover_protocol import TierMover
@@ -57,32 +57,47 @@ from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_engine.policy.ranked_queue import RankedQueue
 from kvscope_engine.policy.request import Request
-from kvscope_engine.policy.scheduling import ahead as ahead_of
-from kvscope_engine.policy.scheduling import causes
+from kvscope_engine.policy.scheduler_totals import SchedulerTotals
+from kvscope_engine.policy.scheduling import causes, in_flight_step
 from kvscope_engine.policy.scheduling.admission import Admission
-from kvscope_engine.policy.scheduling.ahead import Ahead
+from kvscope_engine.policy.scheduling.batch_limits import BatchLimits
 from kvscope_engine.policy.scheduling.block_tables import BlockTables
-from kvscope_engine.policy.scheduling.changes import ChangeLog, RequestChanges
+from kvscope_engine.policy.scheduling.changes import ChangeLog
 from kvscope_engine.policy.scheduling.drafting import Drafting
-from kvscope_engine.policy.scheduling.held_forks import HeldForks
-from kvscope_engine.policy.scheduling.pinning import check_fits_beside_pins, check_pins
+from kvscope_engine.policy.scheduling.fair_preemption import FairPreemption
+from kvscope_engine.policy.scheduling.in_flight_step import InFlightStep
+from kvscope_engine.policy.scheduling.pinning import check_fits_with_pins, check_pins
 from kvscope_engine.policy.scheduling.plan_builder import PlanBuilder
-from kvscope_engine.policy.scheduling.preemption import GivenUp, Preemption, victim_order
-from kvscope_engine.policy.scheduling.turns import FairPreemption
-from kvscope_engine.policy.scheduling.writing import write_down
+from kvscope_engine.policy.scheduling.plan_commit import commit_plan
+from kvscope_engine.policy.scheduling.preemption import Preemption, PreemptionRecord, victim_order
+from kvscope_engine.policy.scheduling.waiting_forks import WaitingForks
 from kvscope_engine.policy.spec_decode.drafter import Drafter
 from kvscope_engine.policy.state_pool import StatePool
-from kvscope_engine.policy.totals import Totals
 from kvscope_engine.policy.waiting_queue import WaitingQueue
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import FinishReason
 from kvscope_telemetry.messages.request_state import RequestState, WaitsFor
-from kvscope_telemetry.messages.telemetry import Event
 from kvscope_telemetry.running_time import RunningTime
 
-MOST_RESTARTS: Final = 8
+MAX_RESTARTS_WITHOUT_PROGRESS: Final = 8
 """Maximum number of restarts of a request without progress. Each failure halves the steps: after 8, one request out of
 256 runs alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of a scheduler, and how it preempts."""
+
+    max_num_seqs: int
+    """Maximum number of requests per step."""
+    max_num_batched_tokens: int
+    """Maximum number of tokens per step."""
+    max_model_len: int
+    """Maximum number of tokens of a request, prompt and output."""
+    max_adapters: int = 0
+    """Maximum number of LoRA adapters per step."""
+    preemption: str = "auto"
+    """`recompute`, `swap` or `auto` (`Preemption`)."""
 
 
 class Scheduler:
@@ -90,58 +105,51 @@ class Scheduler:
 
     Args:
         pool: Blocks of all tiers. With a `mover`, its slots in lower tiers are used.
-        max_num_seqs: Maximum number of requests per step.
-        max_num_batched_tokens: Maximum number of tokens per step.
-        max_model_len: Maximum number of tokens of a request, prompt and output.
-        preemption: `recompute`, `swap` or `auto`.
+        allocation: Chooses the blocks of a request.
+        config: Limits, and how requests are preempted.
+        mover: Copies blocks between the tiers; None without lower tiers.
+        drafter: Drafts tokens for speculative decoding; None to disable it.
         states: Slots for the states of recurrent layers; None if the model has no such layers.
-        max_adapters: Maximum number of LoRA adapters per step.
     """
 
     def __init__(
         self,
         pool: BlockPool,
         allocation: AllocationPolicy,
+        config: SchedulerConfig,
         *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_model_len: int,
         mover: TierMover | None = None,
-        preemption: str = "auto",
         drafter: Drafter | None = None,
         states: StatePool | None = None,
-        max_adapters: int = 0,
     ) -> None:
         self._pool = pool
-        self.max_num_seqs = max_num_seqs
-        """Maximum number of requests per step. Change it and `max_num_batched_tokens` with `set_limits`."""
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self._token_cap: int | None = None
-        self._eased: tuple[int, int] | None = None
-        self._max_model_len = max_model_len
-        self._max_adapters = max_adapters
+        self.limits = BatchLimits(config.max_num_seqs, config.max_num_batched_tokens)
+        self._max_model_len = config.max_model_len
+        self._max_adapters = config.max_adapters
         self._allocation = allocation
         self._reserves = allocation.reserves
         self._waiting = WaitingQueue()
         self._running = RankedQueue()
         self._requests: dict[int, Request] = {}
-        self._changes = ChangeLog(pool.moves)
-        self._held = HeldForks()
-        self.totals = Totals()
+        self.changes = ChangeLog(pool.moves)
+        """What happened to requests, with events. The code that drives the scheduler drains it after each step."""
+        self._waiting_forks = WaitingForks()
+        self.totals = SchedulerTotals()
         self.running_time = RunningTime()
         """Converts spans of engine time to running time, without pauses and suspensions. The code that drives the
         scheduler reports both to it."""
-        self.rate = PrefillRate()
-        self.tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._saved_rows_moved)
-        self.tables = BlockTables(pool, allocation, self._changes, self.tiers)
-        self._preemption = Preemption(self.tables, self.tiers, self.rate, pool.block_size, preemption, states)
-        watermark = 0 if allocation.reserves else max(1, pool.num_blocks // 100)
-        self.states = states
-        self._needs = BlockNeeds(pool.groups, pool.block_size, max_num_batched_tokens)
-        self._admission = Admission(
-            pool, self.tables, self.tiers, self.rate, self.totals, watermark, self.running_time, self._needs, states
+        self.prefill_rate = PrefillRate()
+        self.tiers = None if mover is None else LowerTiers(pool, mover, self.totals, self._log_saved_rows)
+        self.tables = BlockTables(pool, allocation, self.changes, self.tiers)
+        self._preemption = Preemption(
+            self.tables, self.tiers, self.prefill_rate, pool.block_size, config.preemption, states
         )
-        self._turns = FairPreemption(self._waiting, self._running, pool, self._admission)
+        self.states = states
+        self._needs = BlockNeeds(pool.groups, pool.block_size, config.max_num_batched_tokens)
+        self._admission = Admission(
+            pool, self.tables, self.tiers, self.prefill_rate, self.totals, self.running_time, self._needs, states
+        )
+        self._fair_preemption = FairPreemption(self._waiting, self._running, pool, self._admission)
         self._disk_failure = ""
         self.drafting = None if drafter is None or self._reserves else Drafting(drafter, self.tables)
 
@@ -153,7 +161,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Number of queued requests: new, preempted, and waiting for their parent's prompt."""
-        return len(self._waiting) + len(self._held)
+        return len(self._waiting) + len(self._waiting_forks)
 
     @property
     def requests(self) -> Mapping[int, Request]:
@@ -167,7 +175,7 @@ class Scheduler:
         """
         if self._reserves:  # then nothing can be pinned
             return min(self._max_model_len, self._allocation.max_request_tokens)
-        return self._needs.longest(self._pool.num_usable - len(self._pool.pinned), self._max_model_len)
+        return self._needs.max_tokens(self._pool.num_usable - len(self._pool.pinned), self._max_model_len)
 
     def prefix_of(self, row: int) -> Prefix | None:
         """Return the prefix stored in a ledger row of any tier, or None.
@@ -184,7 +192,7 @@ class Scheduler:
         """Raise BadInput, with the numbers, if the request could not run even alone. Changes nothing."""
         self._needs.check_fits(request, self._pool.num_usable, self._max_model_len)
         self._allocation.check_fits(request)
-        check_fits_beside_pins(self._pool, self._needs, request)
+        check_fits_with_pins(self._pool, self._needs, request)
 
     def add_request(self, request: Request) -> None:
         """Enqueue a new request. Raises BadInput like `check_fits`, and records the refusal."""
@@ -192,89 +200,85 @@ class Scheduler:
         try:
             self.check_fits(request)
         except BadInput as error:
-            self.refuse(str(error), request.arrival_ns, number=request.number)
+            self.record_refusal(str(error), request.arrival_ns, number=request.number)
             raise
         self._requests[request.number] = request
-        self.tables.begin(request)
-        if self._is_held_back(request):
+        self.tables.init_tables(request)
+        if self._waits_for_parent(request):
             request.waits_for = WaitsFor.PROMPT
-            self._held.add_request(request)
+            self._waiting_forks.add_request(request)
         else:
             self._waiting.add_request(request)
-        self._changes.add(request)
+        self.changes.add_request(request)
 
-    def list_aborted(self, request: Request, now_ns: int) -> None:
+    def record_aborted(self, request: Request, now_ns: int) -> None:
         """Record a request that was aborted before it could be queued."""
         request.state, request.finish_reason = RequestState.FINISHED, "abort"
         self.totals.aborted += 1
-        self._changes.add(request)
-        self._changes.event(causes.aborted(request, now_ns, 0, "requested by the client before its prompt was read"))
+        self.changes.add_request(request)
+        self.changes.record_event(
+            causes.aborted(request, now_ns, 0, "requested by the client before its prompt was read")
+        )
 
-    def refuse(self, cause: str, now_ns: int, *, number: int = 0) -> None:
+    def record_refusal(self, cause: str, now_ns: int, *, number: int = 0) -> None:
         """Count a refused request and record the event. `add_request` calls it for the requests that it refuses."""
         self.totals.refused += 1
-        self._changes.event(causes.refused(number, now_ns, cause))
-
-    def note(self, what: str, now_ns: int) -> None:
-        """Record an event that explains a deviation from what was asked for."""
-        self.tell(Event(kind="note", time_ns=now_ns, cause=what))
-
-    def tell(self, event: Event) -> None:
-        """Record an event that concerns the engine and no request."""
-        self._changes.event(event)
+        self.changes.record_event(causes.refused(number, now_ns, cause))
 
     def schedule(self, step: int, now_ns: int) -> StepPlan:
         """Plan a step. Blocks for every scheduled token are in the tables when this returns.
 
-        Only `schedule_beside` may be called until the plan was committed. An empty plan means that there is no
+        Only `schedule_ahead` may be called until the plan was committed. An empty plan means that there is no
         unfinished request, or that all of them wait for their structured-output grammar.
         """
         self._pool.step = step
-        return self._schedule(Ahead(), now_ns)
+        return self._schedule(InFlightStep(), now_ns)
 
-    def why_not_beside(self, running: StepPlan) -> str:
+    def overlap_blocker(self, running: StepPlan) -> str:
         """Return why the next step cannot be scheduled while `running`, the last plan, is in flight; empty if
         it can.
         """
         if self._reserves:
-            return ahead_of.RESERVED
+            return in_flight_step.RESERVED
         if self.states is not None:
-            return ahead_of.STATES
-        if self.tables.any_shares_tail or (self._held and any(map(self._held.are_freed_by, running.scheduled))):
-            return ahead_of.FORKED
-        if self.drafting is not None and self.drafting.is_wanted_after(running):
-            return ahead_of.DRAFTED
-        may_admit = self._waiting and len(self._running) < self.max_step_requests
-        if may_admit and self._pool.index is not None and ahead_of.computes_prompts(running):
-            return ahead_of.SHARED
-        if self._victims_of_turn():
-            return ahead_of.TURN
-        return "" if self._has_room_beside(Ahead(running)) else ahead_of.SHORT
+            return in_flight_step.STATES
+        if self.tables.any_shares_tail or (
+            self._waiting_forks and any(map(self._waiting_forks.are_released_by, running.scheduled))
+        ):
+            return in_flight_step.FORKED
+        if self.drafting is not None and self.drafting.needs_tokens_of(running):
+            return in_flight_step.DRAFTED
+        may_admit = self._waiting and len(self._running) < self.limits.max_step_requests
+        if may_admit and self._pool.index is not None and in_flight_step.computes_prompts(running):
+            return in_flight_step.SHARED
+        if self._fairness_victims():
+            return in_flight_step.TURN
+        return "" if self._fits_without_preemption(InFlightStep(running)) else in_flight_step.SHORT
 
-    def schedule_beside(self, running: StepPlan, now_ns: int) -> StepPlan:
-        """Plan the next step, as `schedule`, while `running` is in flight and `why_not_beside` returns no reason.
+    def schedule_ahead(self, running: StepPlan, now_ns: int) -> StepPlan:
+        """Plan the next step, as `schedule`, while `running` is in flight and `overlap_blocker` returns no reason.
 
         The new plan must be launched and committed after `running`. Allocations for it are dated with the running step,
         in whose frame they are published. An empty plan means that nothing can follow before `running` is committed.
         """
-        return self._schedule(Ahead(running), now_ns)
+        return self._schedule(InFlightStep(running), now_ns)
 
-    def _schedule(self, ahead: Ahead, now_ns: int) -> StepPlan:
-        builder = PlanBuilder(self.max_step_tokens, now_ns)
+    def _schedule(self, in_flight: InFlightStep, now_ns: int) -> StepPlan:
+        builder = PlanBuilder(self.limits.max_step_tokens, now_ns)
         if self.states is not None:
             self.states.drop_uncommitted()
         evicted_before, offloaded_before = self._pool.evicted_blocks, self.totals.offloaded_blocks
         states_before = self.states.num_offloaded if self.states is not None else 0
-        self._continue_prefills(self._continue_decodes(builder, ahead), builder, ahead)
+        self._schedule_prefills(self._schedule_decodes(builder, in_flight), builder, in_flight)
         if not builder.has_preempted:
-            self._admit(builder, self._victims_of_turn() if builder.budget and not ahead else [])
-        assert not (ahead and builder.has_preempted), "a request in flight was preempted"
-        if self.drafting is not None and not ahead and not builder.has_preempted:
-            self.drafting.add(builder, self._pool.step, self.max_step_requests)
+            self._admit(builder, self._fairness_victims() if builder.budget and not in_flight else [])
+        assert not (in_flight and builder.has_preempted), "a request in flight was preempted"
+        if self.drafting is not None and not in_flight and not builder.has_preempted:
+            self.drafting.add_drafts(builder, self._pool.step, self.limits.max_step_requests)
         if builder.evicted_for:
             count = self._pool.evicted_blocks - evicted_before
             num_offloaded = self.totals.offloaded_blocks - offloaded_before
-            self._changes.event(causes.evicted(count, num_offloaded, builder.evicted_for, now_ns))
+            self.changes.record_event(causes.evicted(count, num_offloaded, builder.evicted_for, now_ns))
         self.totals.copied_blocks += builder.num_copied
         if self.tiers is not None:
             self._flush(self.tiers, now_ns)
@@ -282,44 +286,44 @@ class Scheduler:
         if self.states is not None and plan.scheduled:
             copies, saves = self.states.plan(plan.scheduled)
             plan = replace(plan, state_copies=copies, state_saves=saves)
-            if evicted := self.states.take_evicted():
+            if evicted := self.states.drain_evicted():
                 num_offloaded = self.states.num_offloaded - states_before
-                self._changes.event(causes.states_evicted(evicted, num_offloaded, now_ns))
+                self.changes.record_event(causes.states_evicted(evicted, num_offloaded, now_ns))
         return plan
 
     def commit(self, plan: StepPlan, step: int, now_ns: int) -> None:
         """Record that the plan ran: its tokens are in their blocks. Requests that ended meanwhile are skipped."""
         self._pool.step = step
-        self.totals.recomputed_tokens += write_down(plan, self._pool, step)
-        self.tables.settle(step)
+        self.totals.recomputed_tokens += commit_plan(plan, self._pool, step)
+        self.tables.commit(step)
         if self.states is not None:
             self.states.commit(plan.scheduled, plan.state_saves)
         if self.drafting is not None:
-            self.drafting.settle(plan, step, self.totals)
-        if self._held:
+            self.drafting.commit(plan, step, self.totals)
+        if self._waiting_forks:
             for item in plan.scheduled:
                 if item.request.num_computed_tokens >= item.request.num_prompt_tokens:
                     self._fork_held(item.request, now_ns)
-        if self.tables.lets_go:
+        if self.tables.has_windows:
             for item in plan.scheduled:
                 if item.request.state is RequestState.RUNNING:
-                    self.tables.let_go_unread(item.request, step)
+                    self.tables.free_unread(item.request, step)
 
     def finish(self, request: Request, reason: FinishReason, now_ns: int) -> None:
         """End a request that is complete or failed, and free its blocks. Does nothing if it has ended already."""
         if request.is_finished:
             return
-        num_blocks = self._end(request, reason)
+        num_blocks = self._remove(request, reason)
         self.totals.finished += 1
-        self._changes.event(causes.finished(request, now_ns, num_blocks))
+        self.changes.record_event(causes.finished(request, now_ns, num_blocks))
 
     def abort(self, request: Request, now_ns: int, cause: str = "requested by the client") -> None:
         """End a request in any state, also between schedule and commit. Does nothing if it has ended already."""
         if request.is_finished:
             return
-        num_blocks = self._end(request, "abort")
+        num_blocks = self._remove(request, "abort")
         self.totals.aborted += 1
-        self._changes.event(causes.aborted(request, now_ns, num_blocks, cause))
+        self.changes.record_event(causes.aborted(request, now_ns, num_blocks, cause))
 
     def fork(self, parent: Request, child: Request, now_ns: int) -> None:
         """Run `child`, a new request, on the parent's blocks.
@@ -339,41 +343,41 @@ class Scheduler:
             self.tiers.reset()
         if self.states is not None:
             self.states.reset()
-        self._changes.event(causes.cache_reset(count, now_ns))
+        self.changes.record_event(causes.cache_reset(count, now_ns))
         return count
 
-    def preempt(self, request: Request, how: str, by: str, now_ns: int) -> GivenUp | None:
+    def preempt(self, request: Request, how: str, by: str, now_ns: int) -> PreemptionRecord | None:
         """Preempt a running request on behalf of user `by`; not to be called during a step.
 
         `how`: see `Preemption`. Returns None, and does nothing, if a swap was requested and no lower tier has space.
         """
         builder = PlanBuilder(0, now_ns)
-        given_up = self._preemption.give_up_asked(request, self._pool.step, builder, how)
-        if given_up is not None:
-            self._changes.event(causes.preempted_by(request, by, given_up, now_ns))
-            self._send_back(request, now_ns)
+        record = self._preemption.free_blocks_by_request(request, self._pool.step, builder, how)
+        if record is not None:
+            self.changes.record_event(causes.preempted_by(request, by, record, now_ns))
+            self._requeue(request, now_ns)
             if self.tiers is not None:
                 self._flush(self.tiers, now_ns)
-        return given_up
+        return record
 
     def restart(self, request: Request, why: str, now_ns: int) -> bool:
         """Return a running request to the queue for recomputation, because its step failed and its recurrent state may
         be invalid.
 
-        Returns False, and does nothing, if it has no such state, or was restarted `MOST_RESTARTS` times since its last
-        token. Like `abort`, it may be called between schedule and commit.
+        Returns False, and does nothing, if it has no such state, or was restarted `MAX_RESTARTS_WITHOUT_PROGRESS` times
+        since its last token. Like `abort`, it may be called between schedule and commit.
         """
         if request.state_slot < 0:
             return False
         if request.num_tokens != request.restarted_at:
             request.restarted_at, request.num_restarts = request.num_tokens, 0
-        if request.num_restarts == MOST_RESTARTS:
+        if request.num_restarts == MAX_RESTARTS_WITHOUT_PROGRESS:
             return False
         request.num_restarts += 1
-        given_up = self._preemption.give_up_asked(request, self._pool.step, PlanBuilder(0, now_ns), "recompute")
-        assert given_up is not None, "there is always room to compute"
-        self._changes.event(causes.restarted(request, why, given_up, now_ns))
-        self._send_back(request, now_ns)
+        record = self._preemption.free_blocks_by_request(request, self._pool.step, PlanBuilder(0, now_ns), "recompute")
+        assert record is not None, "there is always room to compute"
+        self.changes.record_event(causes.restarted(request, why, record, now_ns))
+        self._requeue(request, now_ns)
         return True
 
     def evict(self, blocks: list[int], by: str, now_ns: int) -> int:
@@ -384,7 +388,7 @@ class Scheduler:
         offloaded_before = self.totals.offloaded_blocks
         self._pool.evict(blocks)
         num_offloaded = self.totals.offloaded_blocks - offloaded_before
-        self._changes.event(causes.evicted_by(len(blocks), num_offloaded, by, now_ns))
+        self.changes.record_event(causes.evicted_by(len(blocks), num_offloaded, by, now_ns))
         if self.tiers is not None:
             self._flush(self.tiers, now_ns)
         return num_offloaded
@@ -397,48 +401,13 @@ class Scheduler:
         check_pins(self._pool, self._needs, self._requests.values(), blocks)
         self._pool.pin(blocks)
 
-    def set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Set the limits for the following steps.
-
-        Running requests above the limit continue; no others are admitted meanwhile.
-        """
-        assert min(max_num_seqs, max_num_batched_tokens) > 0, "a batch of nothing"
-        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-
-    def ease(self, limits: tuple[int, int] | None) -> None:
-        """Temporarily lower the limits per step to (tokens, requests); None restores those of `set_limits`."""
-        assert limits is None or min(limits) > 0, "a batch of nothing"
-        self._eased = limits
-
-    @property
-    def max_step_tokens(self) -> int:
-        most = self.max_num_batched_tokens if self._eased is None else min(self.max_num_batched_tokens, self._eased[0])
-        return most if self._token_cap is None else min(most, self._token_cap)
-
-    @property
-    def max_step_requests(self) -> int:
-        return self.max_num_seqs if self._eased is None else min(self.max_num_seqs, self._eased[1])
-
-    def cap_tokens(self, max_tokens: int | None) -> None:
-        """Limit the tokens of the following steps, in addition to `set_limits`; None removes this limit."""
-        assert max_tokens is None or max_tokens > 0, "a batch of nothing"
-        self._token_cap = max_tokens
-
-    def put_away(self, may_go_on: Callable[[], bool]) -> None:
-        """Write cached prefixes to disk at shutdown, until `may_go_on()` returns False.
+    def save_prefixes_to_disk(self, may_continue: Callable[[], bool]) -> None:
+        """Write cached prefixes to disk at shutdown, until `may_continue()` returns False.
 
         Nothing may be scheduled afterwards.
         """
         if self.tiers is not None:
-            self.tiers.put_away(may_go_on)
-
-    def take_changes(self) -> RequestChanges:
-        """Return and clear the changes since the last call, including events."""
-        return self._changes.drain()
-
-    def take_events(self) -> tuple[Event, ...]:
-        """Return and clear only the events, for callers that do not need the other changes."""
-        return self._changes.take_events()
+            self.tiers.save_prefixes_to_disk(may_continue)
 
     def check_integrity(self) -> None:
         """Raise AssertionError, with what is wrong and where, unless pool and requests agree."""
@@ -448,23 +417,27 @@ class Scheduler:
         if self.states is not None:
             self.states.check_integrity(self._requests.values())
 
-    def _continue_decodes(self, builder: PlanBuilder, ahead: Ahead) -> list[Request]:
+    def _schedule_decodes(self, builder: PlanBuilder, in_flight: InFlightStep) -> list[Request]:
         """Schedule running requests with exactly one uncomputed token, within the budget. Returns those with more."""
-        prefills, is_beside = [], bool(ahead)
+        prefills, is_ahead = [], bool(in_flight)
         for request in list(self._running):  # copy: scheduling a request may preempt later ones
-            if request.state is not RequestState.RUNNING or (is_beside and ahead.ends(request)):
+            if request.state is not RequestState.RUNNING or (is_ahead and in_flight.ends(request)):
                 continue
-            start, known = ahead.span(request)
+            start, known = in_flight.span(request)
             if start + 1 < known:
                 prefills.append(request)
-            elif builder.budget and not request.awaits_its_form and self._make_room(request, start + 1, builder):
+            elif (
+                builder.budget
+                and not request.awaits_grammar_mask
+                and self._allocate_or_preempt(request, start + 1, builder)
+            ):
                 builder.add(request, start, 1, True)
         return prefills
 
-    def _continue_prefills(self, prefills: list[Request], builder: PlanBuilder, ahead: Ahead) -> None:
+    def _schedule_prefills(self, prefills: list[Request], builder: PlanBuilder, in_flight: InFlightStep) -> None:
         for request in prefills:
             if builder.budget and request.state is RequestState.RUNNING:
-                self._schedule_chunk(request, ahead.span(request)[0], builder)
+                self._schedule_chunk(request, in_flight.span(request)[0], builder)
 
     def _schedule_chunk(self, request: Request, start: int, builder: PlanBuilder) -> None:
         """Schedule as many of the request's known tokens as the budget allows.
@@ -473,25 +446,25 @@ class Scheduler:
         """
         known = request.num_tokens
         count = min(known - start, builder.budget)
-        if start + count == known and request.awaits_its_form:
+        if start + count == known and request.awaits_grammar_mask:
             count -= 1
-        if count and self._make_room(request, start + count, builder):
+        if count and self._allocate_or_preempt(request, start + count, builder):
             builder.add(request, start, count, start + count == known)
 
-    def _has_room_beside(self, ahead: Ahead) -> bool:
+    def _fits_without_preemption(self, in_flight: InFlightStep) -> bool:
         """Whether all running requests can compute their known tokens with the blocks available, without preemption."""
         needed = available = 0
         for request in self._running:
-            if not ahead.ends(request):
-                needed += self.tables.num_needed(request, ahead.span(request)[1])
+            if not in_flight.ends(request):
+                needed += self.tables.num_needed(request, in_flight.span(request)[1])
                 available = self.tables.num_available(request)
         return needed <= available
 
-    def _victims_of_turn(self) -> list[Request]:
+    def _fairness_victims(self) -> list[Request]:
         """Return the running requests to preempt for the first waiting request, for fairness (rule 4)."""
-        if not self._waiting or self._reserves or not self._running or not self._may_adapt(self._waiting.first):
+        if not self._waiting or self._reserves or not self._running or not self._adapter_fits(self._waiting.first):
             return []
-        return self._turns.victims_for_first(self.max_step_requests)
+        return self._fair_preemption.victims_for_first(self.limits.max_step_requests)
 
     def _admit(self, builder: PlanBuilder, victims: list[Request]) -> None:
         """Admit waiting requests in order while they fit.
@@ -500,63 +473,63 @@ class Scheduler:
         not fit.
         """
         if victims:
-            self._make_way(self._waiting.first, victims, builder)
+            self._preempt_for_fairness(self._waiting.first, victims, builder)
         while self._waiting:
             request = self._waiting.first
-            if len(self._running) >= self.max_step_requests:
-                self._tell_wait(request, WaitsFor.PLACE)
+            if len(self._running) >= self.limits.max_step_requests:
+                self._set_waits_for(request, WaitsFor.PLACE)
                 return
             if not builder.budget:
-                self._tell_wait(request, WaitsFor.BUDGET)
+                self._set_waits_for(request, WaitsFor.BUDGET)
                 return
             found = self._admission.find(request)
             if not self._admission.fits(request, found, is_alone=not self._running):
-                self._tell_wait(request, WaitsFor.BLOCKS)
+                self._set_waits_for(request, WaitsFor.BLOCKS)
                 return
-            if not self._may_adapt(request):
-                self._tell_wait(request, WaitsFor.ADAPTER)
+            if not self._adapter_fits(request):
+                self._set_waits_for(request, WaitsFor.ADAPTER)
                 return
-            if request.awaits_its_form and found.num_tokens + 1 >= request.num_tokens:
-                self._tell_wait(request, WaitsFor.GRAMMAR)  # nothing could be computed for it
+            if request.awaits_grammar_mask and found.num_tokens + 1 >= request.num_tokens:
+                self._set_waits_for(request, WaitsFor.GRAMMAR)  # nothing could be computed for it
                 return
             self._waiting.remove(request)
             event = self._admission.start(request, found, builder)
-            self._run(request, builder.now_ns)
-            self._changes.event(event)
+            self._start(request, builder.now_ns)
+            self.changes.record_event(event)
             self._schedule_chunk(request, request.num_computed_tokens, builder)
             if victims:
                 return
 
-    def _may_adapt(self, request: Request) -> bool:
+    def _adapter_fits(self, request: Request) -> bool:
         """Whether the request's adapter, if it has one, runs already or can be added to the batch."""
         if request.adapter is None:
             return True
         running = {other.adapter for other in self._running if other.adapter is not None}
         return request.adapter in running or len(running) < self._max_adapters
 
-    def _tell_wait(self, request: Request, waits_for: WaitsFor) -> None:
+    def _set_waits_for(self, request: Request, waits_for: WaitsFor) -> None:
         if request.waits_for is not waits_for:
             request.waits_for = waits_for
-            self._changes.touch(request)
+            self.changes.touch(request)
 
-    def _make_way(self, first: Request, victims: list[Request], builder: PlanBuilder) -> None:
+    def _preempt_for_fairness(self, first: Request, victims: list[Request], builder: PlanBuilder) -> None:
         builder.has_preempted = True
         for victim in victims:
-            given_up = self._preemption.give_up(victim, self._pool.step, builder)
-            self._changes.event(causes.made_way(victim, first, given_up, builder.now_ns))
-            self._send_back(victim, builder.now_ns)
+            record = self._preemption.free_blocks(victim, self._pool.step, builder)
+            self.changes.record_event(causes.preempted_for_fairness(victim, first, record, builder.now_ns))
+            self._requeue(victim, builder.now_ns)
 
-    def _run(self, request: Request, now_ns: int) -> None:
+    def _start(self, request: Request, now_ns: int) -> None:
         if request.admitted_ns is None:
             request.admitted_ns = now_ns
             self.totals.admitted += 1
         request.state, request.waits_for = RequestState.RUNNING, WaitsFor.UNTOLD
         self._running.add(request)
-        self._waiting.start(request)
-        self._changes.touch(request)
-        self._state_moved(request)
+        self._waiting.record_start(request)
+        self.changes.touch(request)
+        self._log_state_row(request)
 
-    def _make_room(self, request: Request, stop: int, builder: PlanBuilder) -> bool:
+    def _allocate_or_preempt(self, request: Request, stop: int, builder: PlanBuilder) -> bool:
         """Allocate blocks for the request up to position `stop`, preempting where needed.
 
         Returns False if it was preempted itself.
@@ -573,59 +546,63 @@ class Scheduler:
         return True
 
     def _victim_order(self, request: Request) -> tuple[int, ...]:
-        return victim_order(request, self._waiting.held_by_client(request).num_tokens)
+        return victim_order(request, self._waiting.client_usage(request).num_tokens)
 
     def _preempt(self, victim: Request, needy: Request, needed: int, available: int, builder: PlanBuilder) -> None:
         builder.has_preempted = True
-        given_up = self._preemption.give_up(victim, self._pool.step, builder)
-        self._changes.event(causes.preempted(victim, needy, needed, available, given_up, builder.now_ns))
-        self._send_back(victim, builder.now_ns)
+        record = self._preemption.free_blocks(victim, self._pool.step, builder)
+        self.changes.record_event(causes.preempted(victim, needy, needed, available, record, builder.now_ns))
+        self._requeue(victim, builder.now_ns)
 
-    def _send_back(self, victim: Request, now_ns: int) -> None:
+    def _requeue(self, victim: Request, now_ns: int) -> None:
         """Return a preempted request, whose blocks were freed, to the queue."""
         self._running.remove(victim)
-        self._waiting.stop(victim)
-        self._state_moved(victim)
+        self._waiting.record_stop(victim)
+        self._log_state_row(victim)
         victim.num_preemptions += 1
         victim.preempted_ns = now_ns
         victim.state = RequestState.PREEMPTED
-        self._changes.touch(victim)
+        self.changes.touch(victim)
         self._waiting.add_request(victim)
         self.totals.preemptions += 1
 
-    def _state_moved(self, request: Request) -> None:
+    def _log_state_row(self, request: Request) -> None:
         """Log that the request's recurrent state has another slot, or none any more."""
         if self.states is not None:
-            self._changes.table(request, 0, self.states.group)
+            self.changes.record_table(request, 0, self.states.group)
 
-    def _is_held_back(self, child: Request) -> bool:
+    def _waits_for_parent(self, child: Request) -> bool:
         """Whether the child's parent has not computed its prompt yet, and is unfinished."""
         parent = self._requests.get(child.parent)
         return parent is not None and parent.num_computed_tokens < parent.num_prompt_tokens and not self._reserves
 
     def _fork_held(self, parent: Request, now_ns: int) -> None:
         """Enqueue and try to fork all requests that waited for the parent's prompt, which is computed."""
-        for child in self._held.take(parent):
-            self._tell_wait(child, WaitsFor.UNTOLD)
+        for child in self._waiting_forks.pop_children(parent):
+            self._set_waits_for(child, WaitsFor.UNTOLD)
             self._waiting.add_request(child)
             self._fork(parent, child, now_ns)
 
     def _fork(self, parent: Request, child: Request, now_ns: int) -> None:
         """Run a queued child on the parent's blocks, if that is possible now."""
-        if parent.state is not RequestState.RUNNING or len(self._running) >= self.max_step_requests or self._reserves:
+        if (
+            parent.state is not RequestState.RUNNING
+            or len(self._running) >= self.limits.max_step_requests
+            or self._reserves
+        ):
             return
-        if self.states is not None and not (self.states.num_available and self._is_where(parent, child)):
+        if self.states is not None and not (self.states.num_available and self._can_share_state(parent, child)):
             return
         self._waiting.remove(child)
         child.num_computed_tokens = child.num_cached_tokens = min(parent.num_computed_tokens, child.num_tokens - 1)
-        self.totals.begin(child.num_prompt_tokens, child.num_cached_tokens)
+        self.totals.count_admission(child.num_prompt_tokens, child.num_cached_tokens)
         self.tables.share(parent, child)
         if self.states is not None:
             self.states.fork(parent, child)
-        self._run(child, now_ns)
-        self._changes.event(causes.forked(parent, child, now_ns, self.running_time))
+        self._start(child, now_ns)
+        self.changes.record_event(causes.forked(parent, child, now_ns, self.running_time))
 
-    def _is_where(self, parent: Request, child: Request) -> bool:
+    def _can_share_state(self, parent: Request, child: Request) -> bool:
         """Whether the child can continue from the parent's recurrent state, which covers all tokens that the parent has
         computed.
         """
@@ -636,29 +613,29 @@ class Scheduler:
         tiers.flush()
         if tiers.failure and tiers.failure != self._disk_failure:
             self._disk_failure = tiers.failure
-            self._changes.event(causes.disk_failed(tiers.failure, now_ns))
+            self.changes.record_event(causes.disk_failed(tiers.failure, now_ns))
 
-    def _saved_rows_moved(self, request: Request) -> None:
-        self._changes.table(request, 0)
+    def _log_saved_rows(self, request: Request) -> None:
+        self.changes.record_table(request, 0)
 
-    def _end(self, request: Request, reason: FinishReason) -> int:
+    def _remove(self, request: Request, reason: FinishReason) -> int:
         """Remove a request from all queues and free its blocks. Returns the number of blocks it held."""
         num_blocks = self.tables.num_held(request)
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
-            self._waiting.stop(request)
+            self._waiting.record_stop(request)
         else:
-            (self._held if request in self._held else self._waiting).remove(request)
+            (self._waiting_forks if request in self._waiting_forks else self._waiting).remove(request)
         self.tables.release(request, self._pool.step)
         if self.states is not None:
             self.states.release(request)
         request.state = RequestState.FINISHED
         request.finish_reason = reason
         if self.drafting is not None:
-            self.drafting.forget(request)
+            self.drafting.remove_request(request)
         del self._requests[request.number]
-        self._changes.touch(request)
-        for child in self._held.take(request):
-            self._tell_wait(child, WaitsFor.UNTOLD)
+        self.changes.touch(request)
+        for child in self._waiting_forks.pop_children(request):
+            self._set_waits_for(child, WaitsFor.UNTOLD)
             self._waiting.add_request(child)
         return num_blocks

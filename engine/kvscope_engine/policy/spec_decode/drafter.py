@@ -14,7 +14,7 @@ from kvscope_engine.policy.plan import StepPlan
 from kvscope_engine.policy.request import Request
 from kvscope_telemetry.engine_config import SpeculativeConfig
 
-MIN_ROOM = 256
+MIN_OUTPUT_CAPACITY = 256
 """Initial capacity of a request's array, in tokens after its prompt."""
 
 
@@ -26,19 +26,19 @@ class Drafter:
         self._texts: dict[int, _Text] = {}
 
     @property
-    def most(self) -> int:
+    def max_draft_tokens(self) -> int:
         """Maximum number of tokens of a draft."""
         return self._config.num_speculative_tokens
 
     def draft(self, request: Request, count: int | None = None) -> tuple[int, ...]:
         """Return tokens that may follow the known ones, at most `count`, and never beyond `max_tokens`."""
-        if request.follows_its_tokens:
+        if request.depends_on_tokens:
             return ()
-        most = min(self.most, request.max_tokens - len(request.output_token_ids) - 1)
-        most = most if count is None else min(most, count)
-        return tuple(self._guess(request, most)) if most > 0 else ()
+        limit = min(self.max_draft_tokens, request.max_tokens - len(request.output_token_ids) - 1)
+        limit = limit if count is None else min(limit, count)
+        return tuple(self._guess(request, limit)) if limit > 0 else ()
 
-    def is_wanted_after(self, plan: StepPlan) -> bool:
+    def needs_tokens_of(self, plan: StepPlan) -> bool:
         """Whether the step after `plan`, which is in flight, should only be planned once the tokens of `plan` are
         known.
 
@@ -47,15 +47,15 @@ class Drafter:
         """
         return any(item.drafts or (item.samples and self.draft(item.request)) for item in plan.scheduled)
 
-    def forget(self, request: Request) -> None:
+    def remove_request(self, request: Request) -> None:
         """Drop the tokens of a request that ended."""
         self._texts.pop(request.number, None)
 
-    def _guess(self, request: Request, most: int) -> list[int]:
+    def _guess(self, request: Request, limit: int) -> list[int]:
         text = self._texts.get(request.number)
         if text is None:
             text = self._texts[request.number] = _Text(request)
-        return find_draft(text.tokens(), most, self._config.shortest, self._config.longest)
+        return find_draft(text.tokens(), limit, self._config.shortest, self._config.longest)
 
 
 class _Text:
@@ -64,7 +64,7 @@ class _Text:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._size = request.num_prompt_tokens
-        self._array = np.empty(self._size + MIN_ROOM, np.int32)
+        self._array = np.empty(self._size + MIN_OUTPUT_CAPACITY, np.int32)
         self._array[: self._size] = request.prompt_token_ids
 
     def tokens(self) -> NDArray[np.int32]:

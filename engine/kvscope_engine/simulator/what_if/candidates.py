@@ -49,7 +49,7 @@ def candidates(memory: Memory) -> list[Candidate]:
     """
     groups, own = GroupedMemory(memory), memory.block_size
     found = []
-    if groups.lets_go and not groups.why_not_whole:
+    if groups.has_windows and not groups.why_not_whole:
         found.append(Candidate("paged", own, groups.whole(own), NOT_FREED))
     if groups.holds_latents and not groups.why_not_expanded:
         found.append(Candidate("paged", own, groups.expanded(), EXPANDED))
@@ -67,7 +67,7 @@ def candidates(memory: Memory) -> list[Candidate]:
 def not_asked(memory: Memory) -> list[NotAsked]:
     """Return the questions that cannot be answered because of missing information, with the reason."""
     groups, found = GroupedMemory(memory), []
-    if groups.lets_go and (why := groups.why_not_whole):
+    if groups.has_windows and (why := groups.why_not_whole):
         found.append(NotAsked(NOT_FREED, why))
     if groups.holds_latents and (why := groups.why_not_expanded):
         found.append(NotAsked(EXPANDED, why))

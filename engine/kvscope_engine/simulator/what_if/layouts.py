@@ -37,7 +37,7 @@ class BlockGroup:
         """Return the number of table entries of a request of `num_tokens` tokens."""
         return -(-num_tokens // self.num_tokens) if self.num_tokens else 1
 
-    def num_let_go(self, num_tokens: int) -> int:
+    def num_null_blocks(self, num_tokens: int) -> int:
         return self.rule.num_unread(num_tokens, self.num_tokens) if self.num_tokens else 0
 
     def num_unread(self, num_tokens: int) -> int:
@@ -97,7 +97,7 @@ class GroupedMemory:
         self._is_apart = bool(told) and all(group.num_blocks for group in told)
 
     @property
-    def lets_go(self) -> bool:
+    def has_windows(self) -> bool:
         """Whether any layers have a window or chunks, so that blocks are freed while their request runs."""
         return any(kind.rule.window for kind in self._kinds)
 

@@ -57,9 +57,9 @@ class Placing:
         Returns False if there are too few; the caller must then release it.
         """
         before, request.num_computed_tokens = request.num_computed_tokens, num_tokens
-        if not request.num_let_go or len(request.block_tables) != len(self.layout.groups):
+        if not request.num_null_blocks or len(request.block_tables) != len(self.layout.groups):
             request.block_tables = tuple([] for _ in self.layout.groups)
-            request.num_let_go = (0,) * len(self.layout.groups)
+            request.num_null_blocks = (0,) * len(self.layout.groups)
         needed = [self._make_ready(request, group, step) for group in range(len(self.layout.groups))]
         if any(needed):
             request.num_computed_tokens = before  # policies that move and reserve expect the previous count
@@ -135,38 +135,38 @@ class Placing:
     def _make_ready(self, request: Request, number: int, step: int) -> int:
         """Free the blocks that the group no longer reads. Returns how many blocks it needs."""
         group, table = self.layout.groups[number], request.block_tables[number]
-        first, stop = request.num_let_go[number], group.num_let_go(request.num_computed_tokens)
+        first, stop = request.num_null_blocks[number], group.num_null_blocks(request.num_computed_tokens)
         if stop > first:
             self._pool.release(table[first:stop], step)
             table[first:stop] = [NULL_BLOCK] * (stop - first)
-            counts = request.num_let_go
-            request.num_let_go = (*counts[:number], stop, *counts[number + 1 :])
+            counts = request.num_null_blocks
+            request.num_null_blocks = (*counts[:number], stop, *counts[number + 1 :])
         return group.num_blocks(request.num_computed_tokens) - len(table)
 
     def _move(self, request: Request, count: int, step: int) -> None:
         targets = self._allocation.move(request, count)
         if targets is None:
             return
-        self._pool.move(request.block_table, targets, request.number, step)
+        self._pool.record_move(request.block_table, targets, request.number, step)
         request.block_table[:] = targets
-        self._allocation.settle(step)  # nothing is copied here: the old run is free immediately
+        self._allocation.commit(step)  # nothing is copied here: the old run is free immediately
 
     def _write(self, request: Request, number: int, group: BlockGroup, before: int, step: int) -> None:
         size, table, num_tokens = self._pool.block_size, request.block_tables[number], request.num_computed_tokens
-        first = max(before // group.num_tokens, request.num_let_go[number]) if group.num_tokens else 0
+        first = max(before // group.num_tokens, request.num_null_blocks[number]) if group.num_tokens else 0
         filled = [size] * (len(table) - first)
         if not filled:
             return  # a chunk ends here: nothing of it is read later
         if group.num_tokens:
             filled[-1] = self._slots(num_tokens - (len(table) - 1) * group.num_tokens, group)
-        self._pool.write(table[first:], filled, [request.number] * len(filled), step)
+        self._pool.record_write(table[first:], filled, [request.number] * len(filled), step)
 
     def _unread(self, request: Request) -> Iterator[tuple[list[int], npt.NDArray[np.int64]]]:
         """Yield, for each group, the blocks with slots that are no longer read, and how many slots of each."""
         for number, group in enumerate(self.layout.groups):
             if not group.num_tokens or not request.block_tables[number]:
                 continue
-            first = request.num_let_go[number]
+            first = request.num_null_blocks[number]
             count = group.num_unread(request.num_computed_tokens) - first * group.num_tokens
             if count > 0:
                 blocks = request.block_tables[number][first : first - (-count // group.num_tokens)]
@@ -202,7 +202,7 @@ class Placing:
 
 def _held(request: Request) -> Iterator[list[int]]:
     """Yield the blocks of each group's table that were not freed."""
-    for table, let_go in zip(request.block_tables, request.num_let_go, strict=True):
+    for table, let_go in zip(request.block_tables, request.num_null_blocks, strict=True):
         yield table[let_go:]
 
 

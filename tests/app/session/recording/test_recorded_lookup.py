@@ -7,15 +7,15 @@ import threading
 import pytest
 from PySide6.QtCore import QTimer
 
-from kvscope_app.session.recording.own_handle import OwnHandle
 from kvscope_app.session.recording.recorded_lookup import RecordedLookup
+from kvscope_app.session.recording.recording_handle import RecordingHandle
 
 
 class KeptSession:
     """Has a recording that nobody looks into."""
 
-    def own_handle(self):
-        return OwnHandle(lambda watch: None, lambda: None)
+    def new_recording_handle(self):
+        return RecordingHandle(lambda watch: None, lambda: None)
 
 
 @pytest.fixture

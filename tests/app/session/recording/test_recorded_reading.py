@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvscope_app.session.recording.own_handle import OwnHandle
 from kvscope_app.session.recording.recorded_lookup import RecordedLookup
-from kvscope_app.session.recording.recorded_reading import RecordedReading
+from kvscope_app.session.recording.recording_handle import RecordingHandle
+from kvscope_app.session.recording.recording_reader import RecordingReader
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.views.timeline import step_feed
 from kvscope_app.views.timeline.step_feed import StepFeed
@@ -27,8 +27,8 @@ class KeptSession:
         self.is_broken = True
         self.timeline = SimpleNamespace(is_file=True)
 
-    def own_handle(self):
-        return OwnHandle(self._open, lambda: None)
+    def new_recording_handle(self):
+        return RecordingHandle(self._open, lambda: None)
 
     def _open(self, watch):
         self.num_opened += 1
@@ -44,31 +44,31 @@ def kept(qapp):
 
 @pytest.fixture
 def reading(kept):
-    made = RecordedReading(kept, "kvscope-test-reading")
+    made = RecordingReader(kept, "kvscope-test-reading")
     yield made
     made.close()
 
 
 def test_what_was_read_is_told(reading, kept, qtbot):
     kept.is_broken = False
-    with qtbot.waitSignal(reading.over, timeout=WAIT_MS):
-        assert reading.begin(lambda recorded, watch: recorded.upper())
+    with qtbot.waitSignal(reading.finished, timeout=WAIT_MS):
+        assert reading.start(lambda recorded, watch: recorded.upper())
         assert reading.is_reading
     assert not reading.is_reading
-    assert (reading.made, reading.failure) == ("WHAT WAS RECORDED", "")
+    assert (reading.result, reading.failure) == ("WHAT WAS RECORDED", "")
 
 
 def test_one_that_fails_is_over_and_says_why(reading, kept, qtbot):
-    with qtbot.waitSignal(reading.over, timeout=WAIT_MS):
-        reading.begin(lambda recorded, watch: recorded)
+    with qtbot.waitSignal(reading.finished, timeout=WAIT_MS):
+        reading.start(lambda recorded, watch: recorded)
     assert not reading.is_reading
-    assert (reading.made, reading.failure) == (None, "it is gone")
+    assert (reading.result, reading.failure) == (None, "it is gone")
 
 
 def test_one_that_is_closed_tells_nothing(reading, kept, qtbot):
     received = []
-    reading.over.connect(lambda: received.append(True))
-    reading.begin(lambda recorded, watch: recorded)
+    reading.finished.connect(lambda: received.append(True))
+    reading.start(lambda recorded, watch: recorded)
     reading.close()
     qtbot.waitUntil(lambda: not reading.is_reading, timeout=WAIT_MS)
     assert not received
@@ -76,11 +76,11 @@ def test_one_that_is_closed_tells_nothing(reading, kept, qtbot):
 
 def test_where_nothing_was_recorded_nothing_begins(qapp):
     class Nothing:
-        def own_handle(self):
+        def new_recording_handle(self):
             return None
 
-    reading = RecordedReading(Nothing(), "kvscope-test-reading")
-    assert not reading.begin(lambda recorded, watch: recorded)
+    reading = RecordingReader(Nothing(), "kvscope-test-reading")
+    assert not reading.start(lambda recorded, watch: recorded)
     assert not reading.is_reading
 
 

@@ -310,15 +310,15 @@ def test_other_conversations_request_does_not_stay_selected(talk):
     talk.accept(3)
     talk.finish()
     talk.page.new_conversation()
-    assert talk.session.selected_request is None
+    assert talk.session.selection.request is None
     talk.ask("second")
     talk.accept(4)
     talk.finish()
     talk.page.show_row(1)
-    assert talk.session.selected_request == 3
-    talk.session.select_request(99)  # chosen elsewhere
+    assert talk.session.selection.request == 3
+    talk.session.selection.select_request(99)  # chosen elsewhere
     talk.page.show_row(0)
-    assert talk.session.selected_request == 99
+    assert talk.session.selection.request == 99
 
 
 def test_turn_without_an_answer_is_marked_as_left_out(talk):

@@ -38,7 +38,7 @@ def test_enter_sends_and_the_answer_streams_in(talk, qtbot):
     assert talk.page.composer.edit.toPlainText() == ""
     assert talk.page.composer.stop.isVisible()
     talk.accept()
-    assert talk.session.selected_request == 3
+    assert talk.session.selection.request == 3
     assert talk.card.link.text() == "Request #3"
     talk.token("Good ")
     talk.token("**day**")
@@ -407,11 +407,11 @@ def test_follow_can_be_turned_off(talk, qtbot):
     talk.page.head.follow.click()
     type_and_send(talk, qtbot, "x")
     talk.accept()
-    assert talk.session.selected_request is None
+    assert talk.session.selection.request is None
     talk.engine.request(3)
     talk.session.poll()
     talk.card.link.click()
-    assert talk.session.selected_request == 3
+    assert talk.session.selection.request == 3
 
 
 def test_long_conversations_show_the_newest_first(talk, qtbot):

@@ -72,7 +72,7 @@ def test_the_newest_is_at_the_top_and_new_ones_come_above(view, timed_session):
 def test_a_line_goes_there_and_selects_its_request(view, timed_session, qtbot):
     choose(view, 4, qtbot)
     assert timed_session.timeline.went_to == [START_NS + 30 * SECOND_NS]
-    assert timed_session.selected_request == 1
+    assert timed_session.selection.request == 1
     choose(view, 2, qtbot)
     assert timed_session.timeline.went_to[-1] == START_NS + 45 * SECOND_NS
 
@@ -117,7 +117,7 @@ def test_kinds_words_and_the_selected_request_filter(view, timed_session, qtbot)
     view.text.clear()
     view.of_selected.click()
     assert kinds_shown(view) == []
-    timed_session.select_request(2)
+    timed_session.selection.select_request(2)
     assert kinds_shown(view) == ["evicted", "preempted", "admitted"]
     view.of_selected.click()
     assert len(kinds_shown(view)) == 7

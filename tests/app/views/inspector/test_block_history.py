@@ -13,7 +13,7 @@ from tests.app import window_driver as driver
 from tests.simulated_engine.engine import SimulatedEngine
 from tests.simulated_engine.server import SimulatedServer
 
-from kvscope_app.session.recording.kept_timeline import KeptTimeline
+from kvscope_app.session.recording.disk_history import DiskHistory
 from kvscope_app.session.recording.rings import make_ring
 from kvscope_app.session.session import Session
 from kvscope_app.ui.theme import DARK
@@ -96,7 +96,7 @@ def row_at(part, time_ns):
 def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
     file, block = recording
     view = show(played)
-    played.select_block(block)
+    played.selection.select_block(block)
     part = read(view, qtbot)
     assert (part.begin_ns, part.end_ns) == played.timeline.range_ns
     for seconds in np.linspace(1.0, file.info.duration_s, 30):
@@ -110,7 +110,7 @@ def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
 
 def test_a_click_in_the_list_and_on_the_strip_goes_there(recording, played, show, qtbot):
     view = show(played)
-    played.select_block(recording[1])
+    played.selection.select_block(recording[1])
     part = read(view, qtbot)
     moment = view.block_history.model.moment_at(3)
     index = view.block_history.model.index(3, 1)
@@ -132,7 +132,7 @@ def test_a_click_in_the_list_and_on_the_strip_goes_there(recording, played, show
 
 def test_the_list_marks_where_the_cursor_is(recording, played, show, qtbot):
     view = show(played)
-    played.select_block(recording[1])
+    played.selection.select_block(recording[1])
     part = read(view, qtbot)
     middle = part.moments[len(part.moments) // 2]
     played.timeline.go_to(middle.time_ns)
@@ -148,7 +148,7 @@ def test_the_list_marks_where_the_cursor_is(recording, played, show, qtbot):
 
 def test_the_list_is_copied_oldest_first(recording, played, show, qtbot):
     view = show(played)
-    played.select_block(recording[1])
+    played.selection.select_block(recording[1])
     part = read(view, qtbot)
     lines = view.block_history.table.copy().splitlines()
     assert len(lines) == len(part.moments)
@@ -159,7 +159,7 @@ def test_the_list_is_copied_oldest_first(recording, played, show, qtbot):
 def test_another_block_gives_the_reading_up(recording, played, show, qtbot):
     view = show(played)
     for block in (3, 4, 5, recording[1]):
-        played.select_block(block)
+        played.selection.select_block(block)
     part = read(view, qtbot)
     assert set(part.rows["epoch"].tolist()) == {1}
     mirror = recording[0].state_at(5.0)
@@ -224,7 +224,7 @@ def test_a_step_after_which_nothing_happened_is_found(recording, played, show, q
 
 def test_a_life_is_not_read_again_for_a_look_at_the_step(recording, played, show, qtbot):
     view = show(played)
-    played.select_block(recording[1])
+    played.selection.select_block(recording[1])
     part = read(view, qtbot)
     view.show_subject(STEP)
     view.show_subject(BLOCK)
@@ -236,7 +236,7 @@ def test_without_a_ring_it_begins_where_one_looks(engine, session, show, poll):
     engine.hold([7], owner=2)
     poll(session)
     view = show(session)
-    session.select_block(7)
+    session.selection.select_block(7)
     engine.hold([7], owner=2, ref_count=2)
     engine.hold([7], owner=2, ref_count=0, state=2)
     poll(session)
@@ -252,12 +252,12 @@ def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
     with closing(SimulatedServer(engine, f"ipc://{tmp_path}/telemetry", rate=60.0)):
         source = LiveSource(f"ipc://{tmp_path}/telemetry")
         session = Session(source)
-        session.keep(KeptTimeline(make_ring(settings), source.set_sink))
+        session.set_disk_history(DiskHistory(make_ring(settings), source.set_sink))
         session.start()
         qtbot.waitUntil(lambda: len(session.overview) >= 2, timeout=WAIT_MS)
         view = show(session)
         block = int(session.mirror.ledger.last_used_step.argmax())
-        session.select_block(block)
+        session.selection.select_block(block)
         read(view, qtbot)
         begin_ns, num_rows = view.block_history.history.part.begin_ns, len(view.block_history.history.part.rows)
         assert begin_ns <= session.timeline.range_ns[0] + SECOND_NS

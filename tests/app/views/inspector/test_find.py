@@ -94,7 +94,7 @@ def test_enter_selects_in_every_view(busy, make_window, qtbot):
     qtbot.keyClicks(sheet.line, "7")
     assert shown(sheet)[0].block == 7
     qtbot.keyClick(sheet.line, Qt.Key.Key_Return)
-    assert (busy.selected_block, busy.selected_request) == (7, 12)
+    assert (busy.selection.block, busy.selection.request) == (7, 12)
     assert window.page_map.canvas.selected_row == 7
     window.actions_by_name["inspect"].trigger()
     inspector = window.views["inspector"]
@@ -102,7 +102,7 @@ def test_enter_selects_in_every_view(busy, make_window, qtbot):
     inspector.refresh()
     assert (inspector.subject, inspector.heading.text()) == (BLOCK, "Block 7")
     window.actions_by_name["clear"].trigger()
-    assert (busy.selected_block, busy.selected_request) == (None, None)
+    assert (busy.selection.block, busy.selection.request) == (None, None)
 
 
 def test_arrows_choose_among_what_was_found(busy, make_window, qtbot):
@@ -110,7 +110,7 @@ def test_arrows_choose_among_what_was_found(busy, make_window, qtbot):
     qtbot.keyClicks(sheet.line, "12")
     qtbot.keyClick(sheet.line, Qt.Key.Key_Down)
     qtbot.keyClick(sheet.line, Qt.Key.Key_Return)
-    assert (busy.selected_block, busy.selected_request) == (None, 12)
+    assert (busy.selection.block, busy.selection.request) == (None, 12)
 
 
 def test_words_are_looked_for_in_blocks_and_across_them(engine, busy, make_window, poll, qtbot):
@@ -125,7 +125,7 @@ def test_words_are_looked_for_in_blocks_and_across_them(engine, busy, make_windo
     assert "blue sky so high" in found[0].text
     assert "Searched" in sheet.note.text()
     qtbot.keyClick(sheet.line, Qt.Key.Key_Return)
-    assert busy.selected_block == 7
+    assert busy.selection.block == 7
 
 
 def test_enter_goes_from_one_place_of_a_text_to_the_next(engine, busy, make_window, poll, qtbot):
@@ -141,7 +141,7 @@ def test_enter_goes_from_one_place_of_a_text_to_the_next(engine, busy, make_wind
         (Qt.Key.Key_Return, Qt.KeyboardModifier.ShiftModifier, 30),
     ):
         qtbot.keyClick(sheet.line, key, modifier)
-        assert (sheet.isVisible(), busy.selected_block) == (True, block)
+        assert (sheet.isVisible(), busy.selection.block) == (True, block)
     sheet.close()
 
 
@@ -165,7 +165,7 @@ def test_a_viewer_is_told_that_texts_are_not_for_them(engine, busy, make_window,
 
 def test_an_engine_that_does_not_answer_is_not_waited_for(engine, busy, make_window, qtbot):
     sheet = open_find(make_window(busy))
-    sheet._finder.texts._give_up.setInterval(50)
+    sheet._finder.texts._reply_timer.setInterval(50)
     qtbot.keyClicks(sheet.line, "sky")
     qtbot.waitUntil(lambda: "does not answer" in sheet.note.text(), timeout=120_000)
 
@@ -178,4 +178,4 @@ def test_a_double_click_on_a_block_opens_the_inspector(busy, make_window, qtbot)
     qtbot.mouseClick(canvas, Qt.MouseButton.LeftButton, pos=at)
     qtbot.mouseDClick(canvas, Qt.MouseButton.LeftButton, pos=at)
     assert window.docks["inspector"].isVisible()
-    assert (busy.selected_block, busy.selected_request) == (8, 12)
+    assert (busy.selection.block, busy.selection.request) == (8, 12)

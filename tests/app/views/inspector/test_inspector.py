@@ -70,9 +70,9 @@ def test_a_request_says_its_adapter(engine, session, poll, show):
     engine.request(5, blocks=[8])
     poll(session)
     view = show(session)
-    session.select_request(2)
+    session.selection.select_request(2)
     assert ("LoRA", "sql") in shown_facts(view)
-    session.select_request(5)
+    session.selection.select_request(5)
     assert "LoRA" not in [name for name, _ in shown_facts(view)]
 
 
@@ -86,7 +86,7 @@ def test_nothing_selected_says_how_to(session, show):
 
 def test_a_block_is_told_with_who_holds_it_and_what_is_next_to_it(shared, show):
     view = show(shared)
-    shared.select_block(7)
+    shared.selection.select_block(7)
     facts = shown_facts(view)
     assert view.heading.text() == "Block 7"
     assert ("State", "shared") in facts
@@ -106,22 +106,22 @@ def test_where_attention_fell_is_told_of_blocks_and_of_requests(engine, shared, 
     engine.frame()
     poll(shared)
     view = show(shared)
-    shared.select_block(20)
+    shared.selection.select_block(20)
     ago = shared.mirror.step - 2
     assert ("Attention", f"0.02 % of request #2's, {ago} steps ago") in shown_facts(view)
-    shared.select_block(7)
+    shared.selection.select_block(7)
     assert ("Attention", f"3.1 % of a request's, {ago} steps ago") in shown_facts(view)
-    shared.select_request(2)
+    shared.selection.select_request(2)
     words = "2 of 2 blocks get less than a tenth of an even share; together 3.1 % of the attention"
     assert ("Cold blocks", words) in shown_facts(view)
     assert ("Coldest block", "Block 20, 0.02 %") in shown_facts(view)
-    shared.select_block(6)
+    shared.selection.select_block(6)
     assert "Attention" not in dict(shown_facts(view))
 
 
 def test_guesses_are_told_of_a_request_that_has_some(engine, shared, show, poll):
     view = show(shared)
-    shared.select_request(2)
+    shared.selection.select_request(2)
     assert "Speculation" not in dict(shown_facts(view))
     standing = shared.mirror.requests.pack(np.array([0]), np.array([2]))
     guessed = msgspec.structs.replace(standing, num_draft_tokens=b"\x08\0\0\0", num_accepted_tokens=b"\6\0\0\0")
@@ -137,54 +137,54 @@ def test_how_many_passed_a_block_over_is_told(engine, shared, show, poll):
     engine.hold([20], owner=2, filled=5)
     poll(shared)
     view = show(shared)
-    shared.select_block(7)
+    shared.selection.select_block(7)
     assert ("Skipped by attention", "by 25.0 % of the sparse layers and heads") in shown_facts(view)
-    shared.select_block(20)
+    shared.selection.select_block(20)
     assert ("Skipped by attention", "by none") in shown_facts(view)
-    shared.select_block(6)
+    shared.selection.select_block(6)
     assert "Skipped by attention" not in dict(shown_facts(view))
 
 
 def test_links_lead_to_blocks_and_requests(shared, show, qtbot):
     view = show(shared)
-    shared.select_block(7)
+    shared.selection.select_block(7)
     click(view, qtbot, "Next block")
-    assert shared.selected_block == 20
+    assert shared.selection.block == 20
     assert view.heading.text() == "Block 20"
     click(view, qtbot, "Owner")
-    assert shared.selected_request == 2
+    assert shared.selection.request == 2
     assert view.subject == REQUEST
     assert view.heading.text() == "Request #2"
     assert ("Holds", "Request #2: 2 blocks, 720.0 KiB, 21 of 32 slots filled") in shown_facts(view)
     click(view, qtbot, "First block")
-    assert (shared.selected_block, view.subject) == (7, BLOCK)
+    assert (shared.selection.block, view.subject) == (7, BLOCK)
 
 
 def test_a_name_can_be_clicked_without_going_anywhere(shared, show, qtbot):
     view = show(shared)
-    shared.select_block(7)
+    shared.selection.select_block(7)
     click(view, qtbot, "Next block", column=0)
-    assert shared.selected_block == 7
+    assert shared.selection.block == 7
 
 
 def test_what_was_selected_last_is_what_is_told(shared, show):
     view = show(shared)
-    shared.select_request(5)
+    shared.selection.select_request(5)
     assert view.heading.text() == "Request #5"
-    shared.select_block(20)
+    shared.selection.select_block(20)
     assert view.heading.text() == "Block 20"
-    shared.clear_selection()
+    shared.selection.clear()
     assert view.empty_label.isVisible()
 
 
 def test_what_was_selected_before_it_was_made_is_what_is_told(shared, show):
-    shared.select_request(5)
+    shared.selection.select_request(5)
     assert show(shared).heading.text() == "Request #5"
 
 
 def test_rows_are_copied_as_tab_separated_lines(shared, show, qtbot):
     view = show(shared)
-    shared.select_block(20)
+    shared.selection.select_block(20)
     qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
     text = QGuiApplication.clipboard().text()
     assert "State\tactive\n" in text
@@ -197,7 +197,7 @@ def test_rows_are_copied_as_tab_separated_lines(shared, show, qtbot):
 
 def test_values_follow_and_the_selected_row_stays(engine, shared, show, poll):
     view = show(shared)
-    shared.select_block(20)
+    shared.selection.select_block(20)
     row = row_of(view, "Filled")
     view.table.selectRow(row)
     engine.hold([20], owner=2, filled=9)
@@ -209,7 +209,7 @@ def test_values_follow_and_the_selected_row_stays(engine, shared, show, poll):
 
 def test_a_selected_fact_stays_where_others_come_before_it(engine, shared, show, poll):
     view = show(shared)
-    shared.select_block(20)
+    shared.selection.select_block(20)
     view.table.selectRow(row_of(view, "Filled"))
     before = row_of(view, "Filled")
     engine.ledger.hash[20], engine.ledger.prefix_hits[20] = 7, 3
@@ -222,7 +222,7 @@ def test_a_selected_fact_stays_where_others_come_before_it(engine, shared, show,
 
 def test_an_operator_reads_the_text(engine, shared, show, poll, qtbot):
     view = show(shared)
-    shared.select_block(20)
+    shared.selection.select_block(20)
     qtbot.waitUntil(lambda: engine.source.sent != [], timeout=120_000)
     question = engine.source.sent[0]
     assert isinstance(question, GetBlockText)
@@ -240,14 +240,14 @@ def test_a_block_of_the_past_is_not_asked_about(engine, shared, show, poll, qtbo
     engine.hold([20], owner=9, filled=11)
     poll(shared)
     show(shared)
-    shared.select_block(20)
+    shared.selection.select_block(20)
     qtbot.wait(120)  # longer than the pause between questions
     assert engine.source.sent == []
 
 
 def test_a_request_that_is_not_known_says_so(shared, show):
     view = show(shared)
-    shared.select_request(77)
+    shared.selection.select_request(77)
     assert "Nothing is known of this request" in view.empty_label.text()
 
 
@@ -267,7 +267,7 @@ def test_a_step_tells_its_parts_and_that_time_must_stand_for_more(engine, sessio
 
 def test_light_and_narrow_it_still_fits(shared, show):
     view = show(shared, size=(300, 600))
-    shared.select_block(7)
+    shared.selection.select_block(7)
     view.apply_theme(LIGHT)
     assert view.minimumSizeHint().width() <= 300
     assert view.table.columnWidth(0) + view.table.columnWidth(1) == view.table.viewport().width()
@@ -280,7 +280,7 @@ def test_a_large_pool_costs_no_more(make_engine, make_session, show, poll):
     engine.hold(np.arange(500_000, 500_100), owner=1)
     poll(session)
     view = show(session)
-    session.select_block(500_050)
+    session.selection.select_block(500_050)
     assert ("Request #1", "51 of 100 blocks, tokens 800 to 815") in shown_facts(view)
     assert int(session.mirror.ledger.state[500_050]) == BlockState.ACTIVE
 
@@ -313,7 +313,7 @@ def test_a_request_says_what_it_holds_of_each_kv_group(engine, make_session, sho
     engine.source.updates.append(Update(snapshot=state.snapshot()))
     session = make_session(engine)
     poll(session)
-    session.select_request(1)
+    session.selection.select_request(1)
     facts = dict(shown_facts(show(session)))
     assert facts["Holds"] == "Request #1: 8 blocks, 2.81 MiB, 0 of 128 slots filled"
     assert (facts["First block"], facts["Last block"]) == ("Block 3", "Block 7")
@@ -333,7 +333,7 @@ def test_a_block_of_a_window_says_where_it_is_in_that_table(engine, make_session
     engine.source.updates.append(Update(snapshot=state.snapshot()))
     session = make_session(engine)
     poll(session)
-    session.select_block(9)
+    session.selection.select_block(9)
     facts = dict(shown_facts(show(session)))
     assert facts["Request #1"] == "3 of 4 blocks, tokens 32 to 47"
     assert "Previous block" not in facts, "it was let go"

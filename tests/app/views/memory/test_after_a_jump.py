@@ -32,7 +32,7 @@ def test_other_processes_are_known(recording, qtbot):
     session = Session(PlaybackSource(recording, is_playing=False))
     session.start()
     try:
-        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_whole, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_complete, timeout=WAIT_MS)
         at_ns = int(overview.time_ns[place]) + SECOND_NS + SECOND_NS // 10  # in the next second, which is not over
         step = recording.state_at((at_ns - recording.start_ns) / 1e9).step
         session.timeline.go_to(at_ns)

@@ -70,13 +70,13 @@ def test_all_reaches_from_the_first_second_on(session, view):
 
 def test_the_range_is_kept(session, view, settings, qtbot):
     view.charts.show_last(math.inf)
-    view.remember(settings)
+    view.save_settings(settings)
     other = MemoryView(session)
     qtbot.addWidget(other)
-    other.recall(settings)
+    other.restore_settings(settings)
     assert other.charts.range_s == math.inf
     settings.setValue("memory/range", "for ever")
-    other.recall(settings)
+    other.restore_settings(settings)
     assert other.charts.range_s == math.inf
 
 
@@ -101,7 +101,7 @@ def test_charts_of_a_recording_that_stands_still_are_drawn_when_scrolled_to(qtbo
         refresher.add_view(view)
         session.start()
         session.timeline.go_to(recording.start_ns + 10 * SECOND_NS)
-        qtbot.waitUntil(lambda: view.details.isVisible() and session.is_overview_whole, timeout=60_000)
+        qtbot.waitUntil(lambda: view.details.isVisible() and session.is_overview_complete, timeout=60_000)
         qtbot.waitUntil(lambda: not session.source.is_seeking, timeout=60_000)
         bar = view.findChild(QScrollArea).verticalScrollBar()
         qtbot.waitUntil(lambda: bar.maximum() > 0, timeout=60_000)

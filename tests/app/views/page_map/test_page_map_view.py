@@ -102,7 +102,7 @@ def test_pointing_at_a_block_shows_its_card_and_asks_for_its_text(engine, sessio
 
 
 def test_text_is_asked_for_once_and_kept(engine, session, show, poll, qtbot, monkeypatch):
-    monkeypatch.setattr(session_texts, "GIVE_UP_MS", 60_000)  # however slow the machine, an answer comes in time
+    monkeypatch.setattr(session_texts, "REPLY_TIMEOUT_MS", 60_000)  # however slow the machine, an answer comes in time
     engine.hold([7, 8])
     poll(session)
     view = show(session)
@@ -152,11 +152,11 @@ def test_clicking_a_block_selects_its_request_everywhere(engine, session, show, 
     poll(session)
     view = show(session)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(7).center())
-    assert session.selected_request == 2
+    assert session.selection.request == 2
     assert color_at(view, 8) == DARK.block_active
     assert color_at(view, 9) != DARK.block_active
     qtbot.keyClick(view.canvas, Qt.Key.Key_Escape)
-    assert session.selected_request is None
+    assert session.selection.request is None
     assert color_at(view, 9) == DARK.block_active
 
 
@@ -170,7 +170,7 @@ def test_an_entry_that_stands_for_no_block_is_none_of_the_request(engine, make_s
     poll(session)
     view = show(session)
     before = color_at(view, 0)
-    session.select_request(2)
+    session.selection.select_request(2)
     assert color_at(view, 7) == DARK.block_active
     assert color_at(view, 0) != before, "it fades, as all that is not its own"
     assert [finding.detail for finding in findings("#2", session.mirror, SessionOverview())] == [
@@ -187,7 +187,7 @@ def test_clicking_a_shared_block_goes_through_its_holders(engine, session, show,
     chosen = []
     for _ in range(3):
         qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(7).center())
-        chosen.append(session.selected_request)
+        chosen.append(session.selection.request)
     assert chosen == [2, 5, 2]
 
 
@@ -197,7 +197,7 @@ def test_an_ended_request_shows_what_it_left_in_the_cache(engine, session, show,
     engine.hold([40], owner=5)
     poll(session)
     view = show(session)
-    session.select_request(4)
+    session.selection.select_request(4)
     assert color_at(view, 30) == DARK.block_cached
     assert color_at(view, 40) != DARK.block_active
 
@@ -209,7 +209,7 @@ def test_ended_request_still_shows_the_cached_blocks_that_it_reused(engine, sess
     engine.hold([40], owner=5, state=BlockState.CACHED, ref_count=0)
     poll(session)
     view = show(session)
-    session.select_request(4)
+    session.selection.select_request(4)
     assert [color_at(view, block) == DARK.block_cached for block in (20, 30, 40)] == [True, True, False]
 
 
@@ -225,7 +225,7 @@ def test_ended_request_that_wrote_no_full_block_shows_those_it_reused(engine, se
     engine.hold([40], owner=5, state=BlockState.CACHED, ref_count=0)
     poll(session)
     view = show(session)
-    session.select_request(4)
+    session.selection.select_request(4)
     assert [color_at(view, block) == DARK.block_cached for block in (20, 30, 40)] == [True, True, False]
 
 
@@ -234,7 +234,7 @@ def test_a_request_that_left_nothing_does_not_dim_the_map(engine, session, show,
     engine.hold([5, 6, 9], owner=4)
     poll(session)
     view = show(session)
-    session.select_request(4)
+    session.selection.select_request(4)
     view.refresh()
     assert color_at(view, 9) != DARK.block_active
     engine.request(4, (), state=3)
@@ -249,7 +249,7 @@ def test_a_selected_request_that_grows_is_followed(engine, session, show, poll):
     engine.hold([7], owner=2)
     poll(session)
     view = show(session)
-    session.select_request(2)
+    session.selection.select_request(2)
     engine.request(2, blocks=[7, 20])
     engine.hold([20], owner=2)
     poll(session)
@@ -272,7 +272,7 @@ def test_arrow_keys_move_a_cursor_that_is_told_to_screen_readers(engine, session
     assert view.canvas.pointed_block == 1 + view.scene.grid.columns
     qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
     qtbot.keyClick(view.canvas, Qt.Key.Key_Return)
-    assert session.selected_request == 2
+    assert session.selection.request == 2
 
 
 def test_the_cursor_stays_inside_the_pool(session, show, qtbot):
@@ -313,7 +313,7 @@ def test_dragging_pans_and_does_not_select(make_engine, make_session, show, qtbo
     qtbot.mouseMove(view.canvas, QPoint(340, 200))
     qtbot.mouseRelease(view.canvas, Qt.MouseButton.LeftButton, pos=QPoint(340, 200))
     assert view.scene.camera.x == x + 40
-    assert session.selected_request is None
+    assert session.selection.request is None
 
 
 def test_attention_waits_until_an_engine_measures_it(engine, session, show):

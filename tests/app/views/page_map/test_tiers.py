@@ -10,6 +10,7 @@ from PySide6.QtGui import QImage, QRegion
 from tests.app import window_driver as driver
 
 from kvscope_app.ui.theme import DARK, LIGHT
+from kvscope_app.views.block_locations import map_sections
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import STATE, lower_cached
 from kvscope_app.views.page_map.drawing.grid import Grid
@@ -17,7 +18,6 @@ from kvscope_app.views.page_map.drawing.headings import Heading, headings
 from kvscope_app.views.page_map.drawing.ink import Ink, pixel
 from kvscope_app.views.page_map.drawing.scene import Scene, fit
 from kvscope_app.views.page_map.page_map_view import PageMapView
-from kvscope_app.views.places import map_sections
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.source import Update
@@ -222,7 +222,7 @@ def test_a_swapped_request_is_chosen_and_lit_in_its_places(tiered, make_session,
     session = make_session(tiered)
     view = show(session)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=view.canvas.cell_rect(70).center())
-    assert session.selected_request == 7
+    assert session.selection.request == 7
     assert color_at(view, 84) == DARK.block_disk
     assert color_at(view, 72) != DARK.block_host
 

@@ -173,7 +173,7 @@ def test_the_sign_opens_and_chooses_nothing(view, session, qtbot):
     at = view.table.visualRect(view.model.index(0, 0)).topLeft() + QPoint(9, 8)
     qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, pos=at)
     assert view.model.rowCount() == 4
-    assert session.selected_blocks is None
+    assert session.selection.highlighted_rows is None
 
 
 def test_choosing_lets_blocks_stand_out_on_the_map(view, session, qtbot):
@@ -183,21 +183,21 @@ def test_choosing_lets_blocks_stand_out_on_the_map(view, session, qtbot):
     page_map.show()
     page_map.refresh()
     view.table.selectRow(0)
-    assert session.selected_blocks.tolist() == [4, 9]
+    assert session.selection.highlighted_rows.tolist() == [4, 9]
     assert page_map.scene.cells.selected.tolist() == [4, 9]
     assert "shared by 2" in view.detail.facts.text()
-    session.select_request(2)
-    assert session.selected_blocks is None
+    session.selection.select_request(2)
+    assert session.selection.highlighted_rows is None
     assert page_map.scene.cells.selected.tolist() == [4, 9, 18, 19]
 
 
 def test_what_is_selected_elsewhere_is_shown_at_its_place(view, session):
-    session.select_request(2)
+    session.selection.select_request(2)
     assert view.table.chosen_rows() == [1]
     assert view.model.is_open(0)
     assert view.model.moment.tree.rows_of(view.model.node_at(1)).tolist() == [18, 19]
-    assert session.selected_request == 2
-    session.select_request(None)
+    assert session.selection.request == 2
+    session.selection.select_request(None)
     assert view.table.chosen_rows() == []
 
 
@@ -205,14 +205,14 @@ def test_ended_request_is_shown_at_the_end_of_its_text(view, session):
     ledger = session.mirror.ledger
     assert session.mirror.requests.row_of(9) is None
     ledger.owner[[18, 19]], ledger.state[[18, 19]] = 9, BlockState.CACHED
-    session.select_request(9)
+    session.selection.select_request(9)
     assert view.model.moment.tree.rows_of(view.model.node_at(1)).tolist() == [18, 19]
     assert view.table.chosen_rows() == [1]
 
 
 def test_a_selected_block_is_shown_at_its_place(view, session):
-    session.selected_block = 66
-    session.selection_changed.emit()
+    session.selection.block = 66
+    session.selection.changed.emit()
     assert view.table.chosen_rows() == [1]
     assert "host 1" in view.detail.facts.text()
 
@@ -220,19 +220,19 @@ def test_a_selected_block_is_shown_at_its_place(view, session):
 def test_what_is_chosen_stays_chosen_as_the_tree_grows(view, engine, session, poll, qtbot):
     view.model.set_open(0, True)
     view.table.selectRow(2)
-    assert session.selected_blocks.tolist() == [17]
+    assert session.selection.highlighted_rows.tolist() == [17]
     seal(engine, [(30, 130), (31, 131)], owner=5)
     seal(engine, [(4, 104), (9, 109), (17, 117), (20, 120), (21, 121)], owner=6)
     poll(session)
     view.refresh()
-    qtbot.waitUntil(lambda: session.selected_blocks.tolist() == [17, 20, 21])
+    qtbot.waitUntil(lambda: session.selection.highlighted_rows.tolist() == [17, 20, 21])
     assert view.table.chosen_rows() == [view.model.row_of(view.model.moment.tree.node_of(17))]
 
 
 def test_escape_lets_go(view, session, qtbot):
     view.table.selectRow(0)
     qtbot.keyClick(view.table, Qt.Key.Key_Escape)
-    assert session.selected_blocks is None
+    assert session.selection.highlighted_rows is None
     assert view.table.chosen_rows() == []
     assert not view.detail.isVisible()
 
@@ -274,8 +274,8 @@ def test_no_text_of_another_prefix_in_the_same_row(view, engine, session, poll, 
 
 def test_a_viewer_asks_for_nothing(view, engine, session, poll, qtbot):
     session.status = replace(session.status, role=Role.VIEWER)
-    session.texts.want(view, [Asked(7, 18, 0, 0, 118)])
-    session.texts.look()
+    session.texts.request(view, [Asked(7, 18, 0, 0, 118)])
+    session.texts.poll()
     assert engine.source.sent == []
     view.refresh()
     assert view.note.text() == FOR_OPERATORS
@@ -339,7 +339,7 @@ def test_beginnings_that_are_gone_are_said(view, engine, session, poll, qtbot):
     view.model.set_all_open(True)
     view.table.selectRow(0)
     assert "3 blocks below" in view.detail.facts.text()
-    assert session.selected_blocks.size == 0
+    assert session.selection.highlighted_rows.size == 0
 
 
 def test_of_several_groups_one_is_shown_and_another_can_be_chosen(engine, make_session, qtbot):
@@ -417,7 +417,7 @@ def test_large_trees_are_made_beside_the_window(engine, session, poll, qtbot, mo
     poll(session)
     made.refresh()
     qtbot.waitUntil(lambda: made.model.rowCount() == 3)
-    assert made.keeper.is_settled
+    assert made.keeper.is_loaded
     made.shut_down()
 
 
@@ -477,32 +477,32 @@ def test_steps_lie_between_the_seconds_of_the_overview(session):
 def test_what_is_chosen_is_chosen_again_where_it_is_there_again(view, engine, session, poll, qtbot):
     view.model.set_open(0, True)
     view.table.selectRow(2)
-    assert session.selected_blocks.tolist() == [17]
+    assert session.selection.highlighted_rows.tolist() == [17]
     engine.ledger.hash[17], engine.ledger.parent[17] = 0, 0
     engine.hold([17], filled=0, ref_count=0, state=BlockState.FREE, owner=-1)
     poll(session)
     view.refresh()
-    qtbot.waitUntil(lambda: session.selected_blocks.size == 0)
+    qtbot.waitUntil(lambda: session.selection.highlighted_rows.size == 0)
     seal(engine, [(4, 104), (9, 109), (17, 117)], owner=3)
     poll(session)
     view.refresh()
-    qtbot.waitUntil(lambda: session.selected_blocks.tolist() == [17])
+    qtbot.waitUntil(lambda: session.selection.highlighted_rows.tolist() == [17])
     assert view.model.is_open(0)
 
 
 def test_filter_and_order_are_remembered(view, session, settings, qtbot):
     view.which.setCurrentText(Which.IDLE.value)
     view.table.sortByColumn(next(i for i, c in enumerate(COLUMNS) if c.title == "Hits"), Qt.SortOrder.AscendingOrder)
-    view.remember(settings)
+    view.save_settings(settings)
     other = PrefixesView(session)
     qtbot.addWidget(other)
-    other.recall(settings)
+    other.restore_settings(settings)
     header = other.table.horizontalHeader()
     assert other.model.which is Which.IDLE
     assert COLUMNS[header.sortIndicatorSection()].title == "Hits"
     assert header.sortIndicatorOrder() == Qt.SortOrder.AscendingOrder
     settings.setValue(PREFIX_ORDER, "Nonsense sideways")
-    other.recall(settings)
+    other.restore_settings(settings)
     other.shut_down()
 
 
@@ -536,24 +536,24 @@ def test_going_back_from_a_deep_place_in_a_large_tree_to_a_small_one(make_window
         session.start()
         window.focus_view("prefixes")
         view, canvas = window.views["prefixes"], window.page_map.canvas
-        qtbot.waitUntil(lambda: session.is_overview_whole and canvas.isVisible())
+        qtbot.waitUntil(lambda: session.is_overview_complete and canvas.isVisible())
         begin_ns, end_ns = session.timeline.range_ns
 
         def is_small():
             moment = view.model.moment
-            return moment is not None and len(moment.tree) < 8 and view.is_settled
+            return moment is not None and len(moment.tree) < 8 and view.is_loaded
 
         num_deep = 0
         for share in (0.42, 0.36, 0.3):
             session.timeline.go_to(begin_ns + round((end_ns - begin_ns) * share))
             qtbot.waitUntil(lambda: view.model.moment is not None and len(view.model.moment.tree) > 12)
-            qtbot.waitUntil(lambda: view.is_settled)
+            qtbot.waitUntil(lambda: view.is_loaded)
             moment = view.model.moment
             deep = [node for node in range(len(moment.tree)) if moment.tree.rows_of(node).size]
             on_device = (int(moment.tree.rows_of(node)[0]) for node in reversed(deep))
             block = next(row for row in on_device if row < session.mirror.hello.cache.num_blocks)
             qtbot.mouseClick(canvas, Qt.MouseButton.LeftButton, pos=canvas.cell_rect(block).center())
-            assert session.selected_block == block
+            assert session.selection.block == block
             qtbot.waitUntil(lambda: view.table.chosen_rows() != [])
             num_deep += view.selection.current >= 8
             qtbot.keyClick(canvas, Qt.Key.Key_Home)

@@ -78,7 +78,7 @@ def test_what_is_no_goal_is_said_and_the_old_ones_hold(view):
 
 def test_a_click_on_a_cause_selects_that_request(view, session):
     choose(view, "ttft:10")
-    session.select_request(2)
+    session.selection.select_request(2)
     text = view.detail.delays.text()
     assert text.startswith("Missed: TTFT ")
     assert "Waited 2" in text
@@ -86,10 +86,10 @@ def test_a_click_on_a_cause_selects_that_request(view, session):
     assert 'Preempted for <a href="1">#1</a>' in text
     assert "Recomputed 21 tokens" in text
     view.detail.delays.linkActivated.emit("1")
-    assert session.selected_request == 1
+    assert session.selection.request == 1
     assert "Missed" not in view.detail.delays.text()
     view.detail.delays.linkActivated.emit("77")
-    assert session.selected_request == 1, "nobody knows that one"
+    assert session.selection.request == 1, "nobody knows that one"
 
 
 def test_words_of_an_engine_are_no_markup():
@@ -98,9 +98,9 @@ def test_words_of_an_engine_are_no_markup():
 
 def test_goals_are_kept(view, settings, session, qtbot):
     choose(view, "ttft:10 tpot:50")
-    view.remember(settings)
+    view.save_settings(settings)
     other = RequestsView(session)
     qtbot.addWidget(other)
-    other.recall(settings)
+    other.restore_settings(settings)
     assert other.goals.text() == "ttft:10 tpot:50"
     assert other.model.goals == {"ttft": 10.0, "tpot": 50.0}

@@ -122,16 +122,16 @@ def test_sorting_is_by_number_not_by_text_and_unknown_last(view, session):
 
 
 def test_clicking_a_row_selects_everywhere(view, session, qtbot):
-    with qtbot.waitSignal(session.selection_changed):
+    with qtbot.waitSignal(session.selection.changed):
         place = view.table.visualRect(view.model.index(2, 1)).center()
         qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, pos=place)
-    assert session.selected_request == 2
+    assert session.selection.request == 2
 
 
 def test_a_swatch_keeps_its_colour_where_its_row_is_chosen(view, session):
     row = view.model.row_of(2)
     index = view.model.index(row, 0)
-    session.select_request(2)
+    session.selection.select_request(2)
     view.refresh()
     picture = view.table.viewport().grab(view.table.visualRect(index)).toImage()
     colors = {picture.pixelColor(x, picture.height() // 2).name() for x in range(picture.width() // 2)}
@@ -140,27 +140,27 @@ def test_a_swatch_keeps_its_colour_where_its_row_is_chosen(view, session):
 
 
 def test_a_selection_from_elsewhere_is_shown_and_stays_while_rows_move(view, engine, session, poll):
-    session.select_request(2)
+    session.selection.select_request(2)
     assert view.model.number_at(view.table.currentIndex().row()) == 2
     engine.request(5)
     engine.request(6)
     poll(session)
     view.refresh()
     assert view.table.currentIndex().row() == 4
-    assert session.selected_request == 2
+    assert session.selection.request == 2
     view.filter.setCurrentText("Waiting")
     assert not view.table.selectionModel().hasSelection()
-    assert session.selected_request == 2
+    assert session.selection.request == 2
     view.filter.setCurrentText("All")
     assert view.model.number_at(view.table.currentIndex().row()) == 2
 
 
 def test_what_has_not_ended_is_aborted_after_a_question(view, engine, session):
     view.table.setFocus()
-    session.select_request(1)
+    session.selection.select_request(1)
     view.ask_abort()
     assert not view.findChildren(QMessageBox)
-    session.select_request(2)
+    session.selection.select_request(2)
     view.table.abort.trigger()
     (question,) = view.findChildren(QMessageBox)
     assert "chat-2" in question.text()
@@ -170,10 +170,10 @@ def test_what_has_not_ended_is_aborted_after_a_question(view, engine, session):
 
 
 def test_the_block_table_of_the_selected_request(view, session):
-    session.select_request(2)
+    session.selection.select_request(2)
     assert view.detail.summary.text() == "Request #2: 3 blocks, 1.05 MiB, 37 of 48 slots filled"
     assert view.detail.strip.tip(2) == "Block 17\nindex 2 of the table, positions 32 to 47\n5 of 16 slots filled"
-    session.select_request(3)
+    session.selection.select_request(3)
     assert view.detail.summary.text() == "Request #3 holds no blocks now."
     ledger = session.mirror.ledger
     ledger.owner[[30, 31]], ledger.state[[30, 31]] = 3, BlockState.CACHED
@@ -187,7 +187,7 @@ def test_the_block_table_of_the_selected_request(view, session):
 def test_several_selected_requests_show_how_many_blocks_they_hold_together(view, engine, session, poll):
     engine.request(5, blocks=(4, 20), state=RUNNING)
     poll(session)
-    session.select_batch((2, 3, 5))
+    session.selection.select_batch((2, 3, 5))
     assert view.detail.summary.text() == (
         "3 requests selected: #2, #3, #5, 4 blocks together. Select one to see its blocks."
     )
@@ -197,7 +197,7 @@ def test_events_tell_who_why_and_how_much(view, engine, session, poll):
     engine.event(kind="preempted", number=4, other=2, cause="no free block", num_blocks=3, num_tokens=40)
     engine.event(kind="admitted", number=2)
     poll(session)
-    session.select_request(4)
+    session.selection.select_request(4)
     view.refresh()
     own = view.detail.own_events
     assert own.rowCount() == 1
@@ -218,7 +218,7 @@ def test_choosing_an_event_selects_its_request(view, engine, session, poll):
     poll(session)
     view.refresh()
     view.detail.tables[1].activated.emit(view.detail.all_events.index(0, 0))
-    assert session.selected_request == 2
+    assert session.selection.request == 2
 
 
 def test_a_cause_that_names_the_other_is_not_repeated():
@@ -263,7 +263,7 @@ def test_ink_is_as_high_as_the_block_is_full(strip):
 
 
 def test_both_themes_and_small_sizes_paint(view, session):
-    session.select_request(2)
+    session.selection.select_request(2)
     for theme in THEMES.values():
         view.apply_theme(theme)
         for size in ((420, 300), (900, 500)):
@@ -284,10 +284,10 @@ def test_in_a_low_narrow_dock_the_rows_have_the_room_until_one_is_selected(view,
     table, detail = splitter.sizes()
     assert detail <= view.detail.tabBar().sizeHint().height() + 2
     assert table > 3 * detail
-    session.select_request(2)
+    session.selection.select_request(2)
     table, detail = splitter.sizes()
     assert abs(table - detail) <= 4
-    session.select_request(None)
+    session.selection.select_request(None)
     assert splitter.sizes()[1] <= view.detail.tabBar().sizeHint().height() + 2
     view.detail.setCurrentIndex(2)
     assert abs(splitter.sizes()[0] - splitter.sizes()[1]) <= 4
@@ -298,7 +298,7 @@ def test_a_split_by_hand_stays(view, session):
     view.splitter.setSizes([100, 100])
     view.splitter.splitterMoved.emit(100, 1)
     before = view.splitter.sizes()
-    session.select_request(2)
+    session.selection.select_request(2)
     assert view.splitter.sizes() == before
 
 
@@ -360,10 +360,10 @@ def test_live_requests_stay_after_a_restart_and_a_click_on_one_selects_nothing_e
     assert column(view, "#").count("1") == 2
     assert view.count.text() == "5 requests, 1 running"
     view.table.selectRow(view.model.row_of(1))
-    assert session.selected_request == 1
+    assert session.selection.request == 1
     older = next(row for row in range(view.model.rowCount()) if view.model.epoch_at(row) == 7)
     view.table.selectRow(older)
-    assert session.selected_request == 1
+    assert session.selection.request == 1
 
 
 def test_live_requests_that_the_state_dropped_stay_in_the_table(engine, session, poll, view):

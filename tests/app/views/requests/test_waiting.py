@@ -133,9 +133,9 @@ def test_nobody_waits_and_nothing_is_said(session):
 
 
 def test_a_waiting_request_says_why_in_its_details(view, busy):
-    busy.select_request(2)
+    busy.selection.select_request(2)
     assert "Waiting: it needs up to 9 blocks" in view.detail.phases.text()
-    busy.select_request(3)
+    busy.selection.select_request(3)
     assert "Waiting: 1 request is ahead of it" in view.detail.phases.text()
 
 
@@ -189,9 +189,11 @@ def test_prefill_in_progress_says_how_much_of_the_prompt_is_computed(engine, ses
 
 def test_when_a_request_was_admitted_is_known_from_its_event():
     times = RequestTimes()
-    times.skip(rows(4, 9))
+    times.add_snapshot(rows(4, 9))
     admitted = Event(kind="admitted", time_ns=77, number=4)
-    times.hear([admitted, Event(kind="admitted", time_ns=88, number=5), Event(kind="finished", time_ns=99, number=4)])
+    times.add_events(
+        [admitted, Event(kind="admitted", time_ns=88, number=5), Event(kind="finished", time_ns=99, number=4)]
+    )
     assert times.started_ns(np.array([4, 5])).tolist() == [77, -1]
     assert times.endings(np.array([4, 5])).tolist() == [Ending.FINISHED, Ending.UNKNOWN]
 

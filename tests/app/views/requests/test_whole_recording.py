@@ -35,7 +35,7 @@ def view(qtbot):
     made.apply_theme(THEMES["dark"])
     made.show()
     made.refresh()
-    qtbot.waitUntil(lambda: made.is_settled and session.is_overview_whole, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: made.is_loaded and session.is_overview_complete, timeout=WAIT_MS)
     made.refresh()
     yield made
     session.close()
@@ -137,7 +137,7 @@ def test_a_click_goes_to_a_moment_at_which_the_request_runs(view, go_to, qtbot):
         return row is not None and requests.state[row] == RequestState.RUNNING
 
     qtbot.waitUntil(runs, timeout=WAIT_MS)
-    assert view.session.selected_request == 35
+    assert view.session.selection.request == 35
     assert view.detail.strip.accessibleDescription() != "0 blocks"
     assert view.detail.delays.text().startswith("Waited 6.70 s for blocks held by")
     go_to(5.0)
@@ -161,7 +161,7 @@ def test_several_chosen_rows_are_selected_together(view, go_to, qtbot):
     go_to(30.3)
     click(view, qtbot, 34)
     click(view, qtbot, 36, Qt.KeyboardModifier.ControlModifier)
-    assert view.session.selected_batch == (34, 36)
+    assert view.session.selection.batch == (34, 36)
     chosen = {index.row() for index in view.table.selectionModel().selectedRows()}
     assert {view.model.number_at(row) for row in chosen} == {34, 36}
 
@@ -175,14 +175,14 @@ def test_selecting_further_rows_does_not_move_the_cursor(view, go_to, qtbot):
     for number in (37, 39):
         click(view, qtbot, number, Qt.KeyboardModifier.ControlModifier)
     view.draw_all()
-    assert view.session.selected_batch == (36, 37, 39)
+    assert view.session.selection.batch == (36, 37, 39)
     assert (view.session.timeline.cursor_ns, notices) == (cursor_ns, [])
 
 
 def test_a_request_that_has_not_started_shows_no_prefill_and_no_reuse(view, go_to):
     """The step that admits #35 begins at 33.7 s; its frame comes at 34.4 s."""
     go_to(34.0)
-    view.session.select_request(35)
+    view.session.selection.select_request(35)
     view.refresh()
     assert states(view)[numbers(view).index(35)] == "waiting"
     assert "Prefill" not in view.detail.phases.text()
@@ -201,7 +201,7 @@ def test_the_inspector_shows_the_figures_of_the_table(view, go_to, qtbot):
     qtbot.addWidget(inspector)
     inspector.apply_theme(THEMES["dark"])
     inspector.show()
-    view.session.select_request(32)
+    view.session.selection.select_request(32)
     inspector.show_subject(REQUEST)
     inspector.refresh()
     shown = inspector.table.facts
@@ -225,7 +225,7 @@ def test_plots_show_each_request_and_a_click_on_a_dot_chooses_it(view, go_to, qt
     place = plots.scatter.position_of(key)
     assert plots.scatter.tip(place) == "#35: 319 prompt tokens, TTFT 7.93 s"
     qtbot.mouseClick(plots.scatter, Qt.MouseButton.LeftButton, pos=place)
-    assert view.session.selected_request == 35
+    assert view.session.selection.request == 35
     assert view.table.selectionModel().isSelected(view.model.index(view.model.row_of(35), 0))
     counts = plots.ttft.histogram.counts
     assert (counts.size, counts.sum()) == (24, 39)

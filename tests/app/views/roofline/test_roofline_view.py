@@ -71,7 +71,7 @@ def show(qtbot):
         session = Session(PlaybackSource(Recording.open(path), is_playing=False))
         session.start()
         made.append(session)
-        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_whole, timeout=WAIT_MS)
+        qtbot.waitUntil(lambda: session.mirror.hello is not None and session.is_overview_complete, timeout=WAIT_MS)
         session.timeline.go_to(session.timeline.range_ns[1])
         qtbot.waitUntil(lambda: session.mirror.step > 0, timeout=WAIT_MS)
         view = RooflineView(session)
@@ -108,7 +108,7 @@ def test_a_step_that_is_clicked_is_shown_everywhere(show, recording_with_work, q
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=pixel(view, place).toPoint())
     step, numbers = int(points.steps.step[points.place[place]]), points.steps.batch(int(points.place[place])).numbers
     qtbot.waitUntil(lambda: session.mirror.step == step, timeout=WAIT_MS)
-    qtbot.waitUntil(lambda: session.selected_batch == tuple(numbers.tolist()), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: session.selection.batch == tuple(numbers.tolist()), timeout=WAIT_MS)
     assert inspector.subject == STEP
 
     def is_available():
@@ -167,14 +167,14 @@ def test_its_time_is_remembered(show, recording_with_work, qtbot, tmp_path):
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
     view = show(recording_with_work)
     view.ranges.chosen.emit(1)
-    view.remember(settings)
+    view.save_settings(settings)
     other = RooflineView(view.session)
     qtbot.addWidget(other)
-    other.recall(settings)
+    other.restore_settings(settings)
     name = list(RANGES_S)[1]
     assert driver.button(other.ranges, name).isChecked()
     settings.clear()
-    other.remember(settings)
+    other.save_settings(settings)
     assert settings.value(ROOFLINE_RANGE) == name
     other.shut_down()
 

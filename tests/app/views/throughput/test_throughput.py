@@ -359,10 +359,10 @@ def test_panels_of_the_overview_are_there_whatever_the_history_saw(session, view
 
 def test_the_range_is_kept(session, view, settings, qtbot):
     view.charts.show_last(math.inf)
-    view.remember(settings)
+    view.save_settings(settings)
     other = ThroughputView(session)
     qtbot.addWidget(other)
-    other.recall(settings)
+    other.restore_settings(settings)
     assert other.charts.range_s == math.inf
 
 

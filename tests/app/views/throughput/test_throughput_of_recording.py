@@ -23,7 +23,7 @@ WAIT_MS = 60_000
 def session(qtbot):
     session = Session(PlaybackSource(Recording.open(sample_recording()), is_playing=False))
     session.start()
-    qtbot.waitUntil(lambda: session.is_overview_whole and session.mirror.hello is not None, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: session.is_overview_complete and session.mirror.hello is not None, timeout=WAIT_MS)
     yield session
     session.close()
 

@@ -142,7 +142,7 @@ def test_a_drag_with_shift_measures_until_it_is_dismissed(view):
 def test_a_delayed_request_is_gone_to(view):
     drag(view, 20, 38)
     view.card.chosen.emit(view.card.measured.delayed[0])
-    assert view.session.selected_request == 1
+    assert view.session.selection.request == 1
     assert view.card.isVisible()
 
 

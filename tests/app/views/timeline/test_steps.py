@@ -40,7 +40,7 @@ def recording():
 def session(recording, qtbot):
     made = Session(PlaybackSource(recording, is_playing=False))
     made.start()
-    qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_overview_whole, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: made.mirror.hello is not None and made.is_overview_complete, timeout=WAIT_MS)
     yield made
     made.close()
 
@@ -149,7 +149,7 @@ def test_a_step_tells_its_batch_and_a_click_selects_it_everywhere(view, session,
     qtbot.mouseMove(view.canvas, point)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point)
     qtbot.waitUntil(lambda: session.mirror.step == int(steps.step[place]), timeout=WAIT_MS)
-    qtbot.waitUntil(lambda: session.selected_batch == tuple(numbers), timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: session.selection.batch == tuple(numbers), timeout=WAIT_MS)
     assert inspector.subject == STEP
     view.refresh()
     assert view.canvas.batch == tuple(numbers)
@@ -159,8 +159,8 @@ def test_a_step_tells_its_batch_and_a_click_selects_it_everywhere(view, session,
         return driver.facts(inspector.table).keys()
 
     qtbot.waitUntil(lambda: {f"Request #{number}" for number in numbers} <= shown_rows(), timeout=WAIT_MS)
-    session.select_request(numbers[0])
-    assert session.selected_batch == ()
+    session.selection.select_request(numbers[0])
+    assert session.selection.batch == ()
 
 
 def test_arrows_go_from_step_to_step(view, session, recording, qtbot):

@@ -95,7 +95,7 @@ def test_a_request_has_its_phases(view):
 
 def test_a_click_on_a_request_selects_it_and_goes_there(view, timed_session, qtbot):
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point(view, 35, row=0))
-    assert timed_session.selected_request == 1
+    assert timed_session.selection.request == 1
     assert abs(timed_session.timeline.cursor_ns - (START_NS + 35 * SECOND_NS)) < SECOND_NS
     assert view.canvas.selected == (EPOCH, 1)
 
@@ -104,21 +104,21 @@ def test_a_click_near_a_tick_goes_to_the_very_moment(view, timed_session, qtbot)
     where = point(view, 30, lane="swapped") + QPoint(3, 0)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=where)
     assert timed_session.timeline.cursor_ns == START_NS + 30 * SECOND_NS
-    assert timed_session.selected_request == 1
+    assert timed_session.selection.request == 1
 
 
 def test_a_request_of_another_engine_start_is_selected_once_that_is_shown(view, timed_session, qtbot):
     timed_session.mirror.epoch = EPOCH + 1
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point(view, 35, row=0))
-    assert timed_session.selected_request is None
+    assert timed_session.selection.request is None
     timed_session.mirror.epoch = EPOCH
     view.refresh()
-    assert timed_session.selected_request == 1
+    assert timed_session.selection.request == 1
 
 
 def test_what_is_selected_elsewhere_is_outlined(view, timed_session):
     before = view.canvas.grab().toImage()
-    timed_session.select_request(2)
+    timed_session.selection.select_request(2)
     after = view.canvas.grab().toImage()
     assert before != after
     top = view.canvas.layout_now.requests_top + ROW_HEIGHT
@@ -302,7 +302,7 @@ def test_up_and_down_go_from_request_to_request(view, timed_session, qtbot):
     seen = []
     for key in (*[Qt.Key.Key_Down] * 4, Qt.Key.Key_Up):
         qtbot.keyClick(view.canvas, key)
-        seen.append(timed_session.selected_request)
+        seen.append(timed_session.selection.request)
     assert seen == [*there, there[2], there[1]]
 
 
@@ -315,7 +315,7 @@ def test_from_one_request_to_the_next_the_cursor_stays_where_both_are(view, time
         qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
         assert timed_session.timeline.cursor_ns == at_ns
     qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
-    assert timed_session.selected_request == 3
+    assert timed_session.selection.request == 3
     assert timed_session.timeline.cursor_ns != at_ns  # it was never there at that time
 
 
@@ -326,7 +326,7 @@ def test_up_begins_at_the_last_row_that_is_seen(view, timed_session, qtbot):
     timed_session.timeline.go_to(START_NS + 99 * SECOND_NS)
     qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
     row = view.canvas.layout_now.num_rows - 1
-    assert timed_session.selected_request == view.canvas.found_at(point(view, 96, row=row)).number
+    assert timed_session.selection.request == view.canvas.found_at(point(view, 96, row=row)).number
     qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
     assert view.canvas.shown.first_row == 1, "what is gone to is seen"
 
@@ -339,7 +339,7 @@ def test_without_requests_up_and_down_do_nothing(qtbot):
     empty.refresh()
     before = session.timeline.cursor_ns
     qtbot.keyClick(empty.canvas, Qt.Key.Key_Down)
-    assert (session.selected_request, session.timeline.cursor_ns) == (None, before)
+    assert (session.selection.request, session.timeline.cursor_ns) == (None, before)
 
 
 def test_a_low_dock_leaves_lanes_out_that_nothing_ever_happened_in(view, timed_session):

@@ -184,7 +184,7 @@ DOCS = (Path(__file__).parents[4] / "docs" / "reference" / "openai-api.md").read
 
 @pytest.mark.parametrize("name", IgnoredFields.__struct_fields__)
 def test_what_is_ignored_is_listed(name: str) -> None:
-    ignored = DOCS.partition("**Accepted and ignored**")[2].partition("**Accepted at")[0]
+    ignored = DOCS.partition("### Accepted and ignored")[2].partition("### Accepted at")[0]
     assert f"`{name}`" in ignored
 
 
@@ -193,7 +193,7 @@ def test_what_is_ignored_is_listed(name: str) -> None:
 )
 def test_what_is_accepted_at_one_value_is_refused_at_others(make: Any, accepted: dict[str, tuple[Any, ...]]) -> None:
     sampling = completion_sampling if make is completion else chat_sampling
-    table = DOCS.partition("**Accepted at")[2].partition("**Refused by name**")[0]
+    table = DOCS.partition("### Accepted at")[2].partition("### Refused")[0]
     for name, values in accepted.items():
         assert f"`{name}`" in table
         for value in (*values, None):

@@ -107,9 +107,9 @@ def test_blocks_go_down_and_come_back_on_all_ranks(
     mover.flush()
     assert mover.offload((0, 1, 2), (10, 11, 12), (None, None, None)) == [True] * 3
     assert engine.drain_tiers()
-    assert mover.rise((11,), (4,)) == [True]
+    assert mover.load_from_disk((11,), (4,)) == [True]
     wipe(next(iter(ranks.processes.children.values())).pid, f"{path}.rank1")
-    assert mover.rise((10, 12), (3, 5)) == [False, False]
+    assert mover.load_from_disk((10, 12), (3, 5)) == [False, False]
     assert said(engine) == expected
     assert list(tmp_path.glob("tier*")) == []
 

@@ -78,7 +78,7 @@ def test_rows_of_a_group_with_a_window_follow_what_is_read() -> None:
     rows = TableRows(num_rows=2, max_blocks=2, num_groups=2)
     requests = [make_request(number, [0], [], []) for number in range(4)]
     for request in requests:
-        request.block_tables, request.num_let_go = [[], []], [0, 0]
+        request.block_tables, request.num_null_blocks = [[], []], [0, 0]
     for _ in range(500):
         running = [requests[index] for index in rng.permutation(4)[: rng.integers(1, 4)]]
         for request in running:
@@ -86,14 +86,14 @@ def test_rows_of_a_group_with_a_window_follow_what_is_read() -> None:
             more = rng.integers(0, 3)
             full += rng.integers(1, 10_000, more).tolist()
             window += rng.integers(1, 10_000, more).tolist()
-            let_go = int(rng.integers(request.num_let_go[1], len(window) + 1))
+            let_go = int(rng.integers(request.num_null_blocks[1], len(window) + 1))
             window[:let_go] = [0] * let_go
-            request.num_let_go[1] = let_go
+            request.num_null_blocks[1] = let_go
             if rng.integers(0, 8) == 0:  # preempted
-                request.block_tables, request.num_let_go = [[], []], [0, 0]
+                request.block_tables, request.num_null_blocks = [[], []], [0, 0]
         found = rows.rows_of(running)
         for row, request in zip(found, running, strict=True):
-            for group, (table, let_go) in enumerate(zip(request.block_tables, request.num_let_go, strict=True)):
+            for group, (table, let_go) in enumerate(zip(request.block_tables, request.num_null_blocks, strict=True)):
                 assert rows.table[group, row, let_go : len(table)].tolist() == table[let_go:]
 
 

@@ -30,65 +30,65 @@ def test_a_pool_begins_as_a_run_for_each_binary_digit() -> None:
 
 def test_a_pool_of_15_7_k_slots_holds_seven_requests_of_2048() -> None:
     free = BuddyList(15_700 // 16)
-    assert sorted(free.take_run(128) for _ in range(7)) == [0, 128, 256, 384, 512, 640, 768]
+    assert sorted(free.allocate_run(128) for _ in range(7)) == [0, 128, 256, 384, 512, 640, 768]
     assert free.longest == 64
 
 
 def test_a_run_is_split_in_halves_and_merged_again() -> None:
     free = BuddyList(16)
-    assert free.take_run(2) == 0
+    assert free.allocate_run(2) == 0
     assert runs(free) == [(2, 2), (4, 4), (8, 8)]
-    assert free.take_run(4) == 4
+    assert free.allocate_run(4) == 4
     assert runs(free) == [(2, 2), (8, 8)]
-    free.give(span(0, 2))
+    free.append_n(span(0, 2))
     assert runs(free) == [(0, 4), (8, 8)]
-    free.give(span(4, 4))
+    free.append_n(span(4, 4))
     assert runs(free) == [(0, 16)]
 
 
 def test_the_shortest_run_that_is_long_enough_is_split() -> None:
     free = BuddyList(12)
-    assert free.take_run(2) == 8
+    assert free.allocate_run(2) == 8
     assert runs(free) == [(0, 8), (10, 2)]
 
 
 def test_blocks_come_back_in_any_order_and_from_several_runs() -> None:
     free = BuddyList(8)
-    free.take_run(8)
-    free.give(np.array([6, 1, 3, 2]))
+    free.allocate_run(8)
+    free.append_n(np.array([6, 1, 3, 2]))
     assert runs(free) == [(1, 1), (2, 2), (6, 1)]
-    free.give(np.array([7, 0, 5, 4]))
+    free.append_n(np.array([7, 0, 5, 4]))
     assert runs(free) == [(0, 8)]
 
 
 def test_single_blocks_can_be_taken_as_from_a_free_list() -> None:
     free = BuddyList(5)
-    assert free.take_one() == 4
+    assert free.popleft() == 4
     assert sorted(free.popleft_n(3)) == [0, 1, 2]
     assert (len(free), free.ids.tolist()) == (1, [3])
 
 
 def test_the_other_half_can_be_taken_alone() -> None:
     free = BuddyList(8)
-    start = free.take_run(2)
+    start = free.allocate_run(2)
     assert free.has_buddy(start, 2)
-    assert free.take_buddy(start, 2) == 2
+    assert free.allocate_buddy(start, 2) == 2
     assert not free.has_buddy(start, 2)
-    assert free.take_buddy(0, 4) == 4
+    assert free.allocate_buddy(0, 4) == 4
     assert (len(free), free.longest, runs(free)) == (0, 0, [])
     with pytest.raises(AssertionError, match="is not free"):
-        free.take_buddy(0, 4)
+        free.allocate_buddy(0, 4)
 
 
 @pytest.mark.parametrize("length", [0, 3, 16])
 def test_no_run_that_is_no_power_of_two_or_too_long(length: int) -> None:
     with pytest.raises(AssertionError, match=f"no run of {length} blocks is free"):
-        BuddyList(8).take_run(length)
+        BuddyList(8).allocate_run(length)
 
 
 def test_more_than_the_pool_cannot_be_given_back() -> None:
     with pytest.raises(AssertionError, match="full buddy list"):
-        BuddyList(4).give(span(0, 1))
+        BuddyList(4).append_n(span(0, 1))
 
 
 def test_the_check_sees_halves_that_were_not_merged() -> None:
@@ -111,12 +111,12 @@ class BuddyMachine(RuleBasedStateMachine):
     @rule(order=st.integers(0, 6))
     def take(self, order: int) -> None:
         if 1 << order <= self.free.longest:
-            self.taken.append((self.free.take_run(1 << order), 1 << order))
+            self.taken.append((self.free.allocate_run(1 << order), 1 << order))
 
     @precondition(lambda self: bool(self.taken))
     @rule(pick=st.integers(0, 99))
-    def give(self, pick: int) -> None:
-        self.free.give(span(*self.taken.pop(pick % len(self.taken))))
+    def append_n(self, pick: int) -> None:
+        self.free.append_n(span(*self.taken.pop(pick % len(self.taken))))
 
     @precondition(lambda self: bool(self.taken))
     @rule(pick=st.integers(0, 99))
@@ -124,13 +124,13 @@ class BuddyMachine(RuleBasedStateMachine):
         place = pick % len(self.taken)
         start, length = self.taken[place]
         if self.free.has_buddy(start, length):
-            self.taken[place] = (min(start, self.free.take_buddy(start, length)), 2 * length)
+            self.taken[place] = (min(start, self.free.allocate_buddy(start, length)), 2 * length)
 
     @precondition(lambda self: bool(self.taken))
     @rule()
     def give_all(self) -> None:
         """Whatever was taken and however it was split: the free runs are those of a fresh pool again."""
-        self.free.give(np.concatenate([span(*run) for run in self.taken])[::-1])
+        self.free.append_n(np.concatenate([span(*run) for run in self.taken])[::-1])
         self.taken = []
         assert runs(self.free) == self.fresh
 

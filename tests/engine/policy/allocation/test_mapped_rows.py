@@ -18,9 +18,9 @@ def test_from_unmapped_to_free_to_used_and_back() -> None:
     rows = MappedRows(4)
     assert (len(rows), rows.num_unmapped, rows.unmapped.tolist()) == (0, 4, [0, 1, 2, 3])
     rows.add(ids(1, 2))
-    rows.take_these(ids(2))
+    rows.allocate(ids(2))
     assert (rows.ids.tolist(), rows.unmapped.tolist(), len(rows), rows.num_unmapped) == ([1], [0, 3], 1, 2)
-    rows.give(ids(2))
+    rows.append_n(ids(2))
     rows.remove(ids(1, 2))
     assert (len(rows), rows.num_unmapped) == (0, 4)
 
@@ -30,11 +30,11 @@ def test_from_unmapped_to_free_to_used_and_back() -> None:
     [
         lambda rows: rows.add(ids(2)),
         lambda rows: rows.remove(ids(1)),
-        lambda rows: rows.take_these(ids(0)),
-        lambda rows: rows.take_these(ids(1)),
-        lambda rows: rows.give(ids(0)),
-        lambda rows: rows.give(ids(2)),
-        lambda rows: rows.take_one(),
+        lambda rows: rows.allocate(ids(0)),
+        lambda rows: rows.allocate(ids(1)),
+        lambda rows: rows.append_n(ids(0)),
+        lambda rows: rows.append_n(ids(2)),
+        lambda rows: rows.popleft(),
         lambda rows: rows.popleft_n(1),
     ],
 )
@@ -42,6 +42,6 @@ def test_what_cannot_be_is_an_error(wrong: Callable[[MappedRows], None]) -> None
     """Row 0 has no memory, row 1 is used, row 2 is free."""
     rows = MappedRows(3)
     rows.add(ids(1, 2))
-    rows.take_these(ids(1))
+    rows.allocate(ids(1))
     with pytest.raises(AssertionError):
         wrong(rows)

@@ -20,24 +20,24 @@ def slots_with(*mapped: int, num_groups: int = 20) -> PageSlots:
 def test_the_fewest_that_are_enough_are_taken_then_the_most() -> None:
     slots = slots_with(2, 5, 3, 0, 4)
     assert [slots.allocate_slot(3) for _ in range(5)] == [2, 4, 1, 0, 3]
-    assert slots.num_taken == 5
+    assert slots.num_used == 5
 
 
 def test_a_slot_that_is_free_again_is_taken_again() -> None:
     slots = slots_with(1, 1)
     first, second = slots.allocate_slot(1), slots.allocate_slot(1)
-    slots.need(first, 1)
-    slots.need(second, 1)
-    slots.leave(second)
-    assert (slots.num_taken, slots.num_needed, slots.num_available, slots.num_free) == (1, 1, 19, 18)
+    slots.set_needed(first, 1)
+    slots.set_needed(second, 1)
+    slots.free_slot(second)
+    assert (slots.num_used, slots.num_needed, slots.num_available, slots.num_free) == (1, 1, 19, 18)
     assert slots.allocate_slot(7) == second
 
 
 def test_pages_of_free_slots_go_first_from_the_last_on_then_what_others_do_not_need() -> None:
     slots = slots_with(4, 3, 2, 2)
     assert [slots.allocate_slot(3), slots.allocate_slot(4)] == [1, 0]
-    slots.need(0, 1)
-    slots.need(1, 3)
+    slots.set_needed(0, 1)
+    slots.set_needed(1, 3)
     assert list(slots.surplus(3)) == [(3, 0), (2, 1)]
     assert list(slots.surplus(7)) == [(3, 0), (2, 0), (0, 1)]
     assert list(slots.surplus(0)) == list(slots.surplus(-2)) == []
@@ -47,10 +47,10 @@ def test_pages_of_free_slots_go_first_from_the_last_on_then_what_others_do_not_n
 
 def test_what_does_not_agree_is_said() -> None:
     slots = slots_with(2, 0)
-    slots.need(slots.allocate_slot(2), 3)
+    slots.set_needed(slots.allocate_slot(2), 3)
     with pytest.raises(AssertionError, match="slot 0 has fewer groups mapped than needed"):
         slots.check()
-    slots.need(0, 2)
+    slots.set_needed(0, 2)
     slots.check()
     slots.set_mapped(0, 9)
     with pytest.raises(AssertionError, match="slot 0 has more groups than blocks for them"):

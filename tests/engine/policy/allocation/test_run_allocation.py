@@ -42,7 +42,7 @@ def test_contiguous_holds_the_maximum_from_the_start(reserve: Make) -> None:
     assert (ledger.ref_count[:32] == 1).all()
     assert (first.num_reserved_tokens, second.num_reserved_tokens) == (64, 64)
     assert one.pool.num_free == 8
-    causes = [event.cause for event in one.scheduler.take_events() if event.kind == "admitted"]
+    causes = [event.cause for event in one.scheduler.changes.drain_events() if event.kind == "admitted"]
     assert ["a run of 16 blocks reserved for it, " in cause for cause in causes] == [True] * 2
 
 
@@ -71,7 +71,7 @@ def test_oracle_refuses_who_does_not_say(reserve: Make) -> None:
     one = reserve("oracle", num_blocks=16, knows_lengths=False)
     with pytest.raises(BadInput, match="expected_tokens=None"):
         one.submit([1] * 4, 10)
-    (event,) = one.scheduler.take_events()
+    (event,) = one.scheduler.changes.drain_events()
     assert event.kind == "refused"
     with pytest.raises(BadInput, match="expected_tokens=None"):
         one.scheduler.check_fits(one.request([1] * 4, 10))
@@ -153,7 +153,7 @@ def test_buddy_preempts_when_there_is_no_run_and_says_so(reserve: Make, expected
     first, second = one.submit([1] * 5, 8), one.submit([2] * 5, 8)
     one.run()
     assert (first.num_preemptions, second.num_preemptions) == (0, 1)
-    (event,) = [event for event in one.scheduler.take_events() if event.kind == "preempted"]
+    (event,) = [event for event in one.scheduler.changes.drain_events() if event.kind == "preempted"]
     assert event.cause.startswith(
         "request #1 needed 1 block and none was available; request #2 was chosen, being the newest"
     )
@@ -186,7 +186,7 @@ def test_an_abort_lets_go_of_the_whole_run_and_counts_it(reserve: Make, allocato
     one.scheduler.abort(request, 0)
     assert request.num_reserved_tokens == 0
     assert one.pool.num_free == one.pool.longest_run == 64
-    assert one.scheduler.take_events()[-1].num_blocks == num_held
+    assert one.scheduler.changes.drain_events()[-1].num_blocks == num_held
     one.scheduler.check_integrity()
 
 
@@ -200,7 +200,7 @@ def test_an_abort_between_schedule_and_commit_frees_both_runs(reserve: Make) -> 
     one.scheduler.abort(first, 0)
     assert held(one, 1) == []
     one.scheduler.check_integrity()
-    assert one.scheduler.take_events()[-1].num_blocks == 3
+    assert one.scheduler.changes.drain_events()[-1].num_blocks == 3
     one.scheduler.commit(plan, 3, 0)
     one.scheduler.abort(second, 0)
     assert one.pool.longest_run == 8

@@ -35,7 +35,7 @@ def rows(one: Any, state: BlockState) -> list[int]:
 def test_nothing_has_memory_at_first_and_every_row_says_so(virtual: Make) -> None:
     one = virtual(5, max_num_seqs=3)
     assert one.pool.num_blocks == 48
-    assert rows(one, BlockState.UNMAPPED) == one.pool.take_changed().tolist() == list(range(48))
+    assert rows(one, BlockState.UNMAPPED) == one.pool.changed_rows.drain().tolist() == list(range(48))
     assert (one.pool.num_free, one.pool.num_active, one.pool.num_unmapped) == (0, 0, 48)
 
 
@@ -122,7 +122,7 @@ def test_the_newest_gives_up_its_pages_and_computes_again(virtual: Make, expecte
     requests = [one.submit([1] * 10, 12), one.submit([2] * 15, 8), one.submit([3] * 3, 12)]
     one.run()
     assert [request.num_preemptions for request in requests] == [0, 0, 1]
-    (event,) = [event for event in one.scheduler.take_events() if event.kind == "preempted"]
+    (event,) = [event for event in one.scheduler.changes.drain_events() if event.kind == "preempted"]
     assert event.cause.startswith(
         "request #1 needed 1 block and none was available; request #3 was chosen, being the newest"
     )
@@ -175,10 +175,10 @@ def test_the_integrity_check_knows_pages(virtual: Make) -> None:
         one.scheduler.check_integrity()
     ledger.state[3] = BlockState.FREE
     one.scheduler.check_integrity()
-    one.pool._free.take_these(one.pool._free.ids)
+    one.pool._free.allocate(one.pool._free.ids)
     with pytest.raises(AssertionError, match="block 3 is in neither list and its state is not ACTIVE"):
         one.scheduler.check_integrity()
-    one.pool._free.give((ledger.state == BlockState.FREE).nonzero()[0])
+    one.pool._free.append_n((ledger.state == BlockState.FREE).nonzero()[0])
     ledger.filled[40] = 1
     with pytest.raises(AssertionError, match="block 40 is free and filled"):
         one.scheduler.check_integrity()

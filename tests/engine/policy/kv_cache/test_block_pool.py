@@ -24,7 +24,7 @@ def write_full(pool: BlockPool, blocks: list[int], owner: int, text: int, step: 
     assert pool.index is not None
     digests: list[bytes] = []
     pool.index.extend(digests, [text] * SIZE * len(blocks))
-    pool.write(blocks, [SIZE] * len(blocks), [owner] * len(blocks), step)
+    pool.record_write(blocks, [SIZE] * len(blocks), [owner] * len(blocks), step)
     for place, block in enumerate(blocks):
         pool.seal(block, Prefix(digests[place], place * SIZE, pack_tokens([text] * SIZE)))
 
@@ -58,7 +58,7 @@ def test_an_allocated_block_is_active_and_empty(count: int) -> None:
 def test_a_released_block_without_a_hash_is_free_again() -> None:
     pool = make_pool()
     blocks = pool.allocate(3, owner=5)
-    pool.write(blocks, [4, 4, 2], [5, 5, 5], step=1)
+    pool.record_write(blocks, [4, 4, 2], [5, 5, 5], step=1)
     pool.release(blocks, step=9)
     for block in blocks:
         assert row(pool, block) == (BlockState.FREE, 0, 0, NO_OWNER, 9, 0)
@@ -69,7 +69,7 @@ def test_a_released_block_without_a_hash_is_free_again() -> None:
 def test_a_write_sets_fill_owner_and_step() -> None:
     pool = make_pool()
     blocks = pool.allocate(2, owner=5)
-    pool.write(blocks, [4, 1], [5, 6], step=3)
+    pool.record_write(blocks, [4, 1], [5, 6], step=3)
     assert row(pool, 0) == (BlockState.ACTIVE, 1, 4, 5, 3, 0)
     assert row(pool, 1) == (BlockState.ACTIVE, 1, 1, 6, 3, 0)
 
@@ -206,7 +206,7 @@ def test_resetting_frees_the_idle_and_unhashes_the_active() -> None:
 def test_without_a_prefix_cache_nothing_is_kept() -> None:
     pool = BlockPool(2, SIZE, prefix_caching=False)
     blocks = pool.allocate(2, owner=1)
-    pool.write(blocks, [4, 4], [1, 1], step=1)
+    pool.record_write(blocks, [4, 4], [1, 1], step=1)
     pool.seal(blocks[0], Prefix(b"x" * 32, 0, b"\0" * 16))
     pool.release(blocks, step=1)
     assert pool.num_free == 2
@@ -222,8 +222,8 @@ def test_changed_rows_are_those_that_differ() -> None:
     tables: list[list[int]] = []
     for step in range(1, 200):
         tables = _random_change(pool, tables, rng, step)
-        changed = set(pool.take_changed().tolist())
-        assert not pool.has_changes
+        changed = set(pool.changed_rows.drain().tolist())
+        assert not pool.changed_rows
         for name, before in copies.items():
             now = getattr(pool.ledger, name)
             assert set(np.flatnonzero(before != now).tolist()) <= changed
@@ -248,10 +248,10 @@ def _random_change(pool: BlockPool, tables: list[list[int]], rng: np.random.Gene
 def test_sealing_alone_changes_a_row() -> None:
     pool = make_pool()
     blocks = pool.allocate(2, owner=1)
-    pool.write(blocks, [SIZE, SIZE], [1, 1], step=1)
-    pool.take_changed()
+    pool.record_write(blocks, [SIZE, SIZE], [1, 1], step=1)
+    pool.changed_rows.drain()
     pool.seal(blocks[1], Prefix(b"x" * 32, SIZE, b"\0" * 4 * SIZE))
-    assert pool.take_changed().tolist() == [blocks[1]]
+    assert pool.changed_rows.drain().tolist() == [blocks[1]]
 
 
 def corrupt_reference(pool: BlockPool) -> None:
@@ -346,7 +346,7 @@ def test_the_ledger_has_the_order_in_which_blocks_are_evicted() -> None:
     pool.release(hits, 5)
     expected = [first[2], *second[::-1], first[1], first[0]]
     assert published_order(pool) == expected
-    pool.take_changed()
+    pool.changed_rows.drain()
     pool.allocate(pool.num_free, owner=3)
     assert [pool.allocate(1, owner=3)[0] for _ in expected] == expected
     assert not pool.ledger.eviction_order.any()
@@ -358,12 +358,12 @@ def test_pinned_blocks_are_not_in_the_published_order_until_they_are_unpinned() 
     write_full(pool, blocks, 1, text=7)
     pool.pin(blocks[:1])  # while it is in use
     pool.release(blocks, 2)
-    pool.take_changed()
+    pool.changed_rows.drain()
     pool.pin([blocks[2]])
-    assert pool.take_changed().tolist() == [blocks[2]]
+    assert pool.changed_rows.drain().tolist() == [blocks[2]]
     assert published_order(pool) == [blocks[3], blocks[1]]
     pool.unpin(blocks)
-    assert pool.take_changed().tolist() == [blocks[0], blocks[2]]
+    assert pool.changed_rows.drain().tolist() == [blocks[0], blocks[2]]
     assert published_order(pool) == [blocks[3], blocks[1], blocks[0], blocks[2]]
     pool.evict([blocks[1]])
     assert published_order(pool) == [blocks[3], blocks[0], blocks[2]]
@@ -380,9 +380,9 @@ def test_the_published_order_is_numbered_again_when_its_numbers_run_out(monkeypa
     for text in range(1, 5):
         blocks = pool.allocate(2, owner=text)
         write_full(pool, blocks, text, text)
-        pool.take_changed()
+        pool.changed_rows.drain()
         pool.release(blocks, text)
-        changed = pool.take_changed().tolist()
+        changed = pool.changed_rows.drain().tolist()
         expected += blocks[::-1]
         assert published_order(pool) == expected
         assert changed == (sorted(expected) if text == 4 else sorted(blocks))

@@ -11,7 +11,7 @@ from kvscope_engine.policy.kv_cache.free_list import FreeList
 def test_a_fresh_list_hands_out_the_lowest_ids_first() -> None:
     free = FreeList(6)
     assert free.popleft_n(3) == [0, 1, 2]
-    assert free.take_one() == 3
+    assert free.popleft() == 3
     assert len(free) == 2
     assert sorted(free.ids.tolist()) == [4, 5]
 
@@ -19,7 +19,7 @@ def test_a_fresh_list_hands_out_the_lowest_ids_first() -> None:
 def test_what_was_given_back_last_goes_out_first() -> None:
     free = FreeList(6)
     free.popleft_n(6)
-    free.give(np.array([4, 2]))
+    free.append_n(np.array([4, 2]))
     assert free.popleft_n(2) == [2, 4]
 
 
@@ -35,9 +35,9 @@ def test_more_than_there_is_cannot_be_taken() -> None:
         free.popleft_n(3)
     free.popleft_n(2)
     with pytest.raises(AssertionError, match="empty"):
-        free.take_one()
+        free.popleft()
 
 
 def test_more_than_the_pool_cannot_be_given_back() -> None:
     with pytest.raises(AssertionError, match="too many"):
-        FreeList(2).give(np.array([0]))
+        FreeList(2).append_n(np.array([0]))

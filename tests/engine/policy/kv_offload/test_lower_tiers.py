@@ -18,7 +18,7 @@ Make = Callable[..., Any]  # fixture of tests/engine/conftest.py
 
 
 def events(one: Any, kind: str) -> list[Event]:
-    return [event for event in one.scheduler.take_events() if event.kind == kind]
+    return [event for event in one.scheduler.changes.drain_events() if event.kind == kind]
 
 
 def prompts(rng: random.Random, count: int, longest: int) -> list[list[int]]:
@@ -98,13 +98,13 @@ def test_a_swapped_request_says_where_its_blocks_are(drive: Make) -> None:
         "request #1 needed 1 block and none was available; request #2 was chosen, being the newest;"
         " 12 tokens in 3 blocks swapped to a lower tier (about 0.0 ms round trip)"
     )
-    moves = one.scheduler.take_changes().moves
+    moves = one.scheduler.changes.drain().moves
     assert np.frombuffer(moves.saved, "<u4").tolist() == new.saved_rows
     one.run()
     assert not new.saved_rows
     (event,) = events(one, "resumed")
     assert "12 of 13 tokens were there already, 0 blocks in the pool; 3 blocks loaded from lower tiers" in event.cause
-    assert len(one.scheduler.take_changes().moves.loaded) == 3 * 4
+    assert len(one.scheduler.changes.drain().moves.loaded) == 3 * 4
     assert old.is_finished
 
 
@@ -121,7 +121,7 @@ def test_what_is_cheaper_is_chosen(drive: Make) -> None:
         one = drive(num_blocks=6, block_size=4, prefix_caching=False, num_host=10, preemption="auto")
         one.mover.seconds_per_block = seconds_per_block
         plan = one.submit([1] * 20, 1)
-        one.scheduler.rate.observe(one.step()[0], 20 * 1e-3)
+        one.scheduler.prefill_rate.observe(one.step()[0], 20 * 1e-3)
         assert plan.is_finished
         one.submit([1] * 7, 12)
         new = one.submit([2] * 7, 12)
@@ -160,7 +160,7 @@ def test_evicted_prefixes_sink_and_come_back(drive: Make) -> None:
         one.run()
     states = one.pool.ledger.state
     assert (states[8 + 4 :] == BlockState.CACHED).any()
-    one.scheduler.take_events()
+    one.scheduler.changes.drain_events()
     first = one.submit([0] * 20 + [8], 1)
     one.run()
     assert first.num_cached_tokens == 20
@@ -189,7 +189,7 @@ def test_loading_that_costs_more_than_computing_is_left(drive: Make) -> None:
     one.mover.seconds_per_block = 1.0
     for family in range(3):
         one.submit([family] * 20 + [9], 1)
-        one.scheduler.rate.observe(one.step()[0], 1e-3)
+        one.scheduler.prefill_rate.observe(one.step()[0], 1e-3)
         one.run()
     again = one.submit([0] * 20 + [8], 1)
     one.run()
@@ -240,7 +240,7 @@ def test_moves_are_empty_when_nothing_moved(drive: Make) -> None:
     one = drive()
     one.submit([1], 2)
     one.run()
-    assert one.scheduler.take_changes().moves == Moves()
+    assert one.scheduler.changes.drain().moves == Moves()
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_miss_says_why(drive: Make, before: list[list[int]], prompt: list[int]
     for earlier in before:
         one.submit(earlier, 1)
         one.run()
-    one.scheduler.take_events()
+    one.scheduler.changes.drain_events()
     one.submit(prompt, 1)
     one.step()
     (event,) = events(one, "admitted")
@@ -340,7 +340,7 @@ def test_a_prefix_that_left_the_last_tier_is_known_to_be_evicted(drive: Make) ->
     for family in range(4):
         one.submit([family] * 20 + [9], 1)
         one.run()
-    one.scheduler.take_events()
+    one.scheduler.changes.drain_events()
     one.submit([0] * 20 + [8], 1)
     one.step()
     (event,) = events(one, "admitted")

@@ -22,22 +22,22 @@ def is_remembered(history: PrefixHistory, number: int) -> bool:
 
 def test_the_oldest_are_forgotten_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_history, "MAX_GHOSTS", 16)
-    monkeypatch.setattr(prefix_history, "FORGOTTEN_AT_ONCE", 4)
+    monkeypatch.setattr(prefix_history, "EVICTED_BATCH", 4)
     history = PrefixHistory()
     for number in range(16):
-        history.leave([prefix(number)], step=number)
+        history.record_lost([prefix(number)], step=number)
     assert all(is_remembered(history, number) for number in range(16))
-    history.leave([prefix(16)], step=16)
+    history.record_lost([prefix(16)], step=16)
     assert [number for number in range(17) if is_remembered(history, number)] == list(range(4, 17))
-    history.leave(map(prefix, range(100, 200)), step=17)
+    history.record_lost(map(prefix, range(100, 200)), step=17)
     assert is_remembered(history, 199)
     assert sum(is_remembered(history, number) for number in range(200)) <= 16
 
 
 def test_a_block_that_is_cached_again_is_no_longer_evicted() -> None:
     history = PrefixHistory()
-    history.leave([prefix(1)], step=5)
-    history.enter(prefix(1))
+    history.record_lost([prefix(1)], step=5)
+    history.record_cached(prefix(1))
     assert not is_remembered(history, 1)
 
 
@@ -46,7 +46,7 @@ def test_the_memory_of_evicted_blocks_is_bounded_in_bytes() -> None:
     tracemalloc.start()
     try:
         for number in range(MAX_GHOSTS + MAX_GHOSTS // 2):
-            history.leave([prefix(number)], step=number)
+            history.record_lost([prefix(number)], step=number)
         kept, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -61,10 +61,10 @@ def first(digest: bytes, token: int, salt: str = "", adapter_key: bytes = b"") -
 def test_the_same_text_under_another_salt_or_adapter_is_told() -> None:
     history = PrefixHistory()
     cached = first(b"a", 1, "mine")
-    history.enter(cached)
+    history.record_cached(cached)
     assert history.explain(first(b"b", 2, "mine")).kind == "differs"
     assert history.explain(first(b"b", 1)).kind == "salt"
     assert history.explain(first(b"b", 1, "mine", b"key")).kind == "adapter"
     assert history.explain(first(b"b", 2)).kind == history.explain(first(b"b", 2, "mine", b"key")).kind == "new"
-    history.leave([cached], 3)
+    history.record_lost([cached], 3)
     assert history.explain(first(b"b", 2, "mine")).kind == history.explain(first(b"b", 1)).kind == "new"

@@ -45,8 +45,8 @@ def test_the_same_tokens_after_another_text_have_another_digest() -> None:
 def test_engines_and_extras_have_digests_of_their_own() -> None:
     tokens = pack_tokens([1, 2])
     index = PrefixIndex(2)
-    assert index.digest(None, tokens) != PrefixIndex(2).digest(None, tokens)
-    assert index.digest(None, tokens) != index.digest(None, tokens, b"adapter")
+    assert index.block_digest(None, tokens) != PrefixIndex(2).block_digest(None, tokens)
+    assert index.block_digest(None, tokens) != index.block_digest(None, tokens, b"adapter")
 
 
 def test_a_salt_keeps_texts_apart_from_the_first_block_on() -> None:
@@ -62,8 +62,8 @@ def test_a_salt_keeps_texts_apart_from_the_first_block_on() -> None:
     assert plain == digests_of(index, tokens), "without one it is as it was"
     assert mine == again
     assert len({*plain, *mine, *yours}) == 9
-    assert mine[0] == index.digest(None, pack_tokens([1, 2]), b"mine")
-    assert mine[1] == index.digest(mine[0], pack_tokens([3, 4])), "what follows differs by its parent alone"
+    assert mine[0] == index.block_digest(None, pack_tokens([1, 2]), b"mine")
+    assert mine[1] == index.block_digest(mine[0], pack_tokens([3, 4])), "what follows differs by its parent alone"
 
 
 def test_the_published_hash_is_never_zero() -> None:

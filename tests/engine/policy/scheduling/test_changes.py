@@ -13,37 +13,37 @@ def make_request(number: int) -> Request:
     return Request(number, f"r{number}", [1], ResolvedSampling(), 1, 0)
 
 
-def test_a_table_is_unchanged_up_to_the_first_of_its_changes() -> None:
+def test_unchanged_entries_of_a_table_end_at_its_first_change() -> None:
     log, request = ChangeLog(MoveLog()), make_request(1)
     for unchanged in (5, 3, 7):
-        log.table(request, unchanged)
+        log.record_table(request, unchanged)
     assert log.drain().tables == {1: 3}
 
 
-def test_each_request_is_told_once_in_order() -> None:
+def test_each_request_is_reported_once_in_order_of_its_first_change() -> None:
     log, one, two = ChangeLog(MoveLog()), make_request(1), make_request(2)
-    log.add(two)
-    log.table(one, 0)
+    log.add_request(two)
+    log.record_table(one, 0)
     log.touch(two)
     changes = log.drain()
     assert changes.added == (two,)
     assert changes.touched == (two, one)
 
 
-def test_taking_forgets() -> None:
+def test_draining_clears_the_log() -> None:
     log = ChangeLog(MoveLog())
-    log.add(make_request(1))
-    log.event(Event(kind="note", time_ns=1))
+    log.add_request(make_request(1))
+    log.record_event(Event(kind="note", time_ns=1))
     first = log.drain()
     assert first
     assert not log.drain()
     assert len(first.events) == len(first.added) == 1
 
 
-def test_events_are_bounded_and_the_oldest_go() -> None:
+def test_events_are_bounded_and_the_oldest_are_dropped() -> None:
     log = ChangeLog(MoveLog())
     for time_ns in range(MAX_EVENTS + 5):
-        log.event(Event(kind="note", time_ns=time_ns))
-    events = log.take_events()
+        log.record_event(Event(kind="note", time_ns=time_ns))
+    events = log.drain_events()
     assert len(events) == MAX_EVENTS
     assert events[0].time_ns == 5

@@ -21,7 +21,7 @@ def ran(plan: Any) -> dict[int, int]:
 
 
 def events(drive: Any, kind: str) -> list[Event]:
-    return [event for event in drive.scheduler.take_events() if event.kind == kind]
+    return [event for event in drive.scheduler.changes.drain_events() if event.kind == kind]
 
 
 def test_a_request_runs_to_its_end(drive: Make, expected_completion: Make) -> None:
@@ -54,14 +54,14 @@ def test_steps_are_capped_whatever_the_limits_say_until_they_are_not(drive: Make
     one = drive(max_num_batched_tokens=10)
     request = one.submit(range(35), 1)
     assert ran(one.step()[0]) == {1: 10}
-    one.scheduler.cap_tokens(4)
+    one.scheduler.limits.cap_tokens(4)
     assert ran(one.step()[0]) == {1: 4}
-    one.scheduler.set_limits(8, 6)
+    one.scheduler.limits.set(8, 6)
     assert ran(one.step()[0]) == {1: 4}
-    one.scheduler.set_limits(8, 3)
+    one.scheduler.limits.set(8, 3)
     assert ran(one.step()[0]) == {1: 3}, "a person may want less"
-    one.scheduler.set_limits(8, 10)
-    one.scheduler.cap_tokens(None)
+    one.scheduler.limits.set(8, 10)
+    one.scheduler.limits.cap_tokens(None)
     assert ran(one.step()[0]) == {1: 10}
     assert one.run() == 1
     assert request.is_finished
@@ -521,7 +521,7 @@ def test_an_event_tells_what_an_admission_found(drive: Make) -> None:
     one = drive(block_size=4)
     one.submit(range(10), 1)
     one.run()
-    one.scheduler.take_events()
+    one.scheduler.changes.drain_events()
     one.submit(range(10), 1)
     one.step()
     (event,) = events(one, "admitted")

@@ -207,7 +207,7 @@ def test_steps_one_ahead_of_another_wait_for_its_result_alone(fake_gpu: Any, enf
     runner = fake_gpu.make_runner(enforce_eager=enforce_eager, max_num_seqs=16)
     runner.warm_up(lambda _: None)
     requests = [make_request(number, 20 + number, 1, **options) for number, options in enumerate(EVERYTHING.values())]
-    requests = [request for request in requests if not request.follows_its_tokens]
+    requests = [request for request in requests if not request.depends_on_tokens]
     fake_gpu.seen.clear()
     before = None
     for step in range(5):

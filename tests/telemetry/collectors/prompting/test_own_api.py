@@ -115,7 +115,7 @@ def test_abort_of_a_prompt_closes_the_connection(watched: Any, fake: FakeOpenAI)
     def forever(call: Call) -> None:
         call.stream()
         call.event(**chat_chunk("Hel"))
-        call.wait_hung_up()
+        call.wait_for_disconnect()
 
     fake.script = forever
     watched.send(Submit(request_id="mine", prompt="hello"))

@@ -231,7 +231,7 @@ def test_interrupted_answer_fails_with_its_reason(
 
 
 def test_silent_server_times_out(fake: FakeOpenAI, prompt: Prompt) -> None:
-    fake.script = Call.wait_hung_up
+    fake.script = Call.wait_for_disconnect
     prompter = prompt(fake.address, silence_s=0.2)
     prompter.send(HELLO)
     assert "did not answer within 0.2 s" in last_failure(prompter).reason
@@ -251,7 +251,7 @@ def test_abort_closes_the_connection(fake: FakeOpenAI, prompt: Prompt) -> None:
     def endless(call: Call) -> None:
         call.stream()
         call.event(**chat_chunk("Hel"))
-        call.wait_hung_up()
+        call.wait_for_disconnect()
         gone.set()
 
     fake.script = endless
@@ -272,7 +272,7 @@ def test_abort_before_an_answer_and_close_end_all_requests(fake: FakeOpenAI, pro
     num_gone = []
 
     def silent(call: Call) -> None:
-        call.wait_hung_up()
+        call.wait_for_disconnect()
         num_gone.append(1)
 
     fake.script = silent
@@ -303,7 +303,7 @@ def test_forty_concurrent_prompts_are_all_answered(fake: FakeOpenAI, prompt: Pro
 def test_unsupported_and_excess_requests_are_refused_locally(
     fake: FakeOpenAI, prompt: Prompt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.script = Call.wait_hung_up
+    fake.script = Call.wait_for_disconnect
     prompter = prompt(fake.address)
     prompter.send(Submit(request_id="l", prompt="x", sampling=SamplingParams(logprobs=1)))
     prompter.send(Control(action="pause", tag=5))

@@ -9,7 +9,7 @@ from kvscope_telemetry.messages.commands import AllocatorMap
 from kvscope_telemetry.mirror.allocator_map import AllocatorPool, State, TorchSegment
 
 Row = tuple[str, str, str]
-STATE_WORDS: Final = {
+STATE_TEXTS: Final = {
     State.ALLOCATED: "allocated",
     State.PENDING: "freed, waiting for a stream",
     State.CACHED: "cached",
@@ -81,7 +81,7 @@ def pool_words(pool: int) -> str:
 
 
 def state_words(state: int) -> str:
-    return next((word for known, word in STATE_WORDS.items() if known == state), f"state {state}")
+    return next((word for known, word in STATE_TEXTS.items() if known == state), f"state {state}")
 
 
 def segment_name(one: TorchSegment) -> str:

@@ -18,13 +18,13 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.session.session import Session
-from kvscope_app.ui.makers import empty_state, label, scrolled
 from kvscope_app.ui.number_text import seconds
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import Theme
+from kvscope_app.ui.widget_factories import empty_state, label, scroll_area
 from kvscope_app.views.memory.bar import Swatch
 from kvscope_app.views.memory.segments.bars import SegmentBars, state_color
-from kvscope_app.views.memory.segments.figures import STATE_WORDS, as_tsv, figure_rows, left_out
+from kvscope_app.views.memory.segments.figures import STATE_TEXTS, as_tsv, figure_rows, left_out
 from kvscope_telemetry.errors import KvscopeError, ProtocolError
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap, Reply
 from kvscope_telemetry.mirror.allocator_map import State, TorchSegment, unpack_map
@@ -40,7 +40,7 @@ _tags = itertools.count(_FIRST_TAG)
 
 def why_not(session: Session) -> str:
     """Return why the map is not available, or "" if the engine can be asked."""
-    if session.tells_allocator:
+    if session.provides_allocator_map:
         return ""
     return NOT_IN_RECORDING if session.timeline.is_file else NOT_TOLD
 
@@ -163,7 +163,7 @@ class SegmentsSheet(Sheet):
         self._values[name].setText(value)
 
     def _lay_out(self) -> None:
-        scroll = scrolled(self.bars)
+        scroll = scroll_area(self.bars)
         body = QWidget()
         self._stack = QStackedWidget()
         self._stack.addWidget(self.words)
@@ -190,7 +190,7 @@ class SegmentsSheet(Sheet):
         row.setSpacing(7)
         for state, swatch in self._swatches.items():
             row.addWidget(swatch)
-            row.addWidget(label(STATE_WORDS[state], "muted"))
+            row.addWidget(label(STATE_TEXTS[state], "muted"))
             row.addSpacing(9)
         row.addWidget(label("outlined: the largest cached block", "muted"))
         row.addStretch()

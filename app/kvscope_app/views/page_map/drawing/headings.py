@@ -10,8 +10,8 @@ from PySide6.QtGui import QFont, QFontMetricsF, QPainter
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.number_text import count, num_bytes, plural
 from kvscope_app.ui.theme import Theme
+from kvscope_app.views.block_locations import map_sections, section_sizes, tier_title
 from kvscope_app.views.page_map.drawing.scene import Scene
-from kvscope_app.views.places import map_sections, section_sizes, tier_title
 from kvscope_telemetry.ledger import NO_OWNER, STATE_TIERS, BlockState, Tier
 from kvscope_telemetry.messages.telemetry import CacheInfo, DeviceInfo
 from kvscope_telemetry.mirror.mirror import Mirror

@@ -19,7 +19,7 @@ from kvscope_engine.model.kv_cache.kv_offload.tier_stats import TierStats
 from kvscope_engine.policy.prefixes.prefix_index import Prefix
 from kvscope_telemetry.errors import EngineDead
 
-MoveKind: TypeAlias = Literal["save", "load", "offload", "rise", "flush", "drain"]
+MoveKind: TypeAlias = Literal["save", "load", "offload", "load_from_disk", "flush", "drain"]
 
 
 class OtherMovers(Protocol):
@@ -100,9 +100,9 @@ class BlockMover:
         if self._disk is not None:
             self._disk.forget_prefixes()
 
-    def kept(self) -> list[tuple[int, Prefix]]:
+    def recovered(self) -> list[tuple[int, Prefix]]:
         """Return the disk slots that hold prefixes of an earlier run, with these prefixes."""
-        return self._disk.kept() if self._disk is not None else []
+        return self._disk.recovered() if self._disk is not None else []
 
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Copy blocks of the pool to host slots."""
@@ -129,15 +129,15 @@ class BlockMover:
             there = self._disk.offload([self._rows[slot] for slot in slots], disk_slots, prefixes)
             return there if self._others is None else self._others.moved_on_all_ranks(there)
 
-    def rise(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
+    def load_from_disk(self, disk_slots: Sequence[int], slots: Sequence[int]) -> list[bool]:
         """Read disk slots into host slots. Returns which were intact; the others are lost."""
         with self._moving():
             if self._disk is None:
                 return [False] * len(slots)
             if self._others is not None:
-                self._others.move_blocks("rise", disk_slots, slots)
+                self._others.move_blocks("load_from_disk", disk_slots, slots)
             self._copier.await_copies(slots)
-            whole = self._disk.rise(disk_slots, [self._rows[slot] for slot in slots])
+            whole = self._disk.load_from_disk(disk_slots, [self._rows[slot] for slot in slots])
             return whole if self._others is None else self._others.moved_on_all_ranks(whole)
 
     def flush(self) -> None:

@@ -93,7 +93,7 @@ class DiskTier:
                 self._retained.record_offload(slot, prefix)
         return self._writer.enqueue(slots, rows)
 
-    def rise(self, slots: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
+    def load_from_disk(self, slots: Sequence[int], rows: Sequence[Bytes]) -> list[bool]:
         """Read `slots[i]` into `rows[i]`. Returns which were intact."""
         started = time.perf_counter()
         is_intact = [self._writer.read_queued(slot, row) for slot, row in zip(slots, rows, strict=True)]
@@ -110,7 +110,7 @@ class DiskTier:
         if self._retained is not None:
             self._retained.clear()
 
-    def kept(self) -> list[tuple[int, Prefix]]:
+    def recovered(self) -> list[tuple[int, Prefix]]:
         """Return the slots that held prefixes at the start, with these prefixes."""
         return [] if self._retained is None else [(block.slot, block.prefix) for block in self._retained.recovered]
 

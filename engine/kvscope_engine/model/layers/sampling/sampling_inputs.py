@@ -84,7 +84,7 @@ def sampling_inputs(
     """Write all inputs to `buffer`, which the caller sends to the device.
 
     `num_output_tokens`: output tokens of each request at that time. If a request's next token depends on its previous
-    one (`Request.follows_its_tokens`), the previous one must be known, or the request must have ended. A request whose
+    one (`Request.depends_on_tokens`), the previous one must be known, or the request must have ended. A request whose
     grammar is not ready is not constrained.
     """
     early = _early_ends(requests, num_output_tokens, eos_token_ids, vocab_size)

@@ -13,7 +13,7 @@ from tests.simulated_engine.allocator_map import simulated_allocator_map
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.segments.figures import fragmentation, left_out, segment_tip
-from kvscope_app.views.memory.segments.sheet import NOT_IN_RECORDING, NOT_TOLD, why_not
+from kvscope_app.views.memory.segments.sheet import NOT_IN_RECORDING, NOT_REPORTED, why_not
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap
 from kvscope_telemetry.mirror.allocator_map import pack_map, unpack_map
@@ -139,11 +139,11 @@ def test_another_question_s_answer_is_not_ours(ask):
 def test_an_engine_that_cannot_be_asked_says_so(make_view, capabilities):
     view, _, _ = make_view(capabilities)
     assert not view.segments_button.isEnabled()
-    assert view.segments_button.toolTip() == NOT_TOLD
+    assert view.segments_button.toolTip() == NOT_REPORTED
 
 
 def test_a_recording_is_not_asked():
-    playback = SimpleNamespace(tells_allocator=False, timeline=SimpleNamespace(is_file=True))
+    playback = SimpleNamespace(provides_allocator_map=False, timeline=SimpleNamespace(is_file=True))
     assert why_not(playback) == NOT_IN_RECORDING
 
 

@@ -98,7 +98,7 @@ def test_a_hundred_failures_lose_no_request_that_can_be_run(
     engine = make_engine(async_scheduling=overlaps, num_gpu_blocks_override=64, max_num_batched_tokens=40)
     runner: Any = engine.components.runner
     scheduler = engine.components.scheduler
-    limits = scheduler.max_step_requests, scheduler.max_step_tokens
+    limits = scheduler.limits.max_step_requests, scheduler.limits.max_step_tokens
     mixed: PiecewiseGraphs = runner._piecewise_graphs
     sizes = mixed.sizes
     monkeypatch.setattr(runner, "launch", injector.watch(runner.launch))
@@ -130,7 +130,7 @@ def test_a_hundred_failures_lose_no_request_that_can_be_run(
         now_s += 1.0
         engine.while_idle()
     assert set(mixed._captured) == set(sizes)
-    assert (scheduler.max_step_requests, scheduler.max_step_tokens) == limits
+    assert (scheduler.limits.max_step_requests, scheduler.limits.max_step_tokens) == limits
     assert any(note.startswith("a step failed and was run again") for note in engine.notes)
     assert numbers(said_by(engine, jobs)) == close_to(expected)
     assert not any(engine.snapshot().blocks.ref_count)

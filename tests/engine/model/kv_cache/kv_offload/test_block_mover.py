@@ -37,7 +37,7 @@ def test_blocks_come_back_from_disk(make_mover: MakeMover, contents: Contents, s
     assert mover.offload([0, 1, 2], [4, 2, 3], [None] * 3) == [True] * 3
     scramble([0, 1, 2])
     mover.save([0, 1, 2], [0, 1, 2])
-    assert mover.rise([4, 2, 3, 0], [2, 1, 0, 1]) == [True, True, True, False]
+    assert mover.load_from_disk([4, 2, 3, 0], [2, 1, 0, 1]) == [True, True, True, False]
     mover.load([2, 0], [0, 2])
     assert contents([0, 2]) == [before[0], before[2]]
 
@@ -46,8 +46,8 @@ def test_without_a_disk_nothing_sinks_or_rises(make_mover: MakeMover) -> None:
     mover = make_mover(2)
     assert (mover.has_disk, mover.failure, mover.num_disk_slots) == (False, "", 0)
     assert mover.offload([0, 1], [0, 1], [None, None]) == [False, False]
-    assert mover.rise([0], [0]) == [False]
-    assert (mover.kept(), mover.salt) == ([], None)
+    assert mover.load_from_disk([0], [0]) == [False]
+    assert (mover.recovered(), mover.salt) == ([], None)
 
 
 def test_copies_change_nothing_else(make_mover: MakeMover, contents: Contents) -> None:
@@ -76,7 +76,7 @@ def test_what_was_moved_is_counted(make_mover: MakeMover, storage: KVStorage) ->
     mover.save([0, 1, 2], [0, 1, 2])
     mover.load([0], [5])
     mover.offload([0, 1], [0, 1], [None, None])
-    mover.rise([0, 1], [0, 1])
+    mover.load_from_disk([0, 1], [0, 1])
     stats = mover.stats
     size = storage.block_bytes
     assert (stats.saved_bytes, stats.loaded_bytes, stats.disk_read_bytes) == (3 * size, size, 2 * size)
@@ -105,7 +105,7 @@ def test_closing_ends_the_thread_and_leaves_no_file_open(
         lambda mover: mover.save([0], [0]),
         lambda mover: mover.load([0], [0]),
         lambda mover: mover.offload([0], [0], [None]),
-        lambda mover: mover.rise([0], [0]),
+        lambda mover: mover.load_from_disk([0], [0]),
         lambda mover: mover.flush(),
     ],
 )
@@ -137,4 +137,4 @@ def test_once_blocks_could_not_be_copied_nothing_is_moved_or_kept(
         with pytest.raises(EngineDead, match="could not be copied between the tiers"):
             move()
     mover.close()
-    assert make_mover(4, 4, path, keep=True).kept() == []
+    assert make_mover(4, 4, path, keep=True).recovered() == []

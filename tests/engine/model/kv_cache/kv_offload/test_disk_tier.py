@@ -44,7 +44,7 @@ def offload(tier: DiskTier, rows: Bytes, slots: list[int]) -> list[bool]:
 def rise(tier: DiskTier, rows: Bytes, slots: list[int]) -> list[bool]:
     """Which came back; those are the right bytes, and the others' targets are as they were."""
     targets = np.full((len(slots), BLOCK_BYTES), 7, np.uint8)
-    came = tier.rise(slots, list(targets))
+    came = tier.load_from_disk(slots, list(targets))
     for target, slot, whole in zip(targets, slots, came, strict=True):
         assert np.array_equal(target, rows[slot]) if whole else (target == 7).all()
     return came
@@ -62,10 +62,10 @@ def test_the_later_record_of_a_place_wins(tier: DiskTier, rows: Bytes) -> None:
     for last in (1, 2, 3):
         assert all(tier.offload([rows[0], rows[last]], [6, 6], [None, None]))
         target = np.empty(BLOCK_BYTES, np.uint8)
-        assert tier.rise([6], [target]) == [True]
+        assert tier.load_from_disk([6], [target]) == [True]
         assert np.array_equal(target, rows[last])
     assert tier.drain()
-    assert tier.rise([6], [target]) == [True]
+    assert tier.load_from_disk([6], [target]) == [True]
     assert np.array_equal(target, rows[3])
 
 

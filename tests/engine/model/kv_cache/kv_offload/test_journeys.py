@@ -92,7 +92,7 @@ class Journey:
         count = some(draw, NUM_HOST)
         sources = [draw.randrange(NUM_DISK) for _ in range(count)]
         slots = draw.sample(range(NUM_HOST), count)
-        came = self.mover.rise(sources, slots)
+        came = self.mover.load_from_disk(sources, slots)
         assert came == [self.cold[source] is not None for source in sources]
         for source, slot in zip(sources, slots, strict=True):
             self.host[slot] = self.cold[source]
@@ -113,7 +113,7 @@ class Journey:
         self._check_host()
         assert self.disk.drain()
         slots = [slot for slot, held in enumerate(self.cold) if held is not None]
-        assert all(self.mover.rise(slots, range(len(slots))))
+        assert all(self.mover.load_from_disk(slots, range(len(slots))))
         self.host[: len(slots)] = [self.cold[slot] for slot in slots]
         self._check_host()
 

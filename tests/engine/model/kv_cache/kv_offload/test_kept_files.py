@@ -50,9 +50,9 @@ def test_prefixes_come_back_at_the_next_start(
 ) -> None:
     others = random_blocks(seed=9)
     mover = make_mover(4, 6, kept, keep=True, storage=others)
-    assert dict(mover.kept()) == {slot: prefix(slot) for slot in (0, 2, 3)}
+    assert dict(mover.recovered()) == {slot: prefix(slot) for slot in (0, 2, 3)}
     assert mover.note == ""
-    assert mover.rise([0, 1, 2, 3], [0, 1, 2, 3]) == [True, False, True, True]
+    assert mover.load_from_disk([0, 1, 2, 3], [0, 1, 2, 3]) == [True, False, True, True]
     mover.load([0, 2, 3], [7, 8, 9])
     mover.flush()
     assert [tools.content(others, block) for block in (7, 8, 9)] == contents([0, 2, 3])
@@ -72,7 +72,7 @@ def test_what_is_kept_follows_what_is_sunk(make_mover: MakeMover, kept: Path, pr
     mover.save(range(4), range(4))
     assert all(mover.offload([0, 1, 2], [0, 4, 5], [None, prefix(2), prefix(8)]))
     mover.close()
-    assert dict(make_mover(4, 6, kept, keep=True).kept()) == {3: prefix(3), 4: prefix(2), 5: prefix(8)}
+    assert dict(make_mover(4, 6, kept, keep=True).recovered()) == {3: prefix(3), 4: prefix(2), 5: prefix(8)}
 
 
 def test_what_was_forgotten_is_not_found_at_the_next_start(
@@ -83,20 +83,20 @@ def test_what_was_forgotten_is_not_found_at_the_next_start(
     mover.save([5], [0])
     assert mover.offload([0], [1], [prefix(5)]) == [True]
     assert mover.close() == ""
-    assert make_mover(4, 6, kept, keep=True).kept() == [(1, prefix(5))]
+    assert make_mover(4, 6, kept, keep=True).recovered() == [(1, prefix(5))]
 
 
 def test_fewer_places_keep_what_still_fits(make_mover: MakeMover, kept: Path, prefix: NumberedPrefix) -> None:
     mover = make_mover(4, 3, kept, keep=True)
-    assert dict(mover.kept()) == {0: prefix(0), 2: prefix(2)}
-    assert all(mover.rise([0, 2], [0, 1]))
+    assert dict(mover.recovered()) == {0: prefix(0), 2: prefix(2)}
+    assert all(mover.load_from_disk([0, 2], [0, 1]))
 
 
 def test_of_another_model_nothing_is_used(make_mover: MakeMover, kept: Path) -> None:
     mover = make_mover(4, 6, kept, keep=True, fingerprint="other")
-    assert mover.kept() == []
+    assert mover.recovered() == []
     assert mover.note == f"{str(kept)!r} is used anew: its index is of another model or layout"
-    assert mover.rise([0], [0]) == [False]
+    assert mover.load_from_disk([0], [0]) == [False]
 
 
 def test_a_crash_leaves_nothing_to_be_believed_and_the_file_usable(make_mover: MakeMover, kept: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_crash_leaves_nothing_to_be_believed_and_the_file_usable(make_mover: M
     index = Path(f"{kept}.index").read_bytes()
     mover.close()
     Path(f"{kept}.index").write_bytes(index)  # as it was while the engine ran
-    assert make_mover(4, 6, kept, keep=True).kept() == []
+    assert make_mover(4, 6, kept, keep=True).recovered() == []
 
 
 def test_a_file_in_use_is_refused(make_mover: MakeMover, kept: Path) -> None:
@@ -119,14 +119,14 @@ def test_a_record_that_changed_since_is_lost_and_the_rest_is_used(make_mover: Ma
     raw[2 * 4096] ^= 0x80
     kept.write_bytes(raw)
     mover = make_mover(4, 6, kept, keep=True)
-    assert mover.rise([0, 2, 3], [0, 1, 2]) == [True, False, True]
+    assert mover.load_from_disk([0, 2, 3], [0, 1, 2]) == [True, False, True]
     assert (mover.has_disk, mover.stats.num_lost) == (True, 1)
 
 
 def test_a_file_of_another_size_is_used_anew(make_mover: MakeMover, kept: Path) -> None:
     os.truncate(kept, 4096)
     mover = make_mover(4, 6, kept, keep=True)
-    assert mover.kept() == []
+    assert mover.recovered() == []
     assert "its index is for a file of 24576 bytes, not 4096" in mover.note
 
 
@@ -140,7 +140,7 @@ def test_a_failed_tier_keeps_nothing(make_mover: MakeMover, kept: Path, prefix: 
 
 def test_without_keeping_a_kept_file_goes(make_mover: MakeMover, kept: Path) -> None:
     mover = make_mover(4, 6, kept)
-    assert mover.kept() == []
+    assert mover.recovered() == []
     assert list(kept.parent.glob("kv*")) == []
 
 

@@ -79,7 +79,7 @@ def test_blocks_come_back_from_disk(gpu_mover: BlockMover, gpu_storage: KVStorag
     gpu_mover.flush()
     for tensor in gpu_storage.block_tensors:
         tensor.zero_()
-    assert all(gpu_mover.rise(numbers[::-1], numbers))
+    assert all(gpu_mover.load_from_disk(numbers[::-1], numbers))
     gpu_mover.load(numbers, numbers)
     gpu_mover.flush()
     for tensor, whole in zip(gpu_storage.block_tensors, before, strict=True):

@@ -36,7 +36,7 @@ OVERVIEW_NAMES: Final[Mapping[str, str]] = {
 _SPREAD: Final = {f"{kind}_tokens": f"{kind}_tokens_per_s" for kind in ("prefill", "decode")}
 
 
-def fill_past(history: History, overview: SessionOverview, start_ns: int) -> None:
+def backfill_history(history: History, overview: SessionOverview, start_ns: int) -> None:
     """Fill `history` with the time before its `began_ns`, but not before `start_ns` (wall clock), the timeline's start.
 
     May be called again after the overview has grown.
@@ -46,7 +46,7 @@ def fill_past(history: History, overview: SessionOverview, start_ns: int) -> Non
         return
     wall_ns = history.wall_ns(0)
     first_ns = max(began_ns - round(history.max_seconds * 1e9), start_ns - wall_ns)
-    _fill_events(history, overview, first_ns + wall_ns, began_ns + wall_ns)
+    _backfill_events(history, overview, first_ns + wall_ns, began_ns + wall_ns)
     first, last = max(0, overview.place_at(first_ns + wall_ns)), overview.place_at(began_ns + wall_ns) + 1
     if first >= last:
         return
@@ -59,13 +59,13 @@ def fill_past(history: History, overview: SessionOverview, start_ns: int) -> Non
     if last - first > 1 and overview.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
         places[-1] -= 1
     values |= {name: history_column(overview, name)[places] for name in OVERVIEW_NAMES}
-    history.ring.put(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
-    _lead_to(history, began_ns // BIN_NS)
-    history.known |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
-    history.known |= {name for name in KNOWN_SUMS if np.nan_to_num(values[name]).any()}
+    history.ring.set(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
+    _copy_gauges_before(history, began_ns // BIN_NS)
+    history.known_columns |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
+    history.known_columns |= {name for name in KNOWN_SUMS if np.nan_to_num(values[name]).any()}
     history.past_sample = _sample_at(overview, int(places[-1]))
     if np.isfinite(values["queue_p50_s"]).any():
-        history.known.add("queue_p50_s")
+        history.known_columns.add("queue_p50_s")
 
 
 def history_column(overview: SessionOverview, name: str) -> FloatArray:
@@ -81,25 +81,25 @@ def history_column(overview: SessionOverview, name: str) -> FloatArray:
     return np.where(np.isnan(column), rest, column)
 
 
-def _lead_to(history: History, bin_number: int) -> None:
+def _copy_gauges_before(history: History, bin_number: int) -> None:
     """Copy the present gauges to the bin before the jump, so that curves end with the values that the map shows."""
     present = history.ring.read(bin_number, bin_number, (*BLOCK_GAUGES, *FRAME_GAUGES))
     known = {name: float(column[0]) for name, column in present.items() if np.isfinite(column[0])}
-    history.ring.put_one(bin_number - 1, known)
+    history.ring.set_bin(bin_number - 1, known)
 
 
-def _sample_at(overview: SessionOverview, place: int) -> DeviceSample | None:
-    """Return the newest known device values in the second at index `place` and before it, of the same engine start."""
-    first = max(0, place + 1 - _SAMPLES_BACK)
-    epoch = overview.epoch[first : place + 1] == overview.epoch[place]
+def _sample_at(overview: SessionOverview, index: int) -> DeviceSample | None:
+    """Return the newest known device values in the second at index `index` and before it, of the same engine start."""
+    first = max(0, index + 1 - _SAMPLES_BACK)
+    epoch = overview.epoch[first : index + 1] == overview.epoch[index]
 
     def last(name: str) -> float:
-        values = overview.column(name)[first : place + 1]
+        values = overview.column(name)[first : index + 1]
         known = np.flatnonzero(np.isfinite(values) & epoch)
         return float(values[known[-1]]) if known.size else -1.0
 
     sample = DeviceSample(
-        epoch=int(overview.epoch[place]),
+        epoch=int(overview.epoch[index]),
         time_ns=0,
         memory_used_bytes=int(last("memory_used_bytes")),
         process_bytes=int(last("process_bytes")),
@@ -110,18 +110,18 @@ def _sample_at(overview: SessionOverview, place: int) -> DeviceSample | None:
     return sample if sample.memory_used_bytes >= 0 or sample.process_bytes >= 0 else None
 
 
-def _fill_events(history: History, overview: SessionOverview, first_ns: int, last_ns: int) -> None:
+def _backfill_events(history: History, overview: SessionOverview, first_ns: int, last_ns: int) -> None:
     wall_ns = history.wall_ns(0)
-    places = overview.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
-    events = [overview.events[place] for place in places]
+    indices = overview.events.find(first_ns, last_ns).tolist()[-history.events.max_events :]
+    events = [overview.events[place] for place in indices]
     # Events of the current step arrive with its frame, which is not shown yet, so the state does not include them.
     newest_ns = history.began_engine_ns
     events = [each for each in events if each.epoch != history.epoch or each.event.time_ns <= newest_ns]
-    history.events.put_before(
+    history.events.replace_oldest(
         [(timed.time_ns - wall_ns, timed.epoch, timed.event) for timed in events], history.num_past_events
     )
     history.num_past_events = len(events)
-    history.request_times.hear(timed.event for timed in events if timed.epoch == history.epoch)
+    history.request_times.add_events(timed.event for timed in events if timed.epoch == history.epoch)
     moments = overview.moments.rows
     was_before = (moments["epoch"] == history.epoch) & (moments["time_ns"] <= history.began_engine_ns)
-    history.request_times.know(moments[was_before])
+    history.request_times.add_moments(moments[was_before])

@@ -1,6 +1,6 @@
 """Stored history of a live session: the ring on disk, its overview, and an optional recording written concurrently.
 
-Owns the ring and the recording. The source has a single sink, so `Both` forwards its data to the two. Imports no Qt.
+Owns the ring and the recording. The source has a single sink, so `TeeSink` forwards its data to the two. Imports no Qt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _END_S: Final = 10.0
 """Longest time that the end of a session waits for its recording to be completed."""
 
 
-class Both:
+class TeeSink:
     """Sink that forwards to a ring and a recording.
 
     A message lost by either is reported as lost; a snapshot repairs both.
@@ -48,7 +48,7 @@ class Both:
         return all(taken)
 
 
-class KeptTimeline:
+class DiskHistory:
     """History in `ring`, which becomes the sink of the source through `set_sink`.
 
     `close` ends the ring and the recording.
@@ -60,7 +60,7 @@ class KeptTimeline:
         self.has_texts = False
         """Whether block texts were ever written to the ring."""
         self._set_sink = set_sink
-        self._both: Both | None = None
+        self._both: TeeSink | None = None
         set_sink(ring)
 
     @property
@@ -74,7 +74,7 @@ class KeptTimeline:
         start_ns, end_ns = self.ring.start_ns, self.ring.end_ns
         return None if start_ns is None or end_ns is None else (start_ns, end_ns)
 
-    def take_into(self, overview: SessionOverview) -> bool:
+    def drain_into(self, overview: SessionOverview) -> bool:
         """Add new summaries and events to `overview` and drop what left the ring.
 
         Returns whether there was anything new.
@@ -88,7 +88,7 @@ class KeptTimeline:
             overview.forget_before(self.ring.start_ns)
         return True
 
-    def mark(self, bookmarks: list[Bookmark]) -> str:
+    def store_bookmarks(self, bookmarks: list[Bookmark]) -> str:
         """Store bookmark revisions, also in a running recording. Returns the error text, empty on success."""
         taken = [self.ring.mark(bookmark) for bookmark in bookmarks]
         if self.recorder is not None:
@@ -120,7 +120,7 @@ class KeptTimeline:
     def start_recording(self, path: Path) -> None:
         """Start a recording. Raises BadInput if the path cannot be written."""
         self.recorder = Recorder(path)
-        self._both = Both(self.ring, self.recorder.writer)
+        self._both = TeeSink(self.ring, self.recorder.writer)
         self._set_sink(self._both)
 
     def stop_recording(self) -> Background[Path] | None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.reader import Recording
 
 
-class OwnHandle:
+class RecordingHandle:
     """Lazily opened handle.
 
     `open_it` opens the recording with everything written so far. `flush` has buffered data written before the recording

@@ -82,7 +82,7 @@ def map_sections(cache: CacheInfo) -> tuple[int, ...]:
     return sizes if len(sizes) > 1 else ()
 
 
-def place_of(cache: CacheInfo, row: int) -> BlockLocation:
+def locate_block(cache: CacheInfo, row: int) -> BlockLocation:
     """Return the location of row `row` of the ledger, 0 <= row. Rows past `cache.num_rows` belong to a tier of a later
     protocol version."""
     rows = cache.rows_by_tier
@@ -110,7 +110,7 @@ def is_swapped_out(mirror: Mirror, number: int) -> bool:
     return bool(np.any(mirror.requests.blocks(number) >= mirror.num_blocks))
 
 
-def places_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
+def tier_counts_text(num_by_tier: dict[Tier, int], noun: str = "block") -> str:
     """Return text such as `62 blocks in host memory, 3 on disk`. Blocks of the pool and states are omitted."""
     lower = [(number, where) for tier, number in num_by_tier.items() if number and (where := TIER_STYLES[tier].where)]
     words = [f"{count(number)} {where}" for number, where in lower]

@@ -25,22 +25,22 @@ class BlockNeeds:
         self._block_size = block_size
         self._max_chunk = max_chunk
 
-    def at_most(self, num_tokens: int) -> int:
+    def max_blocks(self, num_tokens: int) -> int:
         """Return the maximum number of blocks that a request of `num_tokens` tokens holds."""
-        return sum(rule.most_held(num_tokens, self._max_chunk, self._block_size) for rule in self._groups)
+        return sum(rule.max_held_blocks(num_tokens, self._max_chunk, self._block_size) for rule in self._groups)
 
-    def in_the_end(self, request: Request) -> int:
+    def max_blocks_of_request(self, request: Request) -> int:
         """Return the maximum number of blocks for a request's prompt and all tokens that it may generate."""
-        return self.at_most(_length(request))
+        return self.max_blocks(_max_length(request))
 
-    def longest(self, num_blocks: int, max_tokens: int) -> int:
+    def max_tokens(self, num_blocks: int, max_tokens: int) -> int:
         """Return the largest number of tokens, up to `max_tokens`, of a request that never holds more than
         `num_blocks`.
         """
         low, high = 0, max_tokens
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.at_most(middle) <= num_blocks else (low, middle - 1)
+            low, high = (middle, high) if self.max_blocks(middle) <= num_blocks else (low, middle - 1)
         return low
 
     def check_fits(self, request: Request, num_blocks: int, max_model_len: int) -> None:
@@ -50,23 +50,25 @@ class BlockNeeds:
         """
         if not request.num_prompt_tokens:
             raise BadInput("the prompt is empty: at least 1 token is needed")
-        length = _length(request)
-        parts = described_length(request)
+        length = _max_length(request)
+        length_text = describe_length(request)
         if length > max_model_len:
-            raise BadInput(f"{parts} make {length} tokens: at most {max_model_len} are accepted (max_model_len)")
-        needed = self.at_most(length)
+            raise BadInput(f"{length_text} make {length} tokens: at most {max_model_len} are accepted (max_model_len)")
+        needed = self.max_blocks(length)
         if needed > num_blocks:
             size, num_groups = self._block_size, len(self._groups)
             groups = f" in {num_groups} KV groups" if num_groups > 1 else ""
-            room = self.longest(num_blocks, num_blocks * size)
+            capacity = self.max_tokens(num_blocks, num_blocks * size)
             blocks = f"{counted(needed, 'block')} of {counted(size, 'token')}{groups}"
-            raise BadInput(f"{parts} need {blocks}: the whole pool has {num_blocks} ({counted(room, 'token')})")
+            raise BadInput(
+                f"{length_text} need {blocks}: the whole pool has {num_blocks} ({counted(capacity, 'token')})"
+            )
 
 
-def described_length(request: Request) -> str:
+def describe_length(request: Request) -> str:
     """Return the prompt tokens and the new tokens of `request` as text for a refusal."""
     return f"{counted(request.num_prompt_tokens, 'prompt token')} and {counted(request.max_tokens, 'new one')}"
 
 
-def _length(request: Request) -> int:
+def _max_length(request: Request) -> int:
     return request.num_tokens + max(0, request.max_tokens - len(request.output_token_ids))

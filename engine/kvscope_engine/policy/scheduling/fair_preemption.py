@@ -34,42 +34,42 @@ class FairPreemption:
         candidates = self._candidates(first)
         if not candidates:
             return []
-        seats = len(self._running) + 1 - max_requests
+        missing_seats = len(self._running) + 1 - max_requests
         missing = self._admission.num_missing(first, self._admission.find(first))
         victims: list[Request] = []
-        while (seats > 0 or missing > 0) and len(victims) < len(candidates):
+        while (missing_seats > 0 or missing > 0) and len(victims) < len(candidates):
             victim = candidates[len(victims)]
             victims.append(victim)
-            seats -= 1
+            missing_seats -= 1
             missing -= sum(self._pool.ref_count(block) == 1 for block in victim.held_blocks)
-        return [] if seats > 0 or missing > 0 else victims
+        return [] if missing_seats > 0 or missing > 0 else victims
 
     def _candidates(self, first: Request) -> list[Request]:
         """Return the running requests that may be preempted, in victim order; each leaves its client or batch another
         one.
         """
         queue = self._waiting
-        mine = queue.held_by_client(first)
-        is_batch = bool(mine.num_requests)
-        if not (mine.num_spare if is_batch else queue.num_spare):
+        usage = queue.client_usage(first)
+        is_batch = bool(usage.num_requests)
+        if not (usage.num_preemptible_batches if is_batch else queue.num_preemptible_clients):
             return []
-        if is_batch and queue.held_by_batch(first).num_requests:
+        if is_batch and queue.batch_usage(first).num_requests:
             return []
-        held = queue.held_by_batch if is_batch else queue.held_by_client
+        usage_of = queue.batch_usage if is_batch else queue.client_usage
         candidates = [
             request
             for request in self._running
             if request.priority <= first.priority
             and (request.client == first.client) is is_batch
-            and held(request).num_requests > 1
+            and usage_of(request).num_requests > 1
         ]
-        candidates.sort(key=lambda request: victim_order(request, held(request).num_tokens))
-        left: dict[int, int] = {}
-        may: list[Request] = []
+        candidates.sort(key=lambda request: victim_order(request, usage_of(request).num_tokens))
+        num_left: dict[int, int] = {}  # requests that the client or batch would have left, by the id of its usage
+        victims: list[Request] = []
         for request in candidates:
-            holder = held(request)
-            num_left = left.setdefault(id(holder), holder.num_requests)
-            if num_left > 1:
-                left[id(holder)] = num_left - 1
-                may.append(request)
-        return may
+            usage = usage_of(request)
+            count = num_left.setdefault(id(usage), usage.num_requests)
+            if count > 1:
+                num_left[id(usage)] = count - 1
+                victims.append(request)
+        return victims

@@ -17,11 +17,11 @@ from kvscope_app.ui.zoom import apply_zoom, zoom_of
 
 CHOICES: Final = ("auto", "dark", "light")
 PALETTES: Final = {"usual": THEMES, "safe": SAFE_THEMES}
-_UNSEEN_MS: Final = 20
+_RESTYLE_INTERVAL_MS: Final = 20
 """Interval between steps of restyling hidden widgets, so that visible ones are painted first."""
 
 
-class ThemeKeeper(QObject):
+class ThemeManager(QObject):
     """Applies the theme to the application, and notifies widgets that paint themselves."""
 
     changed = Signal(object)
@@ -36,23 +36,23 @@ class ThemeKeeper(QObject):
         self._app = app
         self.settings = SettingsStore(settings, self)
         self.choice = choice or self.settings.values.theme
-        self.theme: Theme = self._wanted()
+        self.theme: Theme = self._current_theme()
         apply_zoom(app, self.settings.values.zoom_percent)
         apply_theme(app, self.theme)
         self._waiting: list[Callable[[], None]] = []
-        self._unseen: Iterator[None] = iter(())
+        self._restyling: Iterator[None] = iter(())
         """Pending restyling, one part per step."""
-        self._turns = QTimer(self, interval=_UNSEEN_MS)
-        self._turns.timeout.connect(self._restyle_more)
-        app.styleHints().colorSchemeChanged.connect(self._follow)
-        app.applicationStateChanged.connect(self._look)
+        self._restyle_timer = QTimer(self, interval=_RESTYLE_INTERVAL_MS)
+        self._restyle_timer.timeout.connect(self._restyle_more)
+        app.styleHints().colorSchemeChanged.connect(self._update)
+        app.applicationStateChanged.connect(self._on_application_state)
         self.settings.changed.connect(self._on_settings)
 
     def choose(self, choice: str) -> None:
         """Apply and save one of `CHOICES`."""
         self.choice = choice
         self.settings.change(theme=choice)
-        self._follow()
+        self._update()
 
     def toggle(self) -> None:
         self.choose("light" if self.theme.is_dark else "dark")
@@ -72,7 +72,7 @@ class ThemeKeeper(QObject):
             wanted = 100
         self.settings.change(zoom_percent=wanted)
 
-    def afterwards(self, work: Callable[[], None]) -> None:
+    def call_later(self, work: Callable[[], None]) -> None:
         """Call `work` after the visible widgets were painted, unless another change comes first.
 
         For receivers of `changed`.
@@ -81,10 +81,10 @@ class ThemeKeeper(QObject):
 
     def finish(self) -> None:
         """Complete the pending restyling now, because hidden widgets are about to be shown."""
-        while self._turns.isActive():
+        while self._restyle_timer.isActive():
             self._restyle_more()
 
-    def _look(self, state: Qt.ApplicationState) -> None:
+    def _on_application_state(self, state: Qt.ApplicationState) -> None:
         """Load settings that another process may have changed while this one was inactive."""
         if state == Qt.ApplicationState.ApplicationActive:
             self.settings.look()
@@ -97,12 +97,12 @@ class ThemeKeeper(QObject):
         if percent != zoom_of(self._app):
             self.zooming.emit()
             apply_zoom(self._app, percent)
-            self._restyle(self._wanted())
+            self._restyle(self._current_theme())
             return
-        self._follow()
+        self._update()
 
-    def _follow(self) -> None:
-        theme = self._wanted()
+    def _update(self) -> None:
+        theme = self._current_theme()
         if theme is not self.theme:
             self._restyle(theme)
 
@@ -113,15 +113,15 @@ class ThemeKeeper(QObject):
         next(restyling)
         self._waiting = []
         self.changed.emit(theme)
-        self._unseen = chain(restyling, (work() for work in self._waiting))
-        self._turns.start()
+        self._restyling = chain(restyling, (work() for work in self._waiting))
+        self._restyle_timer.start()
 
     def _restyle_more(self) -> None:
-        if next(self._unseen, self) is self:
-            self._turns.stop()
-            self._unseen, self._waiting = iter(()), []  # they refer to windows
+        if next(self._restyling, self) is self:
+            self._restyle_timer.stop()
+            self._restyling, self._waiting = iter(()), []  # they refer to windows
 
-    def _wanted(self) -> Theme:
+    def _current_theme(self) -> Theme:
         themes = PALETTES[self.settings.values.palette]
         if self.choice != "auto":
             return themes[self.choice]

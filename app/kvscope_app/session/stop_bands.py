@@ -18,7 +18,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 _OVERVIEW_LATE_NS: Final = 6_000_000_000
 """Maximum delay of the overview while a view is open."""
-_TURNS: Final = ("engine_paused", "engine_resumed", "single_step")
+_STOP_EVENT_KINDS: Final = ("engine_paused", "engine_resumed", "single_step")
 
 
 class StopBand(NamedTuple):
@@ -40,7 +40,7 @@ class StopBand(NamedTuple):
 
 def stops_until(overview: SessionOverview, until_ns: int) -> RunningTime:
     """Return the stops of `overview`, extending one that may still be in progress to `until_ns` (wall clock)."""
-    stops, phases = overview.stops, overview.events.find(kinds=_TURNS)
+    stops, phases = overview.stops, overview.events.find(kinds=_STOP_EVENT_KINDS)
     newest = max(stops, key=lambda stop: stop.end_ns, default=None)
     if newest is None or not len(overview) or newest.end_ns < int(overview.time_ns[-1]):
         return stops
@@ -60,18 +60,18 @@ def stop_bands(
     stops = stops_until(session.overview, session.timeline.cursor_ns)
     found = stops.within(round(first_s * 1e9) + zero_ns, round(last_s * 1e9) + zero_ns)
     return [
-        StopBand((stop.begin_ns - zero_ns) / 1e9, (stop.end_ns - zero_ns) / 1e9, _words(stop, stops), run)
+        StopBand((stop.begin_ns - zero_ns) / 1e9, (stop.end_ns - zero_ns) / 1e9, _stop_text(stop, stops), run)
         for stop in found
     ]
 
 
-def words_at(overview: SessionOverview, time_ns: int) -> str:
+def stop_text_at(overview: SessionOverview, time_ns: int) -> str:
     """Return why the engine did not run at `time_ns` (wall clock), or an empty text if it ran."""
     found = overview.stops.within(time_ns, time_ns + 1)
-    return _words(found[0], overview.stops) if found else ""
+    return _stop_text(found[0], overview.stops) if found else ""
 
 
-def _words(part: Stop, stops: RunningTime) -> str:
+def _stop_text(part: Stop, stops: RunningTime) -> str:
     """Return the reason and the total duration of the stop that `part` belongs to; only a part of it may be visible."""
     whole = next(
         (stop for stop in stops if stop.begin_ns <= part.begin_ns < stop.end_ns and stop.kind == part.kind), part

@@ -73,19 +73,19 @@ def number_label(text: str = "") -> QLabel:
     return made
 
 
-def choice(words: Sequence[str], name: str) -> QComboBox:
-    """Return a combo box of `words`. `name` is its accessible name."""
+def combo_box(items: Sequence[str], name: str) -> QComboBox:
+    """Return a combo box of `items`. `name` is its accessible name."""
     box = QComboBox()
-    box.addItems(list(words))
+    box.addItems(list(items))
     box.setAccessibleName(name)
     return box
 
 
-def seconds_box(least: float, most: float, value: float, name: str) -> NumberBox:
-    """Return a field for a time between `least` and `most` seconds, in steps of 0.1 s."""
+def seconds_box(minimum: float, maximum: float, value: float, name: str) -> NumberBox:
+    """Return a field for a time between `minimum` and `maximum` seconds, in steps of 0.1 s."""
     box = NumberBox()
     box.setDecimals(1)
-    box.setRange(round(least, 1), round(most, 1))
+    box.setRange(round(minimum, 1), round(maximum, 1))
     box.setValue(value)
     box.setSuffix(" s")
     box.setAccessibleName(name)
@@ -123,7 +123,7 @@ def show_choices(row: QHBoxLayout, choices: Sequence[tuple[str, Callable[[], obj
         button.show()  # now, or the layout reserves no space for it
 
 
-def scrolled(body: QWidget) -> QScrollArea:
+def scroll_area(body: QWidget) -> QScrollArea:
     """Return `body` in a frameless scroll area that it fills horizontally. Tab skips the area itself."""
     area = QScrollArea()
     area.setFocusPolicy(Qt.FocusPolicy.NoFocus)

@@ -15,7 +15,7 @@ _SMALLEST: Final = QSize(1, 1)
 """Assumed minimum size, because a widget without a size yet still has a position."""
 
 
-def in_sight(widget: QWidget) -> bool:
+def is_on_screen(widget: QWidget) -> bool:
     """Whether any part of `widget` may be on a screen. Other windows on top are not considered."""
     window = widget.window()
     if not widget.isVisible() or window.isMinimized():

@@ -8,19 +8,19 @@ from PySide6.QtWidgets import QBoxLayout, QFrame, QLayout, QWidget
 
 from kvscope_app.ui.zoom import scaled
 
-_ROOM_FOR_WORDS = 400
+_MIN_TEXT_WIDTH = 400
 """Minimum width of the text next to the buttons, at 100 % zoom."""
 
 
 class FoldingFrame(QFrame):
     """Frame with `words`, then `buttons`; `corner` stays to the right of the text."""
 
-    def __init__(self, words: QLayout, buttons: QLayout, corner: QWidget, parent: QWidget | None = None) -> None:
+    def __init__(self, text_layout: QLayout, buttons: QLayout, corner: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._buttons = buttons
         self.row = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self.row.setSpacing(10)
-        self.row.addLayout(words, 1)
+        self.row.addLayout(text_layout, 1)
         self.row.addLayout(buttons)
         outer = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         outer.setContentsMargins(14, 6, 8, 6)
@@ -34,7 +34,7 @@ class FoldingFrame(QFrame):
 
     def fold(self) -> None:
         """Choose the arrangement for the present width and buttons."""
-        is_narrow = self.width() < self._buttons.sizeHint().width() + scaled(_ROOM_FOR_WORDS)
+        is_narrow = self.width() < self._buttons.sizeHint().width() + scaled(_MIN_TEXT_WIDTH)
         wanted = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
         if self.row.direction() is not wanted:
             self.row.setDirection(wanted)

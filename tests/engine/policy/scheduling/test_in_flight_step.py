@@ -23,7 +23,7 @@ def test_a_token_that_nobody_knows_yet_is_followed_by_another(drive: Make) -> No
     assert (request.num_computed_tokens, request.num_tokens) == (5, 6)
     (item,) = one.flight[0].scheduled
     assert (item.start, item.num_tokens, item.samples) == (5, 1, True)
-    assert one.scheduler.schedule_beside(one.flight[0], 0).scheduled[0].start == 6
+    assert one.scheduler.schedule_ahead(one.flight[0], 0).scheduled[0].start == 6
 
 
 def test_prompts_go_on_piece_by_piece(drive: Make) -> None:
@@ -59,7 +59,7 @@ def test_reserved_blocks_wait(drive: Make, allocator: str) -> None:
     one = drive(allocator=allocator, prefix_caching=False, max_model_len=64)
     one.submit([1] * 5, 4)
     plan, _ = one.step(ahead=True)
-    assert one.scheduler.why_not_beside(plan) == "an allocator that reserves"
+    assert one.scheduler.overlap_blocker(plan) == "an allocator that reserves"
     assert one.num_ahead == 0
 
 
@@ -69,7 +69,7 @@ def test_completions_of_one_prompt_wait_until_each_has_its_own_end(drive: Make) 
     reasons = []
     for _ in range(5):
         plan, _ = one.step(ahead=True)
-        reasons.append(one.scheduler.why_not_beside(plan))
+        reasons.append(one.scheduler.overlap_blocker(plan))
     assert reasons[0] == "completions that share their prompt"
     assert reasons[-1] == ""
     assert one.num_ahead > 0
@@ -98,7 +98,7 @@ def test_a_prompt_that_another_may_share_is_computed_first(drive: Make) -> None:
     one.submit([1] * 12, 3)
     later = one.submit([1] * 12, 3)
     plan, _ = one.step(ahead=True)
-    assert one.scheduler.why_not_beside(plan) == "a prompt in progress that others may share"
+    assert one.scheduler.overlap_blocker(plan) == "a prompt in progress that others may share"
     while one.scheduler.requests:
         one.step(ahead=True)
     assert later.num_cached_tokens == 8
@@ -111,7 +111,7 @@ def test_a_prompt_holds_nothing_up_where_nobody_can_be_let_in(drive: Make) -> No
     later = one.submit([1] * 12, 3)
     for _ in range(3):
         plan, _ = one.step(ahead=True)
-        assert one.scheduler.why_not_beside(plan) == ""
+        assert one.scheduler.overlap_blocker(plan) == ""
     while one.scheduler.requests:
         one.step(ahead=True)
     assert later.num_cached_tokens == 8
@@ -123,7 +123,7 @@ def test_a_prompt_in_pieces_waits_for_forks_at_its_end_alone(drive: Make) -> Non
     reasons = []
     for _ in range(3):
         plan, _ = one.step(ahead=True)
-        reasons.append(one.scheduler.why_not_beside(plan))
+        reasons.append(one.scheduler.overlap_blocker(plan))
     assert reasons == ["", "", "completions that share their prompt"]
 
 
@@ -132,9 +132,9 @@ def test_nobody_is_preempted_for_a_step_ahead(drive: Make) -> None:
     one.submit([1] * 8, 9)
     one.submit([2] * 8, 9)
     plan, _ = one.step(ahead=True)
-    while one.scheduler.why_not_beside(plan) == "":
+    while one.scheduler.overlap_blocker(plan) == "":
         plan, _ = one.step(ahead=True)
-    assert one.scheduler.why_not_beside(plan) == "no free block for each request"
+    assert one.scheduler.overlap_blocker(plan) == "no free block for each request"
     assert one.scheduler.totals.preemptions == 0
     one.run()
     assert one.scheduler.totals.preemptions > 0

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from kvscope_engine.policy.kv_cache.block_pool import BlockPool
+from kvscope_engine.policy.kv_cache.eviction_order import EvictionOrder
 from kvscope_engine.policy.prefixes.prefix_index import Prefix, published_hash
 from kvscope_telemetry.ledger import NO_OWNER, BlockState, Ledger, Tier
 
 
-class TierPlaces:
+class TierSlots:
     """The pool's rows of `tier`, all free at first. Rows are numbered as in the ledger."""
 
     def __init__(self, pool: BlockPool, tier: Tier) -> None:
@@ -27,7 +28,7 @@ class TierPlaces:
         self._tier = tier
         self._columns = _Columns(pool.ledger)
         self._free = list(range(first + count - 1, first - 1, -1))
-        self._cached = pool.make_eviction_order()  # nothing in it is pinned
+        self._cached = EvictionOrder(pool.ledger.eviction_order, pool.changed_rows)  # nothing in it is pinned
         self._row_of: dict[bytes, int] = {}
         self._prefix_of: dict[int, Prefix] = {}
 
@@ -43,7 +44,7 @@ class TierPlaces:
     def __contains__(self, row: int) -> bool:
         return self.first <= row < self.first + self.count
 
-    def places(self, rows: Sequence[int]) -> list[int]:
+    def slots(self, rows: Sequence[int]) -> list[int]:
         """Return slot numbers within the tier, from 0, as the mover uses them."""
         return [row - self.first for row in rows]
 
@@ -104,7 +105,7 @@ class TierPlaces:
             columns.ref_count[row] += 1
             columns.state[row] = BlockState.ACTIVE
             columns.last_used_step[row] = step
-            self._pool.touch_one(row)
+            self._pool.changed_rows.add_one(row)
 
     def release(self, rows: Sequence[int]) -> None:
         """Remove a reference to these distinct rows.
@@ -117,7 +118,7 @@ class TierPlaces:
             assert count >= 0, f"place {row} was released more often than held"
             columns.ref_count[row] = count
             columns.last_used_step[row] = step
-            self._pool.touch_one(row)
+            self._pool.changed_rows.add_one(row)
             if count == 0 and row in self._prefix_of:
                 columns.state[row] = BlockState.CACHED
                 self._cached.add_one(row)
@@ -132,7 +133,7 @@ class TierPlaces:
         if row in self._cached:
             self._cached.refresh(row)
 
-    def forget(self, row: int) -> Prefix | None:
+    def drop_prefix(self, row: int) -> Prefix | None:
         """Remove the row's prefix from the index, and free the row if it is not held. Returns the prefix."""
         prefix = self._prefix_of.pop(row, None)
         if prefix is not None:
@@ -144,12 +145,12 @@ class TierPlaces:
         if row in self._cached:
             self._cached.remove(row)
             self._clear(row)
-        self._pool.touch_one(row)
+        self._pool.changed_rows.add_one(row)
         return prefix
 
     def clear(self) -> None:
         for row in list(self._prefix_of):
-            self.forget(row)
+            self.drop_prefix(row)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise AssertionError unless the rows agree with each other and with `tables`, which hold rows of any tier."""
@@ -185,7 +186,7 @@ class TierPlaces:
         columns.ref_count[row] = 1
         columns.owner[row] = owner
         columns.last_used_step[row] = self._pool.step
-        self._pool.touch_one(row)
+        self._pool.changed_rows.add_one(row)
 
     def _clear(self, row: int) -> None:
         columns = self._columns

@@ -32,7 +32,7 @@ class PollTimer(QTimer):
         """Whether nothing has happened for `_CALM_AFTER_NS` and no request is unfinished."""
         return self.interval() == IDLE_MS and time.monotonic_ns() - self._busy_ns >= _CALM_AFTER_NS
 
-    def keep(self, is_busy: bool, *, is_waiting: bool = False) -> None:
+    def update_interval(self, is_busy: bool, *, is_waiting: bool = False) -> None:
         """Set the interval: one display frame during activity and for one second after, then by whether requests are
         unfinished.
         """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Totals:
+class SchedulerTotals:
     """Counters that only the scheduler writes. Those without a docstring have the meaning of `messages.Counters`."""
 
     prompt_tokens: int = 0
@@ -27,7 +27,7 @@ class Totals:
     draft_tokens: int = 0
     accepted_tokens: int = 0
 
-    def begin(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+    def count_admission(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Count a first admission, with the prompt tokens found in the prefix cache and those left to compute."""
         self.cached_tokens += num_cached_tokens
         self.prompt_tokens += max(0, num_prompt_tokens - num_cached_tokens)

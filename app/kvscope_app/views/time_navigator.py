@@ -9,34 +9,34 @@ from kvscope_app.session.session import Session
 from kvscope_telemetry.summaries.summary import TimedEvent
 
 
-class Choice:
+class TimeNavigator:
     """Goes to the chosen moment. A request is selected once the engine start that it belongs to is shown."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._wanted: tuple[int, int] | None = None
+        self._pending: tuple[int, int] | None = None
 
     def choose(self, time_ns: int, epoch: int = 0, number: int = 0) -> None:
         """Go to `time_ns`, and select request `number` of `epoch` unless `number` is 0."""
-        self._wanted = (epoch, number) if number else None
+        self._pending = (epoch, number) if number else None
         self._session.timeline.go_to(time_ns)
-        self.settle()
+        self.select_pending()
 
     def show_event(self, timed: TimedEvent) -> None:
         """Go to the state after an event; the session selects the event's request."""
-        self._wanted = None
+        self._pending = None
         self._session.timeline.show_event(timed)
 
-    def settle(self) -> None:
+    def select_pending(self) -> None:
         """Select the pending request if its engine start is shown now. Call after the shown state changed."""
-        if self._wanted is not None and self._session.mirror.epoch == self._wanted[0]:
-            self._session.select_request(self._wanted[1])
-            self._wanted = None
+        if self._pending is not None and self._session.mirror.epoch == self._pending[0]:
+            self._session.selection.select_request(self._pending[1])
+            self._pending = None
 
     @property
     def selected(self) -> tuple[int, int] | None:
         """(epoch, number) of the selected request, or None."""
         session = self._session
-        if session.selected_request is None or session.mirror.epoch is None:
+        if session.selection.request is None or session.mirror.epoch is None:
             return None
-        return session.mirror.epoch, session.selected_request
+        return session.mirror.epoch, session.selection.request

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.recording.bookmark_file import bookmark_file, keep_bookmarks, read_bookmarks
+from kvscope_app.session.recording.bookmark_file import bookmark_file, read_bookmarks, save_bookmarks
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.recordings.overview import OverviewPart, computed_parts, missing_from, written_parts
 from kvscope_telemetry.recordings.read_budget import ProgressCallback
@@ -21,18 +21,18 @@ from kvscope_telemetry.summaries.bookmark import Bookmark
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import Summary
 
-_GROW_S: Final = 1.0
-_LOOK_S: Final = 0.01
-_TAKE_S: Final = 0.06
+_GROW_INTERVAL_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 0.01
+_MAX_DRAIN_S: Final = 0.06
 """Longest time per call that the GUI thread spends on adding parts."""
-_MOST_PARTS: Final = 8
+_MAX_QUEUED_PARTS: Final = 8
 """Maximum number of parts queued for the GUI thread: the overview of a recording of several days would not fit in
 memory.
 """
 
 
-class OverviewReading:
-    """Reader thread for an overview. It starts in the constructor; call `take_into` until `is_over`."""
+class OverviewReader:
+    """Reader thread for an overview. It starts in the constructor; call `drain_into` until `is_finished`."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -56,35 +56,35 @@ class OverviewReading:
         return self._work.failure
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the thread has ended and all its results were taken."""
-        return self._work.is_over and not self._parts and not self._bookmarks
+        return self._work.is_finished and not self._parts and not self._bookmarks
 
     @property
     def is_caught_up(self) -> bool:
         """Whether everything that the file held when it was opened was taken. A growing file may yield more."""
-        return (self._is_caught_up or self._work.is_over) and not self._parts and not self._bookmarks
+        return (self._is_caught_up or self._work.is_finished) and not self._parts and not self._bookmarks
 
-    def take_into(self, overview: SessionOverview) -> bool:
-        """Add the parts read so far to `overview`, for at most `_TAKE_S`. Returns whether there were any."""
-        until_s, is_new = time.monotonic() + _TAKE_S, False
+    def drain_into(self, overview: SessionOverview) -> bool:
+        """Add the parts read so far to `overview`, for at most `_MAX_DRAIN_S`. Returns whether there were any."""
+        until_s, is_new = time.monotonic() + _MAX_DRAIN_S, False
         while self._parts and time.monotonic() < until_s:
             self._parts.popleft().into(overview)
             is_new = True
         return is_new
 
-    def take_bookmarks(self) -> list[Bookmark]:
+    def pop_bookmarks(self) -> list[Bookmark]:
         """Return and remove the bookmark changes read since the last call, from the recording and from its sidecar
         file.
         """
         return [self._bookmarks.popleft() for _ in range(len(self._bookmarks))]
 
-    def keep_bookmarks(self, said: list[Bookmark]) -> str:
+    def save_bookmarks(self, revisions: list[Bookmark]) -> str:
         """Save bookmarks to the sidecar file; the recording itself is not rewritten.
 
         Returns the error text, empty on success.
         """
-        return keep_bookmarks(self._bookmark_file, said)
+        return save_bookmarks(self._bookmark_file, revisions)
 
     def close(self) -> None:
         """Cancel reading and wait up to 2 s for the thread."""
@@ -100,19 +100,19 @@ class OverviewReading:
         for part in written_parts(recording):
             newest_ns = newest_ns if part.newest_ns is None else part.newest_ns
             event_ns = part.events[-1].time_ns if part.events else event_ns
-            self._hand_over(part)
-        self._tell_bookmarks(recording)
+            self._enqueue(part)
+        self._read_bookmarks(recording)
         from_ns = missing_from(recording, newest_ns)
         if from_ns is not None and not recording.may_grow:
             self.is_computing = True
             try:
                 for part in computed_parts(recording, from_ns, watch):
-                    self._hand_over(part)
+                    self._enqueue(part)
             finally:
                 self.is_computing = False
         newest_ns = newest_ns or 0
         self._is_caught_up = True
-        while recording.may_grow and not self._is_ending.wait(_GROW_S):
+        while recording.may_grow and not self._is_ending.wait(_GROW_INTERVAL_S):
             try:
                 recording.grow()
             except BadInput:  # the file is gone
@@ -127,14 +127,14 @@ class OverviewReading:
             event_ns = max((event.time_ns for event in part.events), default=event_ns)
             self._bookmarks.extend(recording.bookmarks())
             if part.summaries or part.events:
-                self._hand_over(part)
+                self._enqueue(part)
 
-    def _tell_bookmarks(self, recording: Recording) -> None:
+    def _read_bookmarks(self, recording: Recording) -> None:
         self._bookmarks.extend(recording.bookmarks())
         with contextlib.suppress(BadInput):  # reported when a bookmark is added
             self._bookmarks.extend(read_bookmarks(self._bookmark_file))
 
-    def _hand_over(self, part: OverviewPart) -> None:
-        while len(self._parts) >= _MOST_PARTS and not self._is_ending.wait(_LOOK_S):
+    def _enqueue(self, part: OverviewPart) -> None:
+        while len(self._parts) >= _MAX_QUEUED_PARTS and not self._is_ending.wait(_POLL_INTERVAL_S):
             pass
         self._parts.append(part)

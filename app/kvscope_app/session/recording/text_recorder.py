@@ -17,27 +17,27 @@ from kvscope_telemetry.block_texts.text_collector import TextCollector
 from kvscope_telemetry.messages.commands import BlockText, GetBlockText, Reply
 from kvscope_telemetry.source import Update
 
-ASK_EVERY_MS: Final = 500
-MAX_ASKED: Final = 320
+REQUEST_INTERVAL_MS: Final = 500
+MAX_BLOCKS_PER_REQUEST: Final = 320
 """Maximum number of blocks per request."""
 _RESTATE_S: Final = 30.0
 _MAX_RESTATED: Final = 4096
 """The ring drops its oldest segments. With at most this many blocks, all texts are rewritten periodically."""
-_GIVE_UP_S: Final = 5.0
+_REPLY_TIMEOUT_S: Final = 5.0
 _FIRST_TAG: Final = 1 << 44
 
 
-def texts_agreed(settings: QSettings) -> bool | None:
+def text_consent(settings: QSettings) -> bool | None:
     """Whether the user agreed that recordings contain texts; None if never asked."""
     value = str(settings.value(RECORD_TEXTS, ""))
     return None if value not in ("yes", "no") else value == "yes"
 
 
-def agree_texts(settings: QSettings, agreed: bool) -> None:
+def set_text_consent(settings: QSettings, agreed: bool) -> None:
     settings.setValue(RECORD_TEXTS, "yes" if agreed else "no")
 
 
-class TextKeeping(QObject):
+class TextRecorder(QObject):
     """Text recording of one live session. Off until `set_on`."""
 
     def __init__(self, session: Session) -> None:
@@ -48,8 +48,8 @@ class TextKeeping(QObject):
         self._tag = 0
         self._asked_s = self._restated_s = time.monotonic()
         self._recorder: object = None
-        self._clock = QTimer(self, interval=ASK_EVERY_MS)
-        self._clock.timeout.connect(self.look)
+        self._clock = QTimer(self, interval=REQUEST_INTERVAL_MS)
+        self._clock.timeout.connect(self.poll)
 
     @property
     def is_on(self) -> bool:
@@ -60,18 +60,18 @@ class TextKeeping(QObject):
             return
         if on:
             self._collector = TextCollector()
-            self._session.timeline.updated.connect(self._follow)
-            self._session.replies.connect(self._take)
+            self._session.timeline.updated.connect(self._on_update)
+            self._session.replies.connect(self._on_replies)
             self._clock.start()
         else:
             self._clock.stop()
-            self._session.timeline.updated.disconnect(self._follow)
-            self._session.replies.disconnect(self._take)
+            self._session.timeline.updated.disconnect(self._on_update)
+            self._session.replies.disconnect(self._on_replies)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Store received texts and request those that are due."""
         session, now_s = self._session, time.monotonic()
-        mirror, kept = session.live_mirror, session.kept
+        mirror, kept = session.live_mirror, session.disk_history
         if kept is None or mirror.epoch is None or not session.may_operate:
             return
         recorder = kept.recorder
@@ -82,17 +82,17 @@ class TextKeeping(QObject):
             self._restated_s = now_s
             self._collector.forget_written()
         kept.write_texts(self._collector.confirmed(mirror.ledger, mirror.epoch))
-        if self._collector.is_waiting and now_s - self._asked_s > _GIVE_UP_S:
+        if self._collector.is_waiting and now_s - self._asked_s > _REPLY_TIMEOUT_S:
             self._collector.forget_asked()
-        blocks = self._collector.due(mirror.ledger, mirror.epoch, MAX_ASKED)
+        blocks = self._collector.due(mirror.ledger, mirror.epoch, MAX_BLOCKS_PER_REQUEST)
         if blocks:
             self._tag, self._asked_s = next(self._tags), now_s
             session.send(GetBlockText(blocks=blocks, tag=self._tag))
 
-    def _follow(self, update: Update) -> None:
+    def _on_update(self, update: Update) -> None:
         self._collector.changed(None if update.snapshot is not None else update.block_ids)
 
-    def _take(self, replies: list[Reply]) -> None:
+    def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:
             if isinstance(reply, BlockText) and reply.tag == self._tag:
                 self._collector.add_contents(reply.contents)

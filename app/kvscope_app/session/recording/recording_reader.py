@@ -11,44 +11,44 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from kvscope_app.session.background import Background
-from kvscope_app.session.recording.own_handle import OwnHandle
+from kvscope_app.session.recording.recording_handle import RecordingHandle
 
 if TYPE_CHECKING:
     from kvscope_app.session.session import Session
     from kvscope_telemetry.recordings.read_budget import ProgressCallback
     from kvscope_telemetry.recordings.reader import Recording
 
-_LOOK_MS: Final = 50
+_POLL_INTERVAL_MS: Final = 50
 _Made = TypeVar("_Made")
 
 
-class RecordedReading(QObject, Generic[_Made]):
+class RecordingReader(QObject, Generic[_Made]):
     """Call `begin` whenever no read is in progress.
 
     `made` is the last result, or `failure` the reason why there is none.
     """
 
-    over = Signal()
+    finished = Signal()
 
     def __init__(self, session: Session, name: str, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.made: _Made | None = None
+        self.result: _Made | None = None
         self.failure = ""
         self._session, self._name = session, name
-        self._handle: OwnHandle | None = None
+        self._handle: RecordingHandle | None = None
         self._work: Background[_Made] | None = None
-        self._timer = QTimer(self, interval=_LOOK_MS)
-        self._timer.timeout.connect(self._look)
+        self._timer = QTimer(self, interval=_POLL_INTERVAL_MS)
+        self._timer.timeout.connect(self._poll)
 
     @property
     def is_reading(self) -> bool:
         """Whether a read is in progress, so that `over` will be emitted."""
         return self._work is not None
 
-    def begin(self, read: Callable[[Recording, ProgressCallback], _Made]) -> bool:
+    def start(self, read: Callable[[Recording, ProgressCallback], _Made]) -> bool:
         """Call `read` on the thread. Returns False if nothing was recorded."""
         assert self._work is None, "one reading at a time"
-        handle = self._handle = self._handle or self._session.own_handle()
+        handle = self._handle = self._handle or self._session.new_recording_handle()
         if handle is None:
             return False
         self._work = Background(lambda watch: read(handle.get(watch), watch), self._name)
@@ -59,7 +59,7 @@ class RecordedReading(QObject, Generic[_Made]):
         """Block until the read ends, for at most `seconds`."""
         if self._work is not None:
             self._work.wait(seconds)
-            self._look()
+            self._poll()
 
     def close(self) -> None:
         """Cancel the read. `over` is not emitted for it."""
@@ -69,10 +69,10 @@ class RecordedReading(QObject, Generic[_Made]):
             work.cancel()
             work.wait(2.0)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         work = self._work
-        if work is not None and work.is_over:
+        if work is not None and work.is_finished:
             self._timer.stop()
             self._work = None
-            self.made, self.failure = work.made, work.failure
-            self.over.emit()
+            self.result, self.failure = work.result, work.failure
+            self.finished.emit()

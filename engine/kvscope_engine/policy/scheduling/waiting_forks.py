@@ -6,7 +6,7 @@ from kvscope_engine.policy.plan import Scheduled
 from kvscope_engine.policy.request import Request
 
 
-class HeldForks:
+class WaitingForks:
     """Requests that wait for another request to compute their prompt, whose blocks they will share.
 
     Stored by the number of the parent, in order of arrival. Does not know blocks.
@@ -25,7 +25,7 @@ class HeldForks:
     def __contains__(self, child: Request) -> bool:
         return child in self._children.get(child.parent, ())
 
-    def are_freed_by(self, item: Scheduled) -> bool:
+    def are_released_by(self, item: Scheduled) -> bool:
         """Whether this item computes the rest of a prompt for which other requests wait."""
         request = item.request
         return request.number in self._children and item.start + item.num_tokens >= request.num_prompt_tokens
@@ -42,7 +42,7 @@ class HeldForks:
         if not siblings:
             del self._children[child.parent]
 
-    def take(self, parent: Request) -> list[Request]:
+    def pop_children(self, parent: Request) -> list[Request]:
         """Remove and return all requests that waited for `parent`."""
         children = self._children.pop(parent.number, [])
         self._count -= len(children)

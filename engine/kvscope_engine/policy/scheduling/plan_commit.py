@@ -8,7 +8,7 @@ from kvscope_engine.policy.scheduling.request_prefixes import seal_blocks
 from kvscope_telemetry.messages.request_state import RequestState
 
 
-def write_down(plan: StepPlan, pool: BlockPool, step: int) -> int:
+def commit_plan(plan: StepPlan, pool: BlockPool, step: int) -> int:
     """Record the plan's tokens as computed for every request that still runs.
 
     Returns the number of recomputed tokens, whose KV an earlier preemption had dropped.
@@ -35,5 +35,5 @@ def write_down(plan: StepPlan, pool: BlockPool, step: int) -> int:
             owners.append(owner)
         if end // size > first:
             seal_blocks(pool, request, first, end // size)
-    pool.write(blocks, filled, owners, step)
+    pool.record_write(blocks, filled, owners, step)
     return recomputed

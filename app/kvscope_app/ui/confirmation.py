@@ -8,8 +8,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMessageBox, QWidget
 
 
-def ask(parent: QWidget, question: str, yes: str, do: Callable[[], object]) -> QMessageBox:
-    """Call `do` if the button `yes` is pressed. Enter and Escape cancel."""
+def confirm(parent: QWidget, question: str, yes: str, action: Callable[[], object]) -> QMessageBox:
+    """Call `action` if the button `yes` is pressed. Enter and Escape cancel."""
     box = QMessageBox(parent)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
     box.setIcon(QMessageBox.Icon.NoIcon)
@@ -19,6 +19,6 @@ def ask(parent: QWidget, question: str, yes: str, do: Callable[[], object]) -> Q
     sure = box.addButton(yes.replace("&", ""), QMessageBox.ButtonRole.DestructiveRole)
     sure.setProperty("look", "danger")
     box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
-    sure.clicked.connect(lambda: do())
+    sure.clicked.connect(lambda: action())
     box.open()
     return box

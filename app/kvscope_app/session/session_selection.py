@@ -1,0 +1,55 @@
+"""What the user selected in a session, shared by all its views."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from PySide6.QtCore import QObject, Signal
+
+
+class SessionSelection(QObject):
+    """At most one of a request, a set of ledger rows and a batch is selected, and independently at most one block."""
+
+    changed = Signal()
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.request: int | None = None
+        """Number of the selected request."""
+        self.block: int | None = None
+        """Selected row of the shown ledger."""
+        self.highlighted_rows: npt.NDArray[np.uint32] | None = None
+        """Rows of the ledger that are highlighted instead of the blocks of a request."""
+        self.batch: tuple[int, ...] = ()
+        """Numbers of the requests of a step that are highlighted together instead of one request."""
+
+    def select_request(self, number: int | None) -> None:
+        """Select a request, or none. Clears the highlighted rows and the batch."""
+        if number == self.request and self.highlighted_rows is None and not self.batch:
+            return
+        self.request, self.highlighted_rows, self.batch = number, None, ()
+        self.changed.emit()
+
+    def select_batch(self, numbers: tuple[int, ...]) -> None:
+        """Highlight the requests of a step instead of a selected request."""
+        if numbers != self.batch:
+            self.request, self.highlighted_rows, self.batch = None, None, numbers
+            self.changed.emit()
+
+    def select_block(self, block: int | None) -> None:
+        """Select a row of the ledger, or none."""
+        if block == self.block:
+            return
+        self.block = block
+        self.changed.emit()
+
+    def highlight_rows(self, rows: npt.NDArray[np.uint32]) -> None:
+        """Highlight these rows of the ledger instead of the blocks of a request."""
+        if self.highlighted_rows is not None and np.array_equal(rows, self.highlighted_rows):
+            return
+        self.request, self.highlighted_rows, self.batch = None, rows, ()
+        self.changed.emit()
+
+    def clear(self) -> None:
+        self.select_block(None)
+        self.select_request(None)

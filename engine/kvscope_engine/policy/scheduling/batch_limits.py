@@ -1,0 +1,48 @@
+"""Limits of a step: those that users set, and temporary ones below them."""
+
+from __future__ import annotations
+
+
+class BatchLimits:
+    """Maximum number of tokens and requests per step.
+
+    A temporary limit, by `reduce` or `cap_tokens`, applies in addition to those of `set`: the smallest one counts.
+    """
+
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        """Maximum number of requests per step as set by users. Change it and `max_num_batched_tokens` with `set`."""
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self._reduced: tuple[int, int] | None = None
+        self._token_cap: int | None = None
+
+    def set(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Set the limits for the following steps.
+
+        Running requests above the limit continue; no others are admitted meanwhile.
+        """
+        assert min(max_num_seqs, max_num_batched_tokens) > 0, "a batch of nothing"
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+
+    def reduce(self, limits: tuple[int, int] | None) -> None:
+        """Temporarily lower the limits to (tokens, requests); None restores those of `set`."""
+        assert limits is None or min(limits) > 0, "a batch of nothing"
+        self._reduced = limits
+
+    def cap_tokens(self, max_tokens: int | None) -> None:
+        """Limit the tokens of the following steps, independently of `reduce`; None removes this limit."""
+        assert max_tokens is None or max_tokens > 0, "a batch of nothing"
+        self._token_cap = max_tokens
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Maximum number of tokens of the next step."""
+        limit = self.max_num_batched_tokens
+        if self._reduced is not None:
+            limit = min(limit, self._reduced[0])
+        return limit if self._token_cap is None else min(limit, self._token_cap)
+
+    @property
+    def max_step_requests(self) -> int:
+        """Maximum number of requests of the next step."""
+        return self.max_num_seqs if self._reduced is None else min(self.max_num_seqs, self._reduced[1])

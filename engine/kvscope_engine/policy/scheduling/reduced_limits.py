@@ -1,0 +1,77 @@
+"""Temporarily reduced step limits, after a step that failed or for which there was not enough memory.
+
+Another process may have taken the memory: without this, each step would fail first and be split each time. Owns how far
+the limits are reduced and when they are restored; they apply in addition to those that users set, and the smaller ones
+win.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvscope_engine.policy.scheduling.batch_limits import BatchLimits
+from kvscope_telemetry.plural import counted
+
+CALM_NS: Final = 30_000_000_000
+"""Time without lack of memory before the limits begin to rise again, in nanoseconds."""
+NEXT_NS: Final = 2_000_000_000
+"""Time from one doubling to the next, in nanoseconds: thirteen doublings, from 1 token to 8,192, take less than a
+minute."""
+
+
+class ReducedLimits:
+    """Reduces the limits of one scheduler temporarily.
+
+    It is notified of each step and of idle time, by the engine's clock in nanoseconds.
+    """
+
+    def __init__(self, limits: BatchLimits) -> None:
+        self._limits = limits
+        self._current: tuple[int, int] | None = None
+        self._due_ns = 0
+
+    @property
+    def is_reduced(self) -> bool:
+        return self._current is not None
+
+    def update(self, now_ns: int, fitting_tokens: int | None = None, why: str = "had no memory") -> str:
+        """Update the limits after a step or idle time. Returns a one-line message, or "" if there is nothing to report.
+
+        Args:
+            now_ns: Time on the engine's clock.
+            room_tokens: Tokens for which there seemed to be memory; None if it sufficed, or if smaller steps do not
+                help (`StepOutcome.fitting_tokens`).
+            why: What happened to the step, for the message.
+        """
+        configured = self._limits.max_num_batched_tokens, self._limits.max_num_seqs
+        if fitting_tokens is not None:
+            return self._lower(configured, fitting_tokens, now_ns, why)
+        if self._current is None:
+            return ""
+        while self._current is not None and now_ns >= self._due_ns:
+            self._due_ns += NEXT_NS
+            twice = 2 * self._current[0], 2 * self._current[1]
+            self._current = None if twice[0] >= configured[0] and twice[1] >= configured[1] else twice
+        self._limits.reduce(self._current)
+        return "" if self._current is not None else f"steps have up to {_limits_text(configured)} again"
+
+    def _lower(self, configured: tuple[int, int], fitting_tokens: int, now_ns: int, why: str) -> str:
+        """Reduce tokens first, down to one per request; then requests."""
+        self._due_ns = now_ns + CALM_NS
+        before = (
+            configured
+            if self._current is None
+            else (min(configured[0], self._current[0]), min(configured[1], self._current[1]))
+        )
+        room = max(1, fitting_tokens)
+        lower = min(before[0], room), min(before[1], room)
+        if lower == before:
+            return ""
+        self._current = lower
+        self._limits.reduce(lower)
+        return f"a step {why}: steps have up to {_limits_text(lower)} for now"
+
+
+def _limits_text(limits: tuple[int, int]) -> str:
+    num_tokens, num_seqs = limits
+    return f"{counted(num_tokens, 'token')} of {counted(num_seqs, 'request')}"

@@ -1,0 +1,76 @@
+"""Step limits shrink to the tokens that had memory, and are restored within a minute without shortage."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvscope_engine.policy.scheduling.batch_limits import BatchLimits
+from kvscope_engine.policy.scheduling.reduced_limits import CALM_NS, NEXT_NS, ReducedLimits
+
+
+def step_limits(limits: BatchLimits) -> tuple[int, int]:
+    return limits.max_step_tokens, limits.max_step_requests
+
+
+@pytest.fixture
+def limits() -> BatchLimits:
+    return BatchLimits(64, 8192)
+
+
+@pytest.fixture
+def reduced(limits: BatchLimits) -> ReducedLimits:
+    return ReducedLimits(limits)
+
+
+def test_tokens_first_then_requests(limits: BatchLimits, reduced: ReducedLimits) -> None:
+    assert reduced.update(0) == ""
+    assert reduced.update(1, 1000) == "a step had no memory: steps have up to 1000 tokens of 64 requests for now"
+    assert reduced.update(2, 2000) == "", "it was planned before"
+    assert reduced.update(3, 40) == "a step had no memory: steps have up to 40 tokens of 40 requests for now"
+    reduced.update(4, 0)
+    assert step_limits(limits) == (1, 1), "something may always run"
+    assert reduced.is_reduced
+
+
+def test_they_come_back_step_by_step_and_that_is_told_once(limits: BatchLimits, reduced: ReducedLimits) -> None:
+    reduced.update(0, 30)
+    found, told = [], []
+    for now_ns in range(0, 60_000_000_000, NEXT_NS):
+        told.append(reduced.update(now_ns))
+        found.append(step_limits(limits))
+    assert found[: CALM_NS // NEXT_NS] == [(30, 30)] * (CALM_NS // NEXT_NS)
+    assert found[CALM_NS // NEXT_NS :][:3] == [(60, 60), (120, 64), (240, 64)]
+    assert step_limits(limits) == (8192, 64)
+    assert [what for what in told if what] == ["steps have up to 8192 tokens of 64 requests again"]
+    assert not reduced.is_reduced
+
+
+def test_from_one_token_it_takes_a_minute_however_seldom_somebody_looks(
+    limits: BatchLimits, reduced: ReducedLimits
+) -> None:
+    reduced.update(0, 1)
+    assert "again" in reduced.update(60_000_000_000)
+    assert step_limits(limits) == (8192, 64)
+
+
+def test_another_lack_begins_the_pause_anew(limits: BatchLimits, reduced: ReducedLimits) -> None:
+    reduced.update(0, 512)
+    reduced.update(CALM_NS)
+    assert step_limits(limits) == (1024, 64)
+    reduced.update(CALM_NS + 1, 700)
+    reduced.update(2 * CALM_NS)
+    assert step_limits(limits) == (700, 64)
+    reduced.update(2 * CALM_NS + 1)
+    assert step_limits(limits) == (1400, 64)
+
+
+def test_what_a_person_sets_meanwhile_holds(limits: BatchLimits, reduced: ReducedLimits) -> None:
+    """Also where it is what steps have at that moment anyway."""
+    reduced.update(0, 30)
+    limits.set(30, 30)
+    reduced.update(1)
+    assert step_limits(limits) == (30, 30)
+    assert reduced.update(90_000_000_000) == "steps have up to 30 tokens of 30 requests again"
+    assert step_limits(limits) == (30, 30)
+    assert not reduced.is_reduced
+    assert reduced.update(91_000_000_000, 1) == "a step had no memory: steps have up to 1 token of 1 request for now"
