@@ -33,8 +33,8 @@ def clock(one: float, several: float) -> Callable[[Sequence[Any]], Callable[[], 
     ("one", "several", "taken"),
     [
         (0.9, 0.8, ALWAYS),
-        (0.9, 1.1, FewRows(one=True, several=False)),
-        (1.2, 0.9, FewRows(one=False, several=True)),
+        (0.9, 1.1, FewRows(single=True, several=False)),
+        (1.2, 0.9, FewRows(single=False, several=True)),
         (0.98, 0.98, NEVER),  # a gain of 2 % is timing's own noise
     ],
 )

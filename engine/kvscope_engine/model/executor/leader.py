@@ -246,8 +246,8 @@ class Leader:
             self._send(rank, channel, message)
 
     def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
-        """Return, per block, whether the last `offload`, `rise` or `drain` succeeded on all ranks; `whole` is rank 0's
-        own result."""
+        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks; `whole`
+        is rank 0's own result."""
         found = np.array(whole, np.bool_)
         for rank in sorted(self._channels):
             found &= np.frombuffer(self._expect(rank, BlocksMoved, LOAD_TIMEOUT_S).whole, np.bool_)

@@ -125,7 +125,7 @@ class Beat(_Message, frozen=True, kw_only=True):
 
 
 class BlocksMoved(_Message, frozen=True, kw_only=True):
-    """Result of an `offload`, `rise` or `drain`: one byte per block, or one for all, 1 if it succeeded."""
+    """Result of an `offload`, `load_from_disk` or `drain`: one byte per block, or one for all, 1 if it succeeded."""
 
     whole: bytes
 

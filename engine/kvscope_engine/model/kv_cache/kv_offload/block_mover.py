@@ -39,8 +39,8 @@ class OtherMovers(Protocol):
         """Start the same move on the other ranks."""
 
     def moved_on_all_ranks(self, whole: Sequence[bool]) -> list[bool]:
-        """Return, per block, whether the last `offload`, `rise` or `drain` succeeded on all ranks; `whole` is this
-        rank's result."""
+        """Return, per block, whether the last `offload`, `load_from_disk` or `drain` succeeded on all ranks; `whole`
+        is this rank's result."""
 
 
 class BlockMover:
