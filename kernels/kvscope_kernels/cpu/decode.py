@@ -44,7 +44,7 @@ def paged_decode_attention_native(
     block_size, kv_heads, value_dim = v_cache.shape[1:]
     out = args.made_out()
     sinks = None if args.sinks is None else args.sinks.float()
-    parts = DecodeStruct(
+    arguments = DecodeStruct(
         query.data_ptr(),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
@@ -71,6 +71,6 @@ def paged_decode_attention_native(
         torch.get_num_threads(),
         *((None, 0) if shares is None else (shares.data_ptr(), shares.stride(0))),
     )
-    if found.kvscope_decode(ctypes.addressof(parts)):
+    if found.kvscope_decode(ctypes.addressof(arguments)):
         raise MemoryError("no memory for attention's sums")
     return out

@@ -8,7 +8,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kvscope_kernels.cpu.library import RotationParts, library
+from kvscope_kernels.cpu.library import RotationStruct, library
 from kvscope_kernels.cpu.operand_types import cache_refusal, dtype_refusal
 from kvscope_kernels.gated_activation import ACTIVATIONS, gated_activation_torch
 from kvscope_kernels.kv_formats import Cache
@@ -73,7 +73,7 @@ def rotate_write_native(
     tokens, _, dim = heads.shape
     query = torch.empty((tokens, rotation.num_heads, dim), dtype=heads.dtype)
     norm = rotation.norm
-    parts = RotationParts(
+    arguments = RotationStruct(
         heads.data_ptr(),
         None if norm is None else norm.weight.data_ptr(),
         cos_sin.cos.data_ptr(),
@@ -93,5 +93,5 @@ def rotate_write_native(
         0.0 if norm is None else float(norm.eps),
         heads.dtype == torch.float32,
     )
-    found.kvscope_rotate_write(ctypes.addressof(parts))
+    found.kvscope_rotate_write(ctypes.addressof(arguments))
     return query

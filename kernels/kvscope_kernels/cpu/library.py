@@ -62,7 +62,7 @@ class PrefillStruct(ctypes.Structure):
     )
 
 
-class RotationParts(ctypes.Structure):
+class RotationStruct(ctypes.Structure):
     """`rotation` in rotation.h."""
 
     _fields_ = (

@@ -35,7 +35,7 @@ def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tens
     out = args.made_out()
     query_start = runs.start.contiguous()
     sinks = None if args.sinks is None else args.sinks.float()
-    parts = PrefillStruct(
+    arguments = PrefillStruct(
         query.data_ptr(),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
@@ -62,6 +62,6 @@ def paged_prefill_attention_native(args: AttentionArgs, runs: QueryRuns) -> Tens
         args.is_chunked,
         torch.get_num_threads(),
     )
-    if found.kvscope_prefill(ctypes.addressof(parts)):
+    if found.kvscope_prefill(ctypes.addressof(arguments)):
         raise MemoryError("no memory for attention's sums")
     return out

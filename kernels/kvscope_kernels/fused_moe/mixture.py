@@ -26,7 +26,7 @@ from kvscope_kernels.triton_language import (
     tl,
 )
 
-MOST_ROWS: Final = 128
+MAX_ROWS_PER_TILE: Final = 128
 """Maximum rows of a tile; half as many for 4-bit weights, which are dequantized in registers."""
 _AS_IT_IS = -1
 _RELU_SQUARED = tl.constexpr(RELU_SQUARED)
@@ -136,7 +136,7 @@ def rows_of_tile(num_tokens: int, top_k: int, num_experts: int, element_bytes: i
         return 1
     if element_bytes == 4:
         return 16
-    most = MOST_ROWS // 2 if is_packed else MOST_ROWS
+    most = MAX_ROWS_PER_TILE // 2 if is_packed else MAX_ROWS_PER_TILE
     return min(most, max(16, next_power_of_2(cdiv(2 * num_tokens * top_k, num_experts))))
 
 
