@@ -1,9 +1,10 @@
-# make run    sets everything up in .venv and starts the desktop
-# make test   sets everything up and runs every check
-# make test-portable  runs what depends on the processor as older ones do, and with two threads (half an hour)
-# make test-engines DIR=VENV MODEL=FOLDER  compares what is told of vLLM and SGLang with themselves (an environment that has them)
-# make docs   builds the documentation into docs/_build
-# make bench  prints the benchmark tables
+# make run    create .venv with everything and start the desktop
+# make test   create .venv and run every check (about 25 minutes on two cores)
+# make test-portable  run numeric code as on older processors, and with two threads (half an hour)
+# make test-engines DIR=VENV MODEL=FOLDER  compare the plugins with the vLLM or SGLang in the environment VENV
+# make check  check format, lint, types and import layers (about a minute)
+# make docs   build the documentation into docs/_build/html
+# make bench  print the benchmark tables
 .DEFAULT_GOAL := help
 .PHONY: help setup run test test-portable test-engines check docs bench clean
 

@@ -16,7 +16,7 @@ from benchmarks.command_line import run_benchmark
 from benchmarks.desktop_harness import WINDOW_SIZE, open_desktop, print_result
 from kvscope_app.session.session import Session
 from kvscope_app.ui.theme import DARK
-from kvscope_app.views.requests.model import COLUMNS
+from kvscope_app.views.requests.request_model import COLUMNS
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.telemetry import Event, RequestInfo, RequestRows

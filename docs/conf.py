@@ -9,7 +9,11 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sphinx.ext.napoleon import Config, GoogleDocstring
 from sphinx.util import logging
+
+from kvscope_telemetry.engine_config import EngineConfig
+from kvscope_telemetry.options import options_of
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -25,7 +29,6 @@ smartquotes = False  # options begin with two hyphens
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
     "sphinxcontrib.mermaid",
     "command_reference",
 ]
@@ -41,8 +44,7 @@ default_role = "literal"  # docstrings write code in single backticks
 autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
 autodoc_use_type_comments = False
-napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # an attribute is described once, by autodoc or by an Attributes section
+OPTIONS = {f"kvscope_engine.EngineConfig.{name}": each for name, each in options_of(EngineConfig).items()}
 
 html_theme = "furo"
 html_title = f"kvscope {version}"
@@ -77,14 +79,19 @@ def load_public_names(app: Sphinx) -> None:
                 logging.getLogger(__name__).warning("%s.%s has no docstring", package.__name__, name)
 
 
-def keep_colon(app: Sphinx, what: str, name: str, member: object, options: object, lines: list[str]) -> None:
-    """Put an empty line in front: napoleon takes words before a colon in an attribute's first line for its type."""
-    if what in ("attribute", "property"):
-        lines.insert(0, "")
+def convert_docstring(app: Sphinx, what: str, name: str, member: object, options: object, lines: list[str]) -> None:
+    """Convert Google-style sections to reStructuredText, and describe the fields of `EngineConfig` by their help.
+
+    The extension `sphinx.ext.napoleon` would also convert attributes, whose text before a colon it takes for a type.
+    """
+    if what not in ("attribute", "property"):
+        lines[:] = GoogleDocstring(lines, Config(napoleon_use_ivar=True), app, what, name, member, options).lines()
+    elif option := OPTIONS.get(name):
+        lines[:0] = [option.help, ""]
 
 
 def setup(app: Sphinx) -> None:
     """Connect the functions above. Sphinx calls this."""
-    app.connect("autodoc-process-docstring", keep_colon, priority=400)  # before napoleon
+    app.connect("autodoc-process-docstring", convert_docstring)
     app.connect("source-read", link_out)
     app.connect("builder-inited", load_public_names)

@@ -125,6 +125,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     reference = (tmp_path / "html" / "reference" / "kvscope-engine.html").read_text("utf-8")
     assert "--gpu-memory-utilization" in reference
     assert str(Path.home()) not in reference
+    python = (tmp_path / "html" / "reference" / "python.html").read_text("utf-8")
+    for package in map(importlib.import_module, ("kvscope_engine", "kvscope_telemetry", "kvscope_inside")):
+        assert [name for name in package.__all__ if f'id="{package.__name__}.{name}"' not in python] == []
 
 
 def test_the_ways_of_the_architecture_are_those_that_were_traced() -> None:

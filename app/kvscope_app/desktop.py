@@ -35,7 +35,7 @@ from kvscope_app.settings.layout_value import WindowLayout, read_layout
 from kvscope_app.ui.theming.apply_theme import forget_rules
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.window import dock_state
-from kvscope_app.window.dock_layouts.arrangement import KNOWN
+from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES
 from kvscope_app.window.error_notices import ErrorNotices, InternalErrors
 from kvscope_app.window.main_window import MainWindow, window_kind
 from kvscope_app.window.override_errors import call_with_exception_objects
@@ -59,7 +59,7 @@ STARTUP_PROBE: Final = "KVSCOPE_STARTUP_PROBE"
 """Environment variable with a monotonic time in ns. The time from then to the first exposure is printed as JSON."""
 
 _KEEP_AFTER_MS: Final = 150
-_SAY_GOODBYE_MS: Final = 500
+_CLOSE_NOTICE_MS: Final = 500
 """Time for a window's last command to its engine to be sent."""
 _FORGET_AFTER_MS: Final = 200
 """Delay after closing a window until its widgets are deleted and caches can be cleared."""
@@ -76,8 +76,8 @@ class Desktop(QObject):
         self._settings, self._options = settings, options
         self._slots = WindowSlots(Path(settings.fileName()))
         self.themes = ThemeManager(app, settings, options.theme)
-        self._is_unsaved_told = False
-        self.themes.settings.write_failed.connect(self._tell_unsaved)
+        self._has_reported_unsaved = False
+        self.themes.settings.write_failed.connect(self._report_unsaved)
         self.error_notices = None if errors is None else ErrorNotices(errors, self.themes, self)
         self.windows: list[MainWindow] = []
         self.comparisons: list[CompareWindow] = []
@@ -150,30 +150,30 @@ class Desktop(QObject):
 
         window = OpeningWindow(opening)
         window.opened.connect(partial(self.open_recording, at_s=at_s, selects=selects))
-        window.failed.connect(self._tell_failure)
+        window.failed.connect(self._report_failure)
         window.show()
         return window
 
-    def compare(self, a: Recording, b: Recording, beside: SessionWindow | None = None) -> CompareWindow:
-        """Open a window that compares two timelines. With `beside`, A is the timeline of that window.
+    def compare(self, a: Recording, b: Recording, comparing_window: SessionWindow | None = None) -> CompareWindow:
+        """Open a window that compares two timelines. With `comparing_window`, A is the timeline of that window.
 
-        If `beside` is live, the comparison closes with it.
+        If `comparing_window` is live, the comparison closes with it.
         """
         from kvscope_app.compare.compare_window import CompareWindow  # imported late: loads plots
-        from kvscope_app.compare.saved_geometry import KIND, restore_place, save_place
+        from kvscope_app.compare.saved_geometry import KIND, restore_geometry, save_geometry
 
-        is_live = beside is not None and not beside.session.timeline.is_file
+        is_live = comparing_window is not None and not comparing_window.session.timeline.is_file
         names = ("live" if is_live else a.path.name, b.path.name)
         slot = self._slots.take(KIND)
         window = CompareWindow(a, b, names, self.themes)
         group = window_group(KIND, slot)
-        restore_place(window, self._settings, group)
-        window.closing.connect(partial(save_place, settings=self._settings, group=group))
+        restore_geometry(window, self._settings, group)
+        window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
         window.closing.connect(lambda _: self._slots.give_back(KIND, slot))
         self.comparisons.append(window)
         window.closing.connect(self._comparison_closed)
-        if beside is not None and is_live:
-            beside.closing.connect(window.close)
+        if comparing_window is not None and is_live:
+            comparing_window.closing.connect(window.close)
         window.show()
         return window
 
@@ -194,7 +194,7 @@ class Desktop(QObject):
                 continue
             window = OpeningWindow(opening)
             window.opened.connect(partial(take, place))
-            window.failed.connect(self._tell_failure)
+            window.failed.connect(self._report_failure)
             window.show()
 
     def _comparison_closed(self, window: CompareWindow) -> None:
@@ -203,17 +203,17 @@ class Desktop(QObject):
             window.deleteLater()
             self._forgetting.start()
 
-    def _tell_unsaved(self, reason: str) -> None:
+    def _report_unsaved(self, reason: str) -> None:
         """Report once that settings and layouts of this run will be lost."""
-        if self._is_unsaved_told:
+        if self._has_reported_unsaved:
             return
-        self._is_unsaved_told = True
+        self._has_reported_unsaved = True
         detail = f"{Path(self._settings.fileName()).parent}: {reason}. Changes last until kvscope ends."
         print(f"{PROGRAM}: settings cannot be saved in {detail}", file=sys.stderr)
         if self.windows:
             self.windows[-1].banner.show_message("Settings cannot be saved", detail, is_temporary=True)
 
-    def _tell_failure(self, reason: str) -> None:
+    def _report_failure(self, reason: str) -> None:
         self.failures.append(reason)
         print_line(f"{PROGRAM}: {reason}", file=sys.stderr)
 
@@ -253,20 +253,20 @@ class Desktop(QObject):
             comparison.close()
         self._settings.sync()
         if self._settings.status() is not QSettings.Status.NoError:
-            self._tell_unsaved("the file cannot be written")
+            self._report_unsaved("the file cannot be written")
         self.sessions.close()
         self._slots.close()
 
-    def watch(self, source: Source, keeper: EngineSupervisor | None = None) -> MainWindow:
+    def watch(self, source: Source, supervisor: EngineSupervisor | None = None) -> MainWindow:
         session = self.sessions.open(source)
         kind = window_kind(session)
         slot = self._slots.take(kind)
         failed_before = self._slots.start_opening(kind, slot)
-        kept_layout = dock_state.set_aside(self._settings, window_group(kind, slot)) if failed_before else None
+        kept_layout = dock_state.back_up_layout(self._settings, window_group(kind, slot)) if failed_before else None
         openers = Openers(self.attach, self.open_recording, self.compare, self.open_fleet)
-        window = MainWindow(session, self.themes, self._settings, keeper, openers, slot)
+        window = MainWindow(session, self.themes, self._settings, supervisor, openers, slot)
         window.alarms.use(self._options.alarms, self._options.alarm_webhook)
-        dock_state.place_beside(window, self.windows, window.has_own_place)
+        dock_state.cascade(window, self.windows, window.has_saved_geometry)
         window.closing.connect(self._closed)
         window.views_loaded.connect(spare_the_collector)
         if self.initial_layout is not None:
@@ -289,10 +289,10 @@ class Desktop(QObject):
         self._slots.give_back(window_kind(window.session), window.slot)
         self._pass_on(window.last_words)
         window.deleteLater()
-        if window.keeper is None:
+        if window.supervisor is None:
             self._end(window.session)
         else:
-            self._let_go(window.keeper, window.session)
+            self._release_engine(window.supervisor, window.session)
         self._forgetting.start()
 
     def _pass_on(self, last_words: str) -> None:
@@ -302,12 +302,12 @@ class Desktop(QObject):
             if self.windows:
                 self.windows[-1].banner.show_message("A closed window could not save everything", last_words)
 
-    def _let_go(self, keeper: EngineSupervisor, session: Session) -> None:
+    def _release_engine(self, supervisor: EngineSupervisor, session: Session) -> None:
         """Shut down kvscope's own engine with its window, after sending the shutdown command."""
-        keeper.deleteLater()
-        if not keeper.engine.keep:
+        supervisor.deleteLater()
+        if not supervisor.engine.keep:
             session.send(Control(action="shutdown"))
-        QTimer.singleShot(_SAY_GOODBYE_MS, self, partial(self._end, session))
+        QTimer.singleShot(_CLOSE_NOTICE_MS, self, partial(self._end, session))
 
     def _end(self, session: Session) -> None:
         self.sessions.close_session(session)
@@ -358,7 +358,7 @@ def _run(
     openings: Sequence[RecordingOpening],
     errors: InternalErrors,
 ) -> int:
-    arranged = read_layout(options.layout, KNOWN) if options.layout else None
+    arranged = read_layout(options.layout, KNOWN_NAMES) if options.layout else None
     desktop = Desktop(app, options, QSettings(), errors)
     desktop.initial_layout = arranged
     for address in options.attach or ((engine.endpoint,) if engine is not None else ()):

@@ -69,7 +69,7 @@ class LinkedTimes(QObject):
         window.session.timeline.moved.connect(partial(self._on_moved, member))
         window.session.timeline.visible_range.changed.connect(partial(self._on_range, member))
         window.session.selection.changed.connect(partial(self._on_selected, member))
-        self._tell()
+        self._notify()
 
     def link(self, on: bool) -> None:
         self.is_on = on and len(self._members) > 1
@@ -85,7 +85,7 @@ class LinkedTimes(QObject):
                 self._share_range(self._leader)
         else:
             self._clock.stop()
-        self._tell()
+        self._notify()
 
     def follow(self) -> None:
         """Move all linked windows to the leader's time."""
@@ -134,7 +134,7 @@ class LinkedTimes(QObject):
             self._leader = self._members[0] if self._members else None
         if self.is_on and len(self._members) < 2:
             self.link(False)
-        self._tell()
+        self._notify()
 
     # private: following
 
@@ -148,7 +148,7 @@ class LinkedTimes(QObject):
             if member.offset_ns is None and own is not None and first is not None:
                 overlaps = first[0] <= own[1] and own[0] <= first[1]
                 member.offset_ns = 0 if overlaps else own[0] - first[0]
-                self._tell()
+                self._notify()
 
     def _follow_time(self, member: LinkedWindow, leader: LinkedWindow, offset_ns: int) -> None:
         timeline, lead = member.session.timeline, leader.session.timeline
@@ -156,7 +156,7 @@ class LinkedTimes(QObject):
             member.sent_ns = None
             if timeline.is_paused:
                 timeline.go_live()
-            member.window.show_linked(self._words(member))
+            member.window.show_linked(self._text(member))
             return
         around = timeline.range_ns
         if around is None:
@@ -164,11 +164,11 @@ class LinkedTimes(QObject):
         wanted_ns = lead.cursor_ns + offset_ns
         nearest_ns = max(around[0], min(wanted_ns, around[1]))
         is_there = abs(nearest_ns - wanted_ns) <= _SAME_NS or (wanted_ns > around[1] and not timeline.is_file)
-        member.window.show_linked(self._words(member, is_there=is_there))
+        member.window.show_linked(self._text(member, is_there=is_there))
         if lead.is_playing and is_there:
             _play_along(member, lead, wanted_ns)
         else:
-            _stand(member, nearest_ns)
+            _seek(member, nearest_ns)
 
     def _share_range(self, member: LinkedWindow) -> None:
         span, self._is_following = member.session.timeline.visible_range.span, True
@@ -182,12 +182,12 @@ class LinkedTimes(QObject):
         finally:
             self._is_following = False
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for member in self._members:
             member.window.can_link(len(self._members) > 1)
-            member.window.show_linked(self._words(member) if self.is_on else "")
+            member.window.show_linked(self._text(member) if self.is_on else "")
 
-    def _words(self, member: LinkedWindow, *, is_there: bool = True) -> str:
+    def _text(self, member: LinkedWindow, *, is_there: bool = True) -> str:
         if not is_there:
             return "Times linked: nothing recorded then"
         return "Times linked" if not member.offset_ns else "Times linked by their starts"
@@ -207,7 +207,7 @@ def _play_along(member: LinkedWindow, lead: Timeline, wanted_ns: int) -> None:
         timeline.play()
 
 
-def _stand(member: LinkedWindow, time_ns: int) -> None:
+def _seek(member: LinkedWindow, time_ns: int) -> None:
     timeline = member.session.timeline
     if timeline.is_playing:
         timeline.pause()

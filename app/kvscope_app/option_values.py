@@ -39,12 +39,12 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def add_goals(parser: argparse.ArgumentParser, what: str) -> None:
+def add_goals(parser: argparse.ArgumentParser, subject: str) -> None:
     """Add `--goodput`, as in vLLM's benchmark."""
     parser.add_argument(
         "--goodput",
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help=f"goals of requests, of ttft, tpot and e2el in milliseconds, as ttft:200 tpot:50: {what}",
+        help=f"goals of requests, of ttft, tpot and e2el in milliseconds, as ttft:200 tpot:50: {subject}",
     )

@@ -37,23 +37,23 @@ def open_sqlite(path: Path, schema: SqliteSchema, warnings: list[str]) -> sqlite
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        return _open(path, schema)
+        return _connect(path, schema)
     except sqlite3.OperationalError:  # locked, full or read-only: the contents are not damaged
         raise
     except sqlite3.DatabaseError as error:
         aside = _set_aside(path)
         warnings.append(f"The {schema.what} could not be read; its file was set aside as {aside.name} ({error})")
-        return _open(path, schema)
+        return _connect(path, schema)
 
 
-def _open(path: Path, schema: SqliteSchema) -> sqlite3.Connection:
+def _connect(path: Path, schema: SqliteSchema) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_WAIT_FOR_OTHERS_S, isolation_level=None)
     try:
         problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if problem != "ok":
             raise sqlite3.DatabaseError(str(problem)[:200])
         if connection.execute("PRAGMA user_version").fetchone()[0] < schema.version:
-            _make(connection, schema)
+            _create(connection, schema)
         connection.execute(schema.probe)
     except BaseException:
         connection.close()
@@ -63,7 +63,7 @@ def _open(path: Path, schema: SqliteSchema) -> sqlite3.Connection:
     return connection
 
 
-def _make(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
+def _create(connection: sqlite3.Connection, schema: SqliteSchema) -> None:
     """Create the schema.
 
     Retries while other processes create it, because changing the journal mode then fails immediately.

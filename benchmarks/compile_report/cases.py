@@ -17,7 +17,7 @@ from kvscope_kernels.fused_moe.alignment import _align_experts_kernel, align_con
 from kvscope_kernels.fused_moe.expert_weights import Gate
 from kvscope_kernels.fused_moe.mixture import (
     _SUM_TILE,
-    MOST_ROWS,
+    MAX_ROWS_PER_TILE,
     _expert_product_kernel,
     _sum_experts_kernel,
     expert_constants,
@@ -378,12 +378,12 @@ def linear_case(heads: Heads, num_rows: int, capability: int, dtype: str = "bf16
 def expert_cases(model: Experts, dtype: str = "bf16") -> Iterator[Launch]:
     """What a mixture of experts launches, for every size of tile: the first of a single token."""
     hidden, size = model.hidden, model.size
-    for tile_m in (1, 16, 32, 64, MOST_ROWS) if dtype != "fp32" else (1, 16):
-        if model.is_packed and tile_m == MOST_ROWS:
+    for tile_m in (1, 16, 32, 64, MAX_ROWS_PER_TILE) if dtype != "fp32" else (1, 16):
+        if model.is_packed and tile_m == MAX_ROWS_PER_TILE:
             continue
         yield _expert_case(model, tile_m, size, hidden, model.gate, dtype)
         yield _expert_case(model, tile_m, hidden, size, None, dtype)
-    for tile_m in (16, MOST_ROWS):
+    for tile_m in (16, MAX_ROWS_PER_TILE):
         constants = align_constants(model.num_experts, tile_m)
         launch = _launch("align_experts", f"{model} rows<={tile_m}", _align_experts_kernel, constants, dtype)
         yield _with_expert_types(launch, dtype)

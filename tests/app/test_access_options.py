@@ -1,4 +1,4 @@
-"""Access options of the command line: the API key goes to the server it was given for, and to no other."""
+"""Tests that an API key is sent only to the server for which it was given."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEY = "sk-users-secret"
 
 
 class ByteServer:
-    """Records whatever bytes arrive at a port of this machine, and answers each connection with `answer`."""
+    """Server that records the bytes it receives and sends `answer` on each connection."""
 
     def __init__(
         self, host: str = "127.0.0.1", answer: bytes = b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n"
@@ -56,13 +56,13 @@ class ByteServer:
 
 
 @pytest.fixture
-def hostile() -> Iterator[ByteServer]:
+def hostile_server() -> Iterator[ByteServer]:
     server = ByteServer("0.0.0.0")
     yield server
     server.close()
 
 
-def addresses(*words: str) -> tuple[Address, ...]:
+def parse_addresses(*words: str) -> tuple[Address, ...]:
     """Parse a command line of addresses and access options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("endpoints", nargs="*")
@@ -90,12 +90,12 @@ def addresses(*words: str) -> tuple[Address, ...]:
     ],
 )
 def test_address_announced_by_a_watched_engine_never_receives_the_api_key(
-    announced: str, hostile: ByteServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    announced: str, hostile_server: ByteServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, KEY)
     endpoint = f"ipc://{tmp_path}/e"
-    state = CacheState(replace(hello_of(), api=announced.format(port=hostile.port)))
-    (address,) = addresses(endpoint)
+    state = CacheState(replace(hello_of(), api=announced.format(port=hostile_server.port)))
+    (address,) = parse_addresses(endpoint)
     with Publisher(endpoint, state), address.open() as source:
 
         def has_state() -> bool:
@@ -107,48 +107,48 @@ def test_address_announced_by_a_watched_engine_never_receives_the_api_key(
         source.send(Submit(request_id="mine", prompt="hello"))
         replies_until_end(source)
     if announced.startswith(("vllm://127.0.0.1:{port}", "vllm://localhost")):
-        assert hostile.received, "the prompt was sent there, without the key"
-    assert KEY.encode() not in b"".join(hostile.received)
-    assert b"authorization" not in b"".join(hostile.received).lower()
+        assert hostile_server.received, "the prompt was sent there, without the key"
+    assert KEY.encode() not in b"".join(hostile_server.received)
+    assert b"authorization" not in b"".join(hostile_server.received).lower()
 
 
-def test_api_key_does_not_follow_a_redirect(hostile: ByteServer) -> None:
-    target = f"http://127.0.0.1:{hostile.port}/v1/models".encode()
+def test_api_key_does_not_follow_a_redirect(hostile_server: ByteServer) -> None:
+    target = f"http://127.0.0.1:{hostile_server.port}/v1/models".encode()
     trusted = ByteServer(answer=b"HTTP/1.1 307 Moved\r\nLocation: " + target + b"\r\nContent-Length: 0\r\n\r\n")
     client = HttpClient(ExternalAddress.parse(f"vllm://127.0.0.1:{trusted.port}", api_key=KEY))
     with pytest.raises(NoAnswer, match="redirects"):
         client.get("/v1/models")
     trusted.close()
     assert KEY.encode() in b"".join(trusted.received)
-    assert hostile.received == []
+    assert hostile_server.received == []
 
 
 def test_api_key_for_another_address_of_this_machine_is_not_sent_through_a_proxy(
-    hostile: ByteServer, monkeypatch: pytest.MonkeyPatch
+    hostile_server: ByteServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{hostile.port}")
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{hostile_server.port}")
     trusted = ByteServer("127.0.0.2")
     client = HttpClient(ExternalAddress.parse(f"vllm://127.0.0.2:{trusted.port}", api_key=KEY))
     with pytest.raises(NoAnswer, match="does not accept the API key"):
         client.get("/v1/models")
     trusted.close()
-    assert hostile.received == []
+    assert hostile_server.received == []
 
 
 def test_api_key_in_the_environment_is_given_to_external_addresses_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY_VARIABLE, KEY)
-    own, other = addresses(f"ipc://{tmp_path}/e", "vllm://127.0.0.1:8000")
+    own, other = parse_addresses(f"ipc://{tmp_path}/e", "vllm://127.0.0.1:8000")
     assert (own.api_key, other.api_key) == ("", KEY)
     with pytest.raises(BadInput, match="--api-key-over-http"):
-        addresses("vllm://gpu-box:8000")
-    assert addresses("vllm://gpu-box:8000", "--api-key-over-http")[0].api_key == KEY
-    assert addresses("vllm://gpu-box:8000", "--tls")[0].api_key == KEY
+        parse_addresses("vllm://gpu-box:8000")
+    assert parse_addresses("vllm://gpu-box:8000", "--api-key-over-http")[0].api_key == KEY
+    assert parse_addresses("vllm://gpu-box:8000", "--tls")[0].api_key == KEY
 
 
 def test_api_key_file_for_an_engine_of_kvscope_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text(KEY)
     with pytest.raises(BadInput, match="--api-key-file is for vllm://"):
-        addresses(f"ipc://{tmp_path}/e", "--api-key-file", str(file))
+        parse_addresses(f"ipc://{tmp_path}/e", "--api-key-file", str(file))

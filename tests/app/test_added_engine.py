@@ -1,4 +1,4 @@
-"""A window where an engine was added to the registry: it is offered, named and explained like the others."""
+"""Tests that an engine added to the registry appears in dialogs, tables, help and messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def server(monkeypatch):
     made.close()
 
 
-def test_it_is_attached_in_the_sheet_and_has_its_row_in_a_fleet(server, qtbot):
+def test_registered_engine_can_be_attached_and_has_a_row_in_the_fleet(server, qtbot):
     parent, found = QWidget(), []
     qtbot.addWidget(parent)
     sheet = AttachDialog(parent, found.append)
@@ -53,7 +53,7 @@ def test_it_is_attached_in_the_sheet_and_has_its_row_in_a_fleet(server, qtbot):
     assert [COLUMNS[place].text(row) for place in (ENGINE, RUNNING, USAGE)] == ["Made-up", "3", "50 %"]
 
 
-def test_it_is_named_in_help_and_in_sentences(server):
+def test_registered_engine_is_named_in_help_and_messages(server):
     parser = argparse.ArgumentParser()
     add_access_options(parser, "--attach")
     help_text = " ".join(parser.format_help().split())

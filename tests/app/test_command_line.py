@@ -1,4 +1,4 @@
-"""What the command line accepts, and the one line it says of what it does not."""
+"""Tests of the options of the `kvscope` command line and of its one-line errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvscope_telemetry.alarms.rules import DEFAULT_RULES
 from kvscope_telemetry.errors import BadInput
 
 
-def test_nothing_is_enough():
+def test_command_line_without_arguments_gives_defaults():
     options = parse([])
     assert options.attach == ()
     assert options.engine == ()
@@ -25,38 +25,38 @@ def test_engine_options_are_passed_on():
     assert parse(["--attention-backend", "FLASH_ATTN"]).engine == ("--attention-backend=FLASH_ATTN",)
 
 
-def test_attach_repeats():
+def test_attach_option_can_be_repeated():
     options = parse(["--attach", "ipc:///tmp/a/telemetry", "--attach", "tcp://127.0.0.1:5555"])
     assert [address.text for address in options.attach] == ["ipc:///tmp/a/telemetry", "tcp://127.0.0.1:5555"]
 
 
-def test_a_recording_is_opened_at_a_moment():
+def test_at_option_sets_the_time_at_which_a_recording_opens():
     assert parse(["--open", "a.mcap", "--at", "12.5"]).at_s == 12.5
     assert parse(["--open", "a.mcap"]).at_s is None
 
 
 @pytest.mark.parametrize("wrong", ["-1", "soon", "nan", "inf"])
-def test_what_is_no_moment_is_named(wrong):
+def test_invalid_at_option_is_refused_with_its_value(wrong):
     with pytest.raises(BadInput, match=wrong):
         parse(["--open", "a.mcap", f"--at={wrong}"])
     with pytest.raises(BadInput, match="--open"):
         parse(["--at", "3"])
 
 
-def test_what_is_selected_at_first_is_read():
+def test_select_option_is_parsed_as_kind_and_number():
     options = parse(["--open", "a.mcap", "--select", "request:7", "--select", "block:123"])
     assert options.selects == (("request", 7), ("block", 123))
 
 
 @pytest.mark.parametrize("wrong", ["7", "request:", "request:-7", "step:3", "block:1.5", "block:²"])
-def test_what_cannot_be_selected_is_named(wrong):
+def test_invalid_select_option_is_refused(wrong):
     with pytest.raises(BadInput, match="request:NUMBER or block:NUMBER"):
         parse(["--open", "a.mcap", f"--select={wrong}"])
     with pytest.raises(BadInput, match="--select needs --open"):
         parse(["--select", "block:3"])
 
 
-def test_open_repeats():
+def test_open_option_can_be_repeated():
     assert parse(["--open", "a.mcap", "--open", "b.mcap"]).recordings == ("a.mcap", "b.mcap")
 
 
@@ -92,7 +92,7 @@ def test_open_repeats():
         (["extra"], "extra"),
     ],
 )
-def test_refuses_with_the_value_named(arguments, named):
+def test_invalid_option_is_refused_with_its_value(arguments, named):
     with pytest.raises(BadInput) as raised:
         parse(arguments)
     assert named in str(raised.value)
@@ -100,7 +100,7 @@ def test_refuses_with_the_value_named(arguments, named):
 
 
 @pytest.mark.parametrize("flag", ["--version", "--help"])
-def test_tells_about_itself(flag, capsys):
+def test_version_and_help_print_and_exit_with_0(flag, capsys):
     with pytest.raises(SystemExit) as ended:
         parse([flag])
     assert ended.value.code == 0
@@ -110,12 +110,12 @@ def test_tells_about_itself(flag, capsys):
         assert len(printed.splitlines()) == 1
 
 
-def test_alarms_for_a_run():
+def test_alarm_options_are_parsed_as_rules():
     options = parse(["--alarm", "Slow: ttft_p99_ms > 500 for 10 s", "--alarm-webhook", "https://host/x"])
     (rule,) = options.alarms
     assert (rule.name, rule.expression, rule.seconds) == ("Slow", "ttft_p99_ms > 500", 10.0)
     assert options.alarm_webhook == "https://host/x"
-    assert parse(["--alarm-webhook", "https://host/x"]).alarms == ()  # those that are kept ring as well
+    assert parse(["--alarm-webhook", "https://host/x"]).alarms == ()  # saved rules apply as well
     assert parse(["--alarm", "default"]).alarms == DEFAULT_RULES
 
 
@@ -127,6 +127,6 @@ def test_alarms_for_a_run():
         (["--alarm-webhook", "file:///x"], "webhook 'file:///x' is not accepted: http://HOST/"),
     ],
 )
-def test_alarms_that_are_refused(arguments, named):
+def test_invalid_alarm_options_are_refused(arguments, named):
     with pytest.raises(BadInput, match=re.escape(named)):
         parse(arguments)

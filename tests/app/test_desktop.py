@@ -1,4 +1,4 @@
-"""The desktop with an engine of its own: a simulated one over real sockets, killed, restarted, shut down."""
+"""Tests of the desktop: its own simulated engine over real sockets, several windows, recordings, and settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def own_engine():
     assert not process.folder.exists()
 
 
-def test_a_killed_engine_is_told_kept_restarted_and_followed(desktop, own_engine, qtbot):
+def test_killed_engine_is_reported_and_its_restart_is_followed(desktop, own_engine, qtbot):
     window = desktop.open_window(own_engine.endpoint, own_engine)
     load_only(window)
     session = window.session
@@ -63,7 +63,7 @@ def test_a_killed_engine_is_told_kept_restarted_and_followed(desktop, own_engine
     assert window.banner.text == ""
 
 
-def test_an_engine_that_cannot_begin_is_told_with_its_words(desktop, qtbot):
+def test_engine_that_fails_to_start_is_reported_with_its_message(desktop, qtbot):
     command = [sys.executable, "-c", "import sys; sys.exit('kvscope-engine: no such model: /nowhere')"]
     process = EngineProcess(command=command)
     process.start()
@@ -77,7 +77,7 @@ def test_an_engine_that_cannot_begin_is_told_with_its_words(desktop, qtbot):
         process.close()
 
 
-def test_each_attached_engine_has_a_window(desktop, own_engine, qtbot):
+def test_each_attached_engine_has_its_own_window(desktop, own_engine, qtbot):
     for _ in range(2):
         window = desktop.open_window(own_engine.endpoint)
         load_only(window)
@@ -89,7 +89,7 @@ def test_each_attached_engine_has_a_window(desktop, own_engine, qtbot):
     qtbot.waitUntil(lambda: desktop.sessions[0].status.frames_received > 0, timeout=120_000)
 
 
-def test_each_open_window_remembers_its_own_place(desktop, own_engine):
+def test_each_open_window_restores_its_own_geometry(desktop, own_engine):
     def open_one():
         window = desktop.open_window(own_engine.endpoint)
         load_only(window)
@@ -116,7 +116,7 @@ def test_windows_do_not_cover_each_other_exactly(desktop, own_engine):
     assert len(places) == 3
 
 
-def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, tmp_path, monkeypatch):
+def test_key_option_applies_to_every_attached_engine(qapp, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(desktop_module, "make_application", lambda: qapp)
     monkeypatch.setattr(desktop_module, "probe_startup", lambda app, window: None)
@@ -126,7 +126,7 @@ def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, t
     key = tmp_path / "mine.key"
     addresses = tuple(Address(f"tcp://10.0.0.{number}:5600", key) for number in (1, 2))
     organization = qapp.organizationName()
-    qapp.setOrganizationName("kvscope")  # without one, QSettings writes no file
+    qapp.setOrganizationName("kvscope")  # without an organization name, QSettings writes no file
     try:
         assert run_desktop(Options(theme="dark", attach=addresses), None) == 0
     finally:
@@ -134,7 +134,7 @@ def test_the_key_of_the_command_line_is_that_of_every_engine_attached_to(qapp, t
     assert opened == list(addresses)
 
 
-def test_a_desktop_that_is_closed_offers_nothing_any_more(desktop, monkeypatch):
+def test_closed_desktop_does_not_look_for_history_of_crashed_sessions(desktop, monkeypatch):
     offer = desktop.offer_left_rings()
     desktop.close()
     looked = []
@@ -144,7 +144,7 @@ def test_a_desktop_that_is_closed_offers_nothing_any_more(desktop, monkeypatch):
     assert is_at_rest(offer)
 
 
-def test_a_recording_opens_at_a_moment_that_its_link_names(desktop, qtbot):
+def test_recording_opens_paused_at_the_time_of_its_link(desktop, qtbot):
     recording = Recording.open(sample_recording())
     window = desktop.open_recording(recording, 12.5)
     load_only(window)
@@ -159,7 +159,7 @@ def test_a_recording_opens_at_a_moment_that_its_link_names(desktop, qtbot):
     assert parse(shlex.split(link)[1:]).at_s == pytest.approx(12.5, abs=0.002)
 
 
-def test_a_link_to_a_moment_takes_along_what_is_selected(desktop, qtbot):
+def test_link_to_a_time_contains_the_selection(desktop, qtbot):
     first = desktop.open_recording(Recording.open(sample_recording()), 12.5)
     load_only(first)
     qtbot.waitUntil(lambda: first.session.mirror.num_active > 0, timeout=120_000)
@@ -175,7 +175,7 @@ def test_a_link_to_a_moment_takes_along_what_is_selected(desktop, qtbot):
     assert again.session.timeline.cursor_ns == pytest.approx(first.session.timeline.cursor_ns, abs=2_000_000)
 
 
-def test_what_a_link_selects_and_is_not_there_is_told(desktop, qtbot):
+def test_selection_of_a_missing_request_is_reported(desktop, qtbot):
     selects = (("request", 99_999), ("block", 5))
     window = desktop.open_recording(Recording.open(sample_recording()), 12.5, selects)
     load_only(window)
@@ -193,7 +193,7 @@ def test_window_uses_default_layout_after_a_start_that_failed(desktop, tmp_path)
     saved = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
     saved.sync()
     state = saved.value("playback/state")
-    (tmp_path / "open-windows" / "playback-1").write_bytes(b"opening\n")  # as a process that crashed leaves it
+    (tmp_path / "open-windows" / "playback-1").write_bytes(b"opening\n")  # left behind by a crashed process
     again = desktop.open_recording(Recording.open(sample_recording()))
     load_only(again)
     assert not again.docks["throughput"].isHidden()
@@ -203,7 +203,7 @@ def test_window_uses_default_layout_after_a_start_that_failed(desktop, tmp_path)
     assert QSettings(str(copy), QSettings.Format.IniFormat).value("playback/state") == state
 
 
-def test_opened_window_is_no_failed_start(desktop, tmp_path, qtbot):
+def test_marker_of_a_failed_start_is_cleared_once_the_window_is_open(desktop, tmp_path, qtbot):
     window = desktop.open_recording(Recording.open(sample_recording()))
     load_only(window, ["inspector"])
     place = tmp_path / "open-windows" / "playback-1"
@@ -211,7 +211,7 @@ def test_opened_window_is_no_failed_start(desktop, tmp_path, qtbot):
     qtbot.waitUntil(lambda: not place.read_bytes())
 
 
-def test_opened_recording_is_listed_as_recent_but_no_sample(desktop, tmp_path):
+def test_opened_recording_is_listed_as_recent_but_the_sample_is_not(desktop, tmp_path):
     copy = tmp_path / "copy.mcap"
     copy.write_bytes(sample_recording().read_bytes())
     for path in (sample_recording(), copy):

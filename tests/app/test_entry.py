@@ -1,4 +1,4 @@
-"""Ctrl-C while the desktop is still importing ends it with one line."""
+"""Test of Ctrl-C while the desktop is still being imported."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ main()
 """
 
 
-def run(program):
+def run_program(program):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("name", ["kvscope_app.main", "zmq", "kvscope_app.desktop"])
-def test_ctrl_c_while_importing_is_one_line(name):
-    done = run(IMPORT.format(name=name))
+def test_ctrl_c_while_importing_prints_one_line(name):
+    done = run_program(IMPORT.format(name=name))
     assert (done.returncode, done.stderr) == (130, "kvscope: interrupted\n")

@@ -1,4 +1,4 @@
-"""The window and pictures under locales with other rules for letters, digits and directions, and without fonts."""
+"""Tests of windows and pictures under several locales and without fonts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def warm_desktop():
 
 @pytest.fixture(scope="module")
 def locales(tmp_path_factory):
-    """A folder with compiled locales."""
+    """Folder with compiled locales."""
     folder = tmp_path_factory.mktemp("locales")
     if shutil.which("localedef") is None:
         pytest.skip("localedef, which compiles locales, is not installed")
@@ -65,7 +65,7 @@ def test_window_and_picture_open_in_each_locale(name, locales, warm_desktop, tmp
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Error" not in done.stderr
     assert "no fonts" not in done.stderr
-    assert done.stdout.splitlines()[0] == f"{name} {len(DOCKS) + 1} True", "Qt keeps the user's language"
+    assert done.stdout.splitlines()[0] == f"{name} {len(DOCKS) + 1} True", "Qt must use the user's locale"
     assert picture.stat().st_size > 10_000
 
 

@@ -1,4 +1,4 @@
-"""Every action of the registry in the real window, in both themes, at two pixels a point."""
+"""Test that triggers every action in a window, in both themes, at a scale factor of 2."""
 
 from __future__ import annotations
 
@@ -9,19 +9,16 @@ import sys
 
 from kvscope_engine.cli.main import build_parser
 
-ENOUGH = 60
-"""Actions that there are at least."""
-FACTOR = 2
-"""Pixels a point."""
+MIN_ACTIONS = 60
+SCALE_FACTOR = 2
 
 
-def test_every_action(tmp_path):
-    """In a process of its own: what a window leaves is counted there, and the scale factor is the process's. All other
-    tests have a pixel a point."""
+def test_every_action_raises_nothing_and_leaks_nothing(tmp_path):
+    """Runs in its own process, because the scale factor and the counted objects are those of the process."""
     home = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "CACHE", "STATE")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.app.every_action", str(tmp_path), "dark", "light"],
-        env=os.environ | home | {"QT_QPA_PLATFORM": "offscreen", "QT_SCALE_FACTOR": str(FACTOR)},
+        env=os.environ | home | {"QT_QPA_PLATFORM": "offscreen", "QT_SCALE_FACTOR": str(SCALE_FACTOR)},
         capture_output=True,
         text=True,
         timeout=540,
@@ -33,8 +30,8 @@ def test_every_action(tmp_path):
     assert answer["warnings"] == []
     for words in answer["commands"]:
         assert build_parser("plan").parse_args(words).lines
-    assert answer["left"] == {}, "windows, widgets, timers, threads or objects of the second window stayed"
+    assert answer["left"] == {}, "windows, widgets, timers, threads or objects of the second window leaked"
     for window in answer["windows"]:
-        assert window["ratio"] == FACTOR
-        assert len(window["triggered"]) >= ENOUGH
+        assert window["ratio"] == SCALE_FACTOR
+        assert len(window["triggered"]) >= MIN_ACTIONS
         assert window["triggered"] == answer["windows"][0]["triggered"]

@@ -1,4 +1,4 @@
-"""Windows in step: what is done with time in the active window, the others follow, and they alone."""
+"""Tests of windows with linked times: navigation in the active window moves the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIMULATED = [*COMMAND, "--endpoint", "{endpoint}", "--blocks", "300"]
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """Two that were recorded at the same time, the second a second later and shorter; and one of the next day."""
+    """Two recordings that overlap in time, the second starting a second later and shorter, and one of the next day."""
     folder = tmp_path_factory.mktemp("recordings")
     return (
         record(folder / "first.mcap", 700, 120),
@@ -44,7 +44,7 @@ def desktop(qapp, tmp_path):
 
 @pytest.fixture
 def open_paused(desktop, qtbot):
-    """Windows on recordings that stand still, with some of their views."""
+    """Return a function that opens paused windows on recordings and waits for the given views."""
 
     def open_them(*paths, with_views=()):
         made = [desktop.open_recording(Recording.open(path), at_s=0.5) for path in paths]
@@ -58,81 +58,81 @@ def open_paused(desktop, qtbot):
     return open_them
 
 
-def use(window, qtbot):
-    """The person turns to `window`."""
+def activate(window, qtbot):
+    """Activate `window`."""
     with qtbot.waitActive(window, timeout=WAIT_MS):
         window.raise_()
         window.activateWindow()
 
 
-def seconds(window):
-    """Where it is, from the begin of all."""
+def cursor_seconds(window):
+    """Return the cursor's time in seconds since the start of the first recording."""
     return (window.session.timeline.cursor_ns - BEGAN_NS) / 1e9
 
 
-def at(window, wanted_s, qtbot):
-    qtbot.waitUntil(lambda: abs(seconds(window) - wanted_s) < 0.05, timeout=WAIT_MS)
+def wait_for_cursor(window, wanted_s, qtbot):
+    qtbot.waitUntil(lambda: abs(cursor_seconds(window) - wanted_s) < 0.05, timeout=WAIT_MS)
 
 
-def status_words(window):
-    """The words in the status bar."""
+def status_texts(window):
+    """Return the texts in the status bar."""
     return [label.text() for label in window.statusBar().findChildren(QLabel)]
 
 
-def link(window, qtbot):
-    use(window, qtbot)
+def link_times(window, qtbot):
+    activate(window, qtbot)
     window.actions_by_name["link_times"].trigger()
 
 
-def test_what_was_recorded_at_the_same_time_is_shown_at_the_same_time(open_paused, paths, qtbot):
+def test_linked_windows_of_overlapping_recordings_show_the_same_time(open_paused, paths, qtbot):
     first, second = open_paused(*paths[:2])
-    link(first, qtbot)
+    link_times(first, qtbot)
     assert all(window.actions_by_name["link_times"].isChecked() for window in (first, second))
     first.session.timeline.go_to(BEGAN_NS + 2 * SECOND_NS)
-    at(second, 2, qtbot)
-    use(second, qtbot)
+    wait_for_cursor(second, 2, qtbot)
+    activate(second, qtbot)
     second.session.timeline.go_to(BEGAN_NS + 3 * SECOND_NS)
-    at(first, 3, qtbot)
+    wait_for_cursor(first, 3, qtbot)
 
 
-def test_a_day_apart_they_begin_together(open_paused, paths, qtbot):
+def test_linked_recordings_without_overlap_are_aligned_by_their_starts(open_paused, paths, qtbot):
     first, next_day = open_paused(paths[0], paths[2])
-    link(first, qtbot)
+    link_times(first, qtbot)
     first.session.timeline.go_to(BEGAN_NS + 4 * SECOND_NS)
-    at(next_day, 86_400 + 4, qtbot)
-    assert any("by their starts" in words for words in status_words(next_day))
+    wait_for_cursor(next_day, 86_400 + 4, qtbot)
+    assert any("by their starts" in words for words in status_texts(next_day))
 
 
-def test_where_one_has_nothing_it_stands_at_its_end_and_says_so(open_paused, paths, qtbot):
+def test_linked_window_stays_at_its_end_where_it_has_no_data(open_paused, paths, qtbot):
     first, second = open_paused(*paths[:2])
-    link(first, qtbot)
+    link_times(first, qtbot)
     first.session.timeline.go_to(BEGAN_NS + 9 * SECOND_NS)
     end_ns = second.session.timeline.range_ns[1]
     qtbot.waitUntil(lambda: abs(second.session.timeline.cursor_ns - end_ns) < SECOND_NS // 20, timeout=WAIT_MS)
-    assert any("nothing recorded then" in words for words in status_words(second))
-    use(second, qtbot)  # to look at it moves nothing
+    assert any("nothing recorded then" in words for words in status_texts(second))
+    activate(second, qtbot)  # activating the window moves no cursor
     qtbot.wait(200)
-    at(first, 9, qtbot)
+    wait_for_cursor(first, 9, qtbot)
 
 
-def test_they_play_at_the_same_speed_and_stop_together(open_paused, paths, qtbot):
+def test_linked_windows_play_at_the_same_speed_and_pause_together(open_paused, paths, qtbot):
     first, second = open_paused(*paths[:2])
-    link(first, qtbot)
+    link_times(first, qtbot)
     first.session.timeline.go_to(BEGAN_NS + round(1.2 * SECOND_NS))
     first.session.timeline.set_speed(0.5)
     first.session.timeline.play()
     follower = second.session.timeline
     qtbot.waitUntil(lambda: follower.is_playing and follower.speed == 0.5, timeout=WAIT_MS)
-    use(second, qtbot)
+    activate(second, qtbot)
     second.session.timeline.pause()
     qtbot.waitUntil(lambda: not first.session.timeline.is_playing, timeout=WAIT_MS)
-    at(first, seconds(second), qtbot)
+    wait_for_cursor(first, cursor_seconds(second), qtbot)
 
 
-def test_the_visible_range_and_the_selection_are_the_same(open_paused, paths, qtbot):
+def test_linked_windows_share_the_visible_range_and_the_selection(open_paused, paths, qtbot):
     names = ("timeline", "heatmap")
     first, second = open_paused(*paths[:2], with_views=names)
-    link(first, qtbot)
+    link_times(first, qtbot)
     for window in (first, second):
         for name in names:
             window.docks[name].show()
@@ -150,27 +150,27 @@ def test_the_visible_range_and_the_selection_are_the_same(open_paused, paths, qt
     assert (second.session.selection.block, second.session.selection.request) == (11, number)
 
 
-def test_unlinked_again_each_goes_its_own_way(open_paused, paths, qtbot):
+def test_unlinked_windows_move_independently(open_paused, paths, qtbot):
     first, second = open_paused(*paths[:2])
-    link(first, qtbot)
+    link_times(first, qtbot)
     first.session.timeline.go_to(BEGAN_NS + 2 * SECOND_NS)
-    at(second, 2, qtbot)
-    link(second, qtbot)
+    wait_for_cursor(second, 2, qtbot)
+    link_times(second, qtbot)
     assert not first.actions_by_name["link_times"].isChecked()
     first.session.timeline.go_to(BEGAN_NS + 4 * SECOND_NS)
     qtbot.wait(200)
-    at(second, 2, qtbot)
+    wait_for_cursor(second, 2, qtbot)
 
 
-def test_a_single_window_has_nobody_to_link_with(open_paused, paths, qtbot, desktop):
+def test_link_action_is_disabled_for_a_single_window(open_paused, paths, qtbot, desktop):
     first, second = open_paused(*paths[:2])
-    link(first, qtbot)
+    link_times(first, qtbot)
     second.close()
     action = first.actions_by_name["link_times"]
     qtbot.waitUntil(lambda: not action.isEnabled() and not action.isChecked(), timeout=WAIT_MS)
 
 
-def test_live_windows_stand_and_are_live_together(desktop, qtbot):
+def test_linked_live_windows_pause_and_go_live_together(desktop, qtbot):
     processes = [EngineProcess(command=SIMULATED) for _ in range(2)]
     try:
         windows = []
@@ -181,7 +181,7 @@ def test_live_windows_stand_and_are_live_together(desktop, qtbot):
         for window in windows:
             qtbot.waitUntil(lambda window=window: window.session.timeline.range_ns is not None, timeout=WAIT_MS)
         first, second = windows
-        link(first, qtbot)
+        link_times(first, qtbot)
         qtbot.wait(1500)
         first.session.timeline.pause()
         leader, follower = first.session.timeline, second.session.timeline

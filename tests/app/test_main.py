@@ -1,4 +1,4 @@
-"""The command `kvscope` in processes of its own: against a simulated engine, over real sockets."""
+"""Tests of the command `kvscope` in its own process, with a simulated engine over real sockets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvscope_app.main import main
 
 @pytest.fixture
 def endpoint(tmp_path_factory):
-    """A simulated engine that serves."""
+    """Address of a running simulated engine."""
     folder = tmp_path_factory.mktemp("k")
     command = [*COMMAND, "--endpoint", f"ipc://{folder}", "--until-eof"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -27,15 +27,15 @@ def endpoint(tmp_path_factory):
         process.stdout.read()
 
 
-def run(arguments, tmp_path, **environment):
+def run_kvscope(arguments, tmp_path, **environment):
     inherited = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")}
     inherited |= {"XDG_CONFIG_HOME": str(tmp_path), **environment}
     command = [sys.executable, "-m", "kvscope_app.main", *arguments]
     return subprocess.run(command, env=inherited, capture_output=True, text=True)
 
 
-def test_the_window_comes_up_without_torch_or_engine(endpoint, tmp_path):
-    done = run(
+def test_window_opens_without_importing_torch_or_the_engine(endpoint, tmp_path):
+    done = run_kvscope(
         ["--attach", endpoint],
         tmp_path,
         QT_QPA_PLATFORM="offscreen",
@@ -47,27 +47,27 @@ def test_the_window_comes_up_without_torch_or_engine(endpoint, tmp_path):
     assert answer["first_expose_s"] > 0  # benchmarks/window_smoothness.py measures it
 
 
-def test_no_display_is_one_line_and_exit_code_1(tmp_path):
-    done = run([], tmp_path)
+def test_missing_display_prints_one_line_and_exits_with_1(tmp_path):
+    done = run_kvscope([], tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("kvscope: no display")
     assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("arguments", [["--nonsense"], ["--block-size", "x"], ["top", "--nonsense"]])
-def test_bad_usage_is_one_line_and_exit_code_2(arguments, capsys):
+def test_bad_usage_prints_one_line_and_exits_with_2(arguments, capsys):
     assert main(arguments) == 2
     printed = capsys.readouterr().err
     assert printed.startswith("kvscope: ")
     assert len(printed.splitlines()) == 1
 
 
-def test_debug_shows_the_traceback(capsys):
+def test_debug_option_prints_the_traceback(capsys):
     assert main(["--debug", "--block-size", "x"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_importing_every_module_brings_in_no_torch():
+def test_importing_every_module_does_not_import_torch():
     code = (
         "import pkgutil, importlib, sys, kvscope_app\n"
         "for m in pkgutil.walk_packages(kvscope_app.__path__, 'kvscope_app.'): importlib.import_module(m.name)\n"

@@ -1,4 +1,4 @@
-"""A newer engine in an older window: what has no name here is drawn as unknown, and said to be."""
+"""Tests of a window on a newer engine: unknown states and fields are shown as unknown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.source import SourceState, SourceStatus
 
 
-def test_blocks_in_an_unknown_state_or_tier_are_drawn_so(engine, session, poll, make_window):
+def test_blocks_in_an_unknown_state_or_tier_are_drawn_as_unknown(engine, session, poll, make_window):
     engine.hold([3], state=BlockState.UNKNOWN)
     engine.ledger.tier[4] = Tier.UNKNOWN
     engine.hold([4])
@@ -37,7 +37,7 @@ def test_blocks_in_an_unknown_state_or_tier_are_drawn_so(engine, session, poll, 
     assert locate_block(engine.hello.cache, 70).name == "Place 6"
 
 
-def test_a_request_in_an_unknown_state_is_in_the_table(engine, session, poll, make_window):
+def test_request_in_an_unknown_state_is_listed_as_unknown(engine, session, poll, make_window):
     engine.request(1, [1, 2], state=RequestState.UNKNOWN)
     poll(session)
     window = make_window(session, with_views=("requests",))
@@ -47,7 +47,7 @@ def test_a_request_in_an_unknown_state_is_in_the_table(engine, session, poll, ma
     assert "unknown" in cells
 
 
-def test_the_status_bar_says_what_was_left_out(engine, session, make_window, qtbot):
+def test_status_bar_counts_skipped_and_unknown_data(engine, session, make_window, qtbot):
     window = make_window(session)
     label = status(window, "frames")
     assert "newer" not in label.toolTip()
@@ -58,7 +58,7 @@ def test_the_status_bar_says_what_was_left_out(engine, session, make_window, qtb
     assert "unreadable" not in label.text()
 
 
-def test_an_answer_that_ends_for_an_unknown_reason_has_ended():
+def test_answer_with_an_unknown_finish_reason_is_ended():
     message = Message(role="assistant")
     answer = ChatAnswer("r", Conversation(key="k"), message, 1)
     answer.finished(Finished(request_id="r", finish_reason="quota", usage=Usage(), timing=RequestTiming()))

@@ -1,4 +1,4 @@
-"""A window on an engine that does not tell all: what is unknown is said so, and is never 0."""
+"""Tests of a window on an engine that reports only part of its state: unknown values are never shown as 0."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def histogram(kind, counts, bounds_ms=(10, 50, 100)):
 
 
 @pytest.fixture
-def vllm(make_engine):
-    """Two blocks keep a prefix; a quarter of the pool is in use."""
+def vllm_engine(make_engine):
+    """Engine with two cached blocks and a quarter of the pool in use."""
     engine = make_engine(capabilities=VLLM, device="unknown")
     engine.ledger.hash[[1, 2]] = (11, 12)
     engine.hold([1, 2], owner=0, filled=0, ref_count=0, state=BlockState.CACHED, counters=COUNTS)
@@ -61,25 +61,25 @@ def vllm(make_engine):
 
 
 @pytest.fixture
-def watched(vllm, make_session):
-    return make_session(vllm)
+def vllm_session(vllm_engine, make_session):
+    return make_session(vllm_engine)
 
 
-def test_it_takes_prompts_and_is_asked_for_tokens_and_told_nothing_else(vllm, watched):
-    assert not watched.timeline.is_file
-    assert watched.accepts_prompts
-    assert watched.provides_texts
-    assert not watched.accepts_commands
-    assert not watched.may_operate
-    assert watched.send(Submit(request_id="a", prompt="hello"))
-    assert watched.send(GetBlockText(blocks=(1,), tag=1))
-    assert not watched.send(Control(action="pause", tag=2))
-    assert [type(command) for command in vllm.source.sent] == [Submit, GetBlockText]
-    assert why_not_control(watched) == "vLLM can be watched but not controlled"
+def test_vllm_session_sends_prompts_and_text_queries_but_no_commands(vllm_engine, vllm_session):
+    assert not vllm_session.timeline.is_file
+    assert vllm_session.accepts_prompts
+    assert vllm_session.provides_texts
+    assert not vllm_session.accepts_commands
+    assert not vllm_session.may_operate
+    assert vllm_session.send(Submit(request_id="a", prompt="hello"))
+    assert vllm_session.send(GetBlockText(blocks=(1,), tag=1))
+    assert not vllm_session.send(Control(action="pause", tag=2))
+    assert [type(command) for command in vllm_engine.source.sent] == [Submit, GetBlockText]
+    assert why_not_control(vllm_session) == "vLLM can be watched but not controlled"
 
 
-def test_the_page_map_says_what_cells_are_and_disables_what_is_not_told(watched, make_window):
-    window = make_window(watched)
+def test_page_map_explains_its_cells_and_disables_unreported_color_modes(vllm_session, make_window):
+    window = make_window(vllm_session)
     page_map = window.page_map
     page_map.set_mode(FILL)
     page_map.draw_all()
@@ -90,35 +90,35 @@ def test_the_page_map_says_what_cells_are_and_disables_what_is_not_told(watched,
         assert action.isEnabled() == is_possible
         is_explained = any(reason in action.toolTip() for reason in ("does not report", "single KV group"))
         assert is_explained != is_possible
-    words, *_ = summaries(watched.mirror, watched.mirror.hello.cache)
+    words, *_ = summaries(vllm_session.mirror, vllm_session.mirror.hello.cache)
     assert "in use: 25.0 %" in words.replace("\u202f", " ").replace("\xa0", " ")
     assert "2 cached prefixes" in words
     assert "cell positions are assigned by kvscope, not by the server" in words
     assert "free" not in words
 
 
-def test_the_page_map_says_the_room_and_the_sizes_that_an_engine_with_several_groups_tells(watched):
+def test_page_map_shows_capacity_and_block_sizes_of_several_groups(vllm_session):
     groups = (KVGroup(kind="full", block_size=16), KVGroup(kind="state", block_size=256))
-    told = replace(watched.mirror.hello.cache, groups=groups, pool_tokens=900)
-    words, *_ = summaries(watched.mirror, told)
+    told = replace(vllm_session.mirror.hello.cache, groups=groups, pool_tokens=900)
+    words, *_ = summaries(vllm_session.mirror, told)
     assert "16 to 256 tokens each" in words
     assert "room for 900 tokens" in words
 
 
-def test_the_mode_that_was_chosen_comes_back_with_an_engine_that_tells_it(
-    make_engine, make_session, make_window, poll, vllm, watched
+def test_chosen_color_mode_returns_with_an_engine_that_reports_it(
+    make_engine, make_session, make_window, poll, vllm_engine, vllm_session
 ):
-    page_map = make_window(watched).page_map
+    page_map = make_window(vllm_session).page_map
     page_map.set_mode(FILL)
-    vllm.capabilities = Capabilities()
-    vllm.begin(8)
-    poll(watched)
+    vllm_engine.capabilities = Capabilities()
+    vllm_engine.begin(8)
+    poll(vllm_session)
     page_map.draw_all()
     assert page_map.mode is FILL
 
 
-def test_a_card_says_unknown_and_not_0(watched, make_window):
-    page_map = make_window(watched).page_map
+def test_block_card_shows_unknown_instead_of_0(vllm_session, make_window):
+    page_map = make_window(vllm_session).page_map
     facts = page_map.facts_of(1)
     rows = dict(facts.rows)
     assert facts.title == "Slot 1"
@@ -127,16 +127,16 @@ def test_a_card_says_unknown_and_not_0(watched, make_window):
     assert "This engine reports blocks only while" in page_map.facts_of(5).empty
 
 
-def test_requests_are_numbers(watched, qtbot):
-    view = RequestsView(watched)
+def test_requests_view_shows_counters_if_requests_are_not_reported(vllm_session, qtbot):
+    view = RequestsView(vllm_session)
     qtbot.addWidget(view)
     view.refresh()
     assert view.stack.currentWidget() is view.numbers
     assert [view.numbers.value(name) for name in ("num_running", "num_waiting", "finished")] == ["3", "2", "7"]
 
 
-def test_figures_of_its_metrics_are_shown_as_they_are(vllm, watched, poll, qtbot):
-    view = RequestsView(watched)
+def test_metric_figures_are_shown_with_their_units(vllm_engine, vllm_session, poll, qtbot):
+    view = RequestsView(vllm_session)
     qtbot.addWidget(view)
     view.show()
     view.refresh()
@@ -148,8 +148,8 @@ def test_figures_of_its_metrics_are_shown_as_they_are(vllm, watched, poll, qtbot
             MetricFigure(name="Mean life of a block", value=12.0, unit="s"),
             MetricFigure(name="Waiting: capacity", value=3.0),
         )
-        vllm.reading(0.25, figures=figures)
-        poll(watched)
+        vllm_engine.reading(0.25, figures=figures)
+        poll(vllm_session)
         view.refresh()
         assert view.numbers.figures.isVisible()
         assert [text for _, text in view.numbers.figures.lines()] == [
@@ -161,8 +161,8 @@ def test_figures_of_its_metrics_are_shown_as_they_are(vllm, watched, poll, qtbot
 
 
 @pytest.mark.parametrize("kind", [HeatmapView, WhatIfView])
-def test_views_on_addresses_say_why_there_are_none(kind, watched, qtbot):
-    view = kind(watched)
+def test_views_that_need_addresses_explain_why_they_are_empty(kind, vllm_session, qtbot):
+    view = kind(vllm_session)
     qtbot.addWidget(view)
     view.show()
     view.refresh()
@@ -171,8 +171,8 @@ def test_views_on_addresses_say_why_there_are_none(kind, watched, qtbot):
     view.shut_down()
 
 
-def test_memory_leaves_out_what_needs_more(watched, qtbot):
-    view = MemoryView(watched)
+def test_memory_view_shows_unreported_values_as_unknown(vllm_session, qtbot):
+    view = MemoryView(vllm_session)
     qtbot.addWidget(view)
     view.refresh()
     assert "Internal fragmentation" not in view.details.rows
@@ -181,12 +181,12 @@ def test_memory_leaves_out_what_needs_more(watched, qtbot):
     assert view.table.value("kv_free") == "unknown"
 
 
-def test_percentiles_are_ranges(watched, qtbot):
-    bounds = watched.history.percentile_bounds("ttft", 0.5, since_ns=0, until_ns=time.monotonic_ns())
+def test_histogram_percentiles_are_shown_as_ranges(vllm_session, qtbot):
+    bounds = vllm_session.history.percentile_bounds("ttft", 0.5, since_ns=0, until_ns=time.monotonic_ns())
     assert bounds == (0.01, 0.05)
     assert _range_text(bounds).replace("\u202f", " ").replace("\xa0", " ") == "10.0 ms – 50.0 ms"
     assert _range_text(PercentileBounds(2.0, math.inf)).startswith("over 2")
-    view = ThroughputView(watched)
+    view = ThroughputView(vllm_session)
     qtbot.addWidget(view)
     view.show()
     view.charts.refresh_all()
@@ -194,8 +194,8 @@ def test_percentiles_are_ranges(watched, qtbot):
     assert "step" not in view.charts.shown
 
 
-def test_the_console_takes_prompts_where_they_can_be_sent(watched, make_engine, make_session, qtbot, tmp_path):
-    console = ConsoleView(watched, folder=tmp_path)
+def test_console_accepts_prompts_only_if_the_engine_does(vllm_session, make_engine, make_session, qtbot, tmp_path):
+    console = ConsoleView(vllm_session, folder=tmp_path)
     qtbot.addWidget(console)
     console.refresh()
     assert not console.page.why_blocked()
@@ -209,16 +209,16 @@ def test_the_console_takes_prompts_where_they_can_be_sent(watched, make_engine, 
         view.shut_down()
 
 
-def test_texts_that_the_source_was_told_are_answered_without_asking(vllm, make_session, qtbot):
+def test_block_texts_known_to_the_source_are_answered_without_a_command(vllm_engine, make_session, qtbot):
     def contents(rows):
         return tuple(BlockContent(block=row, token_ids=(row,), text=f"block {row}") for row in rows)
 
-    vllm.source.contents = contents
-    session = make_session(vllm)
+    vllm_engine.source.contents = contents
+    session = make_session(vllm_engine)
     heard = []
     session.replies.connect(heard.extend)
     assert session.send(GetBlockText(blocks=(2, 1), tag=9))
     qtbot.waitUntil(lambda: session.poll() or bool(heard))
     assert [content.text for content in heard[0].contents] == ["block 2", "block 1"]
     assert heard[0].tag == 9
-    assert vllm.source.sent == []
+    assert vllm_engine.source.sent == []

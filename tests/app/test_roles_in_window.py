@@ -1,4 +1,4 @@
-"""What a window says and offers when we are a viewer, when somebody holds the engine, and when we are not let in."""
+"""Tests of a window for viewers, while another client has paused the engine, and when access is denied."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kvscope_telemetry.source import SourceState, SourceStatus
 CONTROLS = ("pause_engine", "resume", "reset_cache")
 
 
-def be(engine, session, state=SourceState.LIVE, reason="", role=""):
+def set_status(engine, session, state=SourceState.LIVE, reason="", role=""):
     engine.source.status = SourceStatus(state, reason, role=role)
     session.poll()
 
 
-def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, session, make_window):
+def test_viewer_role_is_shown_and_operator_actions_are_disabled(engine, session, make_window):
     window = make_window(session, with_views=("console",))
-    be(engine, session, role="viewer")
+    set_status(engine, session, role="viewer")
     assert status(window, "role").text() == "viewer"
     assert status(window, "role").isVisible()
     for name in CONTROLS:
@@ -44,7 +44,7 @@ def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, se
     assert not console.load.button.isEnabled()
     assert "viewer" in console.load.button.toolTip()
     assert not any(isinstance(command, GetBlockText) for command in engine.source.sent)
-    be(engine, session, role="operator")
+    set_status(engine, session, role="operator")
     console.refresh()
     assert not status(window, "role").isVisible()
     assert all(window.actions_by_name[name].isEnabled() for name in ("pause_engine", "reset_cache"))
@@ -52,18 +52,18 @@ def test_a_viewer_sees_that_it_is_one_and_cannot_do_what_operators_do(engine, se
     assert console.load.button.isEnabled()
 
 
-def test_an_engine_that_somebody_holds_is_not_live(engine, session, make_window):
+def test_paused_engine_is_shown_as_paused_with_the_client_name(engine, session, make_window):
     window = make_window(session)
-    be(engine, session, SourceState.PAUSED, "by alice")
+    set_status(engine, session, SourceState.PAUSED, "by alice")
     assert moment_shown(window) == "ENGINE PAUSED"
     assert status(window, "state").text() == "Engine paused by alice"
-    be(engine, session)
+    set_status(engine, session)
     assert moment_shown(window) == "LIVE"
 
 
-def test_holding_is_a_lease(engine, session, make_window):
+def test_pause_command_has_a_lease(engine, session, make_window):
     window = make_window(session)
-    be(engine, session, role="operator")
+    set_status(engine, session, role="operator")
     window.actions_by_name["pause_engine"].trigger()
     (command,) = engine.source.sent
     assert isinstance(command, Control)
@@ -71,15 +71,15 @@ def test_holding_is_a_lease(engine, session, make_window):
     assert command.lease_s > 0
 
 
-def test_not_let_in_is_one_sentence_in_the_window_and_on_the_terminal(engine, session, make_window, capsys):
+def test_denied_access_is_shown_in_the_window_and_printed_once(engine, session, make_window, capsys):
     window = make_window(session)
     reason = "the engine at tcp://192.0.2.1:1 does not know this key ('laptop')"
     for _ in range(3):
-        be(engine, session, SourceState.REFUSED, reason)
+        set_status(engine, session, SourceState.REFUSED, reason)
     assert window.banner.text == reason
     assert reason in lines(window.welcome)
     assert capsys.readouterr().err.count(reason) == 1
-    be(engine, session)
+    set_status(engine, session)
     assert window.banner.text == ""
 
 
@@ -91,7 +91,7 @@ def chat(session, tmp_path, qtbot):
     chat.deleteLater()
 
 
-def test_a_refused_stop_does_not_wait_for_ever(engine, session, chat, qtbot):
+def test_answer_ends_as_interrupted_if_its_abort_is_refused(engine, session, chat, qtbot):
     conversation = chat.conversations[0]
     chat.ask(conversation, "hello")
     chat.stop(conversation)
@@ -102,7 +102,7 @@ def test_a_refused_stop_does_not_wait_for_ever(engine, session, chat, qtbot):
     assert conversation.messages[-1].ending == "interrupted"
 
 
-def test_a_stop_without_a_last_word_ends_all_the_same(engine, session, chat, qtbot, monkeypatch):
+def test_stopped_answer_ends_after_a_timeout_without_a_final_reply(engine, session, chat, qtbot, monkeypatch):
     monkeypatch.setattr(chat_module, "STOP_PATIENCE_MS", 50)
     conversation = chat.conversations[0]
     chat.ask(conversation, "hello")
@@ -114,7 +114,7 @@ def test_a_stop_without_a_last_word_ends_all_the_same(engine, session, chat, qtb
     assert conversation.messages[-1].ending == "stopped"
 
 
-def test_a_load_whose_stop_is_refused_ends(engine, session, qtbot):
+def test_load_generator_ends_if_its_aborts_are_refused(engine, session, qtbot):
     generator = LoadGenerator(session)
     generator.start(LoadSettings(concurrency=2))
     generator.stop()
@@ -128,7 +128,7 @@ def test_a_load_whose_stop_is_refused_ends(engine, session, qtbot):
     generator.deleteLater()
 
 
-def test_lost_pieces_of_an_answer_are_told(engine, session, chat):
+def test_missed_parts_of_an_answer_are_reported(engine, session, chat):
     received = []
     chat.notified.connect(received.append)
     chat.ask(chat.conversations[0], "hello")
@@ -138,7 +138,7 @@ def test_lost_pieces_of_an_answer_are_told(engine, session, chat):
     assert received == ["7 pieces of this answer were lost while disconnected."]
 
 
-def test_a_desktop_with_a_viewer_s_key_and_one_with_a_removed_key(qapp, tmp_path, qtbot):
+def test_viewer_key_gives_access_and_removed_key_is_refused(qapp, tmp_path, qtbot):
     ring = KeyRing(tmp_path / "keys")
     for name in ("guest", "gone"):
         ring.new(name, Role.VIEWER, tmp_path / f"{name}.key")

@@ -1,5 +1,4 @@
-"""Seeded random input on the windows of a recording, a live engine and a comparison ends without an exception, a hang
-or a crash, and leaves nothing behind."""
+"""Test that seeded random input on windows raises nothing, does not hang or crash, and leaks nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.storm) for seed in range(1, N
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_input_raises_nothing_and_leaves_nothing(seed, tmp_path, storm, amount):
+def test_random_input_raises_nothing_and_leaks_nothing(seed, tmp_path, storm, amount):
     kind, num_events = KINDS[seed % len(KINDS)], amount(storm(100, 200), 1000)
     home = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "CACHE", "STATE")}
     done = subprocess.run(
@@ -32,4 +31,4 @@ def test_random_input_raises_nothing_and_leaves_nothing(seed, tmp_path, storm, a
     assert answer["warnings"] == []
     assert answer["left"] == {}
     assert answer["num_events"] == num_events
-    assert os.listdir(tmp_path / "tmp") == [], "temporary files stayed"
+    assert os.listdir(tmp_path / "tmp") == [], "temporary files were left"

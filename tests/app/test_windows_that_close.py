@@ -1,4 +1,4 @@
-"""Windows opened and closed leave nothing: no widget, session, timer, thread, socket or file descriptor."""
+"""Tests that closed windows leave no widget, session, timer, thread, socket or file descriptor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def desktop(qapp, tmp_path):
 
 @pytest.fixture
 def endpoint():
-    """Of an engine that is another process: what it keeps open is not counted here."""
+    """Address of an engine in another process, whose open files are not counted here."""
     process = EngineProcess(command=SIMULATED)
     process.start()
     yield process.endpoint
@@ -51,7 +51,7 @@ def endpoint():
 
 @pytest.fixture
 def recording(tmp_path):
-    """The path of a short one."""
+    """Path of a short recording."""
     engine = SimulatedEngine(num_blocks=120, num_running=6, epoch=9)
     with RecordingWriter(tmp_path / "day.mcap") as writer:
         for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(20))):
@@ -59,12 +59,12 @@ def recording(tmp_path):
     return str(tmp_path / "day.mcap")
 
 
-def standing():
-    """What there is now, once what was told to go is gone."""
+def object_counts():
+    """Return the counts of Qt objects, threads and descriptors, after deferred deletions."""
     for _ in range(3):
         QCoreApplication.processEvents()
         QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
-    gc.unfreeze()  # what was set aside while a window was open is counted, and collected, as all else
+    gc.unfreeze()  # count objects that were frozen while a window was open, too
     gc.collect()
     things = [type(thing) for thing in gc.get_objects() if issubclass(type(thing), QObject)]
     kinds = Counter(kind.__name__ for kind in things if kind not in SHARED)
@@ -78,19 +78,19 @@ def standing():
     }
 
 
-def left_since(before):
-    """What there is more of than `before`."""
-    return {key: (before.get(key, 0), number) for key, number in standing().items() if number > before.get(key, 0)}
+def growth_since(before):
+    """Return the counts that grew since `before`, as (before, now)."""
+    return {key: (before.get(key, 0), number) for key, number in object_counts().items() if number > before.get(key, 0)}
 
 
 def num_pooled_threads():
-    """Of Qt's own pool, which come and go with what is drawn; each has a descriptor to be woken by."""
+    """Return the number of threads in Qt's pool. They come and go with painting; each has one descriptor."""
     names = [task / "comm" for task in Path("/proc/self/task").iterdir()]
     return sum(name.read_text().strip() == "Thread (pooled)" for name in names)
 
 
 def open_and_close(desktop, open_one, qtbot):
-    """One window with all its views; weak references to what must go with it."""
+    """Open a window with all its views and close it. Returns weak references to objects that must be deleted."""
     open_one()
     window = desktop.windows[-1]
     with qtbot.waitSignal(window.views_loaded, timeout=120_000):
@@ -105,24 +105,24 @@ def wait_until_gone(gone, qtbot):
     qtbot.waitUntil(lambda: not [1 for reference in gone if reference() is not None], timeout=120_000)
 
 
-def left_behind(desktop, open_one, times, qtbot):
-    """What there is more of after `times` windows than after the first."""
-    gone = open_and_close(desktop, open_one, qtbot)  # the first brings what stays: imports, fonts, caches
+def growth_after_windows(desktop, open_one, times, qtbot):
+    """Return the counts that grew between the first window and `times` further windows."""
+    gone = open_and_close(desktop, open_one, qtbot)  # the first window creates lasting objects: imports, fonts, caches
     wait_until_gone(gone, qtbot)
     qtbot.waitUntil(lambda: not desktop._forgetting.isActive())
-    before = standing()
+    before = object_counts()
     for _ in range(times):
         gone += open_and_close(desktop, open_one, qtbot)
     wait_until_gone(gone, qtbot)
     assert not desktop.windows
     assert not desktop.sessions
-    return left_at_last(before, qtbot)
+    return final_growth(before, qtbot)
 
 
-def left_at_last(before, qtbot):
-    """What is on its way comes to its end first."""
+def final_growth(before, qtbot):
+    """Return the counts that grew since `before`, once deferred work is finished."""
     deadline = time.monotonic() + WAIT_S
-    while (left := left_since(before)) and time.monotonic() < deadline:
+    while (left := growth_since(before)) and time.monotonic() < deadline:
         qtbot.wait(50)
     return left
 
@@ -130,18 +130,20 @@ def left_at_last(before, qtbot):
 def test_screen_and_style_asked_for_by_an_open_window_are_not_counted(qtbot):
     widget = QWidget()
     qtbot.addWidget(widget)
-    before = standing()
+    before = object_counts()
     screen, style = widget.screen(), widget.style()
     assert (type(screen), type(style)) == SHARED
-    assert not left_since(before)
+    assert not growth_since(before)
 
 
-def test_live_windows_leave_nothing(desktop, endpoint, amount, qtbot):
-    assert not left_behind(desktop, lambda: desktop.attach(endpoint), amount(1, 100), qtbot)
+def test_closed_live_windows_leak_nothing(desktop, endpoint, amount, qtbot):
+    assert not growth_after_windows(desktop, lambda: desktop.attach(endpoint), amount(1, 100), qtbot)
 
 
-def test_windows_on_recordings_leave_nothing(desktop, recording, amount, qtbot):
-    assert not left_behind(desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(1, 100), qtbot)
+def test_closed_windows_on_recordings_leak_nothing(desktop, recording, amount, qtbot):
+    assert not growth_after_windows(
+        desktop, lambda: desktop.open_recording(Recording.open(recording)), amount(1, 100), qtbot
+    )
 
 
 def open_and_close_fleet(desktop, qtbot):
@@ -154,23 +156,23 @@ def open_and_close_fleet(desktop, qtbot):
     return gone
 
 
-def test_windows_of_fleets_leave_nothing(desktop, endpoint, amount, qtbot):
+def test_closed_fleet_windows_leak_nothing(desktop, endpoint, amount, qtbot):
     desktop.attach(endpoint)
     watched = desktop.windows[-1]
     load_only(watched)
     qtbot.waitUntil(lambda: len(watched.session.overview) >= 1, timeout=120_000)
     gone = open_and_close_fleet(desktop, qtbot)
     wait_until_gone(gone, qtbot)
-    before = standing()
+    before = object_counts()
     for _ in range(amount(1, 100)):
         gone += open_and_close_fleet(desktop, qtbot)
     wait_until_gone(gone, qtbot)
-    assert not left_at_last(before, qtbot)
+    assert not final_growth(before, qtbot)
     watched.close()
 
 
 @pytest.mark.parametrize("last", [DOCKS[0].name, "requests", "events"])
-def test_window_closed_while_views_load_loads_no_more_and_leaves_nothing(desktop, recording, qtbot, last):
+def test_window_closed_while_views_load_stops_loading_and_leaks_nothing(desktop, recording, qtbot, last):
     window = desktop.open_recording(Recording.open(recording))
     names = []
 
@@ -181,12 +183,12 @@ def test_window_closed_while_views_load_loads_no_more_and_leaves_nothing(desktop
 
     window.docked.loaded.connect(close_after_last)
     gone = [weakref.ref(thing) for thing in (window, window.session, window.session.history)]
-    del window  # before what closed windows left is collected
+    del window  # so that closed windows can be collected
     wait_until_gone(gone, qtbot)
     assert names[-1] == last
 
 
-def test_a_closed_window_leaves_no_rules_and_no_drawings(desktop, recording, qtbot, monkeypatch):
+def test_closed_window_leaves_no_style_rules_and_no_cached_pixmaps(desktop, recording, qtbot, monkeypatch):
     forgotten = []
     monkeypatch.setattr("kvscope_app.desktop.forget_rules", forgotten.append)
     desktop.open_recording(Recording.open(recording))

@@ -1,8 +1,8 @@
-"""Sends seeded random input to real windows, and reports what went wrong and what was left.
+"""Send seeded random input to windows, and report problems and leaked objects.
 
 `python -m tests.app.window_storm FOLDER KIND SEED EVENTS` prints a JSON object. KIND is `recording`, `live` (a scripted
-engine over real sockets) or `compare`. It runs in a process of its own: a crash of Qt ends it, and a hang prints all
-stacks. Used by `test_window_storm`.
+engine over real sockets) or `compare`. It runs in its own process: a crash of Qt ends it, and a hang prints all stacks.
+Used by `test_window_storm`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS = "abcxyz0159 ./:-_,?*()[]"
 
 
 class Storm:
-    """Random events in the windows of `desktop`; files are read and written in `folder`."""
+    """Generator of random events for the windows of `desktop`; files are read and written in `folder`."""
 
     def __init__(self, app, desktop, folder, seed):
         from PySide6.QtCore import QTimer
@@ -60,7 +60,7 @@ class Storm:
                 self.turn()
                 self.answer_dialogs()
         finally:
-            # An exception is reported with what was left, and open dialogs would be left.
+            # dialogs left open would hide the exception from the report
             faulthandler.cancel_dump_traceback_later()
             for _ in range(50):
                 self.answer_dialogs(always=True)
@@ -83,7 +83,7 @@ class Storm:
             at = QPoint(self.random.randrange(widget.width()), self.random.randrange(widget.height()))
             which = Qt.MouseButton.RightButton if right else Qt.MouseButton.LeftButton
             QTest.mouseMove(widget, at)
-            if shiboken6.isValid(widget):  # moving the mouse runs the event loop, which may end the widget
+            if shiboken6.isValid(widget):  # moving the mouse runs the event loop, which may delete the widget
                 getattr(QTest, kind)(widget, which, self.modifier(), at)
 
     def double_click(self, window):
@@ -186,10 +186,10 @@ class Storm:
     def resize(self, window):
         window.resize(self.random.randrange(200, 1500), self.random.randrange(150, 950))
 
-    # what is there
+    # windows and widgets
 
     def window(self):
-        """One of the open windows; those beyond `MAX_WINDOWS` are closed first, as a user would."""
+        """Return one of the open windows, after closing those beyond `MAX_WINDOWS`."""
         windows = [*self.desktop.windows, *self.desktop.comparisons]
         if len(windows) > MAX_WINDOWS:
             windows[self.random.randrange(1, len(windows))].close()
@@ -198,7 +198,7 @@ class Storm:
         return self.random.choice(windows) if windows else None
 
     def widget(self, window):
-        """A part that a mouse could point at: of a dialog where one is open."""
+        """Return a visible widget, inside the modal dialog if one is open."""
         from PySide6.QtWidgets import QWidget
 
         around = self.app.activeModalWidget() or window
@@ -214,12 +214,12 @@ class Storm:
         return self.random.choice((*[kinds.NoModifier] * 6, kinds.ShiftModifier, kinds.ControlModifier))
 
     def answer_dialogs(self, *, always=False):
-        """Dialogs stay open for some events; then they are accepted or rejected, or lose a file name."""
+        """Accept or reject some open dialogs, or type a file name."""
         import shiboken6
         from PySide6.QtWidgets import QDialog, QFileDialog
 
         for widget in self.app.topLevelWidgets():
-            if not shiboken6.isValid(widget):  # it went with the dialog that was answered before it
+            if not shiboken6.isValid(widget):  # deleted together with a dialog that was answered before
                 continue
             if not widget.isVisible() or not (always or self.random.random() < 0.3):
                 continue
@@ -234,7 +234,9 @@ class Storm:
         self.turn()
 
     def _answer_popup(self):
-        """Menus, and messages of Qt's file dialogs, run an event loop of their own: choose an entry, or close them."""
+        """Choose an entry of an open menu or close it; menus and message boxes of file dialogs run their own event
+        loop.
+        """
         from PySide6.QtWidgets import QFileDialog, QMessageBox
 
         modal = self.app.activeModalWidget()
@@ -255,7 +257,7 @@ class Storm:
 
 
 def run(folder, kind, seed, num_events):
-    """Returns problems, Qt's warnings, the last events, and what is still there after all windows were closed."""
+    """Return problems, Qt warnings, the last events, and objects that remain after all windows were closed."""
     from PySide6.QtCore import QSettings, qInstallMessageHandler
     from PySide6.QtGui import QDesktopServices
     from tests.simulated_engine.engine import SimulatedEngine
@@ -291,12 +293,12 @@ def run(folder, kind, seed, num_events):
     storm = Storm(app, desktop, folder, seed)
     try:
         _open(desktop, folder, kind)
-        deadline = time.monotonic() + 3  # the first views are there, and what comes later is hit while it comes
+        deadline = time.monotonic() + 3  # wait for the first views only, so that input arrives while others load
         while time.monotonic() < deadline:
             storm.turn()
         storm.run(num_events * 4 // 5)
         if server is not None:
-            server.close(goodbye=seed % 2 == 0)  # it dies while windows watch it
+            server.close(goodbye=seed % 2 == 0)  # the engine stops while windows watch it
         storm.run(num_events - num_events * 4 // 5)
     except Exception as error:
         note(type(error), error, error.__traceback__)
@@ -344,7 +346,7 @@ def _open(desktop, folder, kind):
 
 
 def _left(app, desktop, storm):
-    """Windows, sessions, threads and children that are still there some time after all windows were closed."""
+    """Return windows, sessions and threads that remain some time after all windows were closed."""
     from PySide6.QtWidgets import QMainWindow
 
     from kvscope_app.compare.compare_window import CompareWindow

@@ -47,7 +47,7 @@ WAY: Final = (
     "app/kvscope_app/views/page_map/drawing/cells.py",
     "app/kvscope_app/views/page_map/drawing/grid.py",
     "app/kvscope_app/views/page_map/color_modes.py",
-    "app/kvscope_app/views/page_map/canvas.py",
+    "app/kvscope_app/views/page_map/page_map_canvas.py",
 )
 BESIDE: Final = {
     "app/kvscope_app/session/event_log.py": "events of the same frame",

@@ -1,8 +1,8 @@
-"""Which model types are served, and how the others are refused: a file of results, and the page made of them.
+"""Tries which model types the engine serves, and writes docs/reference/model-types.md from the results.
 
     python -m tests.engine.model_types_page [--processes N] [TYPE …]
 
-tries every type of the installed transformers (some minutes) and writes both anew.
+tries every type of the installed transformers (some minutes), and writes the results and the page.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ Results = Mapping[str, Mapping[str, str]]
 
 _HEAD: Final = """# Model types
 
-Every type of transformers {version} that writes text token by token, or sees or hears and writes text, was tried on
-kvscope's own engine with a tiny model of random weights. {counts}
+This page lists which model types kvscope's own engine serves. Every type of transformers {version} that generates text
+token by token, from text alone or also from images or sound, was tried with a tiny model of random weights. {counts}
 
-*Served* means: the greedy tokens are those of transformers' `generate` and the five largest log-probabilities are
-within 0.001 of its, in float32 on a CPU: in pieces and several requests at once, found again in the prefix cache,
-forked, and preempted (swapped to host memory, with its states where there are any). Released models differ from
-tiny ones in size and weights, which are compared with transformers' eager attention, layer by layer, whenever one is
-loaded. A type's checkpoint is the one that transformers' source names beside its configuration; it was not loaded here.
+*Served* means that the greedy tokens equal those of transformers' `generate`, and the five largest log-probabilities
+differ by at most 0.001, in float32 on a CPU. This was tested with prompts in chunks, several requests in a batch, a
+prefix from the cache, forks, and preemption (swap to host memory, with recurrent states if there are any).
 
-The page is written by `python -m tests.engine.model_types_page`; a test compares it with the installed transformers.
+Released models differ from tiny ones in size and weights. They are compared with transformers' eager attention, layer
+by layer, each time one is loaded. The checkpoint of a type is the one that transformers' source names next to its
+configuration; it was not loaded here.
+
+`python -m tests.engine.model_types_page` writes this page; a test compares it with the installed transformers.
 """
 _SERVED: Final = """
 ## Served
@@ -41,37 +43,48 @@ _SERVED: Final = """
 |---|---|---|---|
 {rows}
 
-Full: keys and values of all tokens. Window: of a sliding window alone. Latent: MLA's latents. States: one of each
-recurrent layer for a request. Indexed: keys (or latents) and values, and the keys of an indexer that chooses among
-them. Own code: run by transformers' own code, prompts one after the other in each step. Types that also see or hear
-are served by their text part, and compared with what the whole says to text; where transformers does not run that
-without pictures or sounds, with the text part. Positions of RoBERTa and its kin begin behind that of padding, as they
-were trained and as transformers' model has it when it is given none; its `generate` counts them from 0. These are
-compared with the model by its own positions. A sliding window of one token (`sliding_window` 1) gives what transformers
-gives with `use_cache=False`, where each token attends to itself alone; with its default cache, `generate` gives others.
+The third column says what the cache holds:
+
+- **full:** keys and values of all tokens;
+- **window:** keys and values of a sliding window;
+- **latent:** latents of multi-head latent attention (MLA);
+- **states:** one state per request and recurrent layer;
+- **indexed:** keys (or latents) and values, and the keys of an indexer that selects among them;
+- **own code:** the model runs on transformers' own code, with the prompts of a step one after the other.
+
+The last column says what the result was compared with:
+
+- **whole:** the whole model. Types that also process images or sound are served with their text part, and compared with
+  what the whole model answers to text;
+- **text part:** only the text part, because transformers does not run the whole model without images or sound;
+- **whole, by its own positions:** the model as it computes positions itself. RoBERTa and similar types number positions
+  from after the padding index, as they were trained; transformers' `generate` numbers them from 0.
+
+A sliding window of one token (`sliding_window` 1) gives what transformers gives with `use_cache=False`, where each
+token attends only to itself. With its default cache, `generate` gives other tokens.
 """
 _REFUSED: Final = """
 ## Refused
 
-In the words of the engine.
+The last column is the engine's message.
 
-| type | checkpoint | words |
+| type | checkpoint | message |
 |---|---|---|
 {rows}
 """
 _NOT_TRIED: Final = """
 ## Not tried
 
-No tiny model of these types was made.
+No tiny model was created for these types.
 
-| type | checkpoint | why |
+| type | checkpoint | reason |
 |---|---|---|
 {rows}
 """
 
 
 def page(version: str, results: Results) -> str:
-    """The page's text."""
+    """Return the text of the page."""
     parts = [_HEAD.format(version=version, counts=_counts(results))]
     forms = {"served": (_SERVED, ("cache", "compared_with")), "refused": (_REFUSED, ("words",))}
     for result, (form, columns) in (forms | {"not tried": (_NOT_TRIED, ("words",))}).items():
@@ -92,19 +105,20 @@ def _row(name: str, found: Mapping[str, str], columns: Iterable[str]) -> str:
 
 
 def read_results() -> tuple[str, Results]:
-    """The version of transformers that was tried, and what became of each of its types."""
+    """Return the version of transformers that was tried, and the result of each of its types."""
     read = json.loads(RESULTS.read_text("utf-8"))
     return read["transformers"], read["types"]
 
 
 def main() -> None:
-    """Try all, and write."""
     import transformers
     from tests.engine.model_types import model_types
 
-    parser = argparse.ArgumentParser(description="Tries every model type on the engine, and writes the page of them.")
-    parser.add_argument("--processes", type=int, default=2, metavar="N", help="that try at once")
-    parser.add_argument("types", nargs="*", metavar="TYPE", help="to try again alone; the others stay as they were")
+    parser = argparse.ArgumentParser(description="Try every model type on the engine, and write the page about them.")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="number of parallel processes")
+    parser.add_argument(
+        "types", nargs="*", metavar="TYPE", help="try only these types again; the others keep their results"
+    )
     arguments, types = parser.parse_args(), model_types()
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
         tried = dict(pool.imap_unordered(_try, arguments.types or types))

@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     caches = k_cache, v_cache, case.slots
     with pytest.raises(ValueError, match=r"heads is .* 5 \+ 2 \* 2 heads of 64"):
         rotate_write(case.heads, Rotation(5, None, None), *caches)
-    with pytest.raises(ValueError, match=r"turn\.cos is"):
+    with pytest.raises(ValueError, match=r"cos_sin\.cos is"):
         rotate_write(case.heads, Rotation(6, None, CosSin(case.turn.cos[:2], case.turn.signed_sin)), *caches)  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"norm\.weight is"):
         rotate_write(case.heads, Rotation(6, HeadNorm(torch.ones(6, 64), torch.tensor(1e-5)), None), *caches)

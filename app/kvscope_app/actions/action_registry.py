@@ -38,7 +38,7 @@ which Qt ensures.
 """
 
 
-ACTION_NOTE: Final = "Action: "
+ACTION_NOTE_PREFIX: Final = "Action: "
 """Prefix of the exception note (`BaseException.add_note`) with the text of the action that raised the error."""
 
 
@@ -114,8 +114,8 @@ class Actions(QObject):
     def __iter__(self) -> Iterator[ActionSpec]:
         return iter(self._specs.values())
 
-    def add_action(self, spec: ActionSpec, place: QWidget | None = None) -> QAction:
-        """Create the action and add it to the window, or to `place` if its shortcuts apply only there."""
+    def add_action(self, spec: ActionSpec, owner: QWidget | None = None) -> QAction:
+        """Create the action and add it to the window, or to `owner` if its shortcuts apply only there."""
         assert spec.name not in self._specs, f"two actions are named {spec.name}"
         kind = YieldingAction if spec.yields else QAction
         action = kind(spec.text, self._parent)
@@ -128,16 +128,16 @@ class Actions(QObject):
         else:
             action.triggered.connect(lambda: self._named(spec, partial(self._run, spec)))
         self.register(spec, action)
-        if place is not None:
+        if owner is not None:
             action.setShortcutContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
-        (place or self._parent).addAction(action)
+        (owner or self._parent).addAction(action)
         self._refresh(spec)
         return action
 
     def register(self, spec: ActionSpec, action: QAction) -> None:
         """Add an action that Qt created, such as a dock's toggle action, to the registry."""
         self._specs[spec.name], self._actions[spec.name] = spec, action
-        self._give_keys(spec)
+        self._set_shortcuts(spec)
 
     def remove(self, name: str) -> None:
         self._specs.pop(name)
@@ -173,7 +173,7 @@ class Actions(QObject):
         try:
             run()
         except Exception as error:
-            error.add_note(f"{ACTION_NOTE}{self._actions[spec.name].text().replace('&', '').rstrip('…')}")
+            error.add_note(f"{ACTION_NOTE_PREFIX}{self._actions[spec.name].text().replace('&', '').rstrip('…')}")
             raise
 
     def _run(self, spec: ActionSpec) -> None:
@@ -186,7 +186,7 @@ class Actions(QObject):
     def _on_settings(self, before: Settings) -> None:
         if before.shortcuts != self._choices.values.shortcuts:
             for spec in self:
-                self._give_keys(spec)
+                self._set_shortcuts(spec)
                 self._refresh(spec)
             self.keys_changed.emit()
 
@@ -202,7 +202,7 @@ class Actions(QObject):
         if spec.text_now is not None:
             action.setText(spec.text_now())
 
-    def _give_keys(self, spec: ActionSpec) -> None:
+    def _set_shortcuts(self, spec: ActionSpec) -> None:
         action = self._actions[spec.name]
         keys = keys_of(spec.name, tuple(spec.shortcuts), self._choices.values.shortcuts)
         action.setShortcuts([QKeySequence(text) for text in keys])

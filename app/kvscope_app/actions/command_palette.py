@@ -72,19 +72,19 @@ class CommandPalette(QFrame):
         ranked = ((match_rank(text, action_text(action), group), group, action) for group, action in self._entries)
         found = [(rank, group, action) for rank, group, action in ranked if rank is not None]
         for _, group, action in sorted(found, key=lambda entry: entry[0]):
-            self._add(group, action)
+            self._add_row(group, action)
         if not found:
-            self._say(NOTHING_FOUND)
+            self._show_message(NOTHING_FOUND)
         self._list.setCurrentRow(0 if found else -1)
         self._list.setFixedHeight(scaled(_ROW) * min(_MAX_ROWS, max(1, self._list.count())) + 4)
         self.adjustSize()
 
-    def _say(self, text: str) -> None:
+    def _show_message(self, text: str) -> None:
         item = QListWidgetItem(text, self._list)
         item.setFlags(Qt.ItemFlag.NoItemFlags)
         item.setSizeHint(QSize(0, scaled(_ROW)))
 
-    def _add(self, group: str, action: QAction) -> None:
+    def _add_row(self, group: str, action: QAction) -> None:
         item = QListWidgetItem(self._list)
         item.setData(Qt.ItemDataRole.UserRole, action)
         item.setData(Qt.ItemDataRole.AccessibleTextRole, action_text(action))

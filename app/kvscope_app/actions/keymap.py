@@ -38,7 +38,7 @@ def rivals(command: Command, keys: Iterable[str], commands: Iterable[Command], c
     ]
 
 
-def given(command: Command, keys: tuple[str, ...], commands: Iterable[Command], chosen: Chosen) -> Chosen:
+def with_keys(command: Command, keys: tuple[str, ...], commands: Iterable[Command], chosen: Chosen) -> Chosen:
     """Return the choices after assigning `keys` to `command` and removing them from conflicting commands."""
     commands = list(commands)
     result = dict(chosen)

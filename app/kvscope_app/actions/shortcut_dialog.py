@@ -55,7 +55,7 @@ _HEATMAP_KEYS: Final = (
 )
 
 
-_WIDE_WORDS: Final = "Move the cursor (by steps when zoomed in) "
+_WIDEST_TEXT: Final = "Move the cursor (by steps when zoomed in) "
 """Longest text that fits on one line next to the widest key."""
 
 
@@ -110,7 +110,7 @@ def _add_group(grid: QGridLayout, group: str, rows: list[tuple[str, str]]) -> No
 def _wide_enough(sheet: Sheet, body: QWidget) -> int:
     """Return a width at which no key is clipped, at most the screen's. On a narrow screen, texts wrap."""
     margins = sheet.column.contentsMargins()
-    words = sheet.fontMetrics().horizontalAdvance(_WIDE_WORDS)
+    words = sheet.fontMetrics().horizontalAdvance(_WIDEST_TEXT)
     keys = max(label.sizeHint().width() for label in body.findChildren(QLabel) if label.property("look") == "key")
     bar = sheet.style().pixelMetric(QStyle.PixelMetric.PM_ScrollBarExtent) + scaled(12 + 28)
     wide = words + keys + bar + margins.left() + margins.right()

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from kvscope_app.actions.action_registry import Actions
-from kvscope_app.actions.keymap import Chosen, Command, given, keys_of, rivals
+from kvscope_app.actions.keymap import Chosen, Command, keys_of, rivals, with_keys
 from kvscope_app.settings.settings_store import SettingsStore
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.widget_factories import label
@@ -76,16 +76,16 @@ class ShortcutEditor(Sheet):
             names = " and ".join(f"“{other.text.rstrip('…')}”" for other in others)
             self.words.setText(f"{_native(keys)} is assigned to {names}. Press Set again to reassign it.")
             return
-        self._change(command, lambda commands, chosen: given(command, (keys,), commands, chosen))
+        self._change(command, lambda commands, chosen: with_keys(command, (keys,), commands, chosen))
         self.words.setText(f"{_native(keys)} is now “{command.text.rstrip('…')}”.")
 
     def _on_none(self) -> None:
         if (command := self._command) is not None:
-            self._change(command, lambda commands, chosen: given(command, (), commands, chosen))
+            self._change(command, lambda commands, chosen: with_keys(command, (), commands, chosen))
 
     def _on_own(self) -> None:
         if (command := self._command) is not None:
-            self._change(command, lambda commands, chosen: given(command, command.own_keys, commands, chosen))
+            self._change(command, lambda commands, chosen: with_keys(command, command.own_keys, commands, chosen))
 
     def _change(self, command: Command, make: Callable[[list[Command], Chosen], Chosen]) -> None:
         commands = self._actions.commands()

@@ -20,9 +20,9 @@ class UndoStack(QUndoStack):
         self.is_at_work = False
         """Whether a change is being undone or redone, so that resulting changes must not be pushed."""
 
-    def did(self, words: str, undo: Callable[[], object], redo: Callable[[], object]) -> None:
-        """Push a completed change. `words` is the text after "Undo", such as "closing the memory dock"."""
-        self.push(_Done(words, undo, redo, self))
+    def did(self, text: str, undo: Callable[[], object], redo: Callable[[], object]) -> None:
+        """Push a completed change. `text` is the text after "Undo", such as "closing the memory dock"."""
+        self.push(_Done(text, undo, redo, self))
 
     def forget(self) -> None:
         """Clear the stack without signals, because the window closes."""
@@ -31,24 +31,24 @@ class UndoStack(QUndoStack):
 
 
 class _Done(QUndoCommand):
-    def __init__(self, words: str, undo: Callable[[], object], redo: Callable[[], object], stack: UndoStack) -> None:
-        super().__init__(words)
+    def __init__(self, text: str, undo: Callable[[], object], redo: Callable[[], object], stack: UndoStack) -> None:
+        super().__init__(text)
         self._undo, self._redo, self._stack = undo, redo, stack
         self._is_new = True
 
     def undo(self) -> None:
-        self._do(self._undo)
+        self._run(self._undo)
 
     def redo(self) -> None:
         """Redo the change. Does nothing when Qt calls it on push, because the change is already done then."""
         if self._is_new:
             self._is_new = False
             return
-        self._do(self._redo)
+        self._run(self._redo)
 
-    def _do(self, what: Callable[[], object]) -> None:
+    def _run(self, change: Callable[[], object]) -> None:
         self._stack.is_at_work = True
         try:
-            what()
+            change()
         finally:
             self._stack.is_at_work = False

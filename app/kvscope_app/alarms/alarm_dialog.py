@@ -47,7 +47,7 @@ _SIZE: Final = (960, 620)
 _NOW_WIDTH: Final = 108
 _FOLDS_BELOW: Final = 700
 """Minimum width in pixels, before scaling, of a row on one line; narrower rows put the expression on a second line."""
-_NOTE: Final = (
+_HINT: Final = (
     "An alarm fires once per incident, adds a bookmark and shows a notification; not while the engine is paused. "
     "In a recording, alarms are marked where they would have fired."
 )
@@ -58,9 +58,9 @@ _EXPRESSION_HINT: Final = "For example: ttft_p99_ms > 500 and running > 8"
 class AlarmDialog(Sheet):
     """Dialog that edits the rules of all windows, which are saved in the settings."""
 
-    def __init__(self, watch: AlarmEvaluator, theme: Theme, parent: QWidget) -> None:
+    def __init__(self, evaluator: AlarmEvaluator, theme: Theme, parent: QWidget) -> None:
         super().__init__("Alarms", parent)
-        self._watch, self._theme = watch, theme
+        self._evaluator, self._theme = evaluator, theme
         self.rows: list[RuleRow] = []
         self._last: RuleRow | None = None
         """Row whose expression had the keyboard focus last."""
@@ -71,7 +71,7 @@ class AlarmDialog(Sheet):
         self.figures = QPushButton("Insert figure")
         self.figures.setToolTip("Insert a figure into the expression edited last")
         self.figures.setMenu(self._figure_menu())
-        self.url, self._url_note = QLineEdit(watch.settings.values.alarm_webhook), label("", "warning", wraps=True)
+        self.url, self._url_note = QLineEdit(evaluator.settings.values.alarm_webhook), label("", "warning", wraps=True)
         self.url.setPlaceholderText(_URL_HINT)
         self.url.setAccessibleName("Webhook")
         self.url.textChanged.connect(self._check)
@@ -87,8 +87,8 @@ class AlarmDialog(Sheet):
         self.buttons.rejected.connect(self.reject)
         self.buttons.button(QDialogButtonBox.StandardButton.RestoreDefaults).clicked.connect(self._restore)
         self._lay_out()
-        self._show(watch.settings.values.alarm_rules)
-        watch.looked.connect(self._show_values)
+        self._show_rules(evaluator.settings.values.alarm_rules)
+        evaluator.looked.connect(self._show_values)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -97,7 +97,7 @@ class AlarmDialog(Sheet):
     def accept(self) -> None:
         """Save the rules and the webhook, unless a rule or the address is invalid."""
         if self.buttons.button(QDialogButtonBox.StandardButton.Ok).isEnabled():
-            self._watch.settings.change(alarm_rules=self.rules, alarm_webhook=self.url.text().strip())
+            self._evaluator.settings.change(alarm_rules=self.rules, alarm_webhook=self.url.text().strip())
             super().accept()
 
     def _lay_out(self) -> None:
@@ -125,24 +125,24 @@ class AlarmDialog(Sheet):
         self.column.addWidget(self.area, 1)
         self.column.addLayout(tools)
         self.column.addLayout(hook)
-        if self._watch.own_words:
-            self.column.addWidget(label(self._watch.own_words, "muted", wraps=True))
-        self.column.addWidget(label(_NOTE, "muted", wraps=True))
+        if self._evaluator.own_words:
+            self.column.addWidget(label(self._evaluator.own_words, "muted", wraps=True))
+        self.column.addWidget(label(_HINT, "muted", wraps=True))
         self.column.addWidget(self.buttons)
         room = self.screen().availableGeometry().size()
         self.resize(QSize(scaled(_SIZE[0]), scaled(_SIZE[1])).boundedTo(room))
 
-    def _show(self, rules: tuple[Rule, ...]) -> None:
+    def _show_rules(self, rules: tuple[Rule, ...]) -> None:
         for row in self.rows:
             self._column.removeWidget(row)
             row.deleteLater()
         self.rows, self._last = [], None
         for rule in rules:
-            self._add(rule)
+            self._add_row(rule)
         self.all.setChecked(any(rule.is_on for rule in rules))
         self._check()
 
-    def _add(self, rule: Rule) -> RuleRow:
+    def _add_row(self, rule: Rule) -> RuleRow:
         row = RuleRow(rule, self._theme)
         row.edited.connect(self._check)
         row.entered.connect(partial(self._enter, row))
@@ -154,7 +154,7 @@ class AlarmDialog(Sheet):
     def _add_new(self) -> None:
         names = {row.name.text() for row in self.rows}
         name = next(each for each in (f"Alarm {number}" for number in range(1, 1000)) if each not in names)
-        row = self._add(Rule(name=name, expression="", seconds=10.0))
+        row = self._add_row(Rule(name=name, expression="", seconds=10.0))
         self._check()
         row.show()
         row.expression.setFocus()
@@ -176,7 +176,7 @@ class AlarmDialog(Sheet):
     def _restore(self) -> None:
         """Reset the predefined rules to their defaults. Rules that the user added stay."""
         names = {rule.name for rule in DEFAULT_RULES}
-        self._show((*DEFAULT_RULES, *(rule for rule in self.rules if rule.name not in names)))
+        self._show_rules((*DEFAULT_RULES, *(rule for rule in self.rules if rule.name not in names)))
 
     def _set_all(self, is_on: bool) -> None:
         for row in self.rows:
@@ -205,7 +205,7 @@ class AlarmDialog(Sheet):
         for row, name in zip(self.rows, names, strict=True):
             why_not = "Another alarm has this name" if names.count(name) > 1 else complaint(row.rule)
             is_sound = is_sound and not why_not
-            row.say(why_not, "" if why_not else why_not_measured(row.rule, self._watch.capabilities))
+            row.say(why_not, "" if why_not else why_not_measured(row.rule, self._evaluator.capabilities))
         url_note = ""
         try:
             checked_url(self.url.text()) if self.url.text().strip() else ""
@@ -218,7 +218,7 @@ class AlarmDialog(Sheet):
 
     def _show_values(self) -> None:
         for row in self.rows:
-            row.show_value(self._watch)
+            row.show_value(self._evaluator)
 
 
 class RuleRow(QWidget):
@@ -250,7 +250,7 @@ class RuleRow(QWidget):
         self.seconds.valueChanged.connect(self.edited)
         self.is_on.toggled.connect(self.edited)
         self.expression.entered.connect(self.entered)
-        self.expression.editingFinished.connect(self._take_seconds)
+        self.expression.editingFinished.connect(self._on_seconds_edited)
 
     @property
     def rule(self) -> Rule:
@@ -277,16 +277,16 @@ class RuleRow(QWidget):
         set_look(self._note, "warning" if why_not else "muted")
         self._note.setVisible(bool(self.note))
 
-    def show_value(self, watch: AlarmEvaluator) -> None:
+    def show_value(self, evaluator: AlarmEvaluator) -> None:
         """Show the rule's value in the last second."""
         try:
-            text = _now_text(Expression(self.rule.expression), watch)
+            text = _now_text(Expression(self.rule.expression), evaluator)
         except BadInput:
             text = ""
         self._now.setText(text)
         self.expression.setToolTip(text)
 
-    def _take_seconds(self) -> None:
+    def _on_seconds_edited(self) -> None:
         """Move a duration typed as `... for 10 s` from the expression to its own field."""
         typed = _with_seconds(self.expression.text())
         if typed is not None:
@@ -311,7 +311,7 @@ class RuleRow(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if self._is_folded is not (self.width() < scaled(_FOLDS_BELOW)):
-            self._place(is_folded=not self._is_folded)
+            self._arrange(is_folded=not self._is_folded)
 
     def _lay_out(self) -> None:
         self.name.setMinimumWidth(scaled(60))
@@ -322,9 +322,9 @@ class RuleRow(QWidget):
         self._grid.setVerticalSpacing(3)
         self._for = label("for", "muted")
         self._note.hide()
-        self._place(is_folded=True)
+        self._arrange(is_folded=True)
 
-    def _place(self, *, is_folded: bool) -> None:
+    def _arrange(self, *, is_folded: bool) -> None:
         """Lay the row out on one line or, if folded, with the expression on a second line.
 
         The value is then visible only in the tooltip of the expression.
@@ -365,8 +365,8 @@ def _with_seconds(text: str) -> Rule | None:
     return typed if typed.seconds and ":" not in text else None
 
 
-def _now_text(expression: Expression, watch: AlarmEvaluator) -> str:
-    value = watch.value_of_last_second(expression)
+def _now_text(expression: Expression, evaluator: AlarmEvaluator) -> str:
+    value = evaluator.value_of_last_second(expression)
     if math.isnan(value):
         return "last second: unknown"
     return f"last second: {value_text(value, expression.unit) if math.isfinite(value) else '∞'}"

@@ -47,16 +47,16 @@ class AlarmEvaluator(QObject):
         self._own_rules: tuple[Rule, ...] = ()
         self._own_url = ""
         self._webhook: Webhook | None = None
-        self._told_failure = False
+        self._has_shown_failure = False
         self._engine = AlarmEngine(self.rules)
         self._in_use = self.rules
         self._seen_ns = -1
         self._derived: dict[str, Bookmark] = {}
         self._is_following = False
         self._later = QTimer(self, singleShot=True, interval=0)
-        self._later.timeout.connect(self._look)
+        self._later.timeout.connect(self._evaluate)
         settings.changed.connect(self._on_settings)
-        self._follow()
+        self._follow_overview()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -115,22 +115,22 @@ class AlarmEvaluator(QObject):
             self._session.bookmarks.derive(())
         else:
             for alarm in standing:
-                self._tell(_ended(alarm, self._seen_ns))
-        self._follow()
+                self._report(_ended(alarm, self._seen_ns))
+        self._follow_overview()
 
-    def _follow(self) -> None:
+    def _follow_overview(self) -> None:
         wants = not self._engine.is_idle
         if wants and not self._is_following:
-            self._session.overview_changed.connect(self._look)
+            self._session.overview_changed.connect(self._evaluate)
         elif self._is_following and not wants:
-            self._session.overview_changed.disconnect(self._look)
+            self._session.overview_changed.disconnect(self._evaluate)
         self._is_following = wants
         if wants:
             self._later.start()
 
-    def _look(self) -> None:
+    def _evaluate(self) -> None:
         if self._webhook is not None:
-            self._tell_failure(self._webhook.failure)
+            self._report_failure(self._webhook.failure)
         overview = self._session.overview
         first = overview.place_at(self._seen_ns) + 1
         last = min(first + _AT_A_TIME, len(overview))
@@ -143,7 +143,7 @@ class AlarmEvaluator(QObject):
             self._derive([*changed, *standing])
         else:
             for alarm in changed:
-                self._tell(alarm)
+                self._report(alarm)
             # Shown but not stored yet: the bookmark stored when the alarm ends has the worst value of all.
             self._session.bookmarks.load(bookmark_of(alarm) for alarm in standing)
             for alarm in standing:
@@ -159,7 +159,7 @@ class AlarmEvaluator(QObject):
         if alarms:
             self._session.bookmarks.derive(self._derived.values())
 
-    def _tell(self, alarm: Alarm) -> None:
+    def _report(self, alarm: Alarm) -> None:
         self._session.bookmarks.add_revisions([bookmark_of(alarm)])
         (self.over if alarm.until_ns else self.rang).emit(alarm)
         self._post(alarm)
@@ -171,15 +171,15 @@ class AlarmEvaluator(QObject):
         try:
             self._webhook = self._webhook or Webhook(url)
         except BadInput as error:  # the settings may come from another version or have been edited by hand
-            self._tell_failure(str(error))
+            self._report_failure(str(error))
             return
         self._webhook.post(payload(alarm, self.capabilities.engine, self._session.source.name))
 
-    def _tell_failure(self, failure: str) -> None:
+    def _report_failure(self, failure: str) -> None:
         """Report a webhook failure once, until a post succeeds again."""
-        if failure and not self._told_failure:
+        if failure and not self._has_shown_failure:
             self._session.noticed.emit(f"Alarm not posted: {failure}")
-        self._told_failure = bool(failure)
+        self._has_shown_failure = bool(failure)
 
 
 def _ended(alarm: Alarm, at_ns: int) -> Alarm:

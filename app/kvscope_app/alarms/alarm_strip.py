@@ -26,19 +26,19 @@ from kvscope_telemetry.alarms.alarm_engine import Alarm, alarm_text
 from kvscope_telemetry.alarms.rules import rule_words
 
 _SPACING: Final = 10
-GOES_AFTER_S: Final = 20.0
+HIDE_AFTER_S: Final = 20.0
 """Seconds after which an alarm that has ended disappears from the strip."""
 
 
 class AlarmStrip(PassingStrip):
-    """Strip that is hidden until an alarm of `watch` starts.
+    """Strip that is hidden until an alarm of `evaluator` starts.
 
-    `go_to` is called with the time in ns at which the alarm began; `show_all` shows the list of alarms.
+    `seek` is called with the time in ns at which the alarm began; `show_all` shows the list of alarms.
     """
 
-    def __init__(self, watch: AlarmEvaluator, go_to: Callable[[int], None], show_all: Callable[[], None]) -> None:
+    def __init__(self, evaluator: AlarmEvaluator, seek: Callable[[int], None], show_all: Callable[[], None]) -> None:
         super().__init__()
-        self._go_to = go_to
+        self._seek = seek
         self._shown_alarms: dict[str, Alarm] = {}
         """Shown alarms by the name of their rule, the newest last."""
         self._over_s: dict[str, float] = {}
@@ -48,12 +48,12 @@ class AlarmStrip(PassingStrip):
         self._clock = QTimer(self, interval=1000)
         self._clock.timeout.connect(self._forget_old)
         self._lay_out()
-        self.go.clicked.connect(self._go)
+        self.go.clicked.connect(self._show_in_timeline)
         self.all.clicked.connect(show_all)
         self.dismiss.clicked.connect(self._dismiss)
-        watch.rang.connect(self._on_rang)
-        watch.went_on.connect(self._on_went_on)
-        watch.over.connect(self._on_over)
+        evaluator.rang.connect(self._on_rang)
+        evaluator.went_on.connect(self._on_alarm_continued)
+        evaluator.over.connect(self._on_over)
         self.hide()
 
     @property
@@ -76,7 +76,7 @@ class AlarmStrip(PassingStrip):
         self._shown_alarms[alarm.name] = alarm
         self._show()
 
-    def _on_went_on(self, alarm: Alarm) -> None:
+    def _on_alarm_continued(self, alarm: Alarm) -> None:
         if alarm.name in self._shown_alarms:
             self._shown_alarms[alarm.name] = alarm
             self._show()
@@ -91,12 +91,12 @@ class AlarmStrip(PassingStrip):
 
     def _forget_old(self) -> None:
         now_s = time.monotonic()
-        for name in [name for name, at_s in self._over_s.items() if now_s - at_s >= GOES_AFTER_S]:
+        for name in [name for name, at_s in self._over_s.items() if now_s - at_s >= HIDE_AFTER_S]:
             self._forget(name)
         self._show()
 
-    def _go(self) -> None:
-        self._go_to(next(reversed(self._shown_alarms.values())).begin_ns)
+    def _show_in_timeline(self) -> None:
+        self._seek(next(reversed(self._shown_alarms.values())).begin_ns)
 
     def _dismiss(self) -> None:
         self._forget(next(reversed(self._shown_alarms)))
@@ -161,7 +161,7 @@ class AlarmLine(QWidget):
             label.setMinimumWidth(24)
             self._row.addWidget(label)
         self._row.addStretch()
-        self._stand(is_narrow=False)
+        self._arrange(is_narrow=False)
 
     @property
     def is_narrow(self) -> bool:
@@ -180,9 +180,9 @@ class AlarmLine(QWidget):
     def _fold(self) -> None:
         wanted = sum(label.fontMetrics().horizontalAdvance(label.text()) + _SPACING for label in self._labels)
         if self.is_narrow is not (self.width() < wanted):
-            self._stand(is_narrow=not self.is_narrow)
+            self._arrange(is_narrow=not self.is_narrow)
 
-    def _stand(self, *, is_narrow: bool) -> None:
+    def _arrange(self, *, is_narrow: bool) -> None:
         direction = QBoxLayout.Direction.TopToBottom if is_narrow else QBoxLayout.Direction.LeftToRight
         self._row.setDirection(direction)
         self._row.setSpacing(1 if is_narrow else _SPACING)

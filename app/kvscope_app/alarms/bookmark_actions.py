@@ -35,7 +35,7 @@ _ABOVE_BAR: Final = 48
 
 
 def bookmark_actions(window: SessionWindow, alarms: AlarmEvaluator) -> list[ActionSpec]:
-    jump, loop = partial(go_to_bookmark, window), window.session.timeline.loop
+    jump, loop = partial(seek_bookmark, window), window.session.timeline.loop
     return [
         ActionSpec("bookmark", "Bookmark this moment", TIME, partial(bookmark_here, window), ("Ctrl+B",), "bookmark"),
         ActionSpec("bookmark_before", "Previous bookmark", TIME, partial(jump, forward=False), ("Alt+,",)),
@@ -66,40 +66,40 @@ def offer_undo(window: SessionWindow) -> None:
     """Record each deletion of bookmarks on the window's undo stack, so that Undo restores them."""
     bookmarks = window.session.bookmarks
 
-    def note(gone: list[Bookmark]) -> None:
+    def push_undo(removed: list[Bookmark]) -> None:
         if not window.undo.is_at_work:
-            words = "deleting the bookmark" if len(gone) == 1 else f"deleting {len(gone)} bookmarks"
-            window.undo.did(words, partial(bookmarks.restore, gone), partial(bookmarks.delete, gone))
+            words = "deleting the bookmark" if len(removed) == 1 else f"deleting {len(removed)} bookmarks"
+            window.undo.did(words, partial(bookmarks.restore, removed), partial(bookmarks.delete, removed))
 
-    bookmarks.deleted.connect(note)
-    window.closing.connect(lambda _: bookmarks.deleted.disconnect(note))
+    bookmarks.deleted.connect(push_undo)
+    window.closing.connect(lambda _: bookmarks.deleted.disconnect(push_undo))
 
 
 def bookmark_here(window: SessionWindow) -> None:
     """Add a bookmark at the time shown, then ask for an optional note."""
     session = window.session
     if session.timeline.range_ns is None:
-        _tell(window, "Nothing to bookmark yet")
+        _show_message(window, "Nothing to bookmark yet")
         return
     made = session.bookmarks.add(session.timeline.cursor_ns)
-    NotePopup(window.centralWidget() or window, session.bookmarks, made).show_above(_ABOVE_BAR)
+    BookmarkNotePopup(window.centralWidget() or window, session.bookmarks, made).show_above(_ABOVE_BAR)
 
 
-def go_to_bookmark(window: SessionWindow, *, forward: bool) -> None:
+def seek_bookmark(window: SessionWindow, *, forward: bool) -> None:
     """Go to the next bookmark, or to the previous one unless `forward`."""
     session = window.session
     found = session.bookmarks.nearest(session.timeline.cursor_ns, forward=forward)
     if found is None:
-        _tell(window, f"No bookmark {'after' if forward else 'before'} this one")
+        _show_message(window, f"No bookmark {'after' if forward else 'before'} this one")
         return
     session.timeline.go_to(found.time_ns)
-    _tell(window, mark_text(found))
+    _show_message(window, mark_text(found))
 
 
 def bring_back(window: SessionWindow) -> None:
     """Restore the bookmark that was deleted last."""
     back = window.session.bookmarks.undo()
-    _tell(window, "No bookmark was deleted" if back is None else f"Back again: {mark_text(back)}")
+    _show_message(window, "No bookmark was deleted" if back is None else f"Back again: {mark_text(back)}")
 
 
 def copy_moment(window: SessionWindow) -> None:
@@ -107,17 +107,17 @@ def copy_moment(window: SessionWindow) -> None:
     session, timeline = window.session, window.session.timeline
     player = timeline.player
     if player is None or not timeline.is_file:
-        _tell(window, "Only recordings can be linked to: save recent history first (Ctrl+S)")
+        _show_message(window, "Only recordings can be linked to: save recent history first (Ctrl+S)")
         return
     path = player.recording.path
     file = sample_word(path) or shlex.quote(str(path.absolute()))
     at_s = max(timeline.cursor_ns - player.recording.start_ns, 0) / 1e9
-    link = f"kvscope --open {file} --at {at_s:.3f}{_selection_words(session)}"
+    link = f"kvscope --open {file} --at {at_s:.3f}{_selection_text(session)}"
     QGuiApplication.clipboard().setText(link)
-    _tell(window, f"Copied: {link}")
+    _show_message(window, f"Copied: {link}")
 
 
-def _selection_words(session: Session) -> str:
+def _selection_text(session: Session) -> str:
     chosen = (("request", session.selection.request), ("block", session.selection.block))
     return "".join(f" --select {kind}:{number}" for kind, number in chosen if number is not None)
 
@@ -126,13 +126,13 @@ def set_loop(window: SessionWindow, *, is_begin: bool) -> None:
     """Set the start or end of the loop to the time shown. With both ends set, the loop plays from its start."""
     timeline, loop = window.session.timeline, window.session.timeline.loop
     if timeline.range_ns is None:
-        _tell(window, "Nothing to loop yet")
+        _show_message(window, "Nothing to loop yet")
         return
     loop.set_bound(timeline.cursor_ns, is_begin=is_begin)
     if loop.range_ns is None:
-        _tell(window, f"Now set its {'end' if is_begin else 'begin'}: Ctrl+{']' if is_begin else '['}")
+        _show_message(window, f"Now set its {'end' if is_begin else 'begin'}: Ctrl+{']' if is_begin else '['}")
     else:
-        _tell(window, "Repeats until Esc")
+        _show_message(window, "Repeats until Esc")
 
 
 def clear_choice(session: Session) -> None:
@@ -145,11 +145,11 @@ def edit_rules(window: SessionWindow, alarms: AlarmEvaluator) -> None:
     AlarmDialog(alarms, window.themes.theme, window).show()
 
 
-def _tell(window: SessionWindow, text: str) -> None:
+def _show_message(window: SessionWindow, text: str) -> None:
     window.statusBar().showMessage(text, _NOTICE_MS)
 
 
-class NotePopup(QFrame):
+class BookmarkNotePopup(QFrame):
     """Popup that asks for the note of a bookmark that was just added. Esc leaves the bookmark without a note.
 
     The popup covers the lower edge of `parent` and closes on Enter, Esc, and the next click elsewhere.
@@ -168,7 +168,7 @@ class NotePopup(QFrame):
         self.note.setPlaceholderText("Note (optional); Enter saves")
         self.note.setAccessibleName("Note")
         self.note.installEventFilter(self)
-        self.note.returnPressed.connect(self._keep)
+        self.note.returnPressed.connect(self._save)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 8, 12, 8)
         row.addWidget(label(f"Bookmark at {wall_text(bookmark.time_ns)}", "heading"))
@@ -196,7 +196,7 @@ class NotePopup(QFrame):
             self.close()
         return False
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         if self.note.text().strip():
             self._bookmarks.rename(self._bookmark, self.note.text())
         self._leave()

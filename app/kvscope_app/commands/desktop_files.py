@@ -18,7 +18,7 @@ from typing import Any, Final
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.whole_file import write_whole
 
-_PLACES: Final = (
+_TARGETS: Final = (
     ("kvscope.desktop", "applications/kvscope.desktop"),
     ("kvscope-open.desktop", "applications/kvscope-open.desktop"),
     ("kvscope-recording.xml", "mime/packages/kvscope-recording.xml"),
@@ -55,7 +55,7 @@ def desktop_files(args: argparse.Namespace) -> int:
     """
     folder = _data_folder()
     try:
-        for name, place in _PLACES:
+        for name, place in _TARGETS:
             if args.remove:
                 (folder / place).unlink(missing_ok=True)
             else:

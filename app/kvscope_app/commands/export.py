@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kvscope_app.commands.progress import ProgressBar
 from kvscope_app.media_export.media_names import STILLS, VIDEOS, is_picture
-from kvscope_app.media_export.picture_options import add_picture_options, wish_of
+from kvscope_app.media_export.picture_options import add_picture_options, picture_spec
 from kvscope_app.option_values import add_goals, moment
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.exports.kinds import FORMATS, KINDS, TABLES
@@ -73,7 +73,7 @@ def _export_data(args: argparse.Namespace) -> int:
     from kvscope_telemetry.recordings.reader import Recording
     from kvscope_telemetry.slo import read_goals
 
-    wish_of(args, is_wanted=False)
+    picture_spec(args, is_wanted=False)
     wanted, goals = exports.ExportTarget.of(args.out, args.kind, args.to), read_goals(args.goodput)
     if goals and wanted.suffix not in exports.REPORT_FORMATS:
         raise BadInput(f"--goodput goes with {', '.join(exports.REPORT_FORMATS)}, not with {wanted.suffix}")
@@ -89,7 +89,7 @@ def _export_picture(args: argparse.Namespace) -> int:
     from kvscope_app.window.display_server import require_qt, require_sound_qt
     from kvscope_telemetry.recordings.reader import Recording
 
-    wish = wish_of(args)
+    wish = picture_spec(args)
     if args.goodput:
         raise BadInput("--goodput goes with .html, not with a picture")
     assert wish is not None, "a picture is asked for"
@@ -105,9 +105,9 @@ def _export_picture(args: argparse.Namespace) -> int:
     return 0
 
 
-def _report(path: Path, note: str) -> None:
-    """Print the size of the written file and the `note` on the recording, unless the export went to a stream."""
+def _report(path: Path, remark: str) -> None:
+    """Print the size of the written file and the `remark` on the recording, unless the export went to a stream."""
     from kvscope_telemetry.exports.new_file import is_stream
 
     if not is_stream(path):
-        print_line(f"{path}: {path.stat().st_size / 1e6:.2f} MB" + (f" ({note})" if note else ""))
+        print_line(f"{path}: {path.stat().st_size / 1e6:.2f} MB" + (f" ({remark})" if remark else ""))

@@ -54,28 +54,30 @@ def info(args: argparse.Namespace) -> int:
     from kvscope_telemetry.recordings.reader import Recording
     from kvscope_telemetry.slo import read_goals
 
-    goals, kept = read_goals(args.goodput), None
+    goals, goodput = read_goals(args.goodput), None
     with ProgressBar("reading") as progress:
         recording = Recording.open(named_recording(args.file))
         overview, span = read_overview(recording, progress.watch), span_of(recording)
         if goals:
             histories = Content(recording, overview, span, watch=progress.watch).histories()
-            kept = goals_kept(histories, overview, recording, span, goals, _MAX_IN_JSON if args.json else _MAX_IN_TEXT)
+            max_missed = _MAX_IN_JSON if args.json else _MAX_IN_TEXT
+            goodput = goals_kept(histories, overview, recording, span, goals, max_missed)
     found = digest(recording, overview, span)
     if args.json:
-        print(json.dumps(_as_json(recording, found) | ({} if kept is None else {"goodput": _goals_as_json(kept)})))
+        more = {} if goodput is None else {"goodput": _goals_as_json(goodput)}
+        print(json.dumps(_as_json(recording, found) | more))
     else:
-        print_text("\n".join([_as_text(recording, found), *([] if kept is None else _goals_as_text(kept))]))
+        print_text("\n".join([_as_text(recording, found), *([] if goodput is None else _goals_as_text(goodput))]))
     return 0
 
 
-def _goals_as_json(kept: GoalsKept) -> dict[str, object]:
+def _goals_as_json(goodput: GoalsKept) -> dict[str, object]:
     return {
-        "goals_ms": dict(kept.goals),
-        "share": kept.judged.goodput,
-        "num_finished": kept.num_finished,
-        "num_judged": kept.judged.num_judged,
-        "num_missed": kept.num_missed,
+        "goals_ms": dict(goodput.goals),
+        "share": goodput.judged.goodput,
+        "num_finished": goodput.num_finished,
+        "num_judged": goodput.judged.num_judged,
+        "num_missed": goodput.num_missed,
         "missed": [
             {
                 "number": each.history.info.number,
@@ -85,21 +87,21 @@ def _goals_as_json(kept: GoalsKept) -> dict[str, object]:
                 "missed": list(each.missed),
                 "chain": list(each.chain),
             }
-            for each in kept.missed
+            for each in goodput.missed
         ],
     }
 
 
-def _goals_as_text(kept: GoalsKept) -> list[str]:
-    lines = [f"{'goodput':<12} {kept.share_text} {kept.of_text}"]
-    for each in kept.missed:
+def _goals_as_text(goodput: GoalsKept) -> list[str]:
+    lines = [f"{'goodput':<12} {goodput.share_text} {goodput.of_text}"]
+    for each in goodput.missed:
         lines.append(f"{'missed':<12} #{each.history.info.number} {'; '.join(each.missed)}")
         lines += [f"{'':<14} {printable(link)}" for link in each.chain]
-    more = kept.num_missed - len(kept.missed)
+    more = goodput.num_missed - len(goodput.missed)
     return [*lines, *([f"{'':<12} {more:,} more missed a goal; --json has them"] if more else [])]
 
 
-def _as_json(recording: Recording, found: Digest) -> dict[str, object]:
+def _as_json(recording: Recording, digest: Digest) -> dict[str, object]:
     import msgspec
 
     return {
@@ -109,14 +111,14 @@ def _as_json(recording: Recording, found: Digest) -> dict[str, object]:
         "num_frames": recording.info.num_frames,
         "has_texts": recording.has_texts,
         "damage": recording.detail.splitlines(),
-        **msgspec.to_builtins(found),
+        **msgspec.to_builtins(digest),
     }
 
 
-def _as_text(recording: Recording, found: Digest) -> str:
-    info, pool = recording.info, found.pool
-    totals = {name: "unknown" if total is None else f"{total:,}" for name, total in found.totals.items()}
-    when = datetime.fromtimestamp(found.start_ns / 1e9, UTC)
+def _as_text(recording: Recording, digest: Digest) -> str:
+    info, pool = recording.info, digest.pool
+    totals = {name: "unknown" if total is None else f"{total:,}" for name, total in digest.totals.items()}
+    when = datetime.fromtimestamp(digest.start_ns / 1e9, UTC)
     others = (
         (pool.num_host_blocks, "host blocks"),
         (pool.num_disk_blocks, "disk blocks"),
@@ -124,23 +126,23 @@ def _as_text(recording: Recording, found: Digest) -> str:
         (pool.num_host_states, "recurrent states in host memory"),
     )
     tiers = "".join(f", {count:,} {noun}" for count, noun in others if count)
-    starts = len(found.epochs)
+    starts = len(digest.epochs)
     # A frame may also carry changes made between two steps, so there may be more frames than steps.
-    steps = "" if found.num_steps is None else f", {found.num_steps:,} steps"
+    steps = "" if digest.num_steps is None else f", {digest.num_steps:,} steps"
     rows = [
-        ("model", " ".join(filter(None, (found.model, f"on {found.device}" * bool(found.device))))),
+        ("model", " ".join(filter(None, (digest.model, f"on {digest.device}" * bool(digest.device))))),
         (
             "pool",
             f"{pool.num_blocks:,} blocks of {pool.block_size_tokens} tokens{tiers}, allocator {pool.allocator},"
             f" prefix caching {'on' if pool.prefix_caching else 'off'}",
         ),
-        ("length", f"{found.length_s:,.1f} s from {when:%Y-%m-%d %H:%M:%S} UTC"),
+        ("length", f"{digest.length_s:,.1f} s from {when:%Y-%m-%d %H:%M:%S} UTC"),
         ("frames", f"{info.num_frames:,} of {starts} engine start{'s' * (starts != 1)}{steps}"),
-        ("usage", _usage(found)),
+        ("usage", _usage(digest)),
         (
             "requests",
             f"{totals['admitted']} admitted, {totals['finished']} finished, {totals['aborted']} aborted, "
-            f"{totals['refused']} refused; peak {found.peak_waiting:,} waiting",
+            f"{totals['refused']} refused; peak {digest.peak_waiting:,} waiting",
         ),
         (
             "preemptions",
@@ -148,47 +150,47 @@ def _as_text(recording: Recording, found: Digest) -> str:
             f"{totals['recomputed_tokens']} recomputed",
         ),
         ("tokens", f"{totals['prefill_tokens']} prefill, {totals['decode_tokens']} decode"),
-        ("hit rate", _hit_rate(found)),
-        ("first token", _latency(found.first_token_p50_s, found.first_token_p95_s, found)),
-        ("between tokens", _latency(found.inter_token_p50_s, found.inter_token_p95_s, found)),
-        ("paused", _paused(found)),
-        ("gaps", _gaps(found)),
+        ("hit rate", _hit_rate(digest)),
+        ("first token", _latency(digest.first_token_p50_s, digest.first_token_p95_s, digest)),
+        ("between tokens", _latency(digest.inter_token_p50_s, digest.inter_token_p95_s, digest)),
+        ("paused", _paused(digest)),
+        ("gaps", _gaps(digest)),
         ("texts", "contains prompt and answer text" if recording.has_texts else "none"),
         ("file", _damage(recording)),
     ]
     return "\n".join(f"{name:<12} {printable(text)}" for name, text in rows)
 
 
-def _paused(found: Digest) -> str:
-    stopped_s = found.figures["stopped_s"]
+def _paused(digest: Digest) -> str:
+    stopped_s = digest.figures["stopped_s"]
     return f"{seconds(stopped_s)}, excluded from latencies and rates" if stopped_s else "never"
 
 
-def _hit_rate(found: Digest) -> str:
-    share, cached, prompts = (found.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
+def _hit_rate(digest: Digest) -> str:
+    share, cached, prompts = (digest.figures[key] for key in ("hit_rate", "cached_tokens", "new_prompt_tokens"))
     if share is None:
         return "unknown" if prompts is None else "no request arrived"
     return f"{share:.1%} of new prompts' tokens were in the cache, {cached:,.0f} of {prompts:,.0f}"
 
 
-def _usage(found: Digest) -> str:
-    if found.peak_usage is None or found.mean_usage is None:
+def _usage(digest: Digest) -> str:
+    if digest.peak_usage is None or digest.mean_usage is None:
         return "unknown"
-    return f"peak {found.peak_usage:.1%} of the pool at {found.peak_usage_s:.0f} s; mean {found.mean_usage:.1%}"
+    return f"peak {digest.peak_usage:.1%} of the pool at {digest.peak_usage_s:.0f} s; mean {digest.mean_usage:.1%}"
 
 
-def _latency(p50_s: float | None, p95_s: float | None, found: Digest) -> str:
+def _latency(p50_s: float | None, p95_s: float | None, digest: Digest) -> str:
     if p50_s is None and p95_s is None:
         return "unknown"
-    at_most = "≤ " if found.latencies_are_bounds else ""
+    at_most = "≤ " if digest.latencies_are_bounds else ""
     bounds = ("unknown" if value is None else f"{at_most}{value * 1e3:,.1f} ms" for value in (p50_s, p95_s))
     return "p50 {}, p95 {}".format(*bounds)
 
 
-def _gaps(found: Digest) -> str:
-    parts = [f"{found.num_lost_frames:,} frames lost"] if found.num_lost_frames else []
-    if found.num_silences:
-        parts.append(f"{counted(found.num_silences, 'silence')}, {found.silent_s:,.0f} s in all")
+def _gaps(digest: Digest) -> str:
+    parts = [f"{digest.num_lost_frames:,} frames lost"] if digest.num_lost_frames else []
+    if digest.num_silences:
+        parts.append(f"{counted(digest.num_silences, 'silence')}, {digest.silent_s:,.0f} s in all")
     return "; ".join(parts) or "none"
 
 

@@ -15,20 +15,20 @@ SHOW_AFTER_S = 0.5
 class ProgressBar:
     """Context manager that shows a command's progress; call `watch` with the fraction done, 0 to 1."""
 
-    def __init__(self, what: str, *, always: bool = False) -> None:
+    def __init__(self, activity: str, *, always: bool = False) -> None:
         """If `always`, print each fraction as a line on standard output, for programs that parse it."""
-        self._what = what
-        self._always = always
+        self._activity = activity
+        self._is_forced = always
         self._next_s = time.monotonic() + SHOW_AFTER_S
         self._is_shown = False
 
     def watch(self, share: float) -> bool:
         """Show the fraction done. Always returns True, which lets the work continue."""
         now_s = time.monotonic()
-        if self._always:
+        if self._is_forced:
             print(f"{share:.4f}", flush=True)
         elif now_s >= self._next_s and sys.stderr.isatty():
-            print(f"\r\x1b[K{self._what}: {share:.0%}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{self._activity}: {share:.0%}", end="", file=sys.stderr, flush=True)
             self._next_s, self._is_shown = now_s + 0.1, True
         return True
 

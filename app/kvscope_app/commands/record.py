@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 ASK_EVERY_S: Final = 0.5
 MAX_BLOCKS_PER_REQUEST: Final = 512
-_GIVE_UP_S: Final = 5.0
+_CONNECT_TIMEOUT_S: Final = 5.0
 LOOK_S: Final = 0.1
 TELL_S: Final = 1.0
 REFUSED_S: Final = 3.0
@@ -94,10 +94,10 @@ def record(args: argparse.Namespace) -> int:
     if rules:
         from kvscope_app.commands.recorded_alarms import RecordedAlarms
 
-        alarms = RecordedAlarms(rules, url, writer, args.endpoint, _say)
+        alarms = RecordedAlarms(rules, url, writer, args.endpoint, _print)
     try:
         with _stopped_by_signals() as stopped, address.open(writer) as source:
-            why = _Watch(args, source, writer, stopped, started_s, alarms).run()
+            why = _RecordingMonitor(args, source, writer, stopped, started_s, alarms).run()
     finally:
         failure = writer.close()
         if alarms is not None:
@@ -112,7 +112,7 @@ def record(args: argparse.Namespace) -> int:
     return 1 if why else 0
 
 
-class _Watch:
+class _RecordingMonitor:
     """Polls a recording in progress and decides when it ends."""
 
     def __init__(
@@ -153,14 +153,14 @@ class _Watch:
             is_refused = status.state is SourceState.REFUSED
             if not is_refused and status.state not in _ABSENT:
                 self._present_s = now_s
-            self._tell(now_s)
+            self._report(now_s)
             if self._writer.failure:
                 break
             if now_s >= end_s:
                 return "" if self._writer.has_begun else self._why(status, self._seconds)
             if now_s - self._present_s > (min(REFUSED_S, self._wait_s) if is_refused else self._wait_s):
                 return self._why(status, self._wait_s)
-        self._tell(time.monotonic())
+        self._report(time.monotonic())
         return ""
 
     def _why(self, status: SourceStatus, waited_s: float) -> str:
@@ -172,7 +172,7 @@ class _Watch:
         why = f": {status.reason}" if status.reason else ""
         return f"no telemetry from {self._endpoint} for {waited_s:g} s{why}"
 
-    def _tell(self, now_s: float) -> None:
+    def _report(self, now_s: float) -> None:
         status = self._source.status
         # In other states the reason contains a count of seconds, which changes all the time.
         has_lasting_reason = status.state in (SourceState.CONNECTING, SourceState.LIVE)
@@ -180,7 +180,7 @@ class _Watch:
         if state != self._last_state:
             waiting = f"; waiting up to {self._limit_s:g} s" if not self._last_state and status.state in _ABSENT else ""
             self._last_state = state
-            _say(f"{self._endpoint}: {status.state}" + (f" ({status.reason})" if status.reason else "") + waiting)
+            _print(f"{self._endpoint}: {status.state}" + (f" ({status.reason})" if status.reason else "") + waiting)
         if sys.stderr.isatty() and now_s - self._last_printed_s >= TELL_S:
             self._last_printed_s = now_s
             print(f"\r\x1b[K{self._progress(now_s)}", end="", file=sys.stderr, flush=True)
@@ -195,7 +195,7 @@ class _Watch:
         )
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print_line(line, file=sys.stderr, prefix="\r\x1b[K" if sys.stderr.isatty() else "")
 
 
@@ -245,11 +245,11 @@ class TextAsker:
             return
         self._next_s = now_s + ASK_EVERY_S
         self._write(self._collector.confirmed(mirror.ledger, mirror.epoch))
-        if self._collector.is_waiting and now_s - self._asked_s > _GIVE_UP_S:
+        if self._collector.is_waiting and now_s - self._asked_s > _CONNECT_TIMEOUT_S:
             self._collector.forget_asked()
-        self._ask(self._collector.due(mirror.ledger, mirror.epoch, MAX_BLOCKS_PER_REQUEST), now_s)
+        self._request_texts(self._collector.due(mirror.ledger, mirror.epoch, MAX_BLOCKS_PER_REQUEST), now_s)
 
-    def _ask(self, blocks: tuple[int, ...], now_s: float) -> None:
+    def _request_texts(self, blocks: tuple[int, ...], now_s: float) -> None:
         if not blocks:
             return
         self._tag += 1

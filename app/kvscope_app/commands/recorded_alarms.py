@@ -23,14 +23,14 @@ _END_S: Final = 6.0
 
 
 class RecordedAlarms:
-    """Evaluates `rules` on what `writer` records of the engine at the address `instance`. `say` prints a line."""
+    """Evaluates `rules` on what `writer` records of the engine at the address `instance`. `report` prints a line."""
 
     def __init__(
-        self, rules: Sequence[Rule], url: str, writer: SegmentedWriter, instance: str, say: Callable[[str], None]
+        self, rules: Sequence[Rule], url: str, writer: SegmentedWriter, instance: str, report: Callable[[str], None]
     ) -> None:
         self._engine = AlarmEngine(rules)
         self._webhook = Webhook(url) if url else None
-        self._writer, self._instance, self._say = writer, instance, say
+        self._writer, self._instance, self._report_line = writer, instance, report
         self._overview = SessionOverview()
         self._seen_ns = -1
         self._num_files = 0
@@ -48,17 +48,17 @@ class RecordedAlarms:
         first, last = self._overview.place_at(self._seen_ns) + 1, len(self._overview)
         if first < last:
             for alarm in self._engine.read(self._overview, first, last):
-                self._tell(alarm)
+                self._report(alarm)
             self._write_standing()
             self._seen_ns = int(self._overview.time_ns[last - 1])
             self._overview.forget_before(self._seen_ns - _KEPT_NS)
-        self._tell_failure()
+        self._report_failure()
 
     def close(self) -> None:
         """Post the pending alarms, waiting at most `_END_S` seconds, and close the webhook."""
         if self._webhook is not None:
             self._webhook.close(_END_S)
-            self._tell_failure()
+            self._report_failure()
 
     def _write_standing(self) -> None:
         """Write ongoing alarms whose worst value changed, or all of them after a new file has begun.
@@ -74,18 +74,18 @@ class RecordedAlarms:
                 self._writer.mark(made)
         self._written = standing
 
-    def _tell(self, alarm: Alarm) -> None:
+    def _report(self, alarm: Alarm) -> None:
         if alarm.until_ns:
             self._writer.mark(bookmark_of(alarm))
         what = f"{alarm.name} is over" if alarm.until_ns else rule_text(alarm.rule)
         how = alarm_text(alarm)
-        self._say(f"alarm: {what}" + (f" ({how})" if how else ""))
+        self._report_line(f"alarm: {what}" + (f" ({how})" if how else ""))
         if self._webhook is not None:
             self._webhook.post(payload(alarm, self._writer.engine, self._instance))
 
-    def _tell_failure(self) -> None:
+    def _report_failure(self) -> None:
         """Print a webhook failure once, until a post succeeds again."""
         failure = "" if self._webhook is None else self._webhook.failure
         if failure and not self._has_failed:
-            self._say(f"alarm not posted: {failure}")
+            self._report_line(f"alarm not posted: {failure}")
         self._has_failed = bool(failure)

@@ -55,7 +55,7 @@ class SegmentedWriter:
         self._segment_bytes = segment_bytes
         self._follower = Follower()
         self._clock = clock
-        self._begun_s = 0.0
+        self._started_s = 0.0
         self._num_dropped = 0
         self._ending: list[threading.Thread] = []
         self._writer = self._next_writer()
@@ -78,7 +78,7 @@ class SegmentedWriter:
         if self.failure or self._writer.failure:
             self.failure = self.failure or self._writer.failure
             return False
-        self._note(message)
+        self._record(message)
         if self._is_segmented:
             if isinstance(message, Frame) and self._is_due:
                 self._begin_next()
@@ -109,14 +109,14 @@ class SegmentedWriter:
     def _is_segmented(self) -> bool:
         return self._segment_s is not None or self._segment_bytes is not None
 
-    def _note(self, message: TelemetryMessage) -> None:
+    def _record(self, message: TelemetryMessage) -> None:
         now_s = self._clock()
         if isinstance(message, Snapshot):
             self.engine = message.hello.capabilities.engine
             if not self.has_begun:
-                self.has_begun, self._begun_s = True, now_s
+                self.has_begun, self._started_s = True, now_s
         if self.has_begun:
-            self.recorded_s = now_s - self._begun_s
+            self.recorded_s = now_s - self._started_s
         self.num_frames += isinstance(message, Frame)
 
     @property
@@ -140,10 +140,10 @@ class SegmentedWriter:
         following.write(snapshot_of(self._follower.mirror))
         ended, self._writer = self._writer, following
         self._num_dropped += ended.num_dropped
-        self._ending.append(threading.Thread(target=self._end, args=(ended,), name="recording-end"))
+        self._ending.append(threading.Thread(target=self._finish, args=(ended,), name="recording-end"))
         self._ending[-1].start()
 
-    def _end(self, writer: RecordingWriter) -> None:
+    def _finish(self, writer: RecordingWriter) -> None:
         try:
             writer.close()
         except KvscopeError as error:

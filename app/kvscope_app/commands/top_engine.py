@@ -123,11 +123,11 @@ class WatchedEngine:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._notes = _Notes()
+        self._tracker = _RequestTracker()
         self._source: WatchedSource | None = None
         self._refusal = ""
         try:
-            self._source = address.open(self._notes)
+            self._source = address.open(self._tracker)
         except BadInput as error:
             self._refusal = str(error)
 
@@ -137,7 +137,7 @@ class WatchedEngine:
         if self._source is None:
             return True
         state = self._source.status.state
-        return state in (SourceState.REFUSED, SourceState.ENDED) or (state in TELLING and self._notes.has_seconds)
+        return state in (SourceState.REFUSED, SourceState.ENDED) or (state in TELLING and self._tracker.has_seconds)
 
     def read(self, order: str = "blocks", limit: int = MAX_REQUESTS) -> EngineStatus:
         """Return the engine's current figures, with at most `limit` requests sorted by `order`, a key of `ORDERS`.
@@ -149,7 +149,7 @@ class WatchedEngine:
         self._source.take_update()  # discard: the figures come from the messages that the sink receives
         status = self._source.status
         reading = EngineStatus(address=self._source.name, state=status.state, reason=status.reason)
-        return self._notes.enriched(reading, status, ORDERS[order], limit)
+        return self._tracker.enriched(reading, status, ORDERS[order], limit)
 
     def close(self) -> None:
         """End the source's thread. Idempotent."""
@@ -157,7 +157,7 @@ class WatchedEngine:
             self._source.close()
 
 
-class _Notes:
+class _RequestTracker:
     """Sink that summarizes an engine's messages. The reading thread calls `write`, another thread reads the figures."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class _Notes:
         with self._lock:
             now_ns = time.monotonic_ns()
             if isinstance(message, Snapshot) and message.hello.epoch != self._epoch:
-                self._begin(message.hello.epoch, now_ns)
+                self._reset(message.hello.epoch, now_ns)
             summaries = self._summarizer.add_message(message, now_ns)
             self._summarizer.take_events()
             if summaries:
@@ -225,7 +225,7 @@ class _Notes:
                 else reading
             )
 
-    def _begin(self, epoch: int, now_ns: int) -> None:
+    def _reset(self, epoch: int, now_ns: int) -> None:
         """Start over after the engine was restarted, discarding what was recorded before."""
         self._epoch, self._since_ns, self._engine_ns, self._sample = epoch, now_ns, 0, None
         self._overview = SessionOverview()
@@ -284,7 +284,7 @@ class _Notes:
             RequestReading(
                 number=int(requests.number[row]),
                 request_id=requests.request_ids[row],
-                state=_state_word(int(requests.state[row])),
+                state=_state_name(int(requests.state[row])),
                 num_tokens=int(tokens[row]),
                 num_blocks=int(requests.num_held[row]),
                 age_s=max(0, self._engine_ns - int(requests.arrival_ns[row])) / 1e9,
@@ -299,7 +299,7 @@ def _tokens(requests: RequestMirror) -> npt.NDArray[np.int64]:
     return tokens
 
 
-def _state_word(state: int) -> str:
+def _state_name(state: int) -> str:
     known = [each.name.lower() for each in RequestState if each == state]
     return known[0] if known else RequestState.UNKNOWN.name.lower()
 

@@ -223,10 +223,10 @@ def _cells_of(letter: str) -> int:
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 
 
-def _wrapped(words: Sequence[str], gap: str, width: int) -> list[str]:
+def _wrapped(texts: Sequence[str], gap: str, width: int) -> list[str]:
     """Join words into lines of at most `width` characters; a line has at least one word."""
     lines: list[str] = []
-    for word in words:
+    for word in texts:
         if lines and len(lines[-1]) + len(gap) + len(word) <= width:
             lines[-1] += gap + word
         else:

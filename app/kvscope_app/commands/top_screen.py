@@ -97,9 +97,9 @@ class _Screen:
         height, width = self._window.getmaxyx()
         self._window.erase()
         for row, line in enumerate(self._lines(readings, width, height - 1)):
-            self._put(row, line)
+            self._write_line(row, line)
         engines = f"   ↑↓ jk engine ({self._chosen + 1} of {len(readings)})" if len(readings) > 1 else ""
-        self._put(height - 1, (Styled((_KEYS + engines)[: max(width - 1, 0)], Style.MUTED),))
+        self._write_line(height - 1, (Styled((_KEYS + engines)[: max(width - 1, 0)], Style.MUTED),))
         self._window.refresh()
 
     def _lines(self, readings: Sequence[EngineStatus], width: int, height: int) -> list[Line]:
@@ -121,7 +121,7 @@ class _Screen:
             lines += [()] * (height - len(lines) - len(legend)) + legend
         return lines[:height]
 
-    def _put(self, row: int, line: Line) -> None:
+    def _write_line(self, row: int, line: Line) -> None:
         with suppress(curses.error):  # the last cell of a window cannot be written; the window may have shrunk
             self._window.move(row, 0)
             for text, style in line:

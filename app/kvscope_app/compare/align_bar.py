@@ -32,7 +32,7 @@ class AlignBox(QComboBox):
     def __init__(self, pair: SessionPair) -> None:
         super().__init__()
         self._pair = pair
-        self.ways: dict[str, _Way | None] = {}
+        self.alignments: dict[str, _Way | None] = {}
         self.setAccessibleName("Align by")
         self.setToolTip("How the two runs are aligned in time")
         self.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToContents)
@@ -41,19 +41,19 @@ class AlignBox(QComboBox):
 
     def refresh(self) -> None:
         """Update the list, because the overviews may have grown."""
-        ways = self._find()
-        if list(ways) != list(self.ways):
+        ways = self._available()
+        if list(ways) != list(self.alignments):
             current = self.currentText() or STARTS
             self.clear()
             self.addItems(list(ways))
             self.setCurrentText(current if current in ways else CHOSEN)
-        self.ways = ways
+        self.alignments = ways
 
     def show_chosen(self) -> None:
         """Show that the user aligned the timelines manually."""
         self.setCurrentText(CHOSEN)
 
-    def _find(self) -> dict[str, _Way | None]:
+    def _available(self) -> dict[str, _Way | None]:
         pair = self._pair
         ways: dict[str, _Way | None] = {STARTS: (pair.by_starts(), None)}
         if pair.have_one_clock:
@@ -65,7 +65,7 @@ class AlignBox(QComboBox):
         return ways
 
     def _on_activated(self, name: str) -> None:
-        way = self.ways.get(name)
+        way = self.alignments.get(name)
         self.chosen.emit(*((self._pair.alignment, None) if way is None else way))
 
 

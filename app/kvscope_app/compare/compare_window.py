@@ -31,7 +31,7 @@ _TOGETHER_MS: Final = 400
 """Minimum interval of refreshes while the overviews grow."""
 _SHARE_OF_TIME: Final = 20
 """Refreshing may take at most 1 / this of the time. Hours of data cost 50 ms per run."""
-_WORDS_EVERY_MS: Final = 100
+_TEXT_INTERVAL_MS: Final = 100
 _BUTTONS: Final = ("to_start", "frame_back", "play", "frame_forward", "to_end")
 
 
@@ -47,8 +47,8 @@ class CompareWindow(CompareBody):
         add_compare_actions(self, self.actions_by_name)
         self.bar = PlaybackBar(self.pair, self.pair.bookmarks, tuple(self.actions_by_name[name] for name in _BUTTONS))
         self._refreshers = [Refresher(session, self) for session in self.sessions]
-        self._soon = QTimer(self, singleShot=True, interval=_TOGETHER_MS)
-        self._words = QTimer(self, singleShot=True, interval=_WORDS_EVERY_MS)
+        self._refresh_timer = QTimer(self, singleShot=True, interval=_TOGETHER_MS)
+        self._text_timer = QTimer(self, singleShot=True, interval=_TEXT_INTERVAL_MS)
         self.lay_out(self.bar)
         self._connect()
         self._apply_theme(themes.theme)
@@ -66,7 +66,7 @@ class CompareWindow(CompareBody):
         self.curves.refresh()
         self.refresh_figures()
         took_ms = (time.monotonic_ns() - begun_ns) // 1_000_000
-        self._soon.setInterval(max(_TOGETHER_MS, _SHARE_OF_TIME * took_ms))
+        self._refresh_timer.setInterval(max(_TOGETHER_MS, _SHARE_OF_TIME * took_ms))
 
     def refresh_figures(self) -> None:
         """Recompute the figures, of the whole runs or of the visible range."""
@@ -109,14 +109,14 @@ class CompareWindow(CompareBody):
             runs.append(Run(player.recording, side.session.overview, span))
         return runs[0], runs[1]
 
-    def _on_moment(self, place: int, seconds: float) -> None:
-        """Align the chosen time of run `place` (0: A, 1: B) with the time that the other run shows."""
-        around = self.sessions[place].timeline.range_ns
+    def _on_moment(self, index: int, seconds: float) -> None:
+        """Align the chosen time of run `index` (0: A, 1: B) with the time that the other run shows."""
+        around = self.sessions[index].timeline.range_ns
         if around is None:
             return
         a_ns, b_ns = (session.timeline.cursor_ns for session in self.sessions)
         chosen_ns = around[0] + round(seconds * 1e9)
-        a_ns, b_ns = (chosen_ns, b_ns) if place == 0 else (a_ns, chosen_ns)
+        a_ns, b_ns = (chosen_ns, b_ns) if index == 0 else (a_ns, chosen_ns)
         self.pair.align(Alignment.of(a_ns, b_ns), a_ns)
         self.align.show_chosen()
 
@@ -125,12 +125,12 @@ class CompareWindow(CompareBody):
             view.show_at(side, self.pair.cursor_ns)
 
     def _on_cursor(self) -> None:
-        if not self._words.isActive():
-            self._words.start()
+        if not self._text_timer.isActive():
+            self._text_timer.start()
 
     def _on_overview(self) -> None:
-        if not self._soon.isActive():
-            self._soon.start()
+        if not self._refresh_timer.isActive():
+            self._refresh_timer.start()
 
     def _on_shown(self) -> None:
         if self.figures.of_shown:
@@ -150,8 +150,8 @@ class CompareWindow(CompareBody):
         self.align.chosen.connect(self.pair.align)
         self.pair.visible_range.changed.connect(self._on_shown)
         self.figures.range_chosen.connect(self.refresh_figures)
-        self._soon.timeout.connect(self.refresh_overview)
-        self._words.timeout.connect(self.show_texts)
+        self._refresh_timer.timeout.connect(self.refresh_overview)
+        self._text_timer.timeout.connect(self.show_texts)
         self.themes.changed.connect(self._apply_theme)
 
     def _apply_theme(self, theme: Theme) -> None:

@@ -37,7 +37,7 @@ def compare_with(window: SessionWindow, path: str) -> None:
 
 
 def _open_own(window: SessionWindow, other: Recording) -> None:
-    work = _own(window.session)
+    work = _copy_of_recording(window.session)
 
     def done() -> None:
         if work.result is not None and window.openers.compare is not None:
@@ -48,7 +48,7 @@ def _open_own(window: SessionWindow, other: Recording) -> None:
     Task(window, work, "Opening the timeline", done)
 
 
-def _own(session: Session) -> Background[Recording]:
+def _copy_of_recording(session: Session) -> Background[Recording]:
     """Open a separate handle on the session's recording, because each handle is read by one thread."""
     handle = session.new_recording_handle()
     assert handle is not None, "a session without a past"

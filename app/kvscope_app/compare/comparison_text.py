@@ -31,7 +31,7 @@ def cells(row: ComparisonRow) -> tuple[str, ...]:
 
 
 def value_text(row: ComparisonRow, value: float | None) -> str:
-    return NOTHING if value is None else _FORMS.get(row.unit, short)(value)
+    return NOTHING if value is None else _FORMATS.get(row.unit, short)(value)
 
 
 def difference_text(row: ComparisonRow) -> str:
@@ -140,7 +140,7 @@ def _plain(value: float) -> str:
     return f"{value:.2f}" if 0 < value < 10 else short(value)
 
 
-_FORMS: Final[dict[str, Callable[[float], str]]] = {
+_FORMATS: Final[dict[str, Callable[[float], str]]] = {
     "s": seconds,
     "share": percent,
     "tokens/s": _rate("tok/s"),

@@ -124,7 +124,7 @@ class CurvesView(QWidget):
     def _lay_out(self) -> None:
         scroll = QScrollArea()
         self._charts.setContentsMargins(4, 4, 8, 6)
-        self._charts.lie_in(scroll)
+        self._charts.set_scroll_area(scroll)
         scroll.setWidget(self._charts)
         scroll.setWidgetResizable(True)
         scroll.setFrameShape(QFrame.Shape.NoFrame)

@@ -12,14 +12,14 @@ from kvscope_app.setting_names import geometry_name, splitter_name
 KIND: Final = "comparison"
 
 
-def save_place(window: QMainWindow, settings: QSettings, group: str) -> None:
+def save_geometry(window: QMainWindow, settings: QSettings, group: str) -> None:
     settings.setValue(geometry_name(group), window.saveGeometry())
     for splitter in window.findChildren(QSplitter):
         if splitter.objectName():
             settings.setValue(splitter_name(group, splitter.objectName()), splitter.saveState())
 
 
-def restore_place(window: QMainWindow, settings: QSettings, group: str) -> None:
+def restore_geometry(window: QMainWindow, settings: QSettings, group: str) -> None:
     """Restore the saved geometry and splitter sizes; those that are not saved stay."""
     geometry = settings.value(geometry_name(group))
     if isinstance(geometry, QByteArray):

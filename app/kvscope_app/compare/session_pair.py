@@ -23,7 +23,7 @@ from kvscope_telemetry.summaries.summary import TimedEvent
 
 _AHEAD_S: Final = 0.1
 """Lead over the other run, in seconds of playback, above which a run waits."""
-_BESIDE_S: Final = 0.02
+_SAME_TIME_S: Final = 0.02
 _SAME_NS: Final = 1_000_000
 
 
@@ -50,7 +50,7 @@ class Side:
         first, last = self.range_ns
         return first <= time_ns <= last
 
-    def goes_on_at(self, time_ns: int) -> bool:
+    def continues_at(self, time_ns: int) -> bool:
         """Whether the run continues after that time."""
         first, last = self.range_ns
         return first <= time_ns < last
@@ -158,7 +158,7 @@ class SessionPair(QObject):
 
     def play(self) -> None:
         self._event_side = None
-        if any(side.goes_on_at(self._position_ns) for side in self.sides):
+        if any(side.continues_at(self._position_ns) for side in self.sides):
             self._is_playing = True
             self._stepping = None
             self._clock.start()
@@ -235,7 +235,7 @@ class SessionPair(QObject):
 
     def _look(self) -> None:
         """Advance the cursor to the slower run during playback, and pause or resume the faster one."""
-        going = [side for side in self.sides if side.goes_on_at(max(self._position_ns, side.cursor_ns))]
+        going = [side for side in self.sides if side.continues_at(max(self._position_ns, side.cursor_ns))]
         going = [side for side in going if side.range_ns[0] <= self._position_ns]
         if not going:
             self._position_ns = self.range_ns[1]
@@ -246,7 +246,7 @@ class SessionPair(QObject):
             ahead_s = (side.cursor_ns - self._position_ns) / 1e9
             if side.session.timeline.is_playing and ahead_s > _AHEAD_S * self._speed:
                 side.session.timeline.pause()
-            elif not side.session.timeline.is_playing and ahead_s <= _BESIDE_S * self._speed:
+            elif not side.session.timeline.is_playing and ahead_s <= _SAME_TIME_S * self._speed:
                 side.session.timeline.play()
         self.cursor_changed.emit()
 
@@ -274,12 +274,12 @@ class PairBookmarks(QObject):
     def shown(self) -> list[Bookmark]:
         found = [
             replace(
-                mark,
-                time_ns=mark.time_ns - side.offset_ns,
-                until_ns=mark.until_ns and mark.until_ns - side.offset_ns,
-                text=f"{letter}: {mark.text}" if mark.text else letter,
+                bookmark,
+                time_ns=bookmark.time_ns - side.offset_ns,
+                until_ns=bookmark.until_ns and bookmark.until_ns - side.offset_ns,
+                text=f"{letter}: {bookmark.text}" if bookmark.text else letter,
             )
             for letter, side in zip("AB", self._pair.sides, strict=True)
-            for mark in side.session.bookmarks.shown
+            for bookmark in side.session.bookmarks.shown
         ]
-        return sorted(found, key=lambda mark: mark.time_ns)
+        return sorted(found, key=lambda bookmark: bookmark.time_ns)

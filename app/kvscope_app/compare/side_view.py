@@ -32,9 +32,9 @@ _NOT_YET: Final = "not recorded yet"
 class RunLetter(QWidget):
     """Letter A or B, framed in the colour and line style of its curves."""
 
-    def __init__(self, look: CurveSpec) -> None:
+    def __init__(self, curve: CurveSpec) -> None:
         super().__init__()
-        self._look, self._theme = look, DARK
+        self._curve, self._theme = curve, DARK
         self.setFixedSize(scaled(24), scaled(22))
 
     def apply_theme(self, theme: Theme) -> None:
@@ -44,12 +44,12 @@ class RunLetter(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        color = QColor(self._look.color_of(self._theme))
-        painter.setPen(QPen(color, 2, Qt.PenStyle.DotLine if self._look.dashed else Qt.PenStyle.SolidLine))
+        color = QColor(self._curve.color_of(self._theme))
+        painter.setPen(QPen(color, 2, Qt.PenStyle.DotLine if self._curve.dashed else Qt.PenStyle.SolidLine))
         painter.drawRoundedRect(QRectF(self.rect()).adjusted(1.5, 1.5, -1.5, -1.5), 4, 4)
         painter.setPen(color)
         painter.setFont(sans(1.0, QFont.Weight.Bold))
-        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignCenter, self._look.label)
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignCenter, self._curve.label)
         painter.end()
 
 
@@ -59,12 +59,12 @@ class SideView(QWidget):
     moment_chosen = Signal(float)
     """Emitted with the time in seconds since the run's start to align with the other run's shown time."""
 
-    def __init__(self, session: Session, name: str, look: CurveSpec) -> None:
+    def __init__(self, session: Session, name: str, curve: CurveSpec) -> None:
         super().__init__()
         self.session = session
-        self._look = look
-        self.setAccessibleName(f"Run {look.label}: {name}")
-        self._letter = RunLetter(look)
+        self._curve = curve
+        self.setAccessibleName(f"Run {curve.label}: {name}")
+        self._letter = RunLetter(curve)
         self._name = ElidedLabel(name)
         self._name.setProperty("look", "heading")
         self._about = ElidedLabel()
@@ -94,14 +94,14 @@ class SideView(QWidget):
     def _show_about(self, side: Side, at_ns: int) -> None:
         share = self.session.overview_share
         if share is not None:
-            text, look = f"reading its overview: {percent(share, 0)}", "muted"
+            text, curve = f"reading its overview: {percent(share, 0)}", "muted"
         elif not side.holds(at_ns):
-            text, look = self._absence(side, at_ns), "warning"
+            text, curve = self._absence(side, at_ns), "warning"
         else:
-            text, look = self._words(), "muted"
+            text, curve = self._title(), "muted"
         if self._about.text() != text:
             self._about.setText(text)
-            set_look(self._about, look)
+            set_look(self._about, curve)
 
     def _absence(self, side: Side, at_ns: int) -> str:
         if at_ns < side.range_ns[0]:
@@ -109,7 +109,7 @@ class SideView(QWidget):
         player = self.session.timeline.player
         return _NOT_YET if player is not None and player.recording.may_grow else _AFTER
 
-    def _words(self) -> str:
+    def _title(self) -> str:
         hello = self.session.live_mirror.hello
         if hello is None:
             return ""
@@ -125,9 +125,9 @@ class SideView(QWidget):
         self.moment.setMaximum(0.0)
         self.moment.setKeyboardTracking(False)
         self.moment.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
-        self.moment.setAccessibleName(f"Moment of {self._look.label}")
+        self.moment.setAccessibleName(f"Moment of {self._curve.label}")
         self.moment.setToolTip(
-            f"Seconds since the start of {self._look.label}. Change it to align it with what the other run shows"
+            f"Seconds since the start of {self._curve.label}. Change it to align it with what the other run shows"
         )
         self.moment.valueChanged.connect(self.moment_chosen)
         self.moment.editingFinished.connect(self._leave_moment)

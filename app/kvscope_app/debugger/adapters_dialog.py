@@ -69,16 +69,16 @@ class AdaptersDialog(Sheet):
         path = self.path.text().strip()
         name = self.name.text().strip() or Path(path).name
         if path and name:
-            self._ask(LoadAdapter, name=name, path=path)
+            self._send(LoadAdapter, name=name, path=path)
 
-    def _ask(self, kind: type[LoadAdapter | UnloadAdapter], **fields: str) -> None:
-        self._debugger.ask(kind, heard=self._hear, **fields)
+    def _send(self, kind: type[LoadAdapter | UnloadAdapter], **fields: str) -> None:
+        self._debugger.ask(kind, heard=self._on_answer, **fields)
 
-    def _hear(self, words: str, was_done: bool) -> None:
+    def _on_answer(self, text: str, was_done: bool) -> None:
         self._session.request_status()
         if not isValid(self):  # the dialog was closed before the answer arrived
             return
-        self.answer.setText(words)
+        self.answer.setText(text)
         set_look(self.answer, "accent" if was_done else "warning")
         if was_done:
             self.path.clear()
@@ -108,7 +108,7 @@ class AdaptersDialog(Sheet):
         path.setProperty("look", "muted")
         path.setText(adapter.path)
         unload.setAccessibleName(f"Unload {adapter.name}")
-        unload.clicked.connect(partial(self._ask, UnloadAdapter, name=adapter.name))
+        unload.clicked.connect(partial(self._send, UnloadAdapter, name=adapter.name))
         unload.setAutoDefault(False)
         unload.setEnabled(not why)
         unload.setToolTip(why)

@@ -180,7 +180,7 @@ class _Acts:
 
     def __init__(self, window: SessionWindow, debugger: Debugger) -> None:
         self._window, self._debugger = window, debugger
-        self._asked: int | None = None
+        self._chosen_number: int | None = None
         """Number of the request that the confirmation dialog asks about."""
 
     def to_selected(
@@ -203,7 +203,7 @@ class _Acts:
             self._debugger.ask(Preempt, number=number, how=how)
 
     def abort(self) -> None:
-        number = self._asked if self._asked is not None else self._window.session.selection.request
+        number = self._chosen_number if self._chosen_number is not None else self._window.session.selection.request
         if number is not None:
             self._debugger.abort(number, self._window.session.mirror.requests.request_id(number))
 
@@ -212,9 +212,9 @@ class _Acts:
         session = self._window.session
         number = session.selection.request
         if number is None or permission.why_not_abort(session.mirror, number):
-            self._asked = None
+            self._chosen_number = None
             return ""
-        self._asked = number  # the selection may change before the user answers
+        self._chosen_number = number  # the selection may change before the user answers
         name = session.mirror.requests.request_id(number)
         return f"Abort request {name}? Tokens generated so far are kept."
 
@@ -287,19 +287,19 @@ class DebugAnswers(QObject):
         super().__init__(window)
         self._window = window
         for name in (*OF_REQUEST, *OF_BLOCK):
-            actions[name].triggered.connect(self._remember_place)
-        self._place = QCursor.pos()
-        self._is_at_place = False
-        debugger.answered.connect(self._tell)
+            actions[name].triggered.connect(self._remember_position)
+        self._menu_position = QCursor.pos()
+        self._is_from_menu = False
+        debugger.answered.connect(self._show_answer)
 
-    def _remember_place(self) -> None:
-        self._place, self._is_at_place = QCursor.pos(), True
+    def _remember_position(self) -> None:
+        self._menu_position, self._is_from_menu = QCursor.pos(), True
 
-    def _tell(self, words: str, _was_done: bool) -> None:
-        self._window.statusBar().showMessage(words, _NOTICE_MS)
-        if self._is_at_place and self._window.isActiveWindow():
-            QToolTip.showText(self._place, words, self._window)
-        self._is_at_place = False
+    def _show_answer(self, text: str, _was_done: bool) -> None:
+        self._window.statusBar().showMessage(text, _NOTICE_MS)
+        if self._is_from_menu and self._window.isActiveWindow():
+            QToolTip.showText(self._menu_position, text, self._window)
+        self._is_from_menu = False
 
 
 def _ids(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, ...]:
@@ -321,7 +321,7 @@ class LimitsDialog(Sheet):
     def __init__(self, parent: QWidget, debugger: Debugger) -> None:
         super().__init__("Batch limits", parent)
         self._debugger = debugger
-        words = label(
+        text = label(
             "Takes effect at the next step and lasts until the engine stops. Running requests are not "
             "preempted; new ones wait until the batch fits.",
             "muted",
@@ -329,7 +329,7 @@ class LimitsDialog(Sheet):
         )
         self.fields = {name: WholeNumberBox() for name, _ in _FIELDS}
         self.answer = label("", "muted", wraps=True)
-        self.column.addWidget(words)
+        self.column.addWidget(text)
         self.column.addLayout(self._grid())
         self.column.addWidget(self.answer)
         self.column.addLayout(self._buttons())
@@ -337,12 +337,12 @@ class LimitsDialog(Sheet):
 
     def apply(self) -> None:
         num_seqs, num_tokens = (field.value() for field in self.fields.values())
-        self._debugger.ask(SetLimits, heard=self._hear, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
+        self._debugger.ask(SetLimits, heard=self._on_answer, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens)
 
-    def _hear(self, words: str, was_done: bool) -> None:
+    def _on_answer(self, text: str, was_done: bool) -> None:
         if not isValid(self):  # the dialog was closed before the answer arrived
             return
-        self.answer.setText(words)
+        self.answer.setText(text)
         set_look(self.answer, "accent" if was_done else "warning")
 
     def _grid(self) -> QGridLayout:

@@ -19,7 +19,7 @@ LEASE_S: Final = 5.0
 """Seconds without contact to this window after which an engine that it paused resumes by itself."""
 _OUR_TAGS: Final = 1 << 30
 """First tag of the debugger's commands; other commands of the window count from 1."""
-Heard = Callable[[str, bool], None]
+AnswerCallback = Callable[[str, bool], None]
 """Callback that receives an answer's text and whether the command succeeded."""
 
 
@@ -36,9 +36,9 @@ class Debugger(QObject):
         """Whether the engine is paused because this window asked for it."""
         self._stood_still = False
         self._next_tag = _OUR_TAGS
-        self._asked: dict[int | str, tuple[str, Heard | None]] = {}
-        session.replies.connect(self._read)
-        session.status_changed.connect(self._look)
+        self._asked: dict[int | str, tuple[str, AnswerCallback | None]] = {}
+        session.replies.connect(self._on_replies)
+        session.status_changed.connect(self._check_timeout)
 
     @property
     def paused_by(self) -> str:
@@ -51,11 +51,23 @@ class Debugger(QObject):
         """Pause, step or resume the engine, or reset its prefix cache. `num_steps` applies to "step" only."""
         lease_s = LEASE_S if action == "pause" else 0.0
         done = {"pause": "engine paused", "resume": "engine resumed", "step": "one step run"}
-        words = done.get(action, "prefix cache reset")
-        self.ask(Control, done=words, action=action, lease_s=lease_s, num_steps=num_steps, heard=self._note(action))
+        text = done.get(action, "prefix cache reset")
+        self.ask(
+            Control,
+            done=text,
+            action=action,
+            lease_s=lease_s,
+            num_steps=num_steps,
+            heard=self._history_callback(action),
+        )
 
     def ask(
-        self, kind: type[Control | Intervention], *, done: str = "done", heard: Heard | None = None, **fields: Any
+        self,
+        kind: type[Control | Intervention],
+        *,
+        done: str = "done",
+        heard: AnswerCallback | None = None,
+        **fields: Any,
     ) -> None:
         """Send a command to the engine.
 
@@ -69,19 +81,19 @@ class Debugger(QObject):
         try:
             sent = self.session.send(kind(tag=self._next_tag, **fields))
         except KvscopeError as error:
-            self._tell(str(error), False, heard)
+            self._report(str(error), False, heard)
             return
         if sent:
             self._asked[self._next_tag] = (done, heard)
         else:
-            self._tell("no engine is attached", False, heard)
+            self._report("no engine is attached", False, heard)
 
     def abort(self, number: int, request_id: str) -> None:
         """Abort a request of any client."""
         if self.session.send(Abort(request_id=request_id, anyones=True)):
             self._asked[request_id] = (f"request #{number} was aborted", None)
 
-    def _note(self, action: str) -> Heard | None:
+    def _history_callback(self, action: str) -> AnswerCallback | None:
         """Return the callback that updates `is_ours` after a pause or resume; None for other actions."""
         if action not in ("pause", "resume"):
             return None
@@ -92,20 +104,20 @@ class Debugger(QObject):
 
         return heard
 
-    def _read(self, replies: list[Reply]) -> None:
+    def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:
             if isinstance(reply, Done | Failed):
                 asked = self._asked.pop(reply.request_id or reply.tag, None)
                 if asked is not None:
-                    words = reply.reason if isinstance(reply, Failed) else reply.what or asked[0]
-                    self._tell(words, isinstance(reply, Done), asked[1])
+                    text = reply.reason if isinstance(reply, Failed) else reply.what or asked[0]
+                    self._report(text, isinstance(reply, Done), asked[1])
 
-    def _tell(self, words: str, was_done: bool, heard: Heard | None) -> None:
+    def _report(self, text: str, was_done: bool, heard: AnswerCallback | None) -> None:
         if heard is not None:
-            heard(sentence(words), was_done)
-        self.answered.emit(sentence(words), was_done)
+            heard(sentence(text), was_done)
+        self.answered.emit(sentence(text), was_done)
 
-    def _look(self) -> None:
+    def _check_timeout(self) -> None:
         """Clear `is_ours` once the engine runs after it was seen paused.
 
         A change from paused to live is required, because the engine still seems live for a while after it confirmed the
@@ -117,6 +129,6 @@ class Debugger(QObject):
         self._stood_still = state is SourceState.PAUSED
 
 
-def sentence(words: str) -> str:
+def sentence(text: str) -> str:
     """Return the text with a capital first letter, unless its first word is one of the engine's identifiers."""
-    return words if "_" in words.split(" ", 1)[0] else words[:1].upper() + words[1:]
+    return text if "_" in text.split(" ", 1)[0] else text[:1].upper() + text[1:]

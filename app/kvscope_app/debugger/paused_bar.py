@@ -35,7 +35,7 @@ class PausedBar(PassingStrip):
             button.clicked.connect(action.trigger)
             action.changed.connect(self._follow)
         self._follow()
-        debugger.answered.connect(self._tell)
+        debugger.answered.connect(self._show_answer)
         debugger.session.status_changed.connect(self._look)
         self._look()
 
@@ -51,8 +51,8 @@ class PausedBar(PassingStrip):
             self.answer.setText("")
             self.setVisible(bool(paused_by))
 
-    def _tell(self, words: str, _was_done: bool) -> None:
-        self.answer.setText(words)
+    def _show_answer(self, text: str, _was_done: bool) -> None:
+        self.answer.setText(text)
 
     def _follow(self) -> None:
         """Enable and disable the buttons with their actions, and copy the tooltips, which give the reasons."""

@@ -143,9 +143,9 @@ def _is_own(mirror: Mirror) -> bool:
     return mirror.capabilities.engine == OWN_ENGINE.engine
 
 
-def _why_no_own(mirror: Mirror, what: str) -> str:
-    """Return the reason that another engine lacks this command (`what`); empty for kvscope's own engine."""
-    return "" if _is_own(mirror) else f"In {mirror.capabilities.engine}, {what}"
+def _why_no_own(mirror: Mirror, capability: str) -> str:
+    """Return the reason that another engine lacks this command (`capability`); empty for kvscope's own engine."""
+    return "" if _is_own(mirror) else f"In {mirror.capabilities.engine}, {capability}"
 
 
 def _why_no_block(mirror: Mirror, block: int) -> str:

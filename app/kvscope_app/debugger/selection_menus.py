@@ -40,7 +40,7 @@ def add_selection_menus(window: SessionWindow, actions: Actions) -> None:
         menu.addActions([actions[name] for name in OF_REQUEST])
         menu.popup(position)
 
-    canvas.menu_wanted.connect(wanted)
+    canvas.menu_requested.connect(wanted)
 
 
 def add_to_requests(table: RequestTable, actions: Actions) -> None:

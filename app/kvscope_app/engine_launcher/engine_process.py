@@ -116,7 +116,7 @@ class EngineProcess:
             return None
         if code < 0:
             return f"killed by {_signal_name(-code)}"
-        last = self._last_words()
+        last = self._last_log_line()
         return last or ("it exited normally" if code == 0 else f"exit code {code}")
 
     def log_text(self) -> str:
@@ -167,7 +167,7 @@ class EngineProcess:
             time.sleep(_POLL_S)
         return not self.is_running
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         lines = [line.strip().removeprefix("kvscope-engine: ") for line in self.log_text().splitlines() if line.strip()]
         words = [line for line in lines if not line.startswith("weights: ")]  # printed at start: not a reason to end
         return words[-1][:300] if words else ""

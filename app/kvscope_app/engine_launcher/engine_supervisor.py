@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from kvscope_app.engine_launcher.engine_process import EngineProcess
 from kvscope_telemetry.errors import KvscopeError
 
-_LOOK_MS: Final = 500
+_POLL_MS: Final = 500
 _RESTARTING_MS: Final = 100
 
 
@@ -27,8 +27,8 @@ class EngineSupervisor(QObject):
         self._has_reported = False
         self._kill_at_s: float | None = None
         """Monotonic time at which the old process is killed during a restart; None otherwise."""
-        self._timer = QTimer(self, interval=_LOOK_MS)
-        self._timer.timeout.connect(self._look)
+        self._timer = QTimer(self, interval=_POLL_MS)
+        self._timer.timeout.connect(self._poll)
         self._timer.start()
 
     @property
@@ -40,26 +40,26 @@ class EngineSupervisor(QObject):
         self.engine.terminate()
         self._kill_at_s = time.monotonic() + self.engine.end_after_s
         self._timer.start(_RESTARTING_MS)
-        self._look()
+        self._poll()
 
     def forget(self) -> None:
         """Stop watching, as the desktop itself is about to close the engine."""
         self._timer.stop()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._kill_at_s is not None:
-            self._go_on_restarting(self._kill_at_s)
+            self._continue_restart(self._kill_at_s)
         elif not self.engine.is_running and not self._has_reported:
             self._has_reported = True
             self.ended.emit(self.engine.end_reason() or "unknown reason")
 
-    def _go_on_restarting(self, kill_at_s: float) -> None:
+    def _continue_restart(self, kill_at_s: float) -> None:
         if self.engine.is_running:
             if time.monotonic() >= kill_at_s:
                 self.engine.kill()
             return
         self._kill_at_s = None
-        self._timer.start(_LOOK_MS)
+        self._timer.start(_POLL_MS)
         try:
             self.engine.start()
         except KvscopeError as error:

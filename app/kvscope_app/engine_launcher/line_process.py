@@ -85,13 +85,13 @@ class LineProcess(QObject):
         if self.command is None:
             return None
         process = self.process = QProcess(self)
-        process.readyReadStandardOutput.connect(self._read)
+        process.readyReadStandardOutput.connect(self._read_lines)
         process.errorOccurred.connect(self._on_error)
         process.finished.connect(self._on_end)
         process.start(self.command[0], list(self.command[1:]))
         return process if self.process is process else None  # start() may already have failed
 
-    def _read(self) -> None:
+    def _read_lines(self) -> None:
         assert self.process is not None, "output of a child that is not there"
         self._received += self.process.readAllStandardOutput().data()
         *lines, rest = bytes(self._received).split(b"\n")
@@ -112,11 +112,11 @@ class LineProcess(QObject):
         self.fail(said[-1].removeprefix("kvscope-engine: ")[:300] if said else f"it ended with exit code {code}")
 
 
-def engine_command(*words: str) -> list[str] | None:
+def engine_command(*arguments: str) -> list[str] | None:
     """Return the command line of `kvscope-engine WORDS`, or None if the engine is not installed."""
     if find_spec("kvscope_engine") is None:
         return None
-    return [sys.executable, "-m", "kvscope_engine.cli.main", *words]
+    return [sys.executable, "-m", "kvscope_engine.cli.main", *arguments]
 
 
 def complaint(line: bytes) -> str:

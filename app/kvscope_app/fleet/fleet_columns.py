@@ -120,7 +120,7 @@ def tip_of(row: FleetRow) -> str:
     return "\n".join(lines)
 
 
-def words_of(row: FleetRow) -> str:
+def search_text(row: FleetRow) -> str:
     """Return the text that the search field searches, in lower case."""
     texts = (column.text(row) for column in COLUMNS if not column.is_number)
     return " ".join((row.entry.address.text, *texts)).casefold()

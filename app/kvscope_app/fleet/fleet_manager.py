@@ -14,7 +14,7 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QSettings
 
-from kvscope_app.compare.saved_geometry import restore_place, save_place
+from kvscope_app.compare.saved_geometry import restore_geometry, save_geometry
 from kvscope_app.fleet.fleet_window import FleetWindow
 from kvscope_app.setting_names import window_group
 from kvscope_app.ui.theming.theme_manager import ThemeManager
@@ -42,7 +42,7 @@ class FleetManager(QObject):
         super().__init__(parent)
         self._themes, self._settings, self._slots, self._attach = themes, settings, slots, attach
         self.windows: list[FleetWindow] = []
-        self._known: tuple[FleetWindow, WatchedList] | None = None
+        self._known_window: tuple[FleetWindow, WatchedList] | None = None
         """The window of attached and saved engines, with its entries; None if it is closed. There is at most one."""
         self._ending: list[threading.Thread] = []
 
@@ -58,11 +58,11 @@ class FleetManager(QObject):
         names = {entry.address.text: entry.name for entry in known}
         entries = {address.text: FleetEntry(address, names.get(address.text, "")) for address in attached}
         entries = {entry.address.text: entry for entry in known} | entries
-        if self._known is None:
+        if self._known_window is None:
             fleet = Fleet()
             watched = WatchedList(fleet.watch)
-            self._known = self._open(fleet, None, watched), watched
-        window, watched = self._known
+            self._known_window = self._open(fleet, None, watched), watched
+        window, watched = self._known_window
         watched.show_list(tuple(entries.values()))
         window.trouble = trouble
         window.show()
@@ -82,8 +82,8 @@ class FleetManager(QObject):
         window = FleetWindow(fleet, self._themes, self._attach, reader, watched.add)
         slot = self._slots.take(KIND)
         group = window_group(KIND, slot)
-        restore_place(window, self._settings, group)
-        window.closing.connect(partial(save_place, settings=self._settings, group=group))
+        restore_geometry(window, self._settings, group)
+        window.closing.connect(partial(save_geometry, settings=self._settings, group=group))
         window.closing.connect(partial(self._closed, fleet=fleet, reader=reader, slot=slot))
         self.windows.append(window)
         window.show()
@@ -93,16 +93,16 @@ class FleetManager(QObject):
         if window not in self.windows:
             return
         self.windows.remove(window)
-        if self._known is not None and window is self._known[0]:
-            self._known = None
+        if self._known_window is not None and window is self._known_window[0]:
+            self._known_window = None
         self._slots.give_back(KIND, slot)
         self._ending = [thread for thread in self._ending if thread.is_alive()]
-        self._ending.append(threading.Thread(target=_end, args=(fleet, reader), name="kvscope-fleet-end"))
+        self._ending.append(threading.Thread(target=_close, args=(fleet, reader), name="kvscope-fleet-end"))
         self._ending[-1].start()
         window.deleteLater()
 
 
-def _end(fleet: Fleet, reader: ListReader | None) -> None:
+def _close(fleet: Fleet, reader: ListReader | None) -> None:
     fleet.stop()
     if reader is not None:
         reader.close()
@@ -138,11 +138,11 @@ def _address(connection: Connection, api_key: str) -> Address:
 class WatchedList:
     """Engines that a fleet watches: those of its list, and those that the user added.
 
-    Calls `watch` with all of them whenever either changes. Thread-safe, because lists are read on their own threads.
+    Calls `on_entries` with all of them whenever either changes. Thread-safe, because each list has its own thread.
     """
 
-    def __init__(self, watch: Callable[[Sequence[FleetEntry]], None]) -> None:
-        self._watch = watch
+    def __init__(self, on_entries: Callable[[Sequence[FleetEntry]], None]) -> None:
+        self._on_entries = on_entries
         self._lock = threading.Lock()
         self._listed: tuple[FleetEntry, ...] = ()
         self._added: tuple[FleetEntry, ...] = ()
@@ -151,7 +151,7 @@ class WatchedList:
         """Replace the listed engines by `entries`."""
         with self._lock:
             self._listed = tuple(entries)
-            self._tell()
+            self._notify()
 
     def add(self, entry: FleetEntry) -> None:
         """Add an engine to those of the list.
@@ -165,8 +165,8 @@ class WatchedList:
             if len(known) >= MAX_ENTRIES:
                 raise BadInput(f"{entry.address.text} was not added: a fleet has at most {MAX_ENTRIES} engines")
             self._added += (entry,)
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         listed = {entry.address.text for entry in self._listed}
-        self._watch((*self._listed, *(entry for entry in self._added if entry.address.text not in listed)))
+        self._on_entries((*self._listed, *(entry for entry in self._added if entry.address.text not in listed)))

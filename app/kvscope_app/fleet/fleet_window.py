@@ -33,7 +33,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from kvscope_app.fleet.fleet_columns import COLUMNS, MAP, NAME, PADDING, STATE, sort_key, tip_of, words_of
+from kvscope_app.fleet.fleet_columns import COLUMNS, MAP, NAME, PADDING, STATE, search_text, sort_key, tip_of
 from kvscope_app.fleet.map_picture import SIZE, map_pixmap
 from kvscope_app.session.state_text import STATE_COLORS
 from kvscope_app.ui.number_text import NOTHING, count, plural, seconds
@@ -57,7 +57,7 @@ from kvscope_telemetry.fleet.row import FleetRow
 _ROOT: Final = QModelIndex()
 _NARROWEST: Final = 56
 REFRESH_MS: Final = 500
-SETTLE_S: Final = 2.0
+SORT_INTERVAL_S: Final = 2.0
 """Minimum seconds between two reorderings, so that rows do not move away from under the mouse pointer all the time."""
 MAX_OPENED: Final = 8
 """Maximum number of selected engines that are opened by one command."""
@@ -89,7 +89,7 @@ class FleetWindow(QMainWindow):
         self.fleet, self._themes, self._attach, self.list_reader, self._add = fleet, themes, attach, reader, add
         self.trouble = ""
         """Error in the saved engines, shown by a window without a list reader; empty if there is none."""
-        self._settled_s = 0.0
+        self._sorted_s = 0.0
         self._waits_for_rows = True  # the table gets the keyboard focus once it has a row
         self._complaint = ""
         self.setWindowTitle("Fleet – kvscope")
@@ -103,7 +103,7 @@ class FleetWindow(QMainWindow):
         self.status_label = label("", "muted", wraps=True)
         self.open_button = QPushButton("Open")
         self.add_button = QPushButton("Add engine…")
-        self.again = QPushButton("Reload list")
+        self.reload = QPushButton("Reload list")
         self._empty = empty_state(NOTHING_LISTED)
         self._middle = QStackedLayout()
         self._timer = QTimer(self, interval=REFRESH_MS)
@@ -116,12 +116,12 @@ class FleetWindow(QMainWindow):
     def refresh(self) -> None:
         """Show the current state of the fleet.
 
-        Rows are reordered at most every `SETTLE_S` seconds, unless their number changes.
+        Rows are reordered at most every `SORT_INTERVAL_S` seconds, unless their number changes.
         """
         now_s = time.monotonic()
-        settles = now_s - self._settled_s >= SETTLE_S
+        settles = now_s - self._sorted_s >= SORT_INTERVAL_S
         if settles:
-            self._settled_s = now_s
+            self._sorted_s = now_s
         rows = self.fleet.rows
         self.table.show_rows(rows, settles=settles or len(rows) != len(self.table.fleet.rows))
         self.counts.setText(counts_text(rows, self.table.proxy.rowCount()))
@@ -207,11 +207,11 @@ class FleetWindow(QMainWindow):
         self._timer.start()
         self.search.textChanged.connect(self._search)
         self.search.returnPressed.connect(self._to_table)
-        self.table.open_wanted.connect(self.open_chosen)
+        self.table.open_requested.connect(self.open_chosen)
         self.table.selectionModel().selectionChanged.connect(self._show_buttons)
         self.open_button.clicked.connect(self.open_chosen)
         self.add_button.clicked.connect(self.ask_engine)
-        self.again.clicked.connect(self._read_again)
+        self.reload.clicked.connect(self._read_again)
         self._themes.changed.connect(self._apply_theme)
         keys = (
             (QKeySequence(QKeySequence.StandardKey.Find), self.search.setFocus),
@@ -236,10 +236,10 @@ class FleetWindow(QMainWindow):
         self.open_button.setProperty("look", "primary")
         self.open_button.setToolTip("Watch it in its own window (Enter)")
         self.add_button.setToolTip("Watch another engine and remember it")
-        self.again.setToolTip("Reload the list now (F5)")
-        self.again.setVisible(self.list_reader is not None)
+        self.reload.setToolTip("Reload the list now (F5)")
+        self.reload.setVisible(self.list_reader is not None)
         foot.addWidget(self.status_label, 1)
-        foot.addWidget(self.again, 0, Qt.AlignmentFlag.AlignBottom)
+        foot.addWidget(self.reload, 0, Qt.AlignmentFlag.AlignBottom)
         foot.addWidget(self.add_button, 0, Qt.AlignmentFlag.AlignBottom)
         foot.addWidget(self.open_button, 0, Qt.AlignmentFlag.AlignBottom)
         column = QVBoxLayout(body)
@@ -334,15 +334,15 @@ class FleetTable(OpenableTable):
         self.sortByColumn(NAME, Qt.SortOrder.AscendingOrder)
         header = self.horizontalHeader()
         header.setMinimumSectionSize(scaled(_NARROWEST))
-        for place, column in enumerate(COLUMNS):
-            self.setColumnWidth(place, scaled(column.width))
+        for position, column in enumerate(COLUMNS):
+            self.setColumnWidth(position, scaled(column.width))
         header.setSectionResizeMode(MAP, QHeaderView.ResizeMode.Fixed)
         header.setSectionResizeMode(NAME, QHeaderView.ResizeMode.Stretch)
 
     @property
     def chosen(self) -> list[FleetRow]:
         """The selected engines, in the order shown."""
-        return [self.proxy.row_at(place) for place in chosen_rows(self)]
+        return [self.proxy.row_at(position) for position in chosen_rows(self)]
 
     def show_rows(self, rows: tuple[FleetRow, ...], *, settles: bool) -> None:
         """Show `rows`, reordered if `settles`. The selection stays."""
@@ -359,9 +359,9 @@ class FleetTable(OpenableTable):
         self.viewport().update()
 
     def _choose(self, entries: set[FleetEntry]) -> None:
-        for place in range(self.proxy.rowCount()):
-            if self.proxy.row_at(place).entry in entries:
-                self.selectRow(place)
+        for position in range(self.proxy.rowCount()):
+            if self.proxy.row_at(position).entry in entries:
+                self.selectRow(position)
                 return
 
 
@@ -434,12 +434,12 @@ class FleetProxy(QSortFilterProxyModel):
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._words: tuple[str, ...] = ()
+        self._search_words: tuple[str, ...] = ()
         self.setDynamicSortFilter(False)
 
     def search(self, text: str) -> None:
         """Show only rows that contain all words of `text`."""
-        self._words = tuple(text.casefold().split())
+        self._search_words = tuple(text.casefold().split())
         self.settle()
 
     def settle(self) -> None:
@@ -447,15 +447,15 @@ class FleetProxy(QSortFilterProxyModel):
         self.invalidate()
         self.sort(self.sortColumn(), self.sortOrder())
 
-    def row_at(self, place: int) -> FleetRow:
+    def row_at(self, position: int) -> FleetRow:
         """Return the engine in a row as displayed."""
-        return self._rows[self.mapToSource(self.index(place, 0)).row()]
+        return self._rows[self.mapToSource(self.index(position, 0)).row()]
 
     def filterAcceptsRow(self, source_row: int, source_parent: Index) -> bool:
-        if not self._words:
+        if not self._search_words:
             return True
-        words = words_of(self._rows[source_row])
-        return all(word in words for word in self._words)
+        words = search_text(self._rows[source_row])
+        return all(word in words for word in self._search_words)
 
     def lessThan(self, source_left: Index, source_right: Index) -> bool:
         column = source_left.column()

@@ -110,7 +110,7 @@ class LoadGenerator(QObject):
 
     def _submit_due(self, now_s: float) -> None:
         for _ in range(MAX_NEW_PER_TICK):
-            if now_s < self._next_s or not self._has_room():
+            if now_s < self._next_s or not self._may_submit():
                 break
             if self._settings.pace is Pace.RATE:
                 # Requests that were due more than a second ago are skipped.
@@ -118,7 +118,7 @@ class LoadGenerator(QObject):
             if not self._submit():
                 break
 
-    def _has_room(self) -> bool:
+    def _may_submit(self) -> bool:
         is_concurrency = self._settings.pace is Pace.CONCURRENCY
         limit = self._settings.concurrency if is_concurrency else MAX_CONCURRENCY
         return len(self._unfinished) < limit
@@ -150,13 +150,13 @@ class LoadGenerator(QObject):
     def _on_replies(self, replies: list[Reply]) -> None:
         for reply in replies:
             if isinstance(reply, Tokens | Finished | Refused | Accepted) and reply.request_id in self._unfinished:
-                self._take(reply)
+                self._on_reply(reply)
             elif isinstance(reply, Failed) and reply.request_id in self._unfinished:
                 del self._unfinished[reply.request_id]
                 self.counts.lost += 1
                 self.message, self._is_news = reply.reason, True
 
-    def _take(self, reply: Accepted | Refused | Tokens | Finished) -> None:
+    def _on_reply(self, reply: Accepted | Refused | Tokens | Finished) -> None:
         self._is_news = True
         if isinstance(reply, Tokens):
             self.counts.tokens += len(reply.token_ids)
@@ -167,10 +167,10 @@ class LoadGenerator(QObject):
             self.message = f"refused: {reply.reason}"
             self._next_s = time.monotonic() + _PAUSE_AFTER_REFUSAL_S
         elif isinstance(reply, Finished):
-            self._count_end(reply, num_told=self._unfinished.pop(reply.request_id))
+            self._count_end(reply, num_reported=self._unfinished.pop(reply.request_id))
 
-    def _count_end(self, reply: Finished, num_told: int) -> None:
-        self.counts.tokens += max(reply.usage.completion_tokens - num_told, 0)  # some engines stream no token ids
+    def _count_end(self, reply: Finished, num_reported: int) -> None:
+        self.counts.tokens += max(reply.usage.completion_tokens - num_reported, 0)  # some engines stream no token ids
         if reply.finish_reason == "abort":
             self.counts.aborted += 1
         elif reply.finish_reason == "error":

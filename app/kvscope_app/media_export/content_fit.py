@@ -24,7 +24,7 @@ def overflow(view: QWidget) -> QSize:
     return hidden
 
 
-def hidden_note(view: QWidget) -> str:
+def hidden_content_text(view: QWidget) -> str:
     """Return what the size of `view` hides, such as "12 more rows"; empty if it hides nothing."""
     notes = []
     for area in _scroll_areas(view):

@@ -63,9 +63,9 @@ def encode(film: VideoEncoder, suffix: str, file: BinaryIO) -> None:
     _ENCODERS[suffix](film, file)
 
 
-def _too_many(num_frames: int, most: int, suffix: str) -> str:
+def _too_many(num_frames: int, max_frames: int, suffix: str) -> str:
     return (
-        f"{num_frames:,} frames are too many for one {suffix}, which takes {most:,} of this size: use a "
+        f"{num_frames:,} frames are too many for one {suffix}, which takes {max_frames:,} of this size: use a "
         "higher --speed, fewer --fps, a shorter range, or .mp4 or .webp"
     )
 
@@ -102,17 +102,17 @@ def _moving_image(film: VideoEncoder) -> Image:
 
         def __init__(self) -> None:
             super().__init__()
-            self._at = -1
+            self._index = -1
             self.seek(0)
 
         def seek(self, frame: int) -> None:
-            while self._at < frame:
+            while self._index < frame:
                 self.shown = Image.fromarray(next(film.frames))
-                self._at += 1
+                self._index += 1
             self._mode, self._size, self.im = self.shown.mode, self.shown.size, self.shown.im
 
         def tell(self) -> int:
-            return self._at
+            return self._index
 
     return Moving()
 

@@ -18,7 +18,7 @@ SMALLEST, LARGEST = 160, 4096
 """Limits of the width and height of a picture, in pixels before scaling."""
 
 
-def suffix_of(path: Path, form: str | None) -> str:
+def suffix_of(path: Path, format_name: str | None) -> str:
     """Return the format of `path` as a suffix such as ".png".
 
     Args:
@@ -29,14 +29,14 @@ def suffix_of(path: Path, form: str | None) -> str:
         BadInput: The suffix is unknown, or is not that of a video although one is requested.
     """
     suffix = path.suffix.lower()
-    accepted = {"video": VIDEOS, None: (*STILLS, *VIDEOS)}.get(form, (f".{form}",))
+    accepted = {"video": VIDEOS, None: (*STILLS, *VIDEOS)}.get(format_name, (f".{format_name}",))
     if suffix in accepted:
         return suffix
-    if form in ("png", "svg"):  # a still is written under any name
-        return f".{form}"
+    if format_name in ("png", "svg"):  # a still is written under any name
+        return f".{format_name}"
     raise BadInput(f"{str(path)!r} is not accepted: the name of a video ends in one of {', '.join(VIDEOS)}")
 
 
-def is_picture(path: Path, form: str | None) -> bool:
-    """Whether `path` or `form` requests a picture or a video."""
-    return form in ("png", "svg", "video") or (form is None and path.suffix.lower() in (*STILLS, *VIDEOS))
+def is_picture(path: Path, format_name: str | None) -> bool:
+    """Whether `path` or `format_name` requests a picture or a video."""
+    return format_name in ("png", "svg", "video") or (format_name is None and path.suffix.lower() in (*STILLS, *VIDEOS))

@@ -44,7 +44,7 @@ A longer gap is jumped over, as its events would have faded before the next fram
 """
 _TICK_NS: Final = 100_000_000
 _OF_NO_WINDOW: Final = "This plugin does not support"
-_SETTLE_S: Final = 0.35
+_QUIET_S: Final = 0.35
 """Seconds that a settled view gets for work in the event loop, after results of another process have arrived."""
 _MAX_FITS: Final = 8
 """Maximum attempts to fit the content. Several are needed, as a splitter gives a list only a share of added space."""
@@ -66,10 +66,10 @@ def offscreen_application(scale: int = 1) -> QApplication:
     return make_application()
 
 
-def _pass_on(_kind: object, _context: object, words: str) -> None:
+def _pass_on(_kind: object, _context: object, text: str) -> None:
     """Print Qt's messages, except for those about windows that are not on a screen."""
-    if not words.startswith(_OF_NO_WINDOW):
-        print_text(words, file=sys.stderr)
+    if not text.startswith(_OF_NO_WINDOW):
+        print_text(text, file=sys.stderr)
 
 
 class OffscreenView:
@@ -79,14 +79,19 @@ class OffscreenView:
     """
 
     def __init__(
-        self, recording: Recording, view: str, size: QSize, theme: Theme, watch: Callable[[float], bool] | None = None
+        self,
+        recording: Recording,
+        view: str,
+        size: QSize,
+        theme: Theme,
+        report_progress: Callable[[float], bool] | None = None,
     ) -> None:
         self.begin_share = 0.0
         """Share of the whole work, 0 to 1, that was spent before the first frame."""
         self.now_ns = 0
         """Time in ns by which highlights in the view fade."""
         self._clock_ns = 0
-        self._watch = watch
+        self._report_progress = report_progress
         self._app = offscreen_application()
         self._source = PlaybackSource(recording, is_playing=False, clock=lambda: self._clock_ns)
         self._session = Session(self._source)
@@ -137,7 +142,7 @@ class OffscreenView:
         self._session.poll()
         begun_s = looked_s = time.monotonic()
         settled_s = 0.0
-        while settled_s < _SETTLE_S:
+        while settled_s < _QUIET_S:
             self.view.draw_all()
             self._app.processEvents()
             time.sleep(0.005)
@@ -160,11 +165,11 @@ class OffscreenView:
         self.view.draw_all()
         self._app.processEvents()
 
-    def picture(self, look: PictureStyle) -> QImage:
+    def picture(self, style: PictureStyle) -> QImage:
         focus = self._app.focusWidget()
         if focus is not None:  # no focus frames or text cursors in pictures
             focus.clearFocus()
-        return picture_of(self.view, look)
+        return picture_of(self.view, style)
 
     def caption(self, range_s: tuple[float, float] | None = None) -> str:
         return caption_of(self._session, self.view.title, range_s)
@@ -196,9 +201,9 @@ class OffscreenView:
         while not self._session.is_overview_complete:
             self._session.poll()
             share = self._session.overview_share
-            if share is not None and self._watch is not None:
+            if share is not None and self._report_progress is not None:
                 self.begin_share = 0.5
-                self._watch(share * self.begin_share)
+                self._report_progress(share * self.begin_share)
             time.sleep(0.01)
 
     def _play(self, seconds: float) -> None:

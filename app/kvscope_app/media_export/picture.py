@@ -41,37 +41,37 @@ class PictureStyle:
     """Text of the line below the picture; empty for no caption."""
 
 
-def picture_of(view: View, look: PictureStyle | None = None) -> QImage:
+def picture_of(view: View, style: PictureStyle | None = None) -> QImage:
     """Return an image of `view` as it is shown now."""
-    look = look or PictureStyle()
-    scale = view.devicePixelRatioF() * look.scale
-    image = QImage(picture_size(view, look), QImage.Format.Format_RGB32)
-    with _in_theme(view, look.theme):
+    style = style or PictureStyle()
+    scale = view.devicePixelRatioF() * style.scale
+    image = QImage(picture_size(view, style), QImage.Format.Format_RGB32)
+    with _in_theme(view, style.theme):
         painter = QPainter(image)
         try:
             painter.scale(scale, scale)
-            _paint(painter, view, look)
+            _paint(painter, view, style)
         finally:
             painter.end()
     image.setDevicePixelRatio(1.0)
     return image
 
 
-def picture_size(view: View, look: PictureStyle) -> QSize:
+def picture_size(view: View, style: PictureStyle) -> QSize:
     """Return the size in pixels of the picture that `picture_of` would make."""
-    return (_size(view, look).toSizeF() * (view.devicePixelRatioF() * look.scale)).toSize()
+    return (_size(view, style).toSizeF() * (view.devicePixelRatioF() * style.scale)).toSize()
 
 
-def svg_of(view: View, look: PictureStyle | None = None) -> QByteArray:
+def svg_of(view: View, style: PictureStyle | None = None) -> QByteArray:
     """Return `view` as an SVG file.
 
     Text and lines stay vector graphics; bitmaps in the view are embedded as bitmaps.
     """
     from kvscope_app.media_export.svg_file import svg_painter  # imported late, because few windows need it
 
-    look = look or PictureStyle()
-    with _in_theme(view, look.theme), svg_painter(_size(view, look), view.title) as (painter, made):
-        _paint(painter, view, look)
+    style = style or PictureStyle()
+    with _in_theme(view, style.theme), svg_painter(_size(view, style), view.title) as (painter, made):
+        _paint(painter, view, style)
     return made()
 
 
@@ -83,8 +83,8 @@ class TakenPicture:
     drawing: bytes
 
     @classmethod
-    def of(cls, view: View, look: PictureStyle | None = None) -> TakenPicture:
-        return cls(picture_of(view, look), bytes(svg_of(view, look).data()))
+    def of(cls, view: View, style: PictureStyle | None = None) -> TakenPicture:
+        return cls(picture_of(view, style), bytes(svg_of(view, style).data()))
 
     def save(self, path: Path) -> str:
         """Save the SVG (.svg) or the image to `path`, replacing an existing file. Returns an error text, or ""."""
@@ -102,8 +102,8 @@ def png_of(image: QImage) -> bytes:
     return bytes(buffer.data().data())
 
 
-def copy_picture(view: View, look: PictureStyle | None = None) -> None:
-    QApplication.clipboard().setImage(picture_of(view, look))
+def copy_picture(view: View, style: PictureStyle | None = None) -> None:
+    QApplication.clipboard().setImage(picture_of(view, style))
 
 
 def caption_height(view: View) -> int:
@@ -111,22 +111,22 @@ def caption_height(view: View) -> int:
     return round(QFontMetricsF(sans(0.92)).height()) + _MARGIN
 
 
-def _size(view: View, look: PictureStyle) -> QSize:
-    return view.size() + QSize(0, caption_height(view) if look.caption else 0)
+def _size(view: View, style: PictureStyle) -> QSize:
+    return view.size() + QSize(0, caption_height(view) if style.caption else 0)
 
 
-def _paint(painter: QPainter, view: View, look: PictureStyle) -> None:
-    theme = look.theme or view.theme
-    painter.fillRect(QRect(QPoint(), _size(view, look)), QColor(theme.panel))
+def _paint(painter: QPainter, view: View, style: PictureStyle) -> None:
+    theme = style.theme or view.theme
+    painter.fillRect(QRect(QPoint(), _size(view, style)), QColor(theme.panel))
     view.render(painter, QPoint(), renderFlags=_FLAGS)
     _leave_out_controls(painter, view)
-    if look.caption:
+    if style.caption:
         strip = QRect(0, view.height(), view.width(), caption_height(view))
         painter.fillRect(strip, QColor(theme.panel))  # QSvgGenerator does not clip: a child may have painted here
         box = QRectF(_MARGIN, view.height(), view.width() - 2 * _MARGIN, caption_height(view) - 4)
         painter.setFont(sans(0.92))
         painter.setPen(QColor(theme.muted))
-        words = painter.fontMetrics().elidedText(look.caption, Qt.TextElideMode.ElideRight, round(box.width()))
+        words = painter.fontMetrics().elidedText(style.caption, Qt.TextElideMode.ElideRight, round(box.width()))
         painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, words)
 
 

@@ -72,15 +72,15 @@ def ask_picture(window: SessionWindow, view: View) -> PictureDialog:
     from kvscope_app.media_export.picture_dialog import PictureDialog  # imported late, so that the window opens sooner
 
     dialog = PictureDialog(window, view)
-    dialog.saved.connect(lambda look: _ask_path(window, view, look))
-    dialog.copied.connect(lambda look: copy_view(window, view, look))
+    dialog.saved.connect(lambda style: _ask_path(window, view, style))
+    dialog.copied.connect(lambda style: copy_view(window, view, style))
     dialog.open()
     return dialog
 
 
-def save_taken(window: SessionWindow, title: str, taken: TakenPicture, path: str) -> bool:
+def save_picture(window: SessionWindow, title: str, picture: TakenPicture, path: str) -> bool:
     """Write the picture and report the result in the window. Returns whether it was written."""
-    failure = taken.save(Path(path))
+    failure = picture.save(Path(path))
     if failure:
         window.banner.show_message("The picture could not be saved", f"{path}: {failure}", is_temporary=True)
     else:
@@ -88,9 +88,9 @@ def save_taken(window: SessionWindow, title: str, taken: TakenPicture, path: str
     return not failure
 
 
-def copy_view(window: SessionWindow, view: View, look: PictureStyle | None = None) -> None:
+def copy_view(window: SessionWindow, view: View, style: PictureStyle | None = None) -> None:
     """Copy a picture of `view` to the clipboard and report it in the status bar."""
-    copy_picture(view, look)
+    copy_picture(view, style)
     window.statusBar().showMessage(f"Picture of {view.title.lower()} copied", _NOTICE_MS)
 
 
@@ -113,9 +113,9 @@ def suggested(window: SessionWindow, what: str) -> Path:
     return folder / f"{model}-{what.lower().replace(' ', '-')}"
 
 
-def _ask_path(window: SessionWindow, view: View, look: PictureStyle) -> None:
-    path, taken = suggested(window, view.title), TakenPicture.of(view, look)
-    save = partial(save_taken, window, view.title, taken)
+def _ask_path(window: SessionWindow, view: View, style: PictureStyle) -> None:
+    path, picture = suggested(window, view.title), TakenPicture.of(view, style)
+    save = partial(save_picture, window, view.title, picture)
     ask_save(window, f"Save a picture of {view.title.lower()}", path, _STILLS, save)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from PySide6.QtCore import QSize
 from PySide6.QtGui import QImage
 
-from kvscope_app.media_export.content_fit import hidden_note
+from kvscope_app.media_export.content_fit import hidden_content_text
 from kvscope_app.media_export.encoders import Frame, VideoEncoder, encode, require_encoder
 from kvscope_app.media_export.media_names import STILLS, VIDEO_VIEWS
 from kvscope_app.media_export.offscreen_view import OffscreenView, offscreen_application
@@ -25,18 +25,18 @@ from kvscope_telemetry.exports.new_file import is_stream, new_file
 from kvscope_telemetry.exports.span import Span, span_of
 from kvscope_telemetry.recordings.reader import Recording
 
-Watch = Callable[[float], bool]
+ProgressCallback = Callable[[float], bool]
 _LARGEST_FIT: Final = (1920, 2400)
 """Maximum size in pixels to which a picture without `--size` grows to show all rows of a list."""
 
 
-def make(recording: Recording, wish: PictureSpec, watch: Watch) -> None:
+def make(recording: Recording, spec: PictureSpec, report_progress: ProgressCallback) -> None:
     """Write the picture or video. On BadInput and KvscopeError, whose texts are one line, no file is left."""
-    span = span_of(recording, wish.from_s, wish.until_s)
-    if wish.suffix in STILLS:
-        _make_still(recording, wish, span, watch)
+    span = span_of(recording, spec.from_s, spec.until_s)
+    if spec.suffix in STILLS:
+        _make_still(recording, spec, span, report_progress)
     else:
-        _make_video(recording, wish, span, watch)
+        _make_video(recording, spec, span, report_progress)
 
 
 def moments(span: Span, speed: float, fps: float) -> tuple[int, Iterator[float]]:
@@ -48,86 +48,88 @@ def moments(span: Span, speed: float, fps: float) -> tuple[int, Iterator[float]]
     return num_frames, iter(np.linspace(span.from_s, span.until_s, num_frames).tolist())
 
 
-def _make_still(recording: Recording, wish: PictureSpec, span: Span, watch: Watch) -> None:
-    at_s = span.until_s if wish.at_s is None else wish.at_s
+def _make_still(recording: Recording, spec: PictureSpec, span: Span, report_progress: ProgressCallback) -> None:
+    at_s = span.until_s if spec.at_s is None else spec.at_s
     if at_s > (recording.end_ns - recording.start_ns) / 1e9:
         raise BadInput(f"--at {at_s:g} is after the end of the recording, which is {span.until_s:.1f} s long")
-    offscreen_application(wish.scale)
-    with new_file(wish.path) as file:
-        stage = _stage(recording, wish, watch)
+    offscreen_application(spec.scale)
+    with new_file(spec.path) as file:
+        view = _open_view(recording, spec, report_progress)
         try:
-            stage.go_to(at_s)
-            if wish.has_range:
-                stage.show_range(span.from_s, span.until_s)
-                stage.go_to(at_s)
-            shown = span if wish.has_range else None
-            if wish.size is None:
-                stage.fit_contents(QSize(*_LARGEST_FIT))
-                stage.go_to(at_s)
-            elif _look(stage, wish, shown).caption:
-                _leave_space_for_caption(stage)
-                stage.go_to(at_s)
-            _write_still(stage, _look(stage, wish, shown), wish.suffix, file)
+            view.go_to(at_s)
+            if spec.has_range:
+                view.show_range(span.from_s, span.until_s)
+                view.go_to(at_s)
+            shown = span if spec.has_range else None
+            if spec.size is None:
+                view.fit_contents(QSize(*_LARGEST_FIT))
+                view.go_to(at_s)
+            elif _style(view, spec, shown).caption:
+                _leave_space_for_caption(view)
+                view.go_to(at_s)
+            _write_still(view, _style(view, spec, shown), spec.suffix, file)
         finally:
-            stage.close()
+            view.close()
 
 
-def _leave_space_for_caption(stage: OffscreenView) -> None:
+def _leave_space_for_caption(view: OffscreenView) -> None:
     """Make the view smaller, so that the picture including its caption has the requested size."""
-    stage.resize(stage.view.size() - QSize(0, caption_height(stage.view)))
+    view.resize(view.view.size() - QSize(0, caption_height(view.view)))
 
 
-def _write_still(stage: OffscreenView, look: PictureStyle, suffix: str, file: BinaryIO) -> None:
+def _write_still(view: OffscreenView, style: PictureStyle, suffix: str, file: BinaryIO) -> None:
     if suffix == ".svg":
-        file.write(svg_of(stage.view, look).data())
+        file.write(svg_of(view.view, style).data())
     else:
-        file.write(png_of(stage.picture(look)))
+        file.write(png_of(view.picture(style)))
 
 
-def _make_video(recording: Recording, wish: PictureSpec, span: Span, watch: Watch) -> None:
-    if wish.view not in VIDEO_VIEWS:
-        raise BadInput(f"a video of {wish.view} is not accepted: one of {', '.join(VIDEO_VIEWS)}")
-    if wish.at_s is not None:
+def _make_video(recording: Recording, spec: PictureSpec, span: Span, report_progress: ProgressCallback) -> None:
+    if spec.view not in VIDEO_VIEWS:
+        raise BadInput(f"a video of {spec.view} is not accepted: one of {', '.join(VIDEO_VIEWS)}")
+    if spec.at_s is not None:
         raise BadInput("--at applies to a picture; use --from and --until for a video")
-    if is_stream(wish.path):
-        raise BadInput(f"a video is written to a file, not to {str(wish.path)!r}")
-    num_frames, shown = moments(span, wish.speed, wish.fps)
+    if is_stream(spec.path):
+        raise BadInput(f"a video is written to a file, not to {str(spec.path)!r}")
+    num_frames, shown = moments(span, spec.speed, spec.fps)
     if num_frames < 2:
         raise BadInput(
-            f"{span.length_s:.2f} s at {wish.speed:g} × and {wish.fps:g} fps is too short for a video:"
+            f"{span.length_s:.2f} s at {spec.speed:g} × and {spec.fps:g} fps is too short for a video:"
             " less than two frames"
         )
-    offscreen_application(wish.scale)
-    width, height = wish.size or DEFAULT_SIZE
-    require_encoder(wish.suffix, num_frames, width * wish.scale, height * wish.scale)
-    with new_file(wish.path) as file:
-        stage = _stage(recording, wish, watch)
+    offscreen_application(spec.scale)
+    width, height = spec.size or DEFAULT_SIZE
+    require_encoder(spec.suffix, num_frames, width * spec.scale, height * spec.scale)
+    with new_file(spec.path) as file:
+        view = _open_view(recording, spec, report_progress)
         try:
-            if wish.captioned:
-                _leave_space_for_caption(stage)
-            stage.go_to(span.from_s)
-            if wish.view in VIEWS_ON_TIME and wish.has_range:
-                stage.show_range(span.from_s, span.until_s)
-                stage.go_to(span.from_s)
-            frames = _frames(stage, wish, shown, num_frames, watch)
+            if spec.captioned:
+                _leave_space_for_caption(view)
+            view.go_to(span.from_s)
+            if spec.view in VIEWS_ON_TIME and spec.has_range:
+                view.show_range(span.from_s, span.until_s)
+                view.go_to(span.from_s)
+            frames = _frames(view, spec, shown, num_frames, report_progress)
             first = next(frames)
-            film = VideoEncoder(_with(first, frames), num_frames, wish.fps, first.shape[1], first.shape[0])
-            encode(film, wish.suffix, file)
+            film = VideoEncoder(_with(first, frames), num_frames, spec.fps, first.shape[1], first.shape[0])
+            encode(film, spec.suffix, file)
         finally:
-            stage.close()
+            view.close()
 
 
-def _frames(stage: OffscreenView, wish: PictureSpec, shown: Iterator[float], num: int, watch: Watch) -> Iterator[Frame]:
+def _frames(
+    view: OffscreenView, spec: PictureSpec, shown: Iterator[float], num: int, report_progress: ProgressCallback
+) -> Iterator[Frame]:
     for number, at_s in enumerate(shown):
-        stage.now_ns = round(number / wish.fps * 1e9)
-        stage.play_to(at_s)
-        watch(stage.begin_share + (1 - stage.begin_share) * number / num)
-        yield _pixels(stage.picture(_look(stage, wish, None)))
+        view.now_ns = round(number / spec.fps * 1e9)
+        view.play_to(at_s)
+        report_progress(view.begin_share + (1 - view.begin_share) * number / num)
+        yield _pixels(view.picture(_style(view, spec, None)))
 
 
-def _with(first: Frame, rest: Iterator[Frame]) -> Iterator[Frame]:
+def _with(first: Frame, others: Iterator[Frame]) -> Iterator[Frame]:
     yield first
-    yield from rest
+    yield from others
 
 
 def _pixels(image: QImage) -> Frame:
@@ -138,16 +140,16 @@ def _pixels(image: QImage) -> Frame:
     return np.array(lines[:, : image.width() * 3]).reshape(image.height(), image.width(), 3)
 
 
-def _stage(recording: Recording, wish: PictureSpec, watch: Watch) -> OffscreenView:
-    return OffscreenView(recording, wish.view, QSize(*(wish.size or DEFAULT_SIZE)), THEMES[wish.theme], watch)
+def _open_view(recording: Recording, spec: PictureSpec, report_progress: ProgressCallback) -> OffscreenView:
+    return OffscreenView(recording, spec.view, QSize(*(spec.size or DEFAULT_SIZE)), THEMES[spec.theme], report_progress)
 
 
-def _look(stage: OffscreenView, wish: PictureSpec, span: Span | None) -> PictureStyle:
+def _style(view: OffscreenView, spec: PictureSpec, span: Span | None) -> PictureStyle:
     """Return the options of a picture.
 
     Its caption describes what is shown, if requested, and names what a still picture had no space for.
     """
-    notes = [stage.caption(None if span is None else (span.from_s, span.until_s))] if wish.captioned else []
-    if wish.suffix in STILLS and (note := hidden_note(stage.view)):
+    notes = [view.caption(None if span is None else (span.from_s, span.until_s))] if spec.captioned else []
+    if spec.suffix in STILLS and (note := hidden_content_text(view.view)):
         notes.append(note)
     return PictureStyle(caption="  ·  ".join(notes))

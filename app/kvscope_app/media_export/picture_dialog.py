@@ -91,8 +91,8 @@ class PictureDialog(QDialog):
         column.addWidget(buttons)
 
 
-def _choice(words: list[str], name: str) -> QComboBox:
+def _choice(texts: list[str], name: str) -> QComboBox:
     box = QComboBox()
-    box.addItems(words)
+    box.addItems(texts)
     box.setAccessibleName(name)
     return box

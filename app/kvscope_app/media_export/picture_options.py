@@ -43,27 +43,27 @@ def add_picture_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tell-progress", action="store_true", help=argparse.SUPPRESS)
 
 
-def wish_of(args: argparse.Namespace, *, is_wanted: bool = True) -> PictureSpec | None:
+def picture_spec(args: argparse.Namespace, *, is_wanted: bool = True) -> PictureSpec | None:
     """Return what picture or video the options request; None if no picture `is_wanted`.
 
     Raises BadInput for options that exclude each other and, if no picture is wanted, for any picture option.
     """
-    given = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) not in (None, False)}
+    arguments = {name: getattr(args, name) for name in _OPTIONS if getattr(args, name) not in (None, False)}
     if not is_wanted:
-        if given:
-            raise BadInput(f"{_flag(next(iter(given)))} applies to pictures and videos: --to png, svg or video")
+        if arguments:
+            raise BadInput(f"{_flag(next(iter(arguments)))} applies to pictures and videos: --to png, svg or video")
         return None
     suffix = suffix_of(args.out, args.to)
     for name in _OF_VIDEOS:
-        if name in given and suffix in STILLS:
+        if name in arguments and suffix in STILLS:
             raise BadInput(f"{_flag(name)} is for videos and cannot go with {suffix}")
     if args.kind is not None:
         raise BadInput(f"a kind ({args.kind}) goes with tables, not with {suffix}")
-    return PictureSpec(args.out, suffix, from_s=args.from_s, until_s=args.until_s, **_renamed(given))
+    return PictureSpec(args.out, suffix, from_s=args.from_s, until_s=args.until_s, **_renamed(arguments))
 
 
-def _renamed(given: dict[str, Any]) -> dict[str, Any]:
-    return {"captioned" if name == "caption" else name: value for name, value in given.items()}
+def _renamed(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"captioned" if name == "caption" else name: value for name, value in arguments.items()}
 
 
 def _flag(name: str) -> str:
@@ -78,13 +78,13 @@ def _fps(text: str) -> float:
     return _between(text, *_FPS, "frames per second")
 
 
-def _between(text: str, least: float, most: float, what: str) -> float:
+def _between(text: str, minimum: float, maximum: float, name: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: {what}, {least:g} to {most:g}")
+    if not minimum <= value <= maximum:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not accepted: {name}, {minimum:g} to {maximum:g}")
     return value
 
 

@@ -32,13 +32,13 @@ def svg_painter(size: QSize, title: str) -> Iterator[tuple[QPainter, Callable[[]
     generator.setTitle(f"kvscope: {title}")
     painter = QPainter(generator)
 
-    def made() -> QByteArray:
+    def to_bytes() -> QByteArray:
         drawn = bytes(buffer.data().data()).replace(b"<image ", _UNSMOOTHED)
         in_pixels = f'<svg width="{size.width()}" height="{size.height()}"'.encode()
         sized = _MILLIMETRES.sub(in_pixels, drawn, count=1)
         return QByteArray(xml_text(sized.decode()).encode())  # Qt does not escape control characters in texts
 
     try:
-        yield painter, made
+        yield painter, to_bytes
     finally:
         painter.end()

@@ -70,7 +70,7 @@ class VideoDialog(QDialog):
         """Length of the video in seconds."""
         return max(self.last.value() - self.first.value(), 0.0) / _SPEEDS[self.speed.currentIndex()]
 
-    def wish(self, path: Path) -> PictureSpec:
+    def spec(self, path: Path) -> PictureSpec:
         """Return the chosen options of a video written to `path`. Its times count from the timeline's origin."""
         suffix = VIDEOS[self.form.currentIndex()]
         return PictureSpec(
@@ -88,8 +88,8 @@ class VideoDialog(QDialog):
     def accept(self) -> None:
         """Ask for the file name."""
         suffix = VIDEOS[self.form.currentIndex()]
-        wanted = self.wish(self._path)
-        begin = partial(_begin, self._body, wanted)
+        wanted = self.spec(self._path)
+        begin = partial(_start, self._body, wanted)
         ask_save(self._body, "Save video", wanted.path, f"Video (*{suffix})", begin)
         super().accept()
 
@@ -130,5 +130,5 @@ def _missing(suffix: str) -> str:
     return "" if is_there(suffix) else " (needs ffmpeg)" if suffix == ".mp4" else " (needs Pillow)"
 
 
-def _begin(window: SessionWindow, wish: PictureSpec, path: str) -> None:
-    make_video(window, replace(wish, path=Path(path)))
+def _start(window: SessionWindow, spec: PictureSpec, path: str) -> None:
+    make_video(window, replace(spec, path=Path(path)))

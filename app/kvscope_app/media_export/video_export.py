@@ -28,33 +28,33 @@ from kvscope_telemetry.recordings.save import save
 
 _PROGRAM: Final = "import sys; from kvscope_app.entry import main; sys.exit(main())"
 _FAILED: Final = "The video could not be made"
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 _END_S: Final = 2.0
 _SAVING: Final = 0.1
 """Share of the progress, 0 to 1, that copying the history takes."""
 
 
-def make_video(window: SessionWindow, wish: PictureSpec) -> Task:
+def make_video(window: SessionWindow, spec: PictureSpec) -> Task:
     """Start making a video, with a progress display that can cancel it.
 
-    Times in `wish` count from the timeline's origin.
+    Times in `spec` count from the timeline's origin.
     """
-    work = Background(_work(window.session, wish), "kvscope-video")
-    return write_file(window, work, wish.path, "Making", "The video is in", _FAILED)
+    work = Background(_work(window.session, spec), "kvscope-video")
+    return write_file(window, work, spec.path, "Making", "The video is in", _FAILED)
 
 
-def arguments(recording: Path, wish: PictureSpec) -> list[str]:
-    """Return the arguments of `kvscope` that make the video of `wish`."""
-    words = ["export", str(recording), "--to", "video", "--out", str(wish.path), "--view", wish.view]
-    words += ["--speed", f"{wish.speed:g}", "--fps", f"{wish.fps:g}", "--theme", wish.theme]
-    words += ["--scale", str(wish.scale)]
-    words += [] if wish.size is None else ["--size", f"{wish.size[0]}x{wish.size[1]}"]
-    for flag, seconds in (("--from", wish.from_s), ("--until", wish.until_s)):
+def arguments(recording: Path, spec: PictureSpec) -> list[str]:
+    """Return the arguments of `kvscope` that make the video of `spec`."""
+    words = ["export", str(recording), "--to", "video", "--out", str(spec.path), "--view", spec.view]
+    words += ["--speed", f"{spec.speed:g}", "--fps", f"{spec.fps:g}", "--theme", spec.theme]
+    words += ["--scale", str(spec.scale)]
+    words += [] if spec.size is None else ["--size", f"{spec.size[0]}x{spec.size[1]}"]
+    for flag, seconds in (("--from", spec.from_s), ("--until", spec.until_s)):
         words += [] if seconds is None else [flag, f"{max(seconds, 0.0):.3f}"]
-    return [*words, *(["--caption"] if wish.captioned else []), "--tell-progress"]
+    return [*words, *(["--caption"] if spec.captioned else []), "--tell-progress"]
 
 
-def _work(session: Session, wish: PictureSpec) -> Callable[[ProgressCallback], Path]:
+def _work(session: Session, spec: PictureSpec) -> Callable[[ProgressCallback], Path]:
     """Return the function for the worker thread.
 
     Everything it needs of the session is read here, on the caller's thread.
@@ -62,41 +62,41 @@ def _work(session: Session, wish: PictureSpec) -> Callable[[ProgressCallback], P
     player, handle = session.timeline.player, session.new_recording_handle()
     path = player.recording.path if session.timeline.is_file and player is not None else None
 
-    def work(watch: ProgressCallback) -> Path:
+    def work(report_progress: ProgressCallback) -> Path:
         if path is not None and path.is_file():
-            _run(path, wish, watch, 0.0)
-            return wish.path
+            _run(path, spec, report_progress, 0.0)
+            return spec.path
         if handle is None:
             raise KvscopeError("there is no history to make a video of")
-        recording = handle.get(watch)
+        recording = handle.get(report_progress)
         with tempfile.TemporaryDirectory(prefix="kvscope-video-") as folder:
             copy = Path(folder) / "kept.mcap"
-            moved_s = _copy(recording, wish, copy, watch)
-            until_s = None if wish.until_s is None else wish.until_s - moved_s
-            _run(copy, replace(wish, from_s=(wish.from_s or 0.0) - moved_s, until_s=until_s), watch, _SAVING)
-        return wish.path
+            moved_s = _copy(recording, spec, copy, report_progress)
+            until_s = None if spec.until_s is None else spec.until_s - moved_s
+            _run(copy, replace(spec, from_s=(spec.from_s or 0.0) - moved_s, until_s=until_s), report_progress, _SAVING)
+        return spec.path
 
     return work
 
 
-def _copy(recording: Recording, wish: PictureSpec, copy: Path, watch: ProgressCallback) -> float:
+def _copy(recording: Recording, spec: PictureSpec, copy: Path, report_progress: ProgressCallback) -> float:
     """Copy the wanted range of a recording to one file. Returns by how many seconds the copy starts later."""
-    from_s = max(wish.from_s or 0.0, recording.first_s)
-    save(recording, copy, from_s, wish.until_s, watch=lambda share: watch(share * _SAVING))
+    from_s = max(spec.from_s or 0.0, recording.first_s)
+    save(recording, copy, from_s, spec.until_s, watch=lambda share: report_progress(share * _SAVING))
     return (Recording.open(copy).start_ns - recording.start_ns) / 1e9
 
 
-def _run(recording: Path, wish: PictureSpec, watch: ProgressCallback, share: float) -> None:
+def _run(recording: Path, spec: PictureSpec, report_progress: ProgressCallback, share: float) -> None:
     """Run the child process.
 
     Raises KvscopeError with the process's own message if it fails, and OpeningCancelled if the user cancelled it.
     """
-    with _process(arguments(recording, wish)) as process:
+    with _process(arguments(recording, spec)) as process:
         assert process.stdout is not None, "a pipe was asked for"
         assert process.stderr is not None, "a pipe was asked for"
-        if not _follow(process.stdout, watch, share):
-            _end(process)
-            wish.path.with_name(wish.path.name + PART_SUFFIX).unlink(missing_ok=True)
+        if not _read_progress(process.stdout, report_progress, share):
+            _terminate(process)
+            spec.path.with_name(spec.path.name + PART_SUFFIX).unlink(missing_ok=True)
             raise OpeningCancelled
         stderr = process.stderr.read().strip().splitlines()
         if process.wait():
@@ -105,7 +105,7 @@ def _run(recording: Path, wish: PictureSpec, watch: ProgressCallback, share: flo
             )
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _terminate(process: subprocess.Popen[str]) -> None:
     """Terminate the process, which also ends its children; kill it if that takes longer than `_END_S`."""
     process.terminate()
     try:
@@ -115,21 +115,21 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _follow(lines: IO[str], watch: ProgressCallback, share: float) -> bool:
+def _read_progress(lines: IO[str], report_progress: ProgressCallback, share: float) -> bool:
     """Report progress until the output ends. Returns False if the work was cancelled."""
     for line in lines:
         try:
             done = float(line)
         except ValueError:
             continue
-        if not watch(share + (1 - share) * done):
+        if not report_progress(share + (1 - share) * done):
             return False
     return True
 
 
 @contextmanager
-def _process(words: list[str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", _PROGRAM, *words]
+def _process(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", _PROGRAM, *command]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -15,7 +15,7 @@ from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled
 
-_SETTLED_MS: Final = 500
+_DEBOUNCE_MS: Final = 500
 """Milliseconds from the last change to computing a plan, so that typing a number does not start one per digit."""
 _FORM_WIDTH: Final = 310
 
@@ -37,12 +37,12 @@ class PlanDialog(Sheet):
         )
         self.column.addLayout(self._sides(), 1)
         self.add_close()
-        self._settled = QTimer(self, singleShot=True, interval=_SETTLED_MS)
-        self._settled.timeout.connect(self.ask)
-        self.form.changed.connect(self._settled.start)
+        self._debounce = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
+        self._debounce.timeout.connect(self.ask)
+        self.form.changed.connect(self._debounce.start)
         self.finished.connect(self.end)  # also emitted for Esc, unlike closeEvent
         self.process.answered.connect(self.view.show_answer)
-        self.process.failed.connect(self._complain)
+        self.process.failed.connect(self._show_error)
         self.resize_comfortably(980, 720)
         self.ask()
 
@@ -55,12 +55,12 @@ class PlanDialog(Sheet):
         self.view.say("Calculating… The first result can take a few seconds.")
         self.process.ask(question)
 
-    def _complain(self, words: str) -> None:
-        self.view.say(words, "warning")
+    def _show_error(self, text: str) -> None:
+        self.view.say(text, "warning")
 
     def end(self, *_: object) -> None:
         """Stop computing plans when the dialog closes."""
-        self._settled.stop()
+        self._debounce.stop()
         self.process.rest()
 
     def _sides(self) -> QHBoxLayout:

@@ -15,7 +15,7 @@ from kvscope_telemetry.messages.memory_plan import KV_CACHE_DTYPES, WEIGHT_BYTES
 
 GPU_SIZES: Final = ("8GiB", "12GiB", "16GiB", "24GiB", "32GiB", "48GiB", "80GiB", "96GiB", "141GiB", "192GiB")
 _PARALLEL: Final = ("1", "2", "4", "8")
-_MOST: Final = 1 << 22
+_MAX_VALUE: Final = 1 << 22
 Field = TypeVar("Field", bound=QWidget)
 
 
@@ -34,7 +34,7 @@ class PlanForm(QWidget):
         self.gpu = self._choice("GPU memory", GPU_SIZES, "24GiB", "--gpu-memory", editable=True)
         self.dtype = self._choice("Weights", tuple(WEIGHT_BYTES), "bfloat16", "--dtype")
         self.kv_dtype = self._choice("KV cache", KV_CACHE_DTYPES, "auto", "--kv-cache-dtype")
-        self.length = self._number("Max request length", 0, _MOST, "--max-model-len, in tokens", "model's maximum")
+        self.length = self._number("Max request length", 0, _MAX_VALUE, "--max-model-len, in tokens", "model's maximum")
         self.seqs = self._number("Requests per step", 1, 1 << 16, "--max-num-seqs")
         self.seqs.setValue(64)
         self.tokens = self._number("Tokens per step", 1, 1 << 20, "--max-num-batched-tokens")
@@ -47,7 +47,7 @@ class PlanForm(QWidget):
         self._grid.addWidget(self.train, self._grid.rowCount(), 0, 1, 2)
         first = self._grid.rowCount()
         self.batch = self._number("Batch size", 1, 1 << 16, "--batch-size, on one GPU")
-        self.train_length = self._number("Tokens per sequence", 0, _MOST, "--length", f"{count(2048)} at most")
+        self.train_length = self._number("Tokens per sequence", 0, _MAX_VALUE, "--length", f"{count(2048)} at most")
         self.precision = self._choice(
             "Precision",
             ("mixed", "autocast", "bfloat16", "float32"),
@@ -128,9 +128,9 @@ class PlanForm(QWidget):
         made.currentTextChanged.connect(self.changed)
         return self._placed(name, made, tip)
 
-    def _number(self, name: str, least: int, most: int, tip: str, none: str = "") -> WholeNumberBox:
+    def _number(self, name: str, minimum: int, maximum: int, tip: str, none: str = "") -> WholeNumberBox:
         made = WholeNumberBox()
-        made.setRange(least, most)
+        made.setRange(minimum, maximum)
         made.setSpecialValueText(none)
         made.valueChanged.connect(self.changed)
         return self._placed(name, made, tip)

@@ -39,7 +39,7 @@ class PlanProcess(QObject):
         """`command` replaces the engine's command."""
         super().__init__(parent)
         self.child = LineProcess(command or engine_command("plan", "--lines"), MAX_ANSWER_BYTES, self)
-        self.child.line_came.connect(self._take)
+        self.child.line_came.connect(self._on_line)
         self.child.failed.connect(self._on_failure)
         self._is_asked = False
         self._next: Question | None = None
@@ -72,8 +72,8 @@ class PlanProcess(QObject):
         self._is_asked, self._next = False, None
         self.child.close()
 
-    def _take(self, line: bytes) -> None:
-        answer, failure = _read(line)
+    def _on_line(self, line: bytes) -> None:
+        answer, failure = _parse(line)
         if self._next is None:
             if answer is None:
                 self.failed.emit(failure)
@@ -91,7 +91,7 @@ class PlanProcess(QObject):
         self.failed.emit(f"Planning stopped: {reason}.")
 
 
-def _read(line: bytes) -> tuple[PlanAnswer | None, str]:
+def _parse(line: bytes) -> tuple[PlanAnswer | None, str]:
     """Return the answer, or else None and why there is none."""
     try:
         return msgspec.json.decode(line, type=PlanAnswer), ""

@@ -13,7 +13,7 @@ from kvscope_app.ui.number_text import count, num_bytes, percent
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import label, number_label
 from kvscope_app.ui.widgets import ElidedLabel
-from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
+from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar, Swatch
 from kvscope_telemetry.messages.memory_plan import (
     MISSING,
     Change,
@@ -58,13 +58,13 @@ class PlanView(QScrollArea):
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.say("")
 
-    def say(self, words: str, look: str = "muted") -> None:
-        column = self._anew()
-        column.addWidget(label(words, look, wraps=True))
+    def say(self, text: str, style: str = "muted") -> None:
+        column = self._new_column()
+        column.addWidget(label(text, style, wraps=True))
         column.addStretch()
 
     def show_answer(self, plan: PlanAnswer) -> None:
-        column = self._anew()
+        column = self._new_column()
         column.addWidget(_heading(f"{plan.architecture}, {_parameters(plan.num_parameters)}"))
         self._add_serving(column, plan.inference)
         if plan.training is not None:
@@ -76,7 +76,7 @@ class PlanView(QScrollArea):
         """All text that is shown, for screen readers and tests."""
         return "\n".join(each.text() for each in self._page.findChildren(QLabel))
 
-    def _anew(self) -> QVBoxLayout:
+    def _new_column(self) -> QVBoxLayout:
         page = self._page = QWidget()
         column = QVBoxLayout(page)
         column.setContentsMargins(0, 0, 12, 0)

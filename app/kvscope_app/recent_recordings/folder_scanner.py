@@ -90,7 +90,7 @@ class FolderScanner:
     def __init__(self, folder: str) -> None:
         self.listing = FolderListing()
         self._folder = folder
-        self._known: dict[str, ListedRecording] = {}
+        self._known_headers: dict[str, ListedRecording] = {}
         self._is_closed = threading.Event()
         threading.Thread(target=self._run, name="kvscope-recordings", daemon=True).start()
 
@@ -102,31 +102,32 @@ class FolderScanner:
         while not self._is_closed.is_set():
             next_scan_s = time.monotonic() + SCAN_EVERY_S
             self._scan()
-            pending = [recording for recording in self._known.values() if recording.is_pending]
+            pending = [recording for recording in self._known_headers.values() if recording.is_pending]
             for recording in sorted(pending, key=lambda each: -each.modified_ns):
                 if self._is_closed.is_set() or time.monotonic() > next_scan_s:
                     break
-                self._known[recording.path] = _with_header(recording, self._watch)
-                self._publish(replace(self.listing, recordings=tuple(self._known.values())))
+                self._known_headers[recording.path] = _with_header(recording, self._may_continue)
+                self._publish(replace(self.listing, recordings=tuple(self._known_headers.values())))
             self._is_closed.wait(next_scan_s - time.monotonic())
 
     def _scan(self) -> None:
         try:
             found = _recordings_in(self._folder)
         except OSError as error:
-            self._known = {}
+            self._known_headers = {}
             self._publish(FolderListing(problem=error.strerror or str(error)))
             return
         listed = sorted(sorted(found, key=lambda each: -each.modified_ns)[:MAX_LISTED], key=lambda each: each.path)
-        self._known = {each.path: _with_known(each, self._known.get(each.path)) for each in listed}
-        self._publish(FolderListing(tuple(self._known.values()), len(found) - len(listed)))
+        known = self._known_headers
+        self._known_headers = {each.path: _with_known_header(each, known.get(each.path)) for each in listed}
+        self._publish(FolderListing(tuple(self._known_headers.values()), len(found) - len(listed)))
 
     def _publish(self, listing: FolderListing) -> None:
         listing = replace(listing, is_reading=any(each.is_pending for each in listing.recordings))
         if listing != self.listing:
             self.listing = listing
 
-    def _watch(self, _share: float) -> bool:
+    def _may_continue(self, _share: float) -> bool:
         return not self._is_closed.is_set()
 
 
@@ -144,7 +145,7 @@ def _recordings_in(folder: str) -> list[ListedRecording]:
     return found
 
 
-def _with_known(recording: ListedRecording, known: ListedRecording | None) -> ListedRecording:
+def _with_known_header(recording: ListedRecording, known: ListedRecording | None) -> ListedRecording:
     """Return `recording` with the header that was read before, unless the file changed since.
 
     A file that is being written keeps its first header: rereading it at each change gets more expensive as it grows.
@@ -157,9 +158,9 @@ def _with_known(recording: ListedRecording, known: ListedRecording | None) -> Li
     return replace(recording, header=known.header, problem=known.problem)
 
 
-def _with_header(recording: ListedRecording, watch: ProgressCallback) -> ListedRecording:
+def _with_header(recording: ListedRecording, report_progress: ProgressCallback) -> ListedRecording:
     try:
-        opened = Recording.open(recording.path, watch)
+        opened = Recording.open(recording.path, report_progress)
     except OpeningCancelled:
         return recording
     except (KvscopeError, OSError) as error:

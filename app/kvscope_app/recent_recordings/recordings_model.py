@@ -104,7 +104,7 @@ class RecordingsModel(TableModel):
         """The recording of each row."""
         self.theme: Theme = DARK
         self._recordings: tuple[ListedRecording, ...] = ()
-        self._words: tuple[str, ...] = ()
+        self._search_words: tuple[str, ...] = ()
         self._sorted_by, self._is_descending = RECORDED, True
 
     def show(self, recordings: tuple[ListedRecording, ...]) -> None:
@@ -114,7 +114,7 @@ class RecordingsModel(TableModel):
 
     def filter_by(self, text: str) -> None:
         """Show only recordings with all words of `text` in their name, model or engine."""
-        self._words = tuple(text.casefold().split())
+        self._search_words = tuple(text.casefold().split())
         self._arrange()
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
@@ -138,7 +138,7 @@ class RecordingsModel(TableModel):
 
     def _arrange(self) -> None:
         """Filter and sort, and notify the view of moved and changed rows."""
-        found = [each for each in self._recordings if all(word in each.search_text for word in self._words)]
+        found = [each for each in self._recordings if all(word in each.search_text for word in self._search_words)]
         found.sort(key=COLUMNS[self._sorted_by].key, reverse=self._is_descending)
         before = self.shown
         rows = {recording.path: row for row, recording in enumerate(found)}

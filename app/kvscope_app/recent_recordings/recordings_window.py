@@ -137,7 +137,7 @@ class RecordingsWindow(Sheet):
 
     def _connect(self) -> None:
         self.filter.textChanged.connect(self._filter)
-        self.table.open_wanted.connect(self.open_chosen)
+        self.table.open_requested.connect(self.open_chosen)
         self.table.selectionModel().selectionChanged.connect(self._show_buttons)
         self.finished.connect(self._stop)
         self._window.closing.connect(self.close)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvscope_telemetry.recordings.left_rings import LeftRing, TidiedRings
     from kvscope_telemetry.recordings.reader import Recording
 
-_LOOK_MS: Final = 500
+_POLL_MS: Final = 500
 _BEGIN_MS: Final = 1500
 """Delay after the start, so that the search does not slow it down."""
 
@@ -35,8 +35,8 @@ class LeftRings(QObject):
         self._finding: Background[TidiedRings] | None = None
         self._opening: Background[Recording] | None = None
         self._window: SessionWindow | None = None
-        self._clock = QTimer(self, interval=_LOOK_MS)
-        self._clock.timeout.connect(self._look)
+        self._clock = QTimer(self, interval=_POLL_MS)
+        self._clock.timeout.connect(self._poll)
         self._is_over = False
         QTimer.singleShot(_BEGIN_MS, self, self.begin)
 
@@ -50,9 +50,9 @@ class LeftRings(QObject):
             self._finding = find_left_rings()
             self._clock.start()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._opening is not None:
-            self._look_at_opening(self._opening)
+            self._on_opened(self._opening)
         elif self._finding is not None and self._finding.is_finished:
             found = self._finding.result
             if found is None or not (found.kept or found.discarded):
@@ -80,7 +80,7 @@ class LeftRings(QObject):
         discard = "Delete all" if more else "Delete"
         window.banner.show_message(
             f"{plural(len(rings), 'session')} ended unexpectedly" if more else "A session ended unexpectedly",
-            _words(ring, "The newest" if more else "Recovered session")
+            _text(ring, "The newest" if more else "Recovered session")
             + (f". {_deleted(found.discarded)}" if found.discarded else ""),
             (
                 ("Open the newest" if more else "Open", lambda: self.open_ring(ring)),
@@ -96,7 +96,7 @@ class LeftRings(QObject):
         self._opening = Background(lambda watch: Recording.open(ring.folder, watch), "kvscope-open")
         self._clock.start()
 
-    def _look_at_opening(self, opening: Background[Recording]) -> None:
+    def _on_opened(self, opening: Background[Recording]) -> None:
         if not opening.is_finished:
             return
         self._clock.stop()
@@ -123,7 +123,7 @@ class LeftRings(QObject):
             self._window.banner.hide()
 
 
-def _words(ring: LeftRing, what: str) -> str:
+def _text(ring: LeftRing, what: str) -> str:
     """Describe a history, the most important part first, because a small window truncates the text."""
     when = time.strftime("%a %H:%M", time.localtime(ring.start_ns / 1e9))
     return f"{what}: {seconds(round(ring.seconds))} from {when}, {short_name(ring.model)}, {num_bytes(ring.num_bytes)}"

@@ -34,7 +34,7 @@ from kvscope_telemetry.whole_file import replace_file
 _FAILED: Final = "The export failed"
 
 
-class _Form(NamedTuple):
+class _ExportFormat(NamedTuple):
     words: str
     form: str
     suffix: str
@@ -43,9 +43,13 @@ class _Form(NamedTuple):
 
 
 _TABLE_FORMS: Final = {form.title: (form.name, form.suffixes[0]) for form in FORMATS if form.is_of_tables}
-_FORMS: Final = (
-    *(_Form(form.title, form.name, form.suffixes[0], None, form.about) for form in FORMATS if not form.is_of_tables),
-    *(_Form(f"Table of {kind.name}", "csv", ".csv", kind.name, f"One row per {kind.row}") for kind in TABLES),
+_FORMATS: Final = (
+    *(
+        _ExportFormat(form.title, form.name, form.suffixes[0], None, form.about)
+        for form in FORMATS
+        if not form.is_of_tables
+    ),
+    *(_ExportFormat(f"Table of {kind.name}", "csv", ".csv", kind.name, f"One row per {kind.row}") for kind in TABLES),
 )
 _STEP_S: Final = 0.05
 """Half of the field's resolution: a range end within this of the timeline's end means the end itself."""
@@ -64,7 +68,7 @@ class ExportDialog(QDialog):
         first_s, last_s = (self._seconds(at) for at in session.timeline.loop.range_ns or around)
         self.setWindowTitle("Export")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self.what = combo_box([form.words for form in _FORMS], "What")
+        self.what = combo_box([form.words for form in _FORMATS], "What")
         self.table_form = combo_box(list(_TABLE_FORMS), "Format")
         self.first = seconds_box(begin_s, end_s, first_s, "From")
         self.last = seconds_box(begin_s, end_s, last_s, "Until")
@@ -72,18 +76,18 @@ class ExportDialog(QDialog):
         self._lay_out()
         self._show_description()
 
-    def wish(self) -> ExportSelection:
+    def selection(self) -> ExportSelection:
         """Return the choices, with an unused file name."""
-        form = _FORMS[self.what.currentIndex()]
+        form = _FORMATS[self.what.currentIndex()]
         name, suffix = (form.form, form.suffix) if form.kind is None else _TABLE_FORMS[self.table_form.currentText()]
         path = free_path(self._body)
         stem = path.stem if form.kind is None else f"{path.stem}-{form.kind}"
         return ExportSelection(path.with_name(stem + suffix), name, form.kind, *self._range_ns())
 
     def accept(self) -> None:
-        wish = self.wish()
-        kinds = f"{self.what.currentText()} (*{wish.path.suffix})"
-        ask_save(self._body, "Export", wish.path, kinds, partial(_begin, self._body, wish))
+        selection = self.selection()
+        kinds = f"{self.what.currentText()} (*{selection.path.suffix})"
+        ask_save(self._body, "Export", selection.path, kinds, partial(_start, self._body, selection))
         super().accept()
 
     def _range_ns(self) -> tuple[int | None, int | None]:
@@ -101,7 +105,7 @@ class ExportDialog(QDialog):
         return self._around_ns[0] + round(seconds * 1e9)
 
     def _show_description(self) -> None:
-        form = _FORMS[self.what.currentIndex()]
+        form = _FORMATS[self.what.currentIndex()]
         self._rows.setRowVisible(self.table_form, form.kind is not None)
         length_s = self.last.value() - self.first.value()
         self._save.setEnabled(length_s > 0)
@@ -135,8 +139,8 @@ class ExportDialog(QDialog):
         self.setMinimumWidth(scaled(400))
 
 
-def _begin(window: SessionWindow, wish: ExportSelection, path: str) -> None:
-    begin_export(window, replace(wish, path=Path(path)))
+def _start(window: SessionWindow, selection: ExportSelection, path: str) -> None:
+    start_export(window, replace(selection, path=Path(path)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +159,16 @@ class ExportSelection:
     until_ns: int | None = None
 
 
-def begin_export(window: SessionWindow, wish: ExportSelection) -> Task:
+def start_export(window: SessionWindow, selection: ExportSelection) -> Task:
     """Start the export on a thread, with a progress dialog if it takes long.
 
     An existing file is replaced on completion.
     """
-    work = Background(_work(window.session, wish), "kvscope-export")
-    return write_file(window, work, wish.path, "Exporting", "Exported to", _FAILED)
+    work = Background(_work(window.session, selection), "kvscope-export")
+    return write_file(window, work, selection.path, "Exporting", "Exported to", _FAILED)
 
 
-def _work(session: Session, wish: ExportSelection) -> Callable[[ProgressCallback], Path]:
+def _work(session: Session, selection: ExportSelection) -> Callable[[ProgressCallback], Path]:
     """Return the function for the thread. Everything needed of the session is read now, on the GUI thread."""
     handle, is_kept, marks = (
         session.new_recording_handle(),
@@ -172,21 +176,21 @@ def _work(session: Session, wish: ExportSelection) -> Callable[[ProgressCallback
         list(session.bookmarks.shown),
     )
 
-    def work(watch: ProgressCallback) -> Path:
+    def work(report_progress: ProgressCallback) -> Path:
         from kvscope_telemetry.exports.export import ExportTarget, export
 
         if handle is None:
             raise KvscopeError("there is no history to export")
-        recording = handle.get(watch)
+        recording = handle.get(report_progress)
         said = marks if is_kept else [*read_bookmarks(bookmark_file(recording)), *marks]
-        with tempfile.TemporaryDirectory(prefix=".kvscope-export-", dir=_folder(wish.path)) as folder:
-            wanted = ExportTarget.of(Path(folder) / wish.path.name, wish.kind, wish.form)
-            begin_s, end_s = _seconds(recording, wish.from_ns), _seconds(recording, wish.until_ns)
-            export(recording, wanted, begin_s, end_s, watch, said)
-            if not watch(1.0):
+        with tempfile.TemporaryDirectory(prefix=".kvscope-export-", dir=_folder(selection.path)) as folder:
+            wanted = ExportTarget.of(Path(folder) / selection.path.name, selection.kind, selection.form)
+            begin_s, end_s = _seconds(recording, selection.from_ns), _seconds(recording, selection.until_ns)
+            export(recording, wanted, begin_s, end_s, report_progress, said)
+            if not report_progress(1.0):
                 raise OpeningCancelled
-            replace_file(wanted.path, wish.path)
-        return wish.path
+            replace_file(wanted.path, selection.path)
+        return selection.path
 
     return work
 

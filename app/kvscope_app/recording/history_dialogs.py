@@ -71,12 +71,12 @@ class SaveHistoryDialog(QDialog):
         super().accept()
 
 
-def _lay_out(dialog: QDialog, *parts: QWidget | QLayout) -> None:
-    """Stack `parts` in `dialog`, with OK and Cancel at the bottom."""
+def _lay_out(dialog: QDialog, *items: QWidget | QLayout) -> None:
+    """Stack `items` in `dialog`, with OK and Cancel at the bottom."""
     column = QVBoxLayout(dialog)
     column.setContentsMargins(22, 20, 22, 18)
     column.setSpacing(12)
-    for part in parts:
+    for part in items:
         if isinstance(part, QLayout):
             column.addLayout(part)
         else:

@@ -25,7 +25,7 @@ from kvscope_app.ui.model_name import model_name
 from kvscope_telemetry.errors import BadInput
 
 _FILES: Final = "Recordings (*.mcap)"
-_LOOK_MS: Final = 50
+_POLL_MS: Final = 50
 _PATIENCE_MS: Final = 500
 NOT_KEPT: Final = "The session continues. File ▸ Start recording… can write to a disk with free space."
 _NOT_SAVED: Final = "The recent history could not be saved"
@@ -195,22 +195,22 @@ class Task(QObject):
     the end.
     """
 
-    def __init__(self, window: SessionWindow, work: Background[Any], words: str, done: Callable[[], None]) -> None:
+    def __init__(self, window: SessionWindow, work: Background[Any], text: str, done: Callable[[], None]) -> None:
         super().__init__(window)
         self.work, self._done = work, done
-        self._dialog = QProgressDialog(words, "Cancel", 0, _STEPS, window)
+        self._dialog = QProgressDialog(text, "Cancel", 0, _STEPS, window)
         self._dialog.setWindowTitle("kvscope")
         self._dialog.setWindowModality(Qt.WindowModality.NonModal)
         self._dialog.setAutoClose(False)
         self._dialog.setAutoReset(False)
         self._dialog.setMinimumDuration(_PATIENCE_MS)
         self._dialog.canceled.connect(work.cancel)
-        self._clock = QTimer(self, interval=_LOOK_MS)
-        self._clock.timeout.connect(self._look)
+        self._clock = QTimer(self, interval=_POLL_MS)
+        self._clock.timeout.connect(self._poll)
         self._clock.start()
-        window.closing.connect(self._give_up)
+        window.closing.connect(self._cancel)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if not self.work.is_finished:
             self._dialog.setValue(min(round(self.work.share * _STEPS), _STEPS - 1))
             return
@@ -219,7 +219,7 @@ class Task(QObject):
         self._dialog.deleteLater()
         self.deleteLater()
 
-    def _give_up(self) -> None:
+    def _cancel(self) -> None:
         self._clock.stop()
         self.work.cancel()
         self.work.wait(2.0)
@@ -228,14 +228,14 @@ class Task(QObject):
 def write_file(window: SessionWindow, work: Background[Path], path: Path, doing: str, done: str, failed: str) -> Task:
     """Report in the window that `work` has written `path`, or why it failed. Shows progress if it takes long."""
 
-    def tell() -> None:
+    def show_result() -> None:
         if work.result:
             window.banner.withdraw(failed)
             window.statusBar().showMessage(f"{done} {path}", _WRITTEN_MS)
         elif work.failure:
             window.banner.show_message(failed, work.failure, is_temporary=True)
 
-    return Task(window, work, f"{doing} {path.name}", tell)
+    return Task(window, work, f"{doing} {path.name}", show_result)
 
 
 def _ask_path(window: SessionWindow, run: Callable[[str], object]) -> None:

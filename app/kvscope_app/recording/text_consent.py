@@ -60,10 +60,10 @@ def _keeps_texts(window: SessionWindow) -> bool:
     return keeping is not None and keeping.is_on
 
 
-def ask_once(window: SessionWindow, go_on: Callable[[], object]) -> None:
-    """Ask unless the user has answered already, then call `go_on`. A cancelled question is asked again next time."""
+def ask_once(window: SessionWindow, proceed: Callable[[], object]) -> None:
+    """Ask unless the user has answered already, then call `proceed`. A cancelled question is asked again next time."""
     if text_consent(window.settings) is not None or not window.session.may_operate:
-        go_on()
+        proceed()
         return
     box = QMessageBox(QMessageBox.Icon.Question, "Recordings", QUESTION, parent=window)
     box.setInformativeText(DETAIL)
@@ -78,7 +78,7 @@ def ask_once(window: SessionWindow, go_on: Callable[[], object]) -> None:
         clicked = box.clickedButton()
         if clicked in (without, with_texts):
             set_texts(window, clicked is with_texts)
-            go_on()
+            proceed()
 
     box.finished.connect(answered)
     box.open()

@@ -316,9 +316,9 @@ class History:
         begins_ns = np.maximum(ends_ns - np.maximum(lengths_ns, 0), self.began_ns or NONE)
         is_long = begins_ns // BIN_NS < ends_ns // BIN_NS
         self.ring.add_sums(ends_ns[~is_long] // BIN_NS, {name: column[~is_long] for name, column in sums.items()})
-        for place in np.flatnonzero(is_long).tolist():
-            values = {name: float(column[place]) for name, column in sums.items()}
-            self.ring.spread_sums(int(begins_ns[place]), int(ends_ns[place]), values)
+        for index in np.flatnonzero(is_long).tolist():
+            values = {name: float(column[index]) for name, column in sums.items()}
+            self.ring.spread_sums(int(begins_ns[index]), int(ends_ns[index]), values)
 
     @property
     def offset_ns(self) -> int:

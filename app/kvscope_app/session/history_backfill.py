@@ -55,15 +55,15 @@ def backfill_history(history: History, overview: SessionOverview, start_ns: int)
     before = (bins < began_ns // BIN_NS) & (bins > first_ns // BIN_NS)
     values = {name: history_column(overview, name)[first:last] / _BINS for name in SUMS}
     # The end of the current second is not known yet at that time: use the previous second.
-    places = np.arange(first, last)
+    indices = np.arange(first, last)
     if last - first > 1 and overview.time_ns[last - 1] + SECOND_NS > began_ns + wall_ns:
-        places[-1] -= 1
-    values |= {name: history_column(overview, name)[places] for name in OVERVIEW_NAMES}
+        indices[-1] -= 1
+    values |= {name: history_column(overview, name)[indices] for name in OVERVIEW_NAMES}
     history.ring.set(bins[before], {name: np.repeat(column, _BINS)[before] for name, column in values.items()})
     _copy_gauges_before(history, began_ns // BIN_NS)
     history.known_columns |= {name for name in SAMPLE_GAUGES if np.isfinite(values[name]).any()}
     history.known_columns |= {name for name in KNOWN_SUMS if np.nan_to_num(values[name]).any()}
-    history.past_sample = _sample_at(overview, int(places[-1]))
+    history.past_sample = _sample_at(overview, int(indices[-1]))
     if np.isfinite(values["queue_p50_s"]).any():
         history.known_columns.add("queue_p50_s")
 

@@ -17,11 +17,11 @@ def percentiles(values_ns: IntArray) -> tuple[float, float]:
     """Return the median and the 95th percentile in seconds. NaN without values."""
     if not values_ns.size:
         return np.nan, np.nan
-    places = _SHARES * (values_ns.size - 1)
-    below = places.astype(np.int64)
-    above = np.ceil(places).astype(np.int64)
+    positions = _SHARES * (values_ns.size - 1)
+    below = positions.astype(np.int64)
+    above = np.ceil(positions).astype(np.int64)
     ordered = np.partition(values_ns, np.concatenate((below, above)))  # np.percentile takes several times as long
-    p50, p95 = (ordered[below] + (ordered[above] - ordered[below]) * (places - below)).tolist()
+    p50, p95 = (ordered[below] + (ordered[above] - ordered[below]) * (positions - below)).tolist()
     return p50 / 1e9, p95 / 1e9
 
 

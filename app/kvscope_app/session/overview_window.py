@@ -54,13 +54,13 @@ def overview_window(
         return None
     seconds = overview.time_ns[begin:end] // SECOND_NS
     num = min(int(seconds[-1] - seconds[0]) + 1, MAX_SECONDS)
-    places = seconds - (seconds[-1] - num + 1)
-    inside = places >= 0
+    bins = seconds - (seconds[-1] - num + 1)
+    inside = bins >= 0
     end_ns = (int(seconds[-1]) + 1) * SECOND_NS - wall_ns
     columns = {}
     for name in names:
         column = np.full(num, np.nan)
-        column[places[inside]] = history_column(overview, name)[begin:end][inside]
+        column[bins[inside]] = history_column(overview, name)[begin:end][inside]
         columns[name] = column
     time_s = np.arange(num, dtype=np.float64) - (num - 1)
     return HistoryWindow(time_s, columns, end_ns, SECOND_NS, is_complete=True)

@@ -92,22 +92,22 @@ class WindowLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         docked = [name for part in self.areas.values() for leaf in part.leaves() for name in leaf.tabs]
         return [*docked, *self.floating]
 
-    def check(self, known: KnownNames) -> None:
-        """Raise BadInput for names that are not in `known`, a view that occurs twice, and invalid parts."""
+    def check(self, known_names: KnownNames) -> None:
+        """Raise BadInput for names that are not in `known_names`, a view that occurs twice, and invalid parts."""
         for part in self.areas.values():
             _check_part(part)
         names = self.view_names()
         for name in names:
-            if name not in known.views:
-                raise BadInput(f"there is no view {name!r}; there are {', '.join(known.views)}")
+            if name not in known_names.views:
+                raise BadInput(f"there is no view {name!r}; there are {', '.join(known_names.views)}")
             if names.count(name) > 1:
                 raise BadInput(f"the view {name!r} stands twice")
         mode = self.choices.color_mode
-        if mode is not None and mode not in known.color_modes:
-            raise BadInput(f"color_mode={mode!r:.40} is not accepted: one of {', '.join(known.color_modes)}")
+        if mode is not None and mode not in known_names.color_modes:
+            raise BadInput(f"color_mode={mode!r:.40} is not accepted: one of {', '.join(known_names.color_modes)}")
 
 
-def read_layout(path: str | Path, known: KnownNames) -> WindowLayout:
+def read_layout(path: str | Path, known_names: KnownNames) -> WindowLayout:
     """Read and check a layout file. Raises BadInput with a one-line message."""
     try:
         if os.path.getsize(path) > _MAX_BYTES:
@@ -122,7 +122,7 @@ def read_layout(path: str | Path, known: KnownNames) -> WindowLayout:
         raise BadInput(f"{path} is a layout of version {version}; this kvscope reads version {VERSION}")
     try:
         layout = msgspec.json.decode(msgspec.json.encode(raws), type=WindowLayout)
-        layout.check(known)
+        layout.check(known_names)
     except (RecursionError, msgspec.MsgspecError, BadInput) as error:
         raise BadInput(f"layout {path} cannot be used: {error}") from error
     return layout

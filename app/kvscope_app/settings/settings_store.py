@@ -48,14 +48,14 @@ class SettingsStore(QObject):
     def change(self, **fields: object) -> None:
         self.change_by(lambda _: fields)
 
-    def change_by(self, make: Callable[[Settings], Mapping[str, object]]) -> None:
+    def change_by(self, compute: Callable[[Settings], Mapping[str, object]]) -> None:
         """Set fields computed from the current settings, which another process may have changed."""
         before = self.values
         try:
-            self.values = self._file.change(make)
+            self.values = self._file.change(compute)
             self._stamp = self._file.stamp
         except OSError as error:
-            self.values = msgspec.structs.replace(before, **make(before))
+            self.values = msgspec.structs.replace(before, **compute(before))
             self.write_failed.emit(error.strerror or str(error))
         if self.values != before:
             self.changed.emit(before)
@@ -100,14 +100,14 @@ class SettingsFile:
         """Return the settings, with defaults for missing and unreadable values."""
         return _decoded(self._raws())
 
-    def change(self, make: Callable[[Settings], Mapping[str, object]]) -> Settings:
-        """Set the fields that `make` computes from the file's present contents.
+    def change(self, compute: Callable[[Settings], Mapping[str, object]]) -> Settings:
+        """Set the fields that `compute` computes from the file's present contents.
 
         Raises OSError if the file cannot be written.
         """
         with self._locked():
             raws = self._raws()
-            changes = make(_decoded(raws))
+            changes = compute(_decoded(raws))
             for name, value in changes.items():
                 raws[name] = msgspec.Raw(_encoded(name, value))
             self._write(msgspec.json.format(msgspec.json.encode(raws), indent=1))

@@ -29,8 +29,8 @@ def _columns(view: QAbstractItemView) -> list[int]:
     count = view.model().columnCount(QModelIndex())
     if header.isHidden():  # shown as cards, which contain all columns
         return list(range(count))
-    places = (header.logicalIndex(place) for place in range(count))
-    return [column for column in places if not header.isSectionHidden(column)]
+    indices = (header.logicalIndex(index) for index in range(count))
+    return [column for column in indices if not header.isSectionHidden(column)]
 
 
 def _header(view: QAbstractItemView) -> QHeaderView | None:

@@ -212,6 +212,6 @@ def _owner(index: int, is_dark: bool) -> str:
 
 
 def _luminance(color: str) -> float:
-    values = (int(color[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    values = (int(color[index : index + 2], 16) / 255 for index in (1, 3, 5))
     red, green, blue = (v / 12.92 if v <= 0.04045 else float(((v + 0.055) / 1.055) ** 2.4) for v in values)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -32,7 +32,7 @@ class RangeLink(QObject):
         self._show_span = show_span
         self._show_default = show_default
         self._is_choosing = False
-        self._has_begun = False
+        self._is_started = False
         self.button = tool_button("Link time range", _LINKED, checkable=True, checked=True)
         self.button.toggled.connect(self._on_toggled)
         self._theme: Theme | None = None
@@ -42,11 +42,11 @@ class RangeLink(QObject):
     def is_linked(self) -> bool:
         return self.button.isChecked()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Show the range that was chosen in other views before this view had data. Only the first call has an
         effect."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._is_started:
+            self._is_started = True
             if self._range.span is not None:
                 self._on_changed()
 

@@ -44,7 +44,7 @@ class TableHead:
 
     @classmethod
     def of(cls, columns: Sequence[TableColumn[...]]) -> Self:
-        numbers = frozenset(place for place, column in enumerate(columns) if column.is_number)
+        numbers = frozenset(index for index, column in enumerate(columns) if column.is_number)
         return cls([column.title for column in columns], [column.tip for column in columns], numbers)
 
     def __len__(self) -> int:
@@ -99,9 +99,9 @@ class RowTable(QTableView):
     def fit_samples(self, columns: Sequence[TableColumn[...]]) -> None:
         """Make each column as wide as the wider of its sample and its title."""
         self.horizontalHeader().setMinimumSectionSize(40)
-        for place, column in enumerate(columns):
+        for index, column in enumerate(columns):
             width = max(self.fontMetrics().horizontalAdvance(text) for text in (column.sample, column.title))
-            self.setColumnWidth(place, width + scaled(_SAMPLE_PAD))
+            self.setColumnWidth(index, width + scaled(_SAMPLE_PAD))
 
 
 class SwatchDelegate(QStyledItemDelegate):
@@ -121,15 +121,15 @@ class SwatchDelegate(QStyledItemDelegate):
 class OpenableTable(RowTable):
     """Table whose selected rows are opened by Enter and by a double click."""
 
-    open_wanted = Signal()
+    open_requested = Signal()
 
     def __init__(self, name: str) -> None:
         super().__init__(name, many=True)
         self.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
-        self.doubleClicked.connect(lambda _: self.open_wanted.emit())
+        self.doubleClicked.connect(lambda _: self.open_requested.emit())
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self.open_wanted.emit()
+            self.open_requested.emit()
         else:
             super().keyPressEvent(event)

@@ -20,5 +20,5 @@ def is_on_screen(widget: QWidget) -> bool:
     window = widget.window()
     if not widget.isVisible() or window.isMinimized():
         return False
-    place = QRect(widget.mapTo(window, QPoint()), widget.size().expandedTo(_SMALLEST))
-    return widget is window or window.rect().intersects(place)
+    area = QRect(widget.mapTo(window, QPoint()), widget.size().expandedTo(_SMALLEST))
+    return widget is window or window.rect().intersects(area)

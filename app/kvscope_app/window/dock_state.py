@@ -138,7 +138,7 @@ def restore_docks(window: QMainWindow, settings: QSettings, group: str = "window
     return restored
 
 
-def set_aside(settings: QSettings, group: str) -> Path | None:
+def back_up_layout(settings: QSettings, group: str) -> Path | None:
     """Remove the saved layout of `group` from the settings. Returns the copy of the settings file that still has it.
 
     None if there is no file, or if no copy could be written.
@@ -154,19 +154,19 @@ def set_aside(settings: QSettings, group: str) -> Path | None:
     return copy if copy.exists() else None
 
 
-def has_place(settings: QSettings, group: str) -> bool:
+def has_geometry(settings: QSettings, group: str) -> bool:
     """Whether a geometry is saved for this window."""
     return isinstance(settings.value(geometry_name(group)), QByteArray)
 
 
-def place_beside(window: QMainWindow, others: Sequence[QMainWindow], has_own_place: bool) -> None:
+def cascade(window: QMainWindow, others: Sequence[QMainWindow], has_saved_geometry: bool) -> None:
     """Cascade the window so that it covers no other window exactly.
 
     A window without a saved geometry starts at the newest.
     """
     if not others:
         return
-    if not has_own_place:
+    if not has_saved_geometry:
         window.resize(others[-1].size())
         window.move(others[-1].pos() + _CASCADE)
     room = window.screen().availableGeometry()

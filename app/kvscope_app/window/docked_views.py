@@ -18,7 +18,7 @@ from kvscope_app.views.docks import DOCKS, DockSpec
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.window.dock import Dock
 from kvscope_app.window.tab_stops import focus_next
-from kvscope_app.window.view_choices import note_widths, remember_view
+from kvscope_app.window.view_choices import remember_view, save_widths
 
 if TYPE_CHECKING:
     from kvscope_app.actions.undo_stack import UndoStack
@@ -62,7 +62,7 @@ class DockedViews(QObject):
         self.docks = {spec.name: Dock(spec.title, spec.name, window) for spec in DOCKS}
         for name, dock in self.docks.items():
             dock.apply_theme(themes.theme)
-            dock.visibilityChanged.connect(partial(self._dock_seen, name))
+            dock.visibilityChanged.connect(partial(self._on_dock_visible, name))
         self._unloaded = list(DOCKS)
         self._next_view.connect(self._load_next, Qt.ConnectionType.QueuedConnection)
         self._last_view.connect(self.all_loaded, Qt.ConnectionType.QueuedConnection)
@@ -116,7 +116,7 @@ class DockedViews(QObject):
         for view in self.views.values():
             self._refresher.remove(view)  # or a refresh would restart what `shut_down` ends
             view.save_settings(self._settings)
-            note_widths(view, self._themes.settings)
+            save_widths(view, self._themes.settings)
             view.shut_down()
         return "\n".join(view.last_words for view in self.views.values() if view.last_words)
 
@@ -141,12 +141,12 @@ class DockedViews(QObject):
         remember_view(view, self._themes.settings)
         self.loaded.emit(spec.name)
 
-    def _dock_seen(self, name: str, seen: bool) -> None:
-        if seen and name in self.views:
+    def _on_dock_visible(self, name: str, is_visible: bool) -> None:
+        if is_visible and name in self.views:
             self._themes.finish()
             self.views[name].became_visible()
             self._refresher.touch(self.views[name])
-        elif not seen:
+        elif not is_visible:
             self.pass_focus_on()
 
     def pass_focus_on(self) -> None:

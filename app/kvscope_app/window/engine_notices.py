@@ -25,12 +25,12 @@ _LAST_STATE: Final = "Showing the last known state."
 
 
 class EngineNotices(QObject):
-    """Connects the session and the engine keeper of one window to its banner and welcome page."""
+    """Connects the session and the engine supervisor of one window to its banner and welcome page."""
 
-    def __init__(self, window: WindowBody, keeper: EngineSupervisor | None) -> None:
+    def __init__(self, window: WindowBody, supervisor: EngineSupervisor | None) -> None:
         super().__init__(window)
         self._window = window
-        self._keeper = keeper
+        self._supervisor = supervisor
         self._epoch_lost: int | None = None
         self._has_ended = False
         self._connecting_why = ""
@@ -40,32 +40,32 @@ class EngineNotices(QObject):
         session.replies.connect(self._on_replies)
         session.noticed.connect(lambda text: window.statusBar().showMessage(text, _NOTICE_MS))
         session.history_failed.connect(lambda text: window.banner.show_message(text, NOT_KEPT))
-        if keeper is not None:
-            keeper.ended.connect(self.engine_ended)
-            keeper.started.connect(self._engine_started)
+        if supervisor is not None:
+            supervisor.ended.connect(self.engine_ended)
+            supervisor.started.connect(self._engine_started)
         else:
             doing = "Connecting" if not session.timeline.is_file else "Opening the recording"
             window.welcome.show_waiting(doing, session.source.name)
 
     def forget(self) -> None:
-        """Disconnect from the keeper, because the window closes."""
-        if self._keeper is not None:
-            self._keeper.forget()
+        """Disconnect from the supervisor, because the window closes."""
+        if self._supervisor is not None:
+            self._supervisor.forget()
 
     def restart(self) -> None:
-        if self._keeper is not None:
+        if self._supervisor is not None:
             self._has_ended, self._epoch_lost = True, self._window.session.live_mirror.epoch
             self._window.banner.show_message(_RESTARTING, _LAST_STATE)
-            self._keeper.restart()
+            self._supervisor.restart()
 
     def restart_with(self, flag: str, value: str) -> None:
-        if self._keeper is not None:
-            self._keeper.engine.set_option(flag, value)
+        if self._supervisor is not None:
+            self._supervisor.engine.set_option(flag, value)
             self.restart()
 
     def show_log(self) -> None:
-        if self._keeper is not None:
-            log_dialog(self._window, self._keeper.engine.log_text()).show()
+        if self._supervisor is not None:
+            log_dialog(self._window, self._supervisor.engine.log_text()).show()
 
     def engine_ended(self, reason: str) -> None:
         self._has_ended = True
@@ -105,9 +105,9 @@ class EngineNotices(QObject):
         if status.state is SourceState.REFUSED:
             self._refused(status.reason)
         elif status.state is SourceState.ENDED:
-            if self._keeper is None and not self._has_ended:  # for kvscope's own engine, the keeper reports the reason
+            if self._supervisor is None and not self._has_ended:  # for kvscope's own engine, the supervisor reports it
                 self._source_ended(status.reason)
-        elif status.state is SourceState.CONNECTING and self._keeper is None:
+        elif status.state is SourceState.CONNECTING and self._supervisor is None:
             self._connecting(status.reason)
         elif status.state is SourceState.STUCK and not banner.isVisible():
             banner.show_message(
@@ -128,9 +128,9 @@ class EngineNotices(QObject):
             return
         change = (("Change address…", self._change_address),) if window.openers.attach is not None else ()
         detail = f"{why[0].upper()}{why[1:]}.\n{name} is retried automatically."
-        window.welcome.show_waiting("No engine responds", detail, (*change, ("Cancel", self._give_up)))
+        window.welcome.show_waiting("No engine responds", detail, (*change, ("Cancel", self._cancel)))
 
-    def _give_up(self) -> None:
+    def _cancel(self) -> None:
         self._window.close()
 
     def _change_address(self) -> None:
@@ -146,7 +146,7 @@ class EngineNotices(QObject):
 
     def _is_over(self, message: str) -> bool:
         """Whether the banner's message is outdated now that the engine is live."""
-        came_back = self._keeper is None and self._has_ended
+        came_back = self._supervisor is None and self._has_ended
         return came_back or message.startswith("The engine is stuck")
 
     def _refused(self, reason: str) -> None:

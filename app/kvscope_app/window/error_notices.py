@@ -26,7 +26,7 @@ from PySide6.QtCore import QMessageLogContext, QObject, Qt, QTimer, QtMsgType, S
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QApplication, QMainWindow
 
-from kvscope_app.actions.action_registry import ACTION_NOTE
+from kvscope_app.actions.action_registry import ACTION_NOTE_PREFIX
 from kvscope_app.command_line import PROGRAM
 from kvscope_app.ui.banner import Banner
 from kvscope_app.ui.number_text import count, plural
@@ -42,7 +42,7 @@ MAX_ERRORS: Final = 20
 """Maximum number of distinct errors stored. Further ones are only counted."""
 _MAX_MESSAGE: Final = 200
 _MAX_QT_MESSAGES: Final = 20
-_AGAIN_MS: Final = 1_000
+_RETRY_MS: Final = 1_000
 """Retry interval while no window is open."""
 _OTHER_PARTS: Final = {"page_map": "Page map", "chart": "a chart"}
 _FEATURES: Final = {
@@ -61,7 +61,7 @@ _FEATURES: Final = {
 """Names of the packages other than views, as shown in the strip."""
 _QUOTED: Final = re.compile(r"""['"](?:.*['"]|.*$)""")
 """Matches from the first quote character to the last, because quoted text may contain quotes or be truncated."""
-_PYTHONS_WORDS: Final = (
+_BUILTIN_EXCEPTIONS: Final = (
     *(AttributeError, IndexError, KeyError, NameError, OverflowError, RecursionError, RuntimeError, TypeError),
     *(UnboundLocalError, ValueError, ZeroDivisionError),
 )
@@ -98,7 +98,7 @@ class InternalErrors(QObject):
     """Collects errors from all threads, and reports them on the GUI thread."""
 
     reported = Signal()
-    _heard = Signal()
+    _received = Signal()
 
     def __init__(self, *, debug: bool = False, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -111,7 +111,7 @@ class InternalErrors(QObject):
         self._lock = threading.RLock()  # reentrant: the garbage collector may raise while it is held
         self._is_due = False
         self._qt_before: Any = None
-        self._heard.connect(self._tell, Qt.ConnectionType.QueuedConnection)
+        self._received.connect(self._show_strip, Qt.ConnectionType.QueuedConnection)
 
     @property
     def errors(self) -> list[InternalError]:
@@ -140,7 +140,7 @@ class InternalErrors(QObject):
                 before[2](args)
 
         threading.excepthook, sys.unraisablehook = of_thread, unraisable
-        self._qt_before = qInstallMessageHandler(self._hear_qt)
+        self._qt_before = qInstallMessageHandler(self._on_qt_message)
         try:
             yield
         finally:
@@ -185,7 +185,7 @@ class InternalErrors(QObject):
 
         return hook
 
-    def _hear_qt(self, kind: QtMsgType, context: QMessageLogContext, text: str) -> None:
+    def _on_qt_message(self, kind: QtMsgType, context: QMessageLogContext, text: str) -> None:
         print_text(text, file=sys.stderr)
         self._qt_messages.append(_masked(text))
         if kind in _SEVERE:
@@ -210,10 +210,10 @@ class InternalErrors(QObject):
                 self.newest, times = found, found.count
             is_due, self._is_due = self._is_due, True
         if not is_due:
-            self._heard.emit()
+            self._received.emit()
         return times
 
-    def _tell(self) -> None:
+    def _show_strip(self) -> None:
         with self._lock:
             self._is_due = False
         self.reported.emit()
@@ -245,7 +245,7 @@ class ErrorNotices(QObject):
         self._themes = themes
         self._reported_errors: set[str] = set()
         """Tracebacks of the errors that were shown before."""
-        self._later = QTimer(self, singleShot=True, interval=_AGAIN_MS)
+        self._later = QTimer(self, singleShot=True, interval=_RETRY_MS)
         self._later.timeout.connect(self._show)
         errors.reported.connect(self._show)
         themes.changed.connect(self._apply_theme)
@@ -253,7 +253,7 @@ class ErrorNotices(QObject):
     def copy_report(self) -> None:
         QGuiApplication.clipboard().setText(self.errors.report)
         if self.strip is not None:
-            self._tell(self.strip, "Report copied.")
+            self._show_strip(self.strip, "Report copied.")
 
     def _show(self) -> None:
         newest = self.errors.newest
@@ -269,9 +269,9 @@ class ErrorNotices(QObject):
                 return
             self.strip = self._strip_in(window)
         self._reported_errors.add(newest.trace)
-        self._tell(self.strip)
+        self._show_strip(self.strip)
 
-    def _tell(self, strip: Banner, note: str = "") -> None:
+    def _show_strip(self, strip: Banner, note: str = "") -> None:
         newest, num_others = self.errors.newest, len(self.errors.errors) - 1 + self.errors.num_more
         assert newest is not None, "there is something to tell"
         often = f", {plural(newest.count, 'time')}" if newest.count > 1 else ""
@@ -311,8 +311,8 @@ def _window_in_front() -> QMainWindow | None:
 
 
 def _action_of(error: BaseException | None) -> str:
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(ACTION_NOTE)]
-    return notes[0].removeprefix(ACTION_NOTE) if notes else ""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(ACTION_NOTE_PREFIX)]
+    return notes[0].removeprefix(ACTION_NOTE_PREFIX) if notes else ""
 
 
 def _part_of(exception: traceback.TracebackException) -> str:
@@ -337,7 +337,7 @@ def _without_texts(exception: traceback.TracebackException) -> Iterator[str]:
         yield from _without_texts(cause)
         yield "which led to"
     for frame in exception.stack:
-        yield f"  {_place(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}"
+        yield f"  {_short_path(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}"
     kind = exception.exc_type.__name__ if exception.exc_type is not None else "error"
     message = "".join(exception.format_exception_only()).strip().partition(": ")[2]
     yield f"{kind}: {_masked(message)}" if message and _is_pythons(exception) else kind
@@ -346,10 +346,10 @@ def _without_texts(exception: traceback.TracebackException) -> Iterator[str]:
 def _is_pythons(exception: traceback.TracebackException) -> bool:
     """Whether Python rather than a `raise` statement wrote the message. A message of a `raise` may hold any text."""
     line = exception.stack[-1].line if exception.stack else ""
-    return exception.exc_type in _PYTHONS_WORDS and bool(line) and not _RAISES.search(line or "")
+    return exception.exc_type in _BUILTIN_EXCEPTIONS and bool(line) and not _RAISES.search(line or "")
 
 
-def _place(path: str) -> str:
+def _short_path(path: str) -> str:
     """Return the path without the user's home folder."""
     parts = PurePath(path).parts
     start = next((parts.index(name) for name in _OUR_PACKAGES if name in parts), len(parts) - 1)

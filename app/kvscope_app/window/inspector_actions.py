@@ -13,7 +13,7 @@ from kvscope_app.window.window_body import WindowBody
 def inspector_actions(window: WindowBody, group: str) -> list[ActionSpec]:
     finder = Finder(window.session, window)
     inspect = partial(window.focus_view, "inspector")
-    window.page_map.inspect_wanted.connect(inspect)
+    window.page_map.inspect_requested.connect(inspect)
 
     def find() -> None:
         FindSheet(window, finder).show_above()

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class MainWindow(WindowBody):
-    """Main window of one session. `keeper` is given if kvscope started the engine."""
+    """Main window of one session. `supervisor` is given if kvscope started the engine."""
 
     views_loaded = Signal()
     """Emitted when all docked views are loaded, which happens after the first paint."""
@@ -58,7 +58,7 @@ class MainWindow(WindowBody):
         session: Session,
         themes: ThemeManager,
         settings: QSettings,
-        keeper: EngineSupervisor | None = None,
+        supervisor: EngineSupervisor | None = None,
         openers: Openers = NO_OPENERS,
         slot: int = 1,
     ) -> None:
@@ -66,12 +66,12 @@ class MainWindow(WindowBody):
 
         `slot` is its number among the open windows of its kind, from 1; each slot has its own geometry.
         """
-        super().__init__(session, themes, settings, keeper, openers)
+        super().__init__(session, themes, settings, supervisor, openers)
         self.slot = slot
         self.last_words = ""
         """Messages that the user must read although the window is closed. Set before `closing` is emitted."""
         remember_map(self.page_map, themes.settings)
-        self.notices = EngineNotices(self, keeper)
+        self.notices = EngineNotices(self, supervisor)
         self.alarm_strip = AlarmStrip(self.alarms, session.timeline.go_to, partial(self.focus_view, "bookmarks"))
         self.strips.add(self.alarm_strip)
         add_actions(self, self.actions_by_name, self.notices)
@@ -79,7 +79,7 @@ class MainWindow(WindowBody):
         self.layout_watch = LayoutUndo(self)
         self._lengths = DockLengths(self, self.layout_watch)
         self._zoomed = ZoomedSizes(self, self.docks, themes)
-        self._lengths.edge_moved.connect(self._zoomed.note_moved_edge)
+        self._lengths.edge_moved.connect(self._zoomed.on_edge_moved)
         self.layouts = NamedLayouts(self, self.actions_by_name, self.layout_watch)
         build_menus(self, self.actions_by_name, self.layouts)
         offer_undo(self)
@@ -94,13 +94,13 @@ class MainWindow(WindowBody):
         for strip in (self.banner, self.alarm_strip, self.paused_bar):
             strip.heir = self.page_map.canvas
         self._corner = self._build_corner()
-        self.status_bar = StatusBar(session, self, is_own=keeper is not None)
+        self.status_bar = StatusBar(session, self, is_own=supervisor is not None)
         self.setStatusBar(self.status_bar)
         self.status_bar.recording_clicked.connect(lambda: recording_menu(self).popup(QCursor.pos()))
         self.docked.add_view("page_map", self.page_map)
-        self._takes_prompts, self._is_console_spared = True, False
+        self._accepts_prompts, self._is_console_spared = True, False
         """Whether the engine accepts prompts, if known. Whether the window rather than the user closed the console."""
-        self._has_own_layout, self.has_own_place = self._restore_layout()
+        self._has_own_layout, self.has_saved_geometry = self._restore_layout()
         self._follow_state()
         self._paint_parts(themes.theme)
         self.page_map.apply_theme(themes.theme)
@@ -184,15 +184,15 @@ class MainWindow(WindowBody):
         session = self.session
         if session.timeline.is_file or session.live_mirror.hello is None:
             return
-        if session.accepts_prompts != self._takes_prompts:
-            self._takes_prompts = session.accepts_prompts
+        if session.accepts_prompts != self._accepts_prompts:
+            self._accepts_prompts = session.accepts_prompts
             self._spare_console()
             self.layout_watch.take_over()
 
     def _spare_console(self) -> None:
         """Close the console if it is useless, and reopen it when it is useful unless the user closed it."""
         console = self.docks["console"]
-        if not self._takes_prompts:
+        if not self._accepts_prompts:
             self._is_console_spared |= not console.isHidden()
             console.hide()
         elif self._is_console_spared:
@@ -200,7 +200,7 @@ class MainWindow(WindowBody):
             console.show()
 
     def _on_link(self) -> None:
-        self.status_bar.show_linked(self.link_words)
+        self.status_bar.show_linked(self.link_text)
 
     def _build_corner(self) -> MenuBarCorner:
         actions = self.actions_by_name
@@ -208,7 +208,7 @@ class MainWindow(WindowBody):
         names = ("play", *(() if is_file else ("record",)), "palette", "theme_toggle", "shortcuts")
         live = None if is_file else actions["to_end"]
         corner = MenuBarCorner(self.session, live, [actions[name] for name in names], self)
-        corner.lie_in(self.menuBar())
+        corner.set_scroll_area(self.menuBar())
         return corner
 
     def _build_playback(self) -> PlaybackBar:
@@ -231,7 +231,7 @@ class MainWindow(WindowBody):
         default_size(self)
         self.reset_layout()
         self._lengths.restore(self.settings, self._group)
-        return dock_state.restore(self, self.settings, self._group), dock_state.has_place(self.settings, self._group)
+        return dock_state.restore(self, self.settings, self._group), dock_state.has_geometry(self.settings, self._group)
 
     @property
     def _group(self) -> str:

@@ -14,7 +14,7 @@ from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.source import SourceState
 
-_LOOK_MS: Final = 100
+_REFRESH_MS: Final = 100
 _LATER_MS: Final = 1000
 """Update interval of the delay once its tenths of a second are no longer interesting."""
 _TENTHS_S: Final = 10.0
@@ -59,12 +59,12 @@ class MenuBarCorner(QWidget):
         row.addWidget(self._more)
         self._is_narrow = False
         self._state.setFixedWidth(self._state_width())
-        self._clock = QTimer(self, interval=_LOOK_MS)
+        self._clock = QTimer(self, interval=_REFRESH_MS)
         self._clock.timeout.connect(self.refresh)
         session.timeline.paused_changed.connect(self._paused_changed)
         session.status_changed.connect(self.refresh)
 
-    def lie_in(self, bar: QMenuBar) -> None:
+    def set_scroll_area(self, bar: QMenuBar) -> None:
         """Place this widget at the end of `bar`, with less priority than its menus."""
         self._bar = bar
         bar.setCornerWidget(self, Qt.Corner.TopRightCorner)
@@ -144,7 +144,7 @@ class MenuBarCorner(QWidget):
     def _keep_pace(self) -> None:
         timeline = self._session.timeline
         is_calm = not timeline.is_playing and timeline.behind_seconds >= _TENTHS_S
-        wanted_ms = _LATER_MS if is_calm else _LOOK_MS
+        wanted_ms = _LATER_MS if is_calm else _REFRESH_MS
         if wanted_ms != self._clock.interval():
             self._clock.setInterval(wanted_ms)
 

@@ -38,7 +38,7 @@ _TIPS: Final = {
     "latency": "Delay from the end of a step to its frame here",
     "display": "Window updates in the last second",
 }
-_WORTH: Final = (
+_PRIORITY: Final = (
     *(
         "state",
         "role",
@@ -158,13 +158,13 @@ class StatusBar(QStatusBar):
         return False
 
     def refresh(self) -> None:
-        self._show_words()
+        self._fit_labels()
         self._fit()
 
-    def show_linked(self, words: str) -> None:
+    def show_linked(self, text: str) -> None:
         """Show how this window's time is linked with other windows; empty if it is not."""
-        if self._labels["linked"].text() != words:
-            self._set("linked", words)
+        if self._labels["linked"].text() != text:
+            self._set("linked", text)
             self._fit()
 
     def _copy_address(self) -> None:
@@ -181,7 +181,7 @@ class StatusBar(QStatusBar):
         message = self.currentMessage()
         taken = self.fontMetrics().horizontalAdvance(message) + 2 * _SPACING if message else _EDGES
         room = self.width() - min(taken, round(self.width() * _MESSAGE_SHARE))
-        for name in _WORTH:
+        for name in _PRIORITY:
             label = self._labels[name]
             if message and name in _UNDER_MESSAGES:
                 continue
@@ -192,7 +192,7 @@ class StatusBar(QStatusBar):
             if label.isHidden() is (room >= 0):
                 label.setVisible(room >= 0)
 
-    def _show_words(self) -> None:
+    def _fit_labels(self) -> None:
         status, mirror = self._session.status, self._session.live_mirror
         self._show_recording()
         share = self._session.overview_share
@@ -202,10 +202,10 @@ class StatusBar(QStatusBar):
         is_doubtful = status.state is SourceState.LIVE and reason
         self._dot.set_color(self._theme.color("warn" if is_doubtful else STATE_COLORS[status.state]))
         is_ready = status.state is SourceState.LOADING and status.reason == "ready"
-        words = STATE_TEXTS[status.state] + reason
-        shown = "Ready" if is_ready else self._shortened(words)
+        text = STATE_TEXTS[status.state] + reason
+        shown = "Ready" if is_ready else self._shortened(text)
         self._set("state", shown)
-        tip = f"{words}\n{_TIPS['state']}" if shown != words else _TIPS["state"]
+        tip = f"{text}\n{_TIPS['state']}" if shown != text else _TIPS["state"]
         if tip != self._labels["state"].toolTip():
             self._labels["state"].setToolTip(tip)
         self._set("role", "viewer" if self._session.is_viewer else "")
@@ -232,14 +232,14 @@ class StatusBar(QStatusBar):
         self._set("latency", f"{seconds(status.latency_ns / 1e9)} behind the engine" if known else "")
         self._set("display", f"{self._display_rate()} updates/s")
 
-    def _shortened(self, words: str) -> str:
-        if len(words) <= _MAX_STATE:
-            return words
+    def _shortened(self, text: str) -> str:
+        if len(text) <= _MAX_STATE:
+            return text
         others = [label for name, label in self._labels.items() if name != "state" and label.text()]
         room = self.width() - _EDGES - sum(label.sizeHint().width() + _SPACING for label in others)
         metrics = self._labels["state"].fontMetrics()
-        at_least = metrics.horizontalAdvance(words[: _MAX_STATE - 1] + "…")
-        return metrics.elidedText(words, Qt.TextElideMode.ElideRight, max(room, at_least))
+        at_least = metrics.horizontalAdvance(text[: _MAX_STATE - 1] + "…")
+        return metrics.elidedText(text, Qt.TextElideMode.ElideRight, max(room, at_least))
 
     def _show_recording(self) -> None:
         recorder = self._session.recorder
@@ -345,12 +345,12 @@ def _label(name: str) -> QLabel:
 def _model(hello: Hello | None) -> str:
     if hello is None:
         return ""
-    rounded = rounded_words(hello.model.quantization)
+    rounded = quantization_text(hello.model.quantization)
     parts = (model_name(hello), hello.model.dtype, rounded, hello.device.name)
     return "  ·  ".join(part for part in parts if part)
 
 
-def rounded_words(quantization: str) -> str:
+def quantization_text(quantization: str) -> str:
     """Return for example `4-bit weights` for `int4`, with activations for `int4-a8`.
 
     Quantizations that are not named by a number of bits keep their name. Empty without quantization.

@@ -21,7 +21,7 @@ from kvscope_app.views.base import View
 from kvscope_app.views.page_map.color_modes import mode_named
 from kvscope_app.views.page_map.page_map_view import PageMapView
 
-_MADE: Final = "made_widths"
+_INITIAL_WIDTHS: Final = "made_widths"
 """Property of a table: its initial column widths at 100 % zoom."""
 
 
@@ -41,7 +41,7 @@ def remember_view(view: View, choices: SettingsStore) -> None:
         _remember_kinds(view, choices)
 
 
-def note_widths(view: View, choices: SettingsStore) -> None:
+def save_widths(view: View, choices: SettingsStore) -> None:
     """Save the columns whose width differs from the initial one. Called when the window closes."""
     changed = _changed_widths(view)
     if changed is not None and changed != choices.values.request_columns:
@@ -51,11 +51,11 @@ def note_widths(view: View, choices: SettingsStore) -> None:
 def choices_of(views: Mapping[str, View]) -> Choices:
     """Return the present choices of these views, as stored in a layout."""
     with TemporaryDirectory(prefix="kvscope-") as folder:
-        kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
+        stored = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():
-            view.save_settings(kept)
-        choices = {name: str(kept.value(name)) for name in sorted(kept.allKeys())}
-        del kept  # writes its file now, while the folder still exists
+            view.save_settings(stored)
+        choices = {name: str(stored.value(name)) for name in sorted(stored.allKeys())}
+        del stored  # writes its file now, while the folder still exists
     found: dict[str, object] = {}
     page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
     if isinstance(page_map, PageMapView):
@@ -73,14 +73,14 @@ def choices_of(views: Mapping[str, View]) -> Choices:
 def choose(views: Mapping[str, View], choices: Choices) -> None:
     """Apply `choices` to these views. Choices that are absent or unknown do not change anything."""
     with TemporaryDirectory(prefix="kvscope-") as folder:
-        kept = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
+        stored = QSettings(str(Path(folder) / "choices.ini"), QSettings.Format.IniFormat)
         for view in views.values():
-            view.save_settings(kept)
+            view.save_settings(stored)
         for name, value in choices.views.items():
-            kept.setValue(name, value)
+            stored.setValue(name, value)
         for view in views.values():
-            view.restore_settings(kept)
-        del kept
+            view.restore_settings(stored)
+        del stored
     page_map, requests, events = (views.get(name) for name in ("page_map", "requests", "events"))
     if isinstance(page_map, PageMapView):
         if choices.color_mode is not None:
@@ -101,9 +101,9 @@ def _choose_in_requests(view: View, choices: Choices) -> None:
     if choices.request_filter is not None and view.filter.findText(choices.request_filter) >= 0:
         view.filter.setCurrentText(choices.request_filter)
     if choices.request_columns is not None:
-        made = view.table.property(_MADE) or {}
+        initial = view.table.property(_INITIAL_WIDTHS) or {}
         for column, title in enumerate(_widths(view.table)):
-            width = choices.request_columns.get(title, made.get(title))
+            width = choices.request_columns.get(title, initial.get(title))
             if width is not None:
                 view.table.setColumnWidth(column, scaled(width))
 
@@ -111,20 +111,20 @@ def _choose_in_requests(view: View, choices: Choices) -> None:
 def _changed_widths(view: View) -> dict[str, int] | None:
     """Return the changed widths by title at 100 % zoom, or None if the view has no table with known widths."""
     table = getattr(view, "table", None)
-    made = table.property(_MADE) if isinstance(table, QTableView) else None
-    if made is None or not isinstance(table, QTableView):
+    initial = table.property(_INITIAL_WIDTHS) if isinstance(table, QTableView) else None
+    if initial is None or not isinstance(table, QTableView):
         return None
     widths = {title: round(width * 100 / scaled(100)) for title, width in _widths(table).items()}
-    return {title: width for title, width in widths.items() if abs(width - made[title]) > 1 and width > 0}
+    return {title: width for title, width in widths.items() if abs(width - initial[title]) > 1 and width > 0}
 
 
 def _remember_requests(view: View, choices: SettingsStore) -> None:
     from kvscope_app.views.requests.requests_view import RequestsView
 
     assert isinstance(view, RequestsView), "it has the name"
-    made = {title: round(width * 100 / scaled(100)) for title, width in _widths(view.table).items()}
-    view.table.setProperty(_MADE, made)
-    for column, title in enumerate(made):
+    initial = {title: round(width * 100 / scaled(100)) for title, width in _widths(view.table).items()}
+    view.table.setProperty(_INITIAL_WIDTHS, initial)
+    for column, title in enumerate(initial):
         width = choices.values.request_columns.get(title)
         if width is not None:
             view.table.setColumnWidth(column, scaled(width))
@@ -141,10 +141,10 @@ def _remember_kinds(view: View, choices: SettingsStore) -> None:
         if kind in view.kind_actions:
             view.kind_actions[kind].setChecked(True)
     for action in view.kind_actions.values():
-        action.triggered.connect(partial(_note_kinds, view, choices))
+        action.triggered.connect(partial(_save_kinds, view, choices))
 
 
-def _note_kinds(view: View, choices: SettingsStore, *_: object) -> None:
+def _save_kinds(view: View, choices: SettingsStore, *_: object) -> None:
     actions = getattr(view, "kind_actions", {})
     choices.change(event_kinds=tuple(kind for kind, action in actions.items() if action.isChecked()))
 

@@ -29,7 +29,7 @@ from kvscope_app.ui.widget_factories import show_choices
 from kvscope_app.ui.zoom import scaled
 from kvscope_telemetry.messages.telemetry import Progress
 
-_TOLD: Final = (
+_FEATURES: Final = (
     ("map", "Page map", "each cell is one KV cache block: owner, fill, sharing"),
     ("chat", "Console", "type a prompt and watch its blocks appear as the answer streams"),
     ("chart", "Throughput and memory", "tokens per second, latencies, and where memory goes"),
@@ -56,8 +56,8 @@ class Welcome(QWidget):
         self.title, self._detail = PlainLabel("Starting the engine"), PlainLabel()
         self._bar = QProgressBar()
         self._bar.setTextVisible(False)
-        self._signs = [PlainLabel() for _ in _TOLD]
-        self._mark = PlainLabel()
+        self._signs = [PlainLabel() for _ in _FEATURES]
+        self._logo = PlainLabel()
         self.card, self.steps_list = QFrame(), QWidget()
         self._column, self._grid = QVBoxLayout(self.card), self._make_list()
         self._offers = QBoxLayout(QBoxLayout.Direction.LeftToRight)
@@ -66,8 +66,8 @@ class Welcome(QWidget):
         self.show_waiting("Starting the engine", "")
 
     def apply_theme(self, theme: Theme) -> None:
-        self._mark.setPixmap(pixmap("kvscope", "#000001", scaled(44)))
-        for sign, (name, _, _) in zip(self._signs, _TOLD, strict=True):
+        self._logo.setPixmap(pixmap("kvscope", "#000001", scaled(44)))
+        for sign, (name, _, _) in zip(self._signs, _FEATURES, strict=True):
             sign.setPixmap(pixmap(name, theme.accent, scaled(20)))
 
     def offer(self, action: QAction) -> None:
@@ -154,7 +154,7 @@ class Welcome(QWidget):
         words.setSpacing(3)
         words.addWidget(self.title)
         words.addWidget(self._detail)
-        head.addWidget(self._mark, 0, Qt.AlignmentFlag.AlignTop)
+        head.addWidget(self._logo, 0, Qt.AlignmentFlag.AlignTop)
         head.addLayout(words, 1)
         column.addLayout(head)
         column.addSpacing(4)
@@ -181,7 +181,7 @@ class Welcome(QWidget):
         grid.setHorizontalSpacing(14)
         grid.setVerticalSpacing(12)
         grid.setColumnStretch(1, 1)
-        for row, (sign, (_, name, words)) in enumerate(zip(self._signs, _TOLD, strict=True)):
+        for row, (sign, (_, name, words)) in enumerate(zip(self._signs, _FEATURES, strict=True)):
             text = QLabel(f"<b>{name}</b>: {words}.")
             text.setWordWrap(True)
             grid.addWidget(sign, row, 0, Qt.AlignmentFlag.AlignTop)

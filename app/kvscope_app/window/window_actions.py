@@ -150,7 +150,7 @@ def _link(window: WindowBody) -> ActionSpec:
         checkable=True,
         tip=_LINK,
         enabled=lambda: window.may_link,
-        checked=lambda: bool(window.link_words),
+        checked=lambda: bool(window.link_text),
     )
 
 
@@ -166,7 +166,7 @@ def _engine(window: WindowBody, notices: EngineNotices) -> list[ActionSpec]:
         why_not=lambda: FOR_OPERATORS if session.is_viewer else "",
     )
     plan = ActionSpec("plan", "Plan memory…", ENGINE, partial(_plan, window))
-    return [*(_own_engine(window, notices) if window.keeper else []), control, plan]
+    return [*(_own_engine(window, notices) if window.supervisor else []), control, plan]
 
 
 def _file(window: WindowBody) -> list[ActionSpec]:
@@ -343,16 +343,25 @@ def _zoom(window: WindowBody) -> list[ActionSpec]:
 def _in_docks(window: WindowBody) -> list[ActionSpec]:
     """Return the actions whose shortcuts apply only while one view has the focus. The view may not be loaded yet."""
 
-    def ask(name: str, view: str) -> Callable[[], object]:
+    def call_view(name: str, view: str) -> Callable[[], object]:
         return lambda: getattr(window.views[view], name)() if view in window.views else None
 
     return [
         ActionSpec(
-            "new_chat", "New conversation", PANELS, ask("new_conversation", "console"), ("Ctrl+N",), within="console"
+            "new_chat",
+            "New conversation",
+            PANELS,
+            call_view("new_conversation", "console"),
+            ("Ctrl+N",),
+            within="console",
         ),
-        ActionSpec("rename_chat", "Rename conversation", PANELS, ask("rename", "console"), ("F2",), within="console"),
-        ActionSpec("delete_chat", "Delete conversation", PANELS, ask("delete", "console"), within="console"),
-        ActionSpec("segments", "PyTorch memory segments…", PANELS, ask("open_segments", "memory"), within="memory"),
+        ActionSpec(
+            "rename_chat", "Rename conversation", PANELS, call_view("rename", "console"), ("F2",), within="console"
+        ),
+        ActionSpec("delete_chat", "Delete conversation", PANELS, call_view("delete", "console"), within="console"),
+        ActionSpec(
+            "segments", "PyTorch memory segments…", PANELS, call_view("open_segments", "memory"), within="memory"
+        ),
     ]
 
 
@@ -419,7 +428,7 @@ def _ask_about_unfinished(windows: list[WindowBody]) -> str:
     own = [
         window.session
         for window in windows
-        if window.keeper is not None and window.session.status.state is not SourceState.ENDED
+        if window.supervisor is not None and window.session.status.state is not SourceState.ENDED
     ]
     unfinished = sum(int((each.live_mirror.requests.state != RequestState.FINISHED).sum()) for each in own)
     return f"Stop the engine and its {plural(unfinished, 'unfinished request')}?" if unfinished else ""

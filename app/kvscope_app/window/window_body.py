@@ -36,28 +36,28 @@ class WindowBody(SessionWindow):
     linking = Signal(bool)
     """Emitted when the user turns the linking of all windows' times on or off."""
     link_changed = Signal()
-    """Emitted when `link_words` or `may_link` may have changed."""
+    """Emitted when `.link_text` or `may_link` may have changed."""
 
     def __init__(
         self,
         session: Session,
         themes: ThemeManager,
         settings: QSettings,
-        keeper: EngineSupervisor | None,
+        supervisor: EngineSupervisor | None,
         openers: Openers,
     ) -> None:
         super().__init__(session, themes, settings, openers)
-        self.keeper = keeper
+        self.supervisor = supervisor
         self.has_own_docks = True
         """Whether the user chose the arrangement of the docks.
 
         False once they were rearranged for a source without a KV pool.
         """
         self._is_squeezed = False
-        self.may_link, self.link_words = False, ""
+        self.may_link, self.link_text = False, ""
         """`may_link`: whether another window exists to link times with.
 
-        `link_words`: state of the link, empty if not linked.
+        `.link_text`: state of the link, empty if not linked.
         """
         self.setWindowTitle("kvscope")
         self.debugger = Debugger(session, self)
@@ -126,10 +126,10 @@ class WindowBody(SessionWindow):
         self.may_link = possible
         self.link_changed.emit()
 
-    def show_linked(self, words: str) -> None:
+    def show_linked(self, text: str) -> None:
         """Set the state of the time link; empty if not linked."""
-        if words != self.link_words:
-            self.link_words = words
+        if text != self.link_text:
+            self.link_text = text
             self.link_changed.emit()
 
     def _stay_on_screen(self) -> None:
@@ -170,7 +170,7 @@ class WindowBody(SessionWindow):
 
     def _title(self) -> str:
         name = model_name(self.session.live_mirror.hello)
-        where = "" if self.keeper is not None else f" at {self.session.source.name}"
+        where = "" if self.supervisor is not None else f" at {self.session.source.name}"
         if self.session.timeline.is_file:
             where = f" – {self.session.source.name}"
         return f"{name}{where} – kvscope" if name else "kvscope"

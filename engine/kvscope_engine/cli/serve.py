@@ -242,7 +242,7 @@ def _http_child(args: argparse.Namespace) -> HttpChild | None:
         raise BadInput("--http is not accepted with --keyless viewer: it sends prompts, which only operators may")
     options = [f"--{name.replace('_', '-')}={value}" for name in HTTP_NAMED if (value := getattr(args, name))]
     options += [f"--{name.replace('_', '-')}" for name in HTTP_FLAGS if getattr(args, name)]
-    return HttpChild(args.http, api_key=api_key(args), options=options, tell=lambda line: print_notes([line]))
+    return HttpChild(args.http, api_key=api_key(args), options=options, report=lambda line: print_notes([line]))
 
 
 def _recorder(path: Path | None, *, texts: bool) -> AbstractContextManager[EngineRecorder | None]:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from kvscope_engine.http.api_state import Api
-from kvscope_engine.http.http_connection import unless_gone
+from kvscope_engine.http.http_connection import cancel_on_disconnect
 from kvscope_engine.http.middleware import read_body
 from kvscope_engine.http.schemas.api_errors import ApiError, refused
 from kvscope_engine.http.schemas.request_bodies import LoadAdapterBody, UnloadAdapterBody
@@ -39,9 +39,9 @@ async def _done(request: Request, command: LoadAdapter | UnloadAdapter) -> None:
     """
     api: Api = request.app.state.api
     try:
-        reply = await unless_gone(request, api.line.ask(command))
+        reply = await cancel_on_disconnect(request, api.engine_client.ask(command))
     except EngineDead as error:
         raise ApiError(503, str(error), code="engine_away") from error
     if isinstance(reply, Failed):
-        is_served = api.line.status is None or api.line.status.takes_adapters
+        is_served = api.engine_client.status is None or api.engine_client.status.takes_adapters
         raise refused(reply.reason) if is_served else ApiError(404, reply.reason)

@@ -84,16 +84,16 @@ class Api:
 
     def __init__(self, settings: HttpSettings) -> None:
         self.settings = settings
-        self.line = EngineClient(settings.endpoint, key=settings.key)
+        self.engine_client = EngineClient(settings.endpoint, key=settings.key)
         self.text = ApiTokenizer(settings.tokenizer)
         self.started_s = int(time.time())
 
     @property
     def hello(self) -> Hello:
         """The engine's current hello. Raises ApiError with 503 while no engine serves."""
-        status = self.line.status
+        status = self.engine_client.status
         if status is None:
-            raise ApiError(503, self.line.refusal or f"{NO_ENGINE}: waiting for it", code="engine_away")
+            raise ApiError(503, self.engine_client.refusal or f"{NO_ENGINE}: waiting for it", code="engine_away")
         if status.phase != "ready" or status.hello is None:
             reason = f"the engine is {status.phase}" + (f": {status.reason}" if status.reason else "")
             raise ApiError(503, reason, code="engine_away")
@@ -117,7 +117,7 @@ class Api:
 
         An adapter named like the model cannot be addressed.
         """
-        status = self.line.status
+        status = self.engine_client.status
         found = {adapter.name: adapter for adapter in status.adapters} if status is not None else {}
         found.pop(self.model_name, None)
         return found
@@ -130,10 +130,10 @@ class Api:
         """
         if name is None or name == self.model_name:
             return ""
-        adapters, status = self.adapters, self.line.status
+        adapters, status = self.adapters, self.engine_client.status
         if name not in adapters and status is not None and status.takes_adapters:
             try:
-                await self.line.refresh()
+                await self.engine_client.refresh()
             except EngineDead as error:
                 raise ApiError(503, str(error), code="engine_away") from error
             adapters = self.adapters

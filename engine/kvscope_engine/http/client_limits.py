@@ -50,7 +50,7 @@ def _hashed(text: str) -> str:
 
 
 @dataclass(slots=True)
-class Holding:
+class ClientUsage:
     """Requests, body bytes and choices that one client, or all clients together, occupy."""
 
     requests: int = 0
@@ -58,91 +58,93 @@ class Holding:
     choices: int = 0
 
 
-class Clients:
+class ClientLimiter:
     """Counts of requests, body bytes and choices, by client and in total. Used on the event loop only."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.limits = limits
-        self.all = Holding()
-        self._by_name: dict[str, Holding] = {}
+        self.all = ClientUsage()
+        self._by_name: dict[str, ClientUsage] = {}
 
-    def slot(self, name: str) -> Slot:
-        """Create a slot for a request of a client. It counts once `Slot.enter` is called."""
-        return Slot(self, name)
+    def slot(self, name: str) -> RequestSlot:
+        """Create a slot for a request of a client. It counts once `RequestSlot.enter` is called."""
+        return RequestSlot(self, name)
 
-    def held(self, name: str) -> Holding:
+    def usage_of(self, name: str) -> ClientUsage:
         """Return what one client occupies. Read-only."""
-        return self._by_name.get(name, Holding())
+        return self._by_name.get(name, ClientUsage())
 
-    def add(self, name: str, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
+    def count(self, name: str, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
         """Add to, or with negative numbers subtract from, a client's and the total counts."""
-        for holding in (self.all, self._by_name.setdefault(name, Holding())):
-            holding.requests += requests
-            holding.body_bytes += body_bytes
-            holding.choices += choices
-        if self._by_name[name] == Holding():
+        for usage in (self.all, self._by_name.setdefault(name, ClientUsage())):
+            usage.requests += requests
+            usage.body_bytes += body_bytes
+            usage.choices += choices
+        if self._by_name[name] == ClientUsage():
             del self._by_name[name]
 
 
-class Slot:
+class RequestSlot:
     """Counts of one request, from its arrival to its end."""
 
-    def __init__(self, clients: Clients, name: str) -> None:
+    def __init__(self, clients: ClientLimiter, name: str) -> None:
         self.client = name
         self._clients = clients
         self._limits = clients.limits
-        self._mine = Holding()
+        self._usage = ClientUsage()
 
     @property
     def body_bytes(self) -> int:
         """Bytes of the body received so far; 0 once they are no longer needed."""
-        return self._mine.body_bytes
+        return self._usage.body_bytes
 
     def enter(self) -> None:
         """Count the request as in progress. Raises ApiError with 429 if the limit is reached."""
-        places, taken = self._limits.max_requests, self._clients.all.requests
-        is_few = self._clients.held(self.client).requests < FEW_REQUESTS
-        if taken >= places + (places // SPARE if is_few else 0):
-            raise _busy(f"{taken} requests are in progress already: try again later")
-        self._add(requests=1)
+        max_requests, num_requests = self._limits.max_requests, self._clients.all.requests
+        is_few = self._clients.usage_of(self.client).requests < FEW_REQUESTS
+        if num_requests >= max_requests + (max_requests // SPARE if is_few else 0):
+            raise _busy(f"{num_requests} requests are in progress already: try again later")
+        self._count(requests=1)
 
-    def add(self, num_bytes: int) -> None:
+    def count_body_bytes(self, num_bytes: int) -> None:
         """Count received bytes of the body.
 
         Raises ApiError if this body (413), or all bodies together (429), are too large.
         """
-        self._add(body_bytes=num_bytes)
+        self._count(body_bytes=num_bytes)
         limits = self._limits
-        if self._mine.body_bytes > limits.max_body_bytes:
+        if self._usage.body_bytes > limits.max_body_bytes:
             raise too_large(limits)
         if self._clients.all.body_bytes > limits.max_bodies_bytes:
             raise _busy("too many bodies are being read at a time")
-        if self._clients.held(self.client).body_bytes > max(limits.max_bodies_bytes // 2, limits.max_body_bytes):
+        if self._clients.usage_of(self.client).body_bytes > max(limits.max_bodies_bytes // 2, limits.max_body_bytes):
             raise _busy("too many concurrent request bodies from this client")
 
-    def give_body(self) -> None:
+    def release_body(self) -> None:
         """Release the body's bytes: it was tokenized."""
-        self._add(body_bytes=-self._mine.body_bytes)
+        self._count(body_bytes=-self._usage.body_bytes)
 
-    def choose(self, count: int, param: str = "n") -> None:
+    def count_choices(self, count: int, param: str = "n") -> None:
         """Count the request's choices. Raises ApiError: 400 for more than are ever allowed, 429 for more than now."""
-        most = self._limits.max_choices
-        if count > most:
-            message = f"{count} choices (n for each prompt) are not accepted: at most {most}"
+        max_choices = self._limits.max_choices
+        if count > max_choices:
+            message = f"{count} choices (n for each prompt) are not accepted: at most {max_choices}"
             raise ApiError(400, message, param=param)
-        held = self._clients.held(self.client).choices
-        if held + count > most:
-            raise _busy(f"{held} choices of this client are under way already, and {count} more is beyond {most}")
-        self._add(choices=count)
+        occupied = self._clients.usage_of(self.client).choices
+        if occupied + count > max_choices:
+            raise _busy(
+                f"{occupied} choices of this client are under way already, and {count} more is beyond {max_choices}"
+            )
+        self._count(choices=count)
 
     def leave(self) -> None:
-        self._add(-self._mine.requests, -self._mine.body_bytes, -self._mine.choices)
+        self._count(-self._usage.requests, -self._usage.body_bytes, -self._usage.choices)
 
-    def _add(self, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
-        self._mine.requests += requests
-        self._mine.body_bytes += body_bytes
-        self._mine.choices += choices
-        self._clients.add(self.client, requests, body_bytes, choices)
+    def _count(self, requests: int = 0, body_bytes: int = 0, choices: int = 0) -> None:
+        self._usage.requests += requests
+        self._usage.body_bytes += body_bytes
+        self._usage.choices += choices
+        self._clients.count(self.client, requests, body_bytes, choices)
 
 
 def too_large(limits: HttpLimits) -> ApiError:

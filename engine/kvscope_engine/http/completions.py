@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,12 +19,12 @@ from starlette.responses import Response
 
 from kvscope_engine.http.api_state import Api
 from kvscope_engine.http.engine_client import EngineClient, ReplyInbox
-from kvscope_engine.http.http_connection import Events, EventStream, TextEvents, encoded, unless_gone
+from kvscope_engine.http.http_connection import Events, EventStream, TextEvents, cancel_on_disconnect, encoded
 from kvscope_engine.http.info_endpoints import json_response
-from kvscope_engine.http.middleware import asker_of, read_body, slot_of
+from kvscope_engine.http.middleware import owner_of, read_body, slot_of
 from kvscope_engine.http.request_prompts import Prompt, chat_prompt, text_prompts
 from kvscope_engine.http.schemas.api_errors import ApiError, failed, refused
-from kvscope_engine.http.schemas.logprobs import chat_logprobs, completion_logprobs, joined
+from kvscope_engine.http.schemas.logprobs import chat_logprobs, completion_logprobs, concatenated
 from kvscope_engine.http.schemas.request_bodies import MAX_PROMPTS, ChatBody, CompletionBody
 from kvscope_engine.http.schemas.responses import (
     CachedTokens,
@@ -54,11 +54,7 @@ from kvscope_telemetry.errors import BadInput, EngineDead
 from kvscope_telemetry.messages.commands import Accepted, Finished, Refused, Submit, Tokens
 from kvscope_telemetry.messages.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    pass
-
-
-News: TypeAlias = list[tuple[int, Tokens | Finished]]
+ChoiceReplies: TypeAlias = list[tuple[int, Tokens | Finished]]
 """Replies with the index of the choice that each belongs to."""
 TOO_SLOW = "too much of the answer is unread: the client reads too slowly, or the answer is too large for one response"
 
@@ -77,28 +73,28 @@ class _Answer(Protocol):
 async def _response(request: Request, answer: _Answer, usage: StreamUsage) -> Response:
     """Return `answer` whole or as a stream. Nothing is generated for a client that hung up."""
     if answer.is_stream:
-        await unless_gone(request, answer.generation.begin_or_close())
+        await cancel_on_disconnect(request, answer.generation.start_or_close())
         return EventStream(request, answer.events(usage), answer.generation.close)
-    return json_response(await unless_gone(request, answer.whole()))
+    return json_response(await cancel_on_disconnect(request, answer.whole()))
 
 
 async def completions(request: Request) -> Response:
     """Handle `POST /v1/completions`: prompts as text or token ids, without a chat template."""
-    answer, usage = await _completion_asked(request)
+    answer, usage = await _read_completion(request)
     return await _response(request, answer, usage)
 
 
-async def _completion_asked(request: Request) -> tuple[_CompletionAnswer, StreamUsage]:
+async def _read_completion(request: Request) -> tuple[_CompletionAnswer, StreamUsage]:
     """Read the body. Returns the answer to generate and which events report usage. The body is not retained."""
     api: Api = request.app.state.api
     body = await read_body(request, CompletionBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)
     usage, sampling = wants_usage(body), completion_sampling(body)
-    slot, asked = slot_of(request), _prompts_of(body)
-    slot.choose(len(asked) * sampling.n)
+    slot, given_prompts = slot_of(request), _prompts_of(body)
+    slot.count_choices(len(given_prompts) * sampling.n)
     tokenizer = await api.text.tokenizer(api.hello.model)
-    prompts = await unless_gone(request, text_prompts(api, asker_of(request), tokenizer, asked))
-    slot.give_body()
+    prompts = await cancel_on_disconnect(request, text_prompts(api, owner_of(request), tokenizer, given_prompts))
+    slot.release_body()
     return _CompletionAnswer(api, slot.client, body, sampling, prompts, tokenizer, adapter), usage
 
 
@@ -137,23 +133,23 @@ class _CompletionAnswer:
         self._model = adapter or api.model_name
         self._tokenizer = tokenizer
         self._lengths: dict[int, int] = {}
-        whose = {"client": client, "batch": self._id, "adapter": adapter}
+        owner = {"client": client, "batch": self._id, "adapter": adapter}
         submits = [
-            submission(f"{self._id}-{number}", body, sampling, raw=True, **whose, **prompt.fields)
+            submission(f"{self._id}-{number}", body, sampling, raw=True, **owner, **prompt.fields)
             for number, prompt in enumerate(prompts)
         ]
         self._num_choices = len(prompts) * sampling.n
         self.is_stream = bool(body.stream)
-        self.generation = Generation(api.line, submits, is_stream=self.is_stream)
+        self.generation = Generation(api.engine_client, submits, is_stream=self.is_stream)
 
     async def whole(self) -> CompletionResponse:
         with self.generation as generation:
-            await generation.begin()
-            choices = self._choices(await generation.rest())
+            await generation.start()
+            choices = self._choices(await generation.collect())
             parts: dict[int, list[CompletionChoice]] = {number: [] for number in range(self._num_choices)}
             for choice in choices:
                 parts[choice.index].append(choice)
-            return self._completion([_whole(number, part) for number, part in parts.items()], generation.usage)
+            return self._completion([_merged_choice(number, part) for number, part in parts.items()], generation.usage)
 
     async def events(self, usage: StreamUsage) -> Events:
         """Yield server-sent events as tokens arrive. The engine has accepted all prompts before."""
@@ -165,19 +161,19 @@ class _CompletionAnswer:
 
         texts = TextEvents(lambda number, text: chunk(CompletionChoice(number, text)))
         with self.generation as generation:
-            while news := await generation.next():
+            while replies := await generation.next():
                 yield b"".join(
                     encoded([chunk(choice)])
                     if choice.finish_reason or choice.logprobs or usage is StreamUsage.EACH
                     else texts.event(choice.index, choice.text)
-                    for choice in self._choices(news)
+                    for choice in self._choices(replies)
                 )
             if usage is not StreamUsage.NONE:
                 yield encoded([self._completion([], generation.usage)])
 
-    def _choices(self, news: News) -> list[CompletionChoice]:
+    def _choices(self, replies: ChoiceReplies) -> list[CompletionChoice]:
         choices = []
-        for number, reply in news:
+        for number, reply in replies:
             if isinstance(reply, Finished):
                 choices.append(CompletionChoice(number, "", None, reply.finish_reason))
                 continue
@@ -192,32 +188,32 @@ class _CompletionAnswer:
         return CompletionResponse(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
 
 
-def _whole(number: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
+def _merged_choice(number: int, parts: Sequence[CompletionChoice]) -> CompletionChoice:
     logprobs: list[CompletionLogprobs] = [part.logprobs for part in parts if part.logprobs is not None]
     text = "".join(part.text for part in parts)
-    return CompletionChoice(number, text, joined(logprobs), parts[-1].finish_reason)
+    return CompletionChoice(number, text, concatenated(logprobs), parts[-1].finish_reason)
 
 
 async def chat(request: Request) -> Response:
     """Handle `POST /v1/chat/completions`: a conversation through the model's chat template, with tools."""
-    answer, usage = await _chat_asked(request)
+    answer, usage = await _read_chat(request)
     return await _response(request, answer, usage)
 
 
-async def _chat_asked(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
+async def _read_chat(request: Request) -> tuple[_ChatAnswer, StreamUsage]:
     """Read the body. Returns the answer to generate and which events report usage. The body is not retained."""
     api: Api = request.app.state.api
     body = await read_body(request, ChatBody, api.settings.limits)
     adapter = await api.adapter_of(body.model)
     check_tool_choice(body)
     usage, sampling = wants_usage(body), chat_sampling(body)
-    slot, asker = slot_of(request), asker_of(request)
-    slot.choose(sampling.n)
+    slot, owner = slot_of(request), owner_of(request)
+    slot.count_choices(sampling.n)
     tokenizer = await api.text.tokenizer(api.hello.model)
     use = tool_use(body, tokenizer, api.settings.tool_call_parser)
     sampling = use.sampling(sampling)
-    prompt = await unless_gone(request, chat_prompt(api, asker, tokenizer, body, slot.body_bytes))
-    slot.give_body()
+    prompt = await cancel_on_disconnect(request, chat_prompt(api, owner, tokenizer, body, slot.body_bytes))
+    slot.release_body()
     return _ChatAnswer(api, slot.client, body, sampling, prompt, tokenizer, use, adapter), usage
 
 
@@ -243,16 +239,16 @@ class _ChatAnswer:
         self._readers = [use.reader(tokenizer, prompt_ids) for _ in range(sampling.n)]
         self._texts = [use.marked_text(tokenizer) for _ in range(sampling.n)]
         self._num_choices = sampling.n
-        whose = {"client": client, "batch": self._id, "adapter": adapter}
-        submit = submission(self._id, body, sampling, raw=False, **whose, **prompt.fields)
+        owner = {"client": client, "batch": self._id, "adapter": adapter}
+        submit = submission(self._id, body, sampling, raw=False, **owner, **prompt.fields)
         self.is_stream = bool(body.stream)
-        self.generation = Generation(api.line, [submit], is_stream=self.is_stream)
+        self.generation = Generation(api.engine_client, [submit], is_stream=self.is_stream)
 
     async def whole(self) -> ChatCompletion:
         with self.generation as generation:
-            await generation.begin()
-            news = await generation.rest()
-            of_choices = [[piece for number, piece in news if number == index] for index in range(self._num_choices)]
+            await generation.start()
+            replies = await generation.collect()
+            of_choices = [[piece for number, piece in replies if number == index] for index in range(self._num_choices)]
             choices = [self._choice(index, pieces) for index, pieces in enumerate(of_choices)]
             usage = generation.usage
         return ChatCompletion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage)
@@ -269,19 +265,19 @@ class _ChatAnswer:
         texts = TextEvents(lambda number, text: chunk(ChatChunkChoice(number, ChatDelta(content=text))))
         with self.generation as generation:
             yield encoded(chunk(ChatChunkChoice(n, begin)) for n in range(self._num_choices))
-            while news := await generation.next():
+            while replies := await generation.next():
                 yield b"".join(
                     encoded([chunk(choice)])
-                    if (text := _text_alone(choice)) is None or usage is StreamUsage.EACH
+                    if (text := _text_only(choice)) is None or usage is StreamUsage.EACH
                     else texts.event(choice.index, text)
-                    for choice in self._deltas(news)
+                    for choice in self._deltas(replies)
                 )
             if usage is not StreamUsage.NONE:
                 yield encoded([self._chunk([], generation.usage)])
 
     def _choice(self, index: int, pieces: list[Tokens | Finished]) -> ChatChoice:
         replies = [piece for piece in pieces if isinstance(piece, Tokens)]
-        content, calls = self._read(index, pieces)
+        content, calls = self._text_and_calls(index, pieces)
         logprobs = [
             entry for piece in replies if (one := chat_logprobs(piece, self._tokenizer)) for entry in one.content
         ]
@@ -290,10 +286,10 @@ class _ChatAnswer:
             message = replace(message, tool_calls=[replace(call, index=UNSET) for call in calls])
         return ChatChoice(index, message, ChatLogprobs(logprobs) if logprobs else None, self._reason(index, pieces[-1]))
 
-    def _deltas(self, news: News) -> list[ChatChunkChoice]:
+    def _deltas(self, replies: ChoiceReplies) -> list[ChatChunkChoice]:
         choices = []
-        for index, reply in news:
-            content, calls = self._read(index, [reply])
+        for index, reply in replies:
+            content, calls = self._text_and_calls(index, [reply])
             logprobs = chat_logprobs(reply, self._tokenizer) if isinstance(reply, Tokens) and reply.logprobs else None
             if content or calls or logprobs is not None:
                 delta = ChatDelta(content=content or UNSET, tool_calls=calls or UNSET)
@@ -302,7 +298,7 @@ class _ChatAnswer:
                 choices.append(ChatChunkChoice(index, ChatDelta(), None, self._reason(index, reply)))
         return choices
 
-    def _read(self, index: int, pieces: list[Tokens | Finished]) -> tuple[str, list[CalledTool]]:
+    def _text_and_calls(self, index: int, pieces: list[Tokens | Finished]) -> tuple[str, list[CalledTool]]:
         """Return the text that can be shown and the tool calls found so far."""
         reader, marked = self._readers[index], self._texts[index]
         if marked is not None:
@@ -327,7 +323,7 @@ class _ChatAnswer:
         return chunk if usage is UNSET else replace(chunk, usage=usage)
 
 
-def _text_alone(choice: ChatChunkChoice) -> str | None:
+def _text_only(choice: ChatChunkChoice) -> str | None:
     """Return the new text of a choice if it has nothing else; else None."""
     is_plain = choice.finish_reason is None and choice.logprobs is None and choice.delta.tool_calls is UNSET
     return choice.delta.content if is_plain and isinstance(choice.delta.content, str) else None
@@ -336,19 +332,19 @@ def _text_alone(choice: ChatChunkChoice) -> str | None:
 class Generation:
     """The engine requests of one HTTP request. A context manager that aborts unfinished ones at the end."""
 
-    def __init__(self, line: EngineClient, submits: Sequence[Submit], *, is_stream: bool) -> None:
-        self._line = line
+    def __init__(self, client: EngineClient, submits: Sequence[Submit], *, is_stream: bool) -> None:
+        self._client = client
         self._request_ids = [submit.request_id for submit in submits]
         self._submits = list(submits)
         """Submissions to be sent; dropped with their prompts afterwards."""
         self._inbox = ReplyInbox(is_stream=is_stream)
-        self._early: News = []
-        self._num_each = submits[0].sampling.n
-        self._num_left = len(submits) * self._num_each
+        self._early_replies: ChoiceReplies = []
+        self._choices_per_prompt = submits[0].sampling.n
+        self._num_left = len(submits) * self._choices_per_prompt
         self._finished: list[Finished] = []
         self._num_prompt_tokens = self._num_new_tokens = 0
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Submit all prompts and wait until the engine has accepted them.
 
         Raises ApiError for the first that it refuses.
@@ -356,7 +352,7 @@ class Generation:
         try:
             submits, self._submits = self._submits, []
             for number, submit in enumerate(submits):
-                self._line.submit(submit, self._inbox, number)
+                self._client.submit(submit, self._inbox, number)
         except BadInput as error:
             raise ApiError(400, str(error)) from error
         except EngineDead as error:
@@ -371,34 +367,34 @@ class Generation:
                     num_waiting -= 1
                     self._num_prompt_tokens += reply.num_prompt_tokens
                 else:
-                    self._early += self._news(number, reply)
+                    self._early_replies += self._record(number, reply)
             self._check()
 
-    async def begin_or_close(self) -> None:
-        """Call `begin`, and abort everything if it raises. For callers that enter the context later."""
+    async def start_or_close(self) -> None:
+        """Call `start`, and abort everything if it raises. For callers that enter the context later."""
         try:
-            await self.begin()
+            await self.start()
         except BaseException:
             self.close()
             raise
 
-    async def next(self) -> News:
+    async def next(self) -> ChoiceReplies:
         """Wait for and return new replies; empty once all have ended. Raises ApiError if the engine failed."""
-        early, self._early = self._early, []
+        early, self._early_replies = self._early_replies, []
         if early or not self._num_left:
             return early
-        news: News = []
+        replies: ChoiceReplies = []
         for number, reply in await self._inbox.take():
             if isinstance(reply, Tokens | Finished):
-                news += self._news(number, reply)
+                replies += self._record(number, reply)
         self._check()
-        return news
+        return replies
 
-    async def rest(self) -> News:
-        news: News = []
+    async def collect(self) -> ChoiceReplies:
+        replies: ChoiceReplies = []
         while more := await self.next():
-            news += more
-        return news
+            replies += more
+        return replies
 
     @property
     def usage(self) -> UsageInfo:
@@ -417,7 +413,7 @@ class Generation:
 
     def close(self) -> None:
         for request_id in self._request_ids:
-            self._line.abandon(request_id)
+            self._client.abandon(request_id)
 
     def __enter__(self) -> Generation:
         return self
@@ -427,7 +423,7 @@ class Generation:
     ) -> None:
         self.close()
 
-    def _news(self, number: int, reply: Tokens | Finished) -> News:
+    def _record(self, number: int, reply: Tokens | Finished) -> ChoiceReplies:
         if isinstance(reply, Finished):
             if reply.finish_reason == "error":
                 raise failed(reply.error)
@@ -435,7 +431,7 @@ class Generation:
             self._finished.append(reply)
         else:
             self._num_new_tokens += len(reply.token_ids)
-        return [(number * self._num_each + reply.index, reply)]
+        return [(number * self._choices_per_prompt + reply.index, reply)]
 
     def _check(self) -> None:
         if self._inbox.overflowed:

@@ -44,7 +44,7 @@ EngineReply: TypeAlias = Accepted | Refused | Tokens | Finished
 
 MAX_REPLIES: Final = 4_096
 """Maximum number of replies read in one pass."""
-NAP_S: Final = 0.001
+BATCHING_DELAY_S: Final = 0.001
 """Seconds to sleep before reading replies while several requests are open.
 
 The replies then are those of a whole step, and the event loop is woken once for all of them.
@@ -52,24 +52,24 @@ The replies then are those of a whole step, and the event loop is woken once for
 TICK_MS: Final = 250
 OWN_TAGS: Final = 2
 """Tags below this are used by the thread itself."""
-ASK_READY_S: Final = 5.0
-ASK_S: Final = 0.25
-AWAY_S: Final = 5.0
+READY_POLL_S: Final = 5.0
+STARTING_POLL_S: Final = 0.25
+RECONNECT_TIMEOUT_S: Final = 5.0
 """Seconds for which requests outlive a broken tcp connection.
 
 An ipc connection breaks only with the engine's process.
 """
-AWAY: Final = f"{NO_ENGINE}: its connection is lost"
-MISSED: Final = "the connection broke, and a part of the answer was not kept"
+CONNECTION_LOST: Final = f"{NO_ENGINE}: its connection is lost"
+LOST_TOKENS: Final = "the connection broke, and a part of the answer was not kept"
 MAX_STREAM_BYTES: Final = 4 << 20
 """Maximum bytes queued for a client that reads too slowly; beyond it, the request ends."""
 MAX_WHOLE_BYTES: Final = 64 << 20
 """Maximum bytes of an answer that is not streamed."""
-SAID_OVERHEAD_BYTES: Final = 200
+REPLY_OVERHEAD_BYTES: Final = 200
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """A request that has not ended."""
 
     inbox: ReplyInbox
@@ -88,15 +88,15 @@ class EngineClient:
     def __init__(self, endpoint: str, *, key: Path | None = None) -> None:
         self.status: Status | None = None
         """Latest status of the engine; None while there is no engine."""
-        self.heard_s = 0.0
+        self.status_received_s = 0.0
         """Monotonic time at which `status` was received."""
         self.refusal = ""
         """Reason why the engine refuses the connection; empty if it does not."""
         self._endpoint = endpoint
         self._sockets = ClientSockets(endpoint, key=key_for(endpoint, key), subscribes=False)
         self._outgoing = Outgoing()
-        self._open: dict[str, _Open] = {}
-        self._asked: dict[int, asyncio.Future[Reply]] = {}
+        self._open: dict[str, _OpenRequest] = {}
+        self._pending_queries: dict[int, asyncio.Future[Reply]] = {}
         self._next_tag = OWN_TAGS
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
@@ -104,9 +104,9 @@ class EngineClient:
         # Used by the thread only:
         self._awaited = AwaitedRequests()
         self._session = ""
-        self._num_introduced = -1
-        self._asked_s = 0.0
-        self._away_s: float | None = 0.0
+        self._introduced_connection = -1
+        self._polled_s = 0.0
+        self._disconnected_s: float | None = 0.0
 
     def start(self) -> None:
         """Connect. Call it on the event loop that receives the replies."""
@@ -135,7 +135,7 @@ class EngineClient:
             raise EngineDead(NO_ENGINE)
         self._outgoing.put(submit)
         abort = Abort(request_id=submit.request_id, client=submit.client, batch=submit.batch)
-        self._open[submit.request_id] = _Open(inbox, prompt, max(1, submit.sampling.n), abort)
+        self._open[submit.request_id] = _OpenRequest(inbox, prompt, max(1, submit.sampling.n), abort)
         self._sockets.wake()
 
     async def ask(self, command: LoadAdapter | UnloadAdapter) -> Done | Failed:
@@ -145,26 +145,26 @@ class EngineClient:
         """
         if self.status is None:
             raise EngineDead(NO_ENGINE)
-        reply = await self._answer(command)
+        reply = await self._query(command)
         await self.refresh()
         assert isinstance(reply, Done | Failed), "these are answered so"
         return reply
 
     async def refresh(self) -> None:
         """Query the engine and update `status`. Raises EngineDead."""
-        await self._answer(GetStatus())
+        await self._query(GetStatus())
 
-    async def _answer(self, command: LoadAdapter | UnloadAdapter | GetStatus) -> Reply:
+    async def _query(self, command: LoadAdapter | UnloadAdapter | GetStatus) -> Reply:
         tag = self._next_tag
         self._next_tag += 1
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._asked[tag] = future
+        self._pending_queries[tag] = future
         try:
             self._outgoing.put(replace(command, tag=tag))
             self._sockets.wake()
             return await future
         finally:
-            del self._asked[tag]
+            del self._pending_queries[tag]
 
     def abandon(self, request_id: str) -> None:
         """Abort a request unless it has ended."""
@@ -182,16 +182,16 @@ class EngineClient:
     def _deliver(self, replies: list[tuple[Reply, int]]) -> None:
         for reply, num_bytes in replies:
             if isinstance(reply, Status):
-                self.status, self.heard_s = reply, time.monotonic()
+                self.status, self.status_received_s = reply, time.monotonic()
             elif isinstance(reply, Accepted | Refused | Tokens | Finished):
-                self._hand(reply, num_bytes)
+                self._route(reply, num_bytes)
             elif isinstance(reply, Failed) and reply.request_id:
-                self._hand(Refused(request_id=reply.request_id, reason=reply.reason), num_bytes)
-            future = self._asked.get(reply.tag) if isinstance(reply, Status | Done | Failed) else None
+                self._route(Refused(request_id=reply.request_id, reason=reply.reason), num_bytes)
+            future = self._pending_queries.get(reply.tag) if isinstance(reply, Status | Done | Failed) else None
             if future is not None and not future.done():
                 future.set_result(reply)
 
-    def _hand(self, reply: EngineReply, num_bytes: int) -> None:
+    def _route(self, reply: EngineReply, num_bytes: int) -> None:
         request = self._open.get(reply.request_id)
         if request is None:
             if isinstance(reply, Accepted):  # accepted after it was abandoned
@@ -199,7 +199,7 @@ class EngineClient:
             return
         if isinstance(reply, Tokens) and reply.num_missed:
             self.abandon(reply.request_id)
-            reply = _lost(reply.request_id, MISSED)
+            reply = _error_reply(reply.request_id, LOST_TOKENS)
         elif isinstance(reply, Finished):
             request.num_left -= 1
             if not request.num_left:
@@ -208,41 +208,41 @@ class EngineClient:
             del self._open[reply.request_id]
         request.inbox.put(request.prompt, reply, num_bytes)
 
-    def _lose_all(self, refusal: str) -> None:
+    def _fail_all(self, refusal: str) -> None:
         """End all requests with an error: the engine is gone."""
         self.status, self.refusal = None, refusal
         lost, self._open = self._open, {}
         for request_id, request in lost.items():
-            request.inbox.put(request.prompt, _lost(request_id, AWAY), 0)
-        self._lose_asked()
+            request.inbox.put(request.prompt, _error_reply(request_id, CONNECTION_LOST), 0)
+        self._fail_queries()
 
-    def _lose_asked(self) -> None:
+    def _fail_queries(self) -> None:
         """Fail the pending queries, whose replies may have been sent on the broken connection."""
-        for future in self._asked.values():
+        for future in self._pending_queries.values():
             if not future.done():
-                future.set_exception(EngineDead(AWAY))
+                future.set_exception(EngineDead(CONNECTION_LOST))
 
     # On the thread.
 
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._pass()
+                self._run_once()
         finally:
-            self._withdraw()
+            self._abort_all()
             self._sockets.close()
 
-    def _pass(self) -> None:
+    def _run_once(self) -> None:
         self._sockets.wait(TICK_MS)
         if len(self._open) > 1:
-            time.sleep(NAP_S)
-        replies = [reply for data in self._sockets.receive_replies(MAX_REPLIES) if (reply := self._read(data))]
-        self._tell(replies)
-        self._look(time.monotonic())
+            time.sleep(BATCHING_DELAY_S)
+        replies = [reply for data in self._sockets.receive_replies(MAX_REPLIES) if (reply := self._decode(data))]
+        self._post(replies)
+        self._maintain(time.monotonic())
         refusals: list[tuple[Reply, int]] = [(reply, 0) for reply in self._outgoing.expired(time.monotonic_ns())]
-        self._tell(refusals)
+        self._post(refusals)
 
-    def _read(self, data: bytes) -> tuple[Reply, int] | None:
+    def _decode(self, data: bytes) -> tuple[Reply, int] | None:
         try:
             reply = decode_reply(data)
         except ProtocolError:  # of a later version, or malformed: no request can be identified
@@ -250,34 +250,34 @@ class EngineClient:
         self._awaited.heard(reply)
         return reply, len(data)
 
-    def _tell(self, replies: list[tuple[Reply, int]]) -> None:
+    def _post(self, replies: list[tuple[Reply, int]]) -> None:
         if replies and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed before
                 self._loop.call_soon_threadsafe(self._deliver, replies)
 
-    def _look(self, now_s: float) -> None:
+    def _maintain(self, now_s: float) -> None:
         """Maintain the connection: introduce the session, poll the status, send queued commands."""
         if not self._sockets.is_connected:
-            self._miss(now_s)
+            self._check_disconnected(now_s)
             return
-        if self._num_introduced != self._sockets.num_connections and not self._introduce(now_s):
+        if self._introduced_connection != self._sockets.num_connections and not self._introduce(now_s):
             return
-        self._away_s = None
-        if now_s - self._asked_s >= (ASK_READY_S if self._is_ready else ASK_S):
-            self._asked_s = now_s
+        self._disconnected_s = None
+        if now_s - self._polled_s >= (READY_POLL_S if self._is_ready else STARTING_POLL_S):
+            self._polled_s = now_s
             self._sockets.send(encode(GetStatus(tag=1)))
         self._outgoing.send_all(self._sockets.send, self._awaited.sent)
 
-    def _miss(self, now_s: float) -> None:
+    def _check_disconnected(self, now_s: float) -> None:
         """End the session and its requests once the connection has been missing for too long."""
-        if self._away_s is None:
-            self._away_s = now_s
-        patience_s = 0.0 if self._sockets.is_ipc else AWAY_S
-        if self._session and now_s - self._away_s >= patience_s:
+        if self._disconnected_s is None:
+            self._disconnected_s = now_s
+        timeout_s = 0.0 if self._sockets.is_ipc else RECONNECT_TIMEOUT_S
+        if self._session and now_s - self._disconnected_s >= timeout_s:
             self._session, self._awaited = "", AwaitedRequests()
         if not self._session and self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._lose_all, self._sockets.refusal)
+                self._loop.call_soon_threadsafe(self._fail_all, self._sockets.refusal)
 
     def _introduce(self, now_s: float) -> bool:
         """Send the session and the awaited requests, first on each connection. Returns whether that was done."""
@@ -285,23 +285,23 @@ class EngineClient:
         self._session = self._session or secrets.token_hex(16)
         if not self._sockets.send(encode(GetStatus(tag=1, session=self._session, awaited=self._awaited.all()))):
             return False
-        if self._num_introduced >= 0 and self._loop is not None:
+        if self._introduced_connection >= 0 and self._loop is not None:
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._lose_asked)
-        self._num_introduced, self._asked_s = number, now_s
+                self._loop.call_soon_threadsafe(self._fail_queries)
+        self._introduced_connection, self._polled_s = number, now_s
         return True
 
     @property
     def _is_ready(self) -> bool:
         return self.status is not None and self.status.phase == "ready"
 
-    def _withdraw(self) -> None:
+    def _abort_all(self) -> None:
         for request_id in self._awaited.ids:
             if not self._sockets.send(encode(Abort(request_id=request_id))):
                 return
 
 
-def _lost(request_id: str, why: str) -> Finished:
+def _error_reply(request_id: str, why: str) -> Finished:
     """Return the last message of a request that the engine does not answer any more."""
     return Finished(request_id=request_id, finish_reason="error", usage=Usage(), timing=RequestTiming(), error=why)
 
@@ -324,7 +324,7 @@ class ReplyInbox:
     def put(self, prompt: int, reply: EngineReply, num_bytes: int) -> None:
         if self.overflowed:
             return
-        self._num_bytes += num_bytes + SAID_OVERHEAD_BYTES
+        self._num_bytes += num_bytes + REPLY_OVERHEAD_BYTES
         self._waiting.append((prompt, reply))
         if self._num_bytes > self._max_bytes:
             self.overflowed = True

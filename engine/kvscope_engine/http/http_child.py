@@ -28,7 +28,7 @@ GRACE_S: Final = 5.0
 MAX_RESTARTS: Final = 5
 """Maximum number of consecutive restarts. The pause doubles with each, from `FIRST_PAUSE_S`."""
 FIRST_PAUSE_S: Final = 0.5
-STEADY_S: Final = 60.0
+RESET_UPTIME_S: Final = 60.0
 """Uptime in seconds after which a child's restarts are counted from zero again."""
 _BAD_INPUT: Final = BadInput.exit_code
 """Exit status of a child that refused its options, which a restart would not change."""
@@ -46,7 +46,7 @@ class HttpChild:
         *,
         api_key: str,
         options: Sequence[str],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         stop_engine: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
         self._listener = listen(address)
@@ -54,7 +54,7 @@ class HttpChild:
         """URL of the server, without a path."""
         self._api_key = api_key
         self._options = options
-        self._tell, self._stop_engine = tell, stop_engine
+        self._report, self._stop_engine = report, stop_engine
         self._is_ending = threading.Event()
         self._lock = threading.Lock()  # a child is not started while another is being ended
         self._failure = ""
@@ -83,19 +83,19 @@ class HttpChild:
                 self._is_ending.set()
                 self._listener.close()
                 with self._lock:
-                    _end(self._child)
+                    _terminate(self._child)
                 watch.join()
         if self._failure:
             raise KvscopeError(self._failure)
 
     def _start(self, endpoint: str, key: Path) -> subprocess.Popen[bytes]:
         descriptor = self._listener.fileno()
-        words = [sys.executable, "-m", "kvscope_engine.cli.main", "http", endpoint, "--listen-fd", str(descriptor)]
-        words += ["--exit-with-parent", str(os.getpid()), "--key", str(key), *self._options]
+        command = [sys.executable, "-m", "kvscope_engine.cli.main", "http", endpoint, "--listen-fd", str(descriptor)]
+        command += ["--exit-with-parent", str(os.getpid()), "--key", str(key), *self._options]
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
         if self._api_key:
             environment[API_KEY_VARIABLE] = self._api_key
-        return subprocess.Popen(words, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(command, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL)
 
     def _watch(self, endpoint: str, key: Path) -> None:
         num_restarts = 0
@@ -104,14 +104,14 @@ class HttpChild:
             code = self._child.wait()
             if self._is_ending.is_set():
                 return
-            num_restarts = 1 if time.monotonic() - started_s >= STEADY_S else num_restarts + 1
+            num_restarts = 1 if time.monotonic() - started_s >= RESET_UPTIME_S else num_restarts + 1
             how = f"the OpenAI API on {self.url} " + (f"was killed by signal {-code}" if code < 0 else f"ended: {code}")
             if code == _BAD_INPUT or num_restarts > MAX_RESTARTS:
                 self._failure = f"{how}; it was restarted {num_restarts - 1} times"
                 self._stop_engine()
                 return
             pause_s = FIRST_PAUSE_S * 2 ** (num_restarts - 1)
-            self._tell(f"{how}; restarting it in {pause_s:g} s")
+            self._report(f"{how}; restarting it in {pause_s:g} s")
             if self._is_ending.wait(pause_s):
                 return
             with self._lock:
@@ -120,7 +120,7 @@ class HttpChild:
                 self._child = self._start(endpoint, key)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _terminate(child: subprocess.Popen[bytes]) -> None:
     child.terminate()
     try:
         child.wait(GRACE_S)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvscope_engine.command_parser import parse_size, whole_number
 from kvscope_engine.http.listen_address import listen, url
-from kvscope_engine.http.tool_calling.tool_call_formats import BY_NAME
+from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME
 from kvscope_telemetry.errors import BadInput
 
 if TYPE_CHECKING:
@@ -100,8 +100,9 @@ def add_api_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tool-call-parser",
         metavar="NAME",
-        choices=sorted(BY_NAME),
-        help=f"how the model writes calls of tools (without it: as its chat template says): {', '.join(BY_NAME)}",
+        choices=sorted(FORMATS_BY_NAME),
+        help="format in which the model writes tool calls (default: detected from its chat template):"
+        f" {', '.join(FORMATS_BY_NAME)}",
     )
     metrics = parser.add_mutually_exclusive_group()
     metrics.add_argument("--no-metrics", action="store_true", help="disable /metrics")

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from kvscope_engine.http.api_state import HttpLimits
-from kvscope_engine.http.schemas.api_errors import ApiError, ClientGone
+from kvscope_engine.http.schemas.api_errors import ApiError, ClientDisconnected
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -39,7 +39,7 @@ MIN_CHUNK_BYTES: Final = 256
 CONNECTION: Final = "kvscope.connection"
 """Key of a request's scope: the `HttpConnection` on which the request arrived."""
 DONE: Final = b"data: [DONE]\n\n"
-MARK: Final = "\0the text\0"
+TEXT_PLACEHOLDER: Final = "\0the text\0"
 STOPPING: Final = "the server is stopping"
 HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 Events = AsyncGenerator[bytes, None]
@@ -245,30 +245,32 @@ class TextEvents:
         """Return the event with `text` for the choice `number`."""
         around = self._around.get(number)
         if around is None:
-            before, _, after = encoded([self._chunk(number, MARK)]).partition(_ENCODER.encode(MARK))
+            before, _, after = encoded([self._chunk(number, TEXT_PLACEHOLDER)]).partition(
+                _ENCODER.encode(TEXT_PLACEHOLDER)
+            )
             around = self._around[number] = (before, after)
         return around[0] + _ENCODER.encode(text) + around[1]
 
 
-async def unless_gone(request: Request, work: Awaitable[_Result]) -> _Result:
+async def cancel_on_disconnect(request: Request, work: Awaitable[_Result]) -> _Result:
     """Return the result of `work`, or cancel it and raise ClientGone if the client hangs up first.
 
     The request's body must have been read.
     """
-    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_hang_up(request))
+    work_task, disconnect_task = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise ClientGone
-        return doing.result()
+        await asyncio.wait((work_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+        if not work_task.done():
+            raise ClientDisconnected
+        return work_task.result()
     finally:
-        for task in (doing, gone):
+        for task in (work_task, disconnect_task):
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
-            await doing
+            await work_task
 
 
-async def _hang_up(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -288,8 +290,8 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             connection = scope.get(CONNECTION)
             write = connection.write_piece if isinstance(connection, HttpConnection) else _through(send)
-            await unless_gone(self._request, self._pump(send, write))
-        except ClientGone:
+            await cancel_on_disconnect(self._request, self._pump(send, write))
+        except ClientDisconnected:
             pass
         except asyncio.CancelledError:
             error = ApiError(503, STOPPING).body

@@ -118,11 +118,11 @@ def make_app(settings: HttpSettings, mounts: Sequence[BaseRoute] = ()) -> Starle
 
     @asynccontextmanager
     async def life(app: Starlette) -> AsyncIterator[None]:
-        api.line.start()
+        api.engine_client.start()
         try:
             yield
         finally:
-            api.line.close()
+            api.engine_client.close()
             api.text.close()
 
     routes = [

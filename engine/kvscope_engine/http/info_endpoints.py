@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvscope_engine.http.api_state import Api
-from kvscope_engine.http.http_connection import unless_gone
-from kvscope_engine.http.middleware import asker_of, read_body, slot_of
+from kvscope_engine.http.http_connection import cancel_on_disconnect
+from kvscope_engine.http.middleware import owner_of, read_body, slot_of
 from kvscope_engine.http.request_prompts import chat_ids, text_ids
 from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.schemas.request_bodies import DetokenizeBody, TokenizeBody
@@ -52,11 +52,11 @@ async def health(request: Request) -> Response:
 
     The reply names no model, because no API key is required.
     """
-    line = request.app.state.api.line
+    line = request.app.state.api.engine_client
     status = line.status
     if status is None:
         raise ApiError(503, line.refusal or NO_ENGINE, code="engine_away")
-    if reason := why_not_served(status, time.monotonic() - line.heard_s):
+    if reason := why_not_served(status, time.monotonic() - line.status_received_s):
         raise ApiError(503, reason, code="engine_away")
     return json_response(Health("paused" if status.paused else "ready"))
 
@@ -82,7 +82,7 @@ def why_not_served(status: Status, silent_s: float) -> str:
 
 
 async def version(request: Request) -> Response:
-    status = request.app.state.api.line.status
+    status = request.app.state.api.engine_client.status
     hello = status.hello if status is not None else None
     return json_response(Version(program_version(), hello.engine_version if hello is not None else ""))
 
@@ -96,12 +96,14 @@ async def tokenize(request: Request) -> Response:
     tokenizer = await _tokenizer(api)
     max_len = api.hello.model.max_model_len
     slot = slot_of(request)
-    asker = asker_of(request)
-    ids = await unless_gone(request, api.text.run(asker, slot.body_bytes, lambda: _ids(tokenizer, body, max_len)))
-    slot.give_body()
+    owner = owner_of(request)
+    ids = await cancel_on_disconnect(
+        request, api.text.run(owner, slot.body_bytes, lambda: _ids(tokenizer, body, max_len))
+    )
+    slot.release_body()
     texts: list[str] | None = None
     if body.return_token_strs:
-        texts = await api.text.run(asker, 8 * len(ids), lambda: list(map(tokenizer.token_text, ids)))
+        texts = await api.text.run(owner, 8 * len(ids), lambda: list(map(tokenizer.token_text, ids)))
     return json_response(Tokenized(count=len(ids), max_model_len=api.max_model_len, tokens=ids, token_strs=texts))
 
 
@@ -119,7 +121,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def _text_of(api: Api, request: Request, tokenizer: Tokenizer, tokens: list[int]) -> str:
-    return await api.text.run(asker_of(request), 8 * len(tokens), lambda: tokenizer.decode(tokens))
+    return await api.text.run(owner_of(request), 8 * len(tokens), lambda: tokenizer.decode(tokens))
 
 
 async def _tokenizer(api: Api) -> Tokenizer:

@@ -15,10 +15,10 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from kvscope_engine.http.api_state import HttpLimits, api_keys
-from kvscope_engine.http.client_limits import Clients, Slot, client_name, too_large
+from kvscope_engine.http.client_limits import ClientLimiter, RequestSlot, client_name, too_large
 from kvscope_engine.http.http_connection import MAX_HEAD_BYTES
-from kvscope_engine.http.schemas.api_errors import ApiError, ClientGone, error_response
-from kvscope_engine.http.tokenizer_threads import Asker
+from kvscope_engine.http.schemas.api_errors import ApiError, ClientDisconnected, error_response
+from kvscope_engine.http.tokenizer_threads import WorkOwner
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,7 +30,7 @@ _Body = TypeVar("_Body")
 
 
 class AccessMiddleware:
-    """Checks API key or host and gives each request a `Slot`.
+    """Checks API key or host and gives each request a `RequestSlot`.
 
     Without API keys, only addresses and localhost are accepted as Host, which defeats DNS rebinding.
     """
@@ -44,7 +44,7 @@ class AccessMiddleware:
         open_paths: frozenset[str] = frozenset(),
         trust_forwarded: bool = False,
     ) -> None:
-        self.clients = Clients(limits)
+        self.clients = ClientLimiter(limits)
         self._app = app
         self._keys = [key.encode() for key in api_keys(api_key)]
         self._open_paths = OPEN_PATHS | open_paths
@@ -54,7 +54,7 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        slot: Slot | None = None
+        slot: RequestSlot | None = None
         try:
             _check_size(scope)
             headers = Headers(scope=scope)
@@ -90,7 +90,7 @@ class AccessMiddleware:
 async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> _Body:
     """Read and decode the body as `kind`, and count the request as in progress. Raises ApiError.
 
-    The body's bytes count until the slot's `give_body` is called or the request ends.
+    The body's bytes count until the slot's `release_body` is called or the request ends.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "the body is not accepted: Content-Type: application/json is")
@@ -104,23 +104,23 @@ async def read_body(request: Request, kind: type[_Body], limits: HttpLimits) -> 
     except TimeoutError:
         raise ApiError(408, "the body did not arrive in time: closing the connection") from None
     except ClientDisconnect:
-        raise ClientGone from None
+        raise ClientDisconnected from None
     slot.enter()
     return _decoded(data, kind)
 
 
-def slot_of(request: Request) -> Slot:
+def slot_of(request: Request) -> RequestSlot:
     """Return the slot that the middleware gave the request."""
-    slot: Slot = request.scope[SLOT]
+    slot: RequestSlot = request.scope[SLOT]
     return slot
 
 
-def asker_of(request: Request) -> Asker:
+def owner_of(request: Request) -> WorkOwner:
     """Return the fair-queue key for the request's work: its client, and within that the request itself."""
-    return Asker(slot_of(request).client, str(id(request.scope)))
+    return WorkOwner(slot_of(request).client, str(id(request.scope)))
 
 
-async def _all_of(request: Request, slot: Slot, chunk_s: float) -> bytes:
+async def _all_of(request: Request, slot: RequestSlot, chunk_s: float) -> bytes:
     chunks: list[bytes] = []
     stream = request.stream()
     while True:
@@ -128,7 +128,7 @@ async def _all_of(request: Request, slot: Slot, chunk_s: float) -> bytes:
             chunk = await anext(stream, None)
         if chunk is None:
             return b"".join(chunks)
-        slot.add(len(chunk))
+        slot.count_body_bytes(len(chunk))
         chunks.append(chunk)
 
 

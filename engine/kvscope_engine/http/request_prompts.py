@@ -11,7 +11,7 @@ from kvscope_engine.http.api_state import Api
 from kvscope_engine.http.schemas.api_errors import ApiError, refused
 from kvscope_engine.http.schemas.chat_rendering import conversation_text, message_text
 from kvscope_engine.http.schemas.request_bodies import ChatBody, MessageBody, Tool
-from kvscope_engine.http.tokenizer_threads import SMALL_BYTES, Asker
+from kvscope_engine.http.tokenizer_threads import SMALL_BYTES, WorkOwner
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import ChatMessage
@@ -25,24 +25,26 @@ class Prompt:
 
 
 async def text_prompts(
-    api: Api, asker: Asker, tokenizer: Tokenizer | None, given: Sequence[str | list[int]]
+    api: Api, owner: WorkOwner, tokenizer: Tokenizer | None, prompts_in: Sequence[str | list[int]]
 ) -> list[Prompt]:
     """Convert the prompts of a completions body. Raises ApiError."""
     max_len = api.max_model_len
-    for prompt in given:
+    for prompt in prompts_in:
         if isinstance(prompt, list) and 0 < max_len <= len(prompt):
             raise refused(f"the prompt has {len(prompt)} tokens: at most {max_len - 1} are accepted")
-    if tokenizer is None or all(isinstance(prompt, list) for prompt in given):
-        return [_untouched(prompt) for prompt in given]
+    if tokenizer is None or all(isinstance(prompt, list) for prompt in prompts_in):
+        return [_as_given(prompt) for prompt in prompts_in]
     prompts: list[Prompt] = []
-    for piece in _pieces(given):
-        num_bytes = sum(map(_text_bytes, piece))
-        work = partial(_all_of, piece, tokenizer, max_len)
-        prompts += await api.text.run(asker, num_bytes, work)
+    for batch in _batches(prompts_in):
+        num_bytes = sum(map(_text_bytes, batch))
+        work = partial(_tokenized_all, batch, tokenizer, max_len)
+        prompts += await api.text.run(owner, num_bytes, work)
     return prompts
 
 
-async def chat_prompt(api: Api, asker: Asker, tokenizer: Tokenizer | None, body: ChatBody, num_bytes: int) -> Prompt:
+async def chat_prompt(
+    api: Api, owner: WorkOwner, tokenizer: Tokenizer | None, body: ChatBody, num_bytes: int
+) -> Prompt:
     """Convert the conversation of a chat body of `num_bytes`. Raises ApiError."""
     tools = body.tools if body.tools and body.tool_choice != "none" else ()
     if tokenizer is None:
@@ -51,7 +53,7 @@ async def chat_prompt(api: Api, asker: Asker, tokenizer: Tokenizer | None, body:
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     extra = effort | (body.chat_template_kwargs or {})
     work = partial(chat_ids, tokenizer, body.messages, tools, extra, max_len=max_len)
-    return Prompt({"prompt_token_ids": tuple(await api.text.run(asker, num_bytes, work))})
+    return Prompt({"prompt_token_ids": tuple(await api.text.run(owner, num_bytes, work))})
 
 
 def chat_ids(
@@ -74,35 +76,35 @@ def text_ids(tokenizer: Tokenizer, text: str, max_len: int, *, add_special_token
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
-def _pieces(given: Sequence[str | list[int]]) -> Iterator[list[str | list[int]]]:
+def _batches(prompts_in: Sequence[str | list[int]]) -> Iterator[list[str | list[int]]]:
     """Group small prompts up to `SMALL_BYTES` per piece of work; larger ones are alone."""
-    piece: list[str | list[int]] = []
+    batch: list[str | list[int]] = []
     num_bytes = 0
-    for prompt in given:
-        if piece and num_bytes + _text_bytes(prompt) > SMALL_BYTES:
-            yield piece
-            piece, num_bytes = [], 0
-        piece.append(prompt)
+    for prompt in prompts_in:
+        if batch and num_bytes + _text_bytes(prompt) > SMALL_BYTES:
+            yield batch
+            batch, num_bytes = [], 0
+        batch.append(prompt)
         num_bytes += _text_bytes(prompt)
-    yield piece
+    yield batch
 
 
 def _text_bytes(prompt: str | list[int]) -> int:
     return 4 * len(prompt) if isinstance(prompt, str) and not prompt.isascii() else len(prompt)
 
 
-def _all_of(given: Sequence[str | list[int]], tokenizer: Tokenizer, max_len: int) -> list[Prompt]:
-    return [_of(prompt, tokenizer, max_len) for prompt in given]
+def _tokenized_all(prompts_in: Sequence[str | list[int]], tokenizer: Tokenizer, max_len: int) -> list[Prompt]:
+    return [_tokenized(prompt, tokenizer, max_len) for prompt in prompts_in]
 
 
-def _of(prompt: str | list[int], tokenizer: Tokenizer, max_len: int) -> Prompt:
+def _tokenized(prompt: str | list[int], tokenizer: Tokenizer, max_len: int) -> Prompt:
     if not prompt:
         raise BadInput("the prompt is empty: at least one token is accepted")
     ids = prompt if isinstance(prompt, list) else text_ids(tokenizer, prompt, max_len)
     return Prompt({"prompt_token_ids": tuple(ids)})
 
 
-def _untouched(prompt: str | list[int]) -> Prompt:
+def _as_given(prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, list):
         return Prompt({"prompt_token_ids": tuple(prompt)})
     return Prompt({"prompt": prompt})

@@ -32,7 +32,7 @@ SMALL_BYTES: Final = 64 << 10
 _Result = TypeVar("_Result")
 
 
-class Asker(NamedTuple):
+class WorkOwner(NamedTuple):
     """Fair-queue key of work: a client, and which of its requests."""
 
     client: str = ""
@@ -40,7 +40,7 @@ class Asker(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _Piece:
+class _WorkItem:
     work: Callable[[], Any]
     is_small: bool
     done: Future[Any] = field(default_factory=Future)
@@ -53,7 +53,7 @@ class ApiTokenizer:
         self.reason = ""
         """Why there is no tokenizer; empty if there is one or none was needed yet."""
         self._folder = folder
-        self._turns: Turns[_Piece] = Turns()
+        self._turns: Turns[_WorkItem] = Turns()
         self._changed = threading.Condition()
         self._is_closed = False
         for kind in ("any", "small"):
@@ -65,52 +65,52 @@ class ApiTokenizer:
         """Return the model's tokenizer, loaded once; None with `reason` set if there is none."""
         if self._loading is None or self._model != model:
             self._model = model
-            self._loading = asyncio.create_task(self.run(Asker(), 0, lambda: self._load(model)))
+            self._loading = asyncio.create_task(self.run(WorkOwner(), 0, lambda: self._load(model)))
         return await asyncio.shield(self._loading)
 
-    async def run(self, asker: Asker, num_bytes: int, work: Callable[[], _Result]) -> _Result:
+    async def run(self, owner: WorkOwner, num_bytes: int, work: Callable[[], _Result]) -> _Result:
         """Run `work`, which processes `num_bytes` of text, on a thread in the asker's turn and return its result.
 
         BadInput becomes an ApiError for the client.
         """
-        piece = _Piece(work, num_bytes <= SMALL_BYTES)
+        item = _WorkItem(work, num_bytes <= SMALL_BYTES)
         with self._changed:
-            self._turns.put(*asker, piece)
+            self._turns.put(*owner, item)
             self._changed.notify_all()
         try:
-            result: _Result = await asyncio.wrap_future(piece.done)
+            result: _Result = await asyncio.wrap_future(item.done)
             return result
         except BadInput as error:
             raise refused(str(error)) from error
         except asyncio.CancelledError:
             with self._changed:
-                self._turns.take_if(lambda other: other is piece)  # frees the text of a disconnected client
+                self._turns.take_if(lambda other: other is item)  # frees the text of a disconnected client
             raise
 
     def close(self) -> None:
         """End the threads. Queued work is dropped; work in progress is abandoned."""
         with self._changed:
             self._is_closed = True
-            for piece in self._turns.take_if(lambda piece: True):
-                piece.done.cancel()
+            for item in self._turns.take_if(lambda item: True):
+                item.done.cancel()
             self._changed.notify_all()
 
-    def _serve(self, small_alone: bool) -> None:
-        while (piece := self._next(small_alone)) is not None:
-            if piece.done.set_running_or_notify_cancel():
+    def _serve(self, small_only: bool) -> None:
+        while (item := self._next(small_only)) is not None:
+            if item.done.set_running_or_notify_cancel():
                 try:
-                    result = piece.work()
+                    result = item.work()
                 except Exception as error:  # re-raised to the caller of `run`
-                    piece.done.set_exception(error)
+                    item.done.set_exception(error)
                 else:
-                    piece.done.set_result(result)
+                    item.done.set_result(result)
                     del result
-            del piece  # frees its text while waiting for the next
+            del item  # frees its text while waiting for the next
 
-    def _next(self, small_alone: bool) -> _Piece | None:
+    def _next(self, small_only: bool) -> _WorkItem | None:
         with self._changed:
             while not self._is_closed:
-                found = self._turns.pop(lambda client, piece: piece.is_small or not small_alone)
+                found = self._turns.pop(lambda client, item: item.is_small or not small_only)
                 if found is not None:
                     return found[1]
                 self._changed.wait()

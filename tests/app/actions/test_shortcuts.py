@@ -7,7 +7,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QColor, QKeySequence, QShortcut
 from PySide6.QtWidgets import QLabel, QPushButton
 
-from kvscope_app.actions.keymap import Command, given, keys_of, rivals
+from kvscope_app.actions.keymap import Command, keys_of, rivals, with_keys
 from kvscope_app.actions.shortcut_editor import ShortcutEditor
 from kvscope_app.settings.settings_store import read_settings
 from kvscope_app.ui.sheet import Sheet
@@ -45,11 +45,11 @@ def test_rivals_finds_commands_with_the_same_key_in_an_overlapping_scope():
 
 
 def test_assigning_a_key_removes_it_from_its_previous_command():
-    chosen = given(PLAY, ("F3",), ALL, {})
+    chosen = with_keys(PLAY, ("F3",), ALL, {})
     assert chosen == {"play": ("F3",), "open": ("Ctrl+O",)}
-    back = given(OPEN, OPEN.own_keys, ALL, chosen)
+    back = with_keys(OPEN, OPEN.own_keys, ALL, chosen)
     assert back == {"play": ()}
-    assert given(PLAY, ("Space",), ALL, back) == {}
+    assert with_keys(PLAY, ("Space",), ALL, back) == {}
     assert keys_of("play", PLAY.own_keys, {"play": ()}) == ()
 
 

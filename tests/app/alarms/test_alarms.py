@@ -95,7 +95,7 @@ def test_renamed_bookmark_of_an_ongoing_alarm_keeps_its_name(window_with_scripte
 
 
 def test_notice_of_an_ended_alarm_disappears_after_a_delay(window_with_scripted_overview, session, monkeypatch, qtbot):
-    monkeypatch.setattr(alarm_strip, "GOES_AFTER_S", 0.0)
+    monkeypatch.setattr(alarm_strip, "HIDE_AFTER_S", 0.0)
     extend_overview(session, [second(at, used=97 if at < 20 else 50) for at in range(40)])
     strip = window_with_scripted_overview.alarm_strip
     assert strip.isVisible()
@@ -113,7 +113,7 @@ def test_other_alarms_ending_does_not_delay_the_removal_of_a_notice(window_with_
     (clock,) = strip.findChildren(QTimer)
     clock.setInterval(20)
     window_with_scripted_overview.alarms.over.emit(rung[0])
-    now_s[0] += 2 * alarm_strip.GOES_AFTER_S
+    now_s[0] += 2 * alarm_strip.HIDE_AFTER_S
     ending = QTimer(strip, interval=1)
     ending.timeout.connect(lambda: window_with_scripted_overview.alarms.over.emit(rung[1]))
     ending.start()

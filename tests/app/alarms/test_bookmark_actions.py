@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import QPoint, Qt
 from PySide6.QtWidgets import QApplication, QLineEdit
 
-from kvscope_app.alarms.bookmark_actions import NotePopup
+from kvscope_app.alarms.bookmark_actions import BookmarkNotePopup
 from kvscope_app.recording.recording_actions import keep_last
 from kvscope_telemetry.recordings.reader import Recording
 from kvscope_telemetry.summaries.bookmark import in_order, new_bookmark, settled
@@ -16,7 +16,7 @@ SECOND_NS = 1_000_000_000
 
 
 def note_popup(window):
-    return next(found for found in window.findChildren(NotePopup) if found.isVisible())
+    return next(found for found in window.findChildren(BookmarkNotePopup) if found.isVisible())
 
 
 def add_named_bookmark(window, qtbot, text):

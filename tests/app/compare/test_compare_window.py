@@ -198,7 +198,7 @@ def test_aligned_by_bookmarks_and_by_moments_that_both_have(make_compared):
     assert "Peak of KV usage" in names
     window.align.textActivated.emit("Peak of KV usage")
     settle(window.pair)
-    peaks = [moments["Peak of KV usage"] for moments in [window.align.ways]]
+    peaks = [moments["Peak of KV usage"] for moments in [window.align.alignments]]
     assert window.pair.cursor_ns == peaks[0][1]
     assert window.pair.alignment == peaks[0][0]
 
@@ -248,7 +248,7 @@ def test_a_pause_of_a_run_is_shaded_in_its_half_of_the_curves(make_compared, tmp
     middle = (first + last) / 2
     assert panel.stop_bands.text_at(middle).startswith("B paused by Ada, ")
     assert panel.stop_bands.text_at(last + 0.1) == ""
-    panel.settle()
+    panel.finish_layout()
     view, picture = panel.plot.view_box, panel.plot.grab().toImage()
     top = view.viewRange()[1][1]
     shown = [panel.plot.mapFromScene(view.mapViewToScene(QPointF(middle, share * top))) for share in (0.97, 0.04)]

@@ -87,7 +87,7 @@ def test_both_play_together_to_the_end(make_pair, qtbot, speed):
         before_s, looked_s[0] = looked_s[0], time.monotonic()
         if looked_s[0] - before_s > 0.2:  # the machine was elsewhere: nobody could look who is ahead
             return
-        if pair.is_playing and all(side.goes_on_at(pair.cursor_ns + round(speed * S / 2)) for side in pair.sides):
+        if pair.is_playing and all(side.continues_at(pair.cursor_ns + round(speed * S / 2)) for side in pair.sides):
             first, second = (side.cursor_ns for side in pair.sides)
             apart.append(abs(first - second) / S / speed)
 

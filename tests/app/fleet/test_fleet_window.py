@@ -95,7 +95,7 @@ def window(make_fleet, opened_addresses):
 
 def show_rows(window, rows):
     window.fleet.rows = rows
-    window._settled_s = 0.0
+    window._sorted_s = 0.0
     window.refresh()
 
 
@@ -186,7 +186,7 @@ def test_status_label_shows_the_state_of_the_list(window):
     window.list_reader.listed = Listed(trouble="'ls' failed (exit code 1)", is_old=True, read_ns=1, num_tries=2)
     window.refresh()
     assert "'ls' failed" in window.status_label.text()
-    window.again.click()
+    window.reload.click()
     assert window.list_reader.num_asked == 1
     show_rows(window, ())
     assert NOTHING_LISTED in driver.lines(window)

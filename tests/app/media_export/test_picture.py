@@ -133,7 +133,7 @@ def test_svg_curves_at_large_times_keep_their_precision(qtbot, themes):
     x = 123_456_789.0 + np.arange(100) * 0.1
     panel.show_time(x[0], x[-1], None)
     panel.show_curve("y", x, np.arange(100) % 7 / 7, 0)
-    panel.settle()
+    panel.finish_layout()
     with svg_painter(panel.size(), "x") as (painter, made):
         panel.render(painter, QPoint())
     drawn = made().data().decode()

@@ -10,7 +10,7 @@ from tests.app import window_driver as driver
 from tests.telemetry.conftest import record_in
 
 from kvscope_app.media_export import picture_actions
-from kvscope_app.media_export.picture_actions import ask_picture, ask_video, save_taken, view_in_focus
+from kvscope_app.media_export.picture_actions import ask_picture, ask_video, save_picture, view_in_focus
 from kvscope_app.media_export.picture_dialog import PictureDialog
 from kvscope_app.media_export.video_dialog import VideoDialog
 from kvscope_app.media_export.video_export import make_video
@@ -82,7 +82,7 @@ def test_picture_dialog_saves_with_the_chosen_look_and_remembers_it(window, tmp_
 
 def test_failure_to_save_a_picture_shows_the_banner(window, tmp_path):
     taken = picture_actions.TakenPicture.of(window.page_map)
-    assert not save_taken(window, "Page map", taken, str(tmp_path / "nowhere" / "x.png"))
+    assert not save_picture(window, "Page map", taken, str(tmp_path / "nowhere" / "x.png"))
     assert window.banner.isVisible()
 
 
@@ -97,21 +97,21 @@ def test_video_is_made_in_the_background(playback_window, tmp_path, qtbot):
     dialog.first.setValue(1.0)
     dialog.last.setValue(2.0)
     dialog.form.setCurrentIndex(3)
-    wish = dialog.wish(tmp_path / "x")
+    spec = dialog.spec(tmp_path / "x")
     dialog.reject()
-    assert (wish.path.name, wish.suffix, wish.from_s, wish.until_s) == ("x.apng", ".apng", 1.0, 2.0)
-    task = make_video(playback_window, wish)
+    assert (spec.path.name, spec.suffix, spec.from_s, spec.until_s) == ("x.apng", ".apng", 1.0, 2.0)
+    task = make_video(playback_window, spec)
     qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
     assert task.work.failure == ""
-    assert wish.path.read_bytes().startswith(b"\x89PNG")
+    assert spec.path.read_bytes().startswith(b"\x89PNG")
     qtbot.waitUntil(lambda: "The video is in" in playback_window.statusBar().currentMessage(), timeout=WAIT_MS)
 
 
 def test_cancelled_video_leaves_no_file(playback_window, tmp_path, qtbot):
     dialog = ask_video(playback_window)
-    wish = dialog.wish(tmp_path / "x.apng")
+    spec = dialog.spec(tmp_path / "x.apng")
     dialog.reject()
-    task = make_video(playback_window, wish)
+    task = make_video(playback_window, spec)
     qtbot.waitUntil(lambda: task.work.share > 0, timeout=WAIT_MS)
     task.work.cancel()
     qtbot.waitUntil(lambda: task.work.is_finished, timeout=WAIT_MS)
@@ -120,10 +120,10 @@ def test_cancelled_video_leaves_no_file(playback_window, tmp_path, qtbot):
 
 def test_video_failure_shows_the_banner_and_keeps_the_existing_file(playback_window, tmp_path, qtbot):
     dialog = ask_video(playback_window)
-    wish = dialog.wish(tmp_path / "x.apng")
+    spec = dialog.spec(tmp_path / "x.apng")
     dialog.reject()
-    wish.path.write_text("mine")
-    task = make_video(playback_window, wish)
+    spec.path.write_text("mine")
+    task = make_video(playback_window, spec)
     qtbot.waitUntil(lambda: playback_window.banner.isVisible(), timeout=WAIT_MS)
     assert "already exists" in task.work.failure
-    assert wish.path.read_text() == "mine"
+    assert spec.path.read_text() == "mine"

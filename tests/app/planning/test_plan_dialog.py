@@ -14,7 +14,7 @@ from kvscope_app.planning.plan_process import PlanProcess
 from kvscope_app.planning.plan_view import PlanView
 from kvscope_app.ui.number_text import count
 from kvscope_app.ui.theme import DARK, LIGHT, SAFE_DARK, SAFE_LIGHT
-from kvscope_app.views.memory.bar import Swatch
+from kvscope_app.views.memory.stacked_bar import Swatch
 from kvscope_telemetry.messages.memory_plan import (
     Change,
     Headroom,

@@ -1,4 +1,4 @@
-"""A recording in the desktop: what it shows, and that time goes where the person says."""
+"""Tests of the desktop on a recording: state after seeks, playback bar, actions, and opening files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NUM_FRAMES = 600
 
 
 class SteppedClock:
-    """A clock that goes on by 10 ms whenever it is read; long before this machine was started."""
+    """Clock that advances by 10 ms with each call. It starts long before this machine did."""
 
     def __init__(self):
         self.now_ns = 1_000_000_000
@@ -45,7 +45,7 @@ class SteppedClock:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A simulated engine's recording, of several seconds."""
+    """Path of a recording of several seconds from a simulated engine."""
     engine = SimulatedEngine(num_blocks=120, num_running=6, epoch=9, clock=SteppedClock())
     path = tmp_path_factory.mktemp("recordings") / "day.mcap"
     with RecordingWriter(path, keyframe_interval_ns=1_000_000_000) as writer:
@@ -58,7 +58,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture
 def session(path, qapp):
-    """Of a recording that stands at its start."""
+    """Session on a recording that is paused at its start."""
     made = Session(PlaybackSource(Recording.open(path), is_playing=False))
     settle(made)
     yield made
@@ -67,7 +67,7 @@ def session(path, qapp):
 
 
 def settle(session):
-    """Take all there is at the position, with its past."""
+    """Wait until the overview is read and the state at the cursor is applied."""
     deadline = time.monotonic() + WAIT_MS / 1000
     while not session.is_overview_complete:
         assert time.monotonic() < deadline
@@ -76,7 +76,7 @@ def settle(session):
     session.poll()
 
 
-def go(session, seconds):
+def seek(session, seconds):
     session.timeline.go_to(session.timeline.origin_ns + round(seconds * 1e9))
     settle(session)
 
@@ -86,27 +86,27 @@ def frames_until(session, seconds):
 
 
 def num_steps(session, seconds=600):
-    """By the history, as the charts are drawn from it."""
+    """Return the number of steps in the history, from which charts are drawn."""
     window = session.history.window(seconds, session.timeline.shown_until_ns)
     return int(np.nansum(window.columns["num_steps"]))
 
 
-def test_a_session_is_where_the_recording_is(session):
+def test_session_shows_the_recorded_state_after_each_seek(session):
     assert session.timeline.player is not None
     assert not session.accepts_commands
     assert not session.send(Control(action="pause"))
     for seconds in (3.0, 9.0, 2.5):
-        go(session, seconds)
+        seek(session, seconds)
         expected = session.source.recording.state_at(seconds)
         assert session.mirror.ledger.differences(expected.ledger) == []
         assert session.mirror.seq == expected.seq == frames_until(session, seconds)
         assert session.history.memory.kv_bytes == 5
 
 
-def test_after_a_seek_the_charts_have_what_was_before_it_and_nothing_else(session):
+def test_charts_contain_only_what_precedes_the_seek_position(session):
     for seconds in (9.0, 3.0, 12.0, 6.0):
-        go(session, seconds)
-        # The past is told in seconds: of the one in progress, what is usual in it.
+        seek(session, seconds)
+        # the history has whole seconds: the second in progress is estimated from the usual rate
         assert num_steps(session) == pytest.approx(
             frames_until(session, seconds), abs=NUM_FRAMES / session.timeline.player.duration
         )
@@ -129,9 +129,9 @@ def test_curves_show_recorded_rates_at_any_speed(session, qtbot):
     assert session.status.state is SourceState.PLAYBACK
 
 
-def test_a_request_that_ends_later_has_not_ended_after_a_seek_back(session):
-    go(session, session.timeline.player.duration)
-    go(session, 3.0)
+def test_request_that_finishes_later_is_unfinished_after_seeking_back(session):
+    seek(session, session.timeline.player.duration)
+    seek(session, 3.0)
     shown, expected = session.mirror.requests, session.source.recording.state_at(3.0).requests
     going_on = [requests.number[requests.state != RequestState.FINISHED].tolist() for requests in (shown, expected)]
     assert going_on[0] == going_on[1]
@@ -139,7 +139,7 @@ def test_a_request_that_ends_later_has_not_ended_after_a_seek_back(session):
     assert int(shown.finished_ns.max()) <= session.mirror.time_ns
 
 
-def test_the_window_says_what_it_plays(session, make_window):
+def test_window_shows_the_recording_and_disables_engine_commands(session, make_window):
     window = make_window(session, with_views=("console",))
     settle(session)
     assert "day.mcap" in window.windowTitle()
@@ -154,7 +154,7 @@ def test_the_window_says_what_it_plays(session, make_window):
     assert sentences == ["This is a recording: there is no engine to prompt."]
 
 
-def test_a_file_that_was_cut_short_is_said_to_be(path, make_window, tmp_path):
+def test_truncated_recording_is_marked_in_the_status_bar(path, make_window, tmp_path):
     cut = tmp_path / "cut.mcap"
     cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     session = Session(PlaybackSource(Recording.open(cut), is_playing=False))
@@ -164,20 +164,20 @@ def test_a_file_that_was_cut_short_is_said_to_be(path, make_window, tmp_path):
     session.close()
 
 
-def test_its_layout_is_remembered_apart(session, make_window, settings):
+def test_layout_of_a_playback_window_is_saved_separately(session, make_window, settings):
     window = make_window(session)
     window.close()
     assert settings.contains("playback/state")
     assert not settings.contains("window/state")
 
 
-def test_space_plays_and_pauses(session, make_window, qtbot):
+def test_space_toggles_playback(session, make_window, qtbot):
     window = make_window(session)
     window.page_map.canvas.setFocus()
     play = window.actions_by_name["play"]
     play.trigger()
     assert session.timeline.player.is_playing
-    assert play.text() == "Play"  # until the bar looks again
+    assert play.text() == "Play"  # the bar has not been refreshed yet
     window.playback.refresh()
     assert play.text() == "Pause"
     assert not driver.is_at_rest(window.playback)
@@ -186,10 +186,10 @@ def test_space_plays_and_pauses(session, make_window, qtbot):
     assert [key.toString() for key in play.shortcuts()] == ["Space"]
 
 
-def test_the_bar_follows_and_leads(session, make_window, qtbot):
+def test_slider_follows_the_position_and_seeks(session, make_window, qtbot):
     window = make_window(session)
     bar, player = window.playback, session.timeline.player
-    go(session, 4.0)
+    seek(session, 4.0)
     bar.refresh()
     assert bar.slider.value() == 4000
     assert bar.time.text().startswith("0:04.0 / ")
@@ -206,7 +206,7 @@ def test_the_bar_follows_and_leads(session, make_window, qtbot):
     assert session.mirror.seq == NUM_FRAMES
 
 
-def test_while_the_slider_is_held_it_stands_still(session, make_window, qtbot):
+def test_playback_stops_while_the_slider_is_held(session, make_window, qtbot):
     slider, player = make_window(session).playback.slider, session.timeline.player
     player.set_speed(0.02)
     player.play()
@@ -224,12 +224,12 @@ def test_while_the_slider_is_held_it_stands_still(session, make_window, qtbot):
     assert player.position == player.duration
 
 
-def test_space_on_a_button_of_the_bar_plays_and_never_jumps(session, make_window, qtbot):
+def test_space_on_a_playback_button_toggles_playback_and_enter_presses_it(session, make_window, qtbot):
     window = make_window(session)
-    go(session, 0)
-    start_ns = session.timeline.cursor_ns  # of the first state that there is, a moment after the file's first message
+    seek(session, 0)
+    start_ns = session.timeline.cursor_ns  # time of the first state, shortly after the first message of the file
     for button in window.playback.findChildren(QToolButton):
-        go(session, 3)  # each time: on a slow machine all of them together play past the end
+        seek(session, 3)  # seek each time: on a slow machine playback would otherwise reach the end
         stands = session.timeline.cursor_ns
         qtbot.keyClick(button, Qt.Key.Key_Space)
         assert session.timeline.player.is_playing
@@ -242,12 +242,12 @@ def test_space_on_a_button_of_the_bar_plays_and_never_jumps(session, make_window
     assert session.timeline.cursor_ns == start_ns < stands
 
 
-def test_a_jump_says_what_it_went_to(session, make_window):
+def test_jump_to_an_event_shows_its_kind_and_time_in_the_status_bar(session, make_window):
     window = make_window(session)
-    go(session, 0.5)
+    seek(session, 0.5)
     event = session.timeline.go_to_event(None, forward=True)
     assert event is not None
-    go(session, (event.time_ns - session.timeline.origin_ns) / 1e9 - 0.001)
+    seek(session, (event.time_ns - session.timeline.origin_ns) / 1e9 - 0.001)
     jumps = EventJumps(session.timeline, window.statusBar().showMessage)
     jumps.choose("")
     jumps.go(forward=True)
@@ -259,7 +259,7 @@ def test_a_jump_says_what_it_went_to(session, make_window):
     assert window.statusBar().currentMessage() == "No refusals after this moment"
 
 
-def test_actions_jump_and_change_the_speed(session, make_window):
+def test_playback_actions_move_the_position_and_change_the_speed(session, make_window):
     window = make_window(session)
     actions, player = window.actions_by_name, session.timeline.player
     actions["to_end"].trigger()
@@ -280,24 +280,24 @@ def test_actions_jump_and_change_the_speed(session, make_window):
     assert player.speed == session.timeline.speed == 0.1
 
 
-def test_every_panel_is_drawn_where_it_stands_still(session, make_window, qtbot):
+def test_all_chart_panels_are_drawn_after_a_seek_while_paused(session, make_window, qtbot):
     window = make_window(session, with_views=("throughput",), size=(1500, 1000))
     session.poll()
     view = window.views["throughput"]
     window.docks["throughput"].setFloating(True)
-    window.docks["throughput"].resize(1000, 1500)  # all panels in sight: the others are drawn when they are scrolled to
+    window.docks["throughput"].resize(1000, 1500)  # all panels visible: hidden ones are not drawn
     qtbot.waitUntil(lambda: view.height() > 1200, timeout=WAIT_MS)
     view.charts.drawn.clear()
-    go(session, 6.0)
+    seek(session, 6.0)
     driver.poll_until(session, lambda: set(view.charts.drawn) == set(view.charts.shown), qtbot)
 
 
-def test_the_desktop_opens_a_recording_and_starts_no_engine(path, qapp, qtbot, tmp_path):
+def test_desktop_opens_a_recording_without_starting_an_engine(path, qapp, qtbot, tmp_path):
     desktop = Desktop(qapp, Options(theme="light"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
     window = desktop.open_recording(Recording.open(path))
     load_only(window)
     assert window.actions_by_name["open"].isEnabled()
-    assert window.keeper is None
+    assert window.supervisor is None
     qtbot.waitUntil(lambda: window.session.mirror.num_blocks == 120, timeout=WAIT_MS)
     qtbot.waitUntil(lambda: window.session.mirror.seq > 0, timeout=WAIT_MS)
     assert try_to_open(window, str(path)) is not None
@@ -313,7 +313,7 @@ def test_the_desktop_opens_a_recording_and_starts_no_engine(path, qapp, qtbot, t
 
 
 @pytest.mark.parametrize("content", [None, b"not a recording", b"\x89MCAP0\r\n" + b"\x06" + bytes(30)])
-def test_a_file_that_is_no_recording_is_one_line_and_exit_code_2(content, tmp_path, capsys):
+def test_file_that_is_no_recording_prints_one_line_and_exits_with_2(content, tmp_path, capsys):
     path = tmp_path / "odd.mcap"
     if content is not None:
         path.write_bytes(content)
@@ -323,7 +323,7 @@ def test_a_file_that_is_no_recording_is_one_line_and_exit_code_2(content, tmp_pa
     assert len(printed.splitlines()) == 1
 
 
-def test_times_are_cut_off_never_rounded_up():
+def test_times_are_truncated_not_rounded():
     assert time_text(7.39, 100) == "0:07.3"
     assert time_text(95.22, 95.22) == "1:35.2"
     assert time_text(59.999, 100) == "0:59.9"
@@ -331,7 +331,7 @@ def test_times_are_cut_off_never_rounded_up():
     assert time_text(7.3, 4000) == "0:00:07.3"
 
 
-def test_the_date_of_another_day_leaves_the_slider_its_room(session, make_window, monkeypatch):
+def test_long_date_is_hidden_if_the_bar_is_narrow(session, make_window, monkeypatch):
     monkeypatch.setattr("kvscope_app.playback.playback_bar.wall_text", lambda _: "2001-02-03 04:05:06.789")
     bar = make_window(session).playback
     bar.resize(640, bar.height())

@@ -1,4 +1,4 @@
-"""Small recordings to list."""
+"""Fixture: small recordings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kvscope_telemetry.recordings.writer import RecordingWriter
 
 
 @pytest.fixture
-def record(tmp_path):
-    """Writes a recording of a few frames: `record(name, epoch=…)` gives its path."""
+def write_recording(tmp_path):
+    """Return a function that writes a recording of a few frames and returns its path."""
 
     def make(name, epoch=7, num_frames=40):
         path = tmp_path / name

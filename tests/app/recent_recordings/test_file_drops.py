@@ -1,4 +1,4 @@
-"""Files that are dropped on a window."""
+"""Tests of files that are dropped on a window."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ WAIT_MS = 120_000
 
 @pytest.fixture
 def window(session, make_window):
-    """Its `opened` are the names of the files that it opened."""
+    """Main window; `opened` lists the names of the files that it opened."""
     opened = []
     made = make_window(session, open_recording=lambda recording: opened.append(recording.path.name))
     made.opened = opened
     return made
 
 
-def urls(*paths):
+def mime_data_of(*paths):
     data = QMimeData()
     data.setUrls([QUrl.fromLocalFile(str(path)) for path in paths])
     return data
 
 
-def test_dropped_recordings_are_opened_and_others_refused_in_a_line(window, record, qtbot, tmp_path):
-    data = urls(record("one.mcap"), tmp_path / "photo.jpg", record("two.mcap"))
+def test_dropped_recordings_are_opened_and_other_files_are_refused(window, write_recording, qtbot, tmp_path):
+    data = mime_data_of(write_recording("one.mcap"), tmp_path / "photo.jpg", write_recording("two.mcap"))
     where, copy = window.rect().center(), Qt.DropAction.CopyAction
     buttons, keys = Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
     enter = QDragEnterEvent(where, copy, data, buttons, keys)
@@ -44,22 +44,22 @@ def test_dropped_recordings_are_opened_and_others_refused_in_a_line(window, reco
     assert "photo.jpg" in driver.text(window.banner)
 
 
-def test_a_drop_of_many_opens_some(session, make_window, tmp_path):
+def test_drop_of_many_files_opens_only_the_first_ones(session, make_window, tmp_path):
     window = make_window(session)
-    open_dropped(window, urls(*(tmp_path / f"{number}.mcap" for number in range(12))))
+    open_dropped(window, mime_data_of(*(tmp_path / f"{number}.mcap" for number in range(12))))
     assert "first 8 of 12" in window.banner.text
 
 
-def test_the_prompt_leaves_dropped_files_to_the_window(qtbot, tmp_path):
+def test_prompt_field_does_not_accept_dropped_files(qtbot, tmp_path):
     from kvscope_app.views.console.composer import PromptEdit
 
     edit = PromptEdit()
     qtbot.addWidget(edit)
-    assert not edit.canInsertFromMimeData(urls(tmp_path / "one.mcap"))
+    assert not edit.canInsertFromMimeData(mime_data_of(tmp_path / "one.mcap"))
     text = QMimeData()
     text.setText("hello")
     assert edit.canInsertFromMimeData(text)
 
 
-def test_the_sample_is_there_and_small():
+def test_bundled_sample_recording_is_small():
     assert 0 < sample_recording().stat().st_size < 1_000_000

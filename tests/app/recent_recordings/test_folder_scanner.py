@@ -1,4 +1,4 @@
-"""The scanner of a folder: what it lists, what it reads of each file, and that it follows changes."""
+"""Tests of the folder scanner: listing, reading headers, and following changes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kvscope_telemetry.recordings.reader import Recording
 WAIT_S = 120
 
 
-def wait_until(is_so):
+def wait_until(condition):
     end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s, "it did not come about"
+    while not condition():
+        assert time.monotonic() < end_s, "the condition did not become true in time"
         time.sleep(0.01)
 
 
@@ -39,8 +39,8 @@ def scanner(tmp_path):
         yield made
 
 
-def test_recordings_are_listed_with_what_their_headers_say(record, scanner, tmp_path):
-    path = record("one.mcap")
+def test_recordings_are_listed_with_what_their_headers_say(write_recording, scanner, tmp_path):
+    path = write_recording("one.mcap")
     (tmp_path / "notes.txt").write_text("no recording")
     (tmp_path / "folder.mcap").mkdir()
     one, recorded = read_all(scanner, "one.mcap")["one.mcap"], Recording.open(path)
@@ -51,7 +51,7 @@ def test_recordings_are_listed_with_what_their_headers_say(record, scanner, tmp_
     assert not one.header.has_texts
 
 
-def test_files_are_read_on_another_thread(record, scanner, monkeypatch):
+def test_files_are_read_on_another_thread(write_recording, scanner, monkeypatch):
     threads, opening = set(), Recording.open
 
     def noted(path, watch):
@@ -59,21 +59,21 @@ def test_files_are_read_on_another_thread(record, scanner, monkeypatch):
         return opening(path, watch)
 
     monkeypatch.setattr(Recording, "open", noted)
-    record("one.mcap")
+    write_recording("one.mcap")
     assert read_all(scanner, "one.mcap")["one.mcap"].header is not None
     assert threads
     assert threading.main_thread() not in threads
 
 
-def test_file_that_is_no_recording_is_listed_with_the_reason(record, scanner, tmp_path):
+def test_file_that_is_no_recording_is_listed_with_the_reason(write_recording, scanner, tmp_path):
     (tmp_path / "broken.mcap").write_bytes(b"not at all")
-    record("one.mcap")
+    write_recording("one.mcap")
     found = read_all(scanner, "broken.mcap", "one.mcap")
     assert "is not a recording" in found["broken.mcap"].problem
     assert found["one.mcap"].header is not None
 
 
-def test_failure_in_one_file_leaves_the_others_listed(record, scanner, monkeypatch):
+def test_failure_in_one_file_leaves_the_others_listed(write_recording, scanner, monkeypatch):
     opening = Recording.open
 
     def breaks(path, watch):
@@ -82,15 +82,15 @@ def test_failure_in_one_file_leaves_the_others_listed(record, scanner, monkeypat
         return opening(path, watch)
 
     monkeypatch.setattr(Recording, "open", breaks)
-    record("one.mcap")
-    record("two.mcap")
+    write_recording("one.mcap")
+    write_recording("two.mcap")
     found = read_all(scanner, "one.mcap", "two.mcap")
     assert found["one.mcap"].problem == "ZeroDivisionError: in a codec"
     assert found["two.mcap"].header is not None
 
 
-def test_deleted_new_and_renamed_files_are_followed(record, scanner):
-    path = record("one.mcap")
+def test_deleted_new_and_renamed_files_are_followed(write_recording, scanner):
+    path = write_recording("one.mcap")
     part = path.rename(path.with_name("one.mcap.part"))
     one = read_all(scanner, "one.mcap.part")["one.mcap.part"]
     assert (one.name, one.is_part) == ("one.mcap", True)
@@ -100,8 +100,8 @@ def test_deleted_new_and_renamed_files_are_followed(record, scanner):
     read_all(scanner)
 
 
-def test_changed_file_is_read_again(record, scanner, tmp_path):
-    whole = record("whole.mcap").read_bytes()
+def test_changed_file_is_read_again(write_recording, scanner, tmp_path):
+    whole = write_recording("whole.mcap").read_bytes()
     copy = tmp_path / "copy.mcap"
     copy.write_bytes(whole[:5])
     assert "is not a recording" in read_all(scanner, "copy.mcap", "whole.mcap")["copy.mcap"].problem
@@ -109,14 +109,14 @@ def test_changed_file_is_read_again(record, scanner, tmp_path):
     wait_until(lambda: read_all(scanner, "copy.mcap", "whole.mcap")["copy.mcap"].header is not None)
 
 
-def test_growing_file_is_read_once_and_its_size_followed(record, scanner, monkeypatch):
+def test_growing_file_is_read_once_and_its_size_followed(write_recording, scanner, monkeypatch):
     opened, opening = [], Recording.open
 
     def noted(path, watch):
         opened.append(path)
         return opening(path, watch)
 
-    whole = record("one.mcap")
+    whole = write_recording("one.mcap")
     monkeypatch.setattr(Recording, "open", noted)
     part = whole.rename(whole.with_name("two.mcap.part"))
     wait_until(lambda: str(part) in opened)
@@ -127,7 +127,7 @@ def test_growing_file_is_read_once_and_its_size_followed(record, scanner, monkey
     assert opened.count(str(part)) == 1
 
 
-def test_folder_that_is_missing_is_reported_and_found_once_it_is_there(record, tmp_path):
+def test_folder_that_is_missing_is_reported_and_found_once_it_is_there(write_recording, tmp_path):
     folder = tmp_path / "later"
     with closing(FolderScanner(str(folder))) as scanner:
         wait_until(lambda: scanner.listing.problem)
@@ -136,10 +136,10 @@ def test_folder_that_is_missing_is_reported_and_found_once_it_is_there(record, t
         wait_until(lambda: not scanner.listing.problem)
 
 
-def test_only_the_newest_files_of_a_large_folder_are_listed(record, tmp_path, monkeypatch):
+def test_only_the_newest_files_of_a_large_folder_are_listed(write_recording, tmp_path, monkeypatch):
     monkeypatch.setattr(folder_scanner, "MAX_LISTED", 2)
     for number in range(4):
-        os.utime(record(f"{number}.mcap"), (1_000 + number, 1_000 + number))
+        os.utime(write_recording(f"{number}.mcap"), (1_000 + number, 1_000 + number))
     with closing(FolderScanner(str(tmp_path))) as scanner:
         read_all(scanner, "2.mcap", "3.mcap")
         assert scanner.listing.num_left_out == 2

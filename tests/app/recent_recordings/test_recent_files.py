@@ -1,4 +1,4 @@
-"""The recent recordings: their order, their number, and the menu that opens them."""
+"""Tests of the list of recent recordings and of the menu that opens them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAIT_MS = 120_000
 
 @pytest.fixture
 def window(session, make_window):
-    """Its `opened` are the names of the files that it opened."""
+    """Main window; `opened` lists the names of the files that it opened."""
     opened = []
     made = make_window(session, open_recording=lambda recording: opened.append(recording.path.name))
     made.opened = opened
@@ -25,8 +25,8 @@ def window(session, make_window):
 
 
 @pytest.fixture
-def menu(window):
-    """The menu Open recent of the File menu, as it is after it was shown."""
+def show_recent_menu(window):
+    """Return a function that shows the *Open recent* menu and returns it."""
 
     def shown():
         found = window.findChild(RecentMenu)
@@ -36,8 +36,8 @@ def menu(window):
     return shown
 
 
-def names(menu: QMenu) -> list[str]:
-    return [action.text() for action in menu.actions() if not action.isSeparator()]
+def action_texts(show_recent_menu: QMenu) -> list[str]:
+    return [action.text() for action in show_recent_menu.actions() if not action.isSeparator()]
 
 
 def test_newest_recording_comes_first_and_once(qapp, settings):
@@ -78,12 +78,14 @@ def test_folder_is_that_of_the_last_recording_else_the_documents(qapp, settings,
     assert recording_folder(keeper.values) == tmp_path
 
 
-def test_menu_opens_a_recent_recording_and_disables_a_missing_one(window, menu, record, qtbot, tmp_path):
+def test_menu_opens_a_recent_recording_and_disables_a_missing_one(
+    window, show_recent_menu, write_recording, qtbot, tmp_path
+):
     settings = window.themes.settings
     add_recent(settings, tmp_path / "gone & lost.mcap")
-    add_recent(settings, record("one.mcap"))
-    shown = menu()
-    assert names(shown) == ["one.mcap", "gone && lost.mcap", "Clear list"]
+    add_recent(settings, write_recording("one.mcap"))
+    shown = show_recent_menu()
+    assert action_texts(shown) == ["one.mcap", "gone && lost.mcap", "Clear list"]
     there, gone, _, _ = shown.actions()
     assert there.isEnabled()
     assert not gone.isEnabled()
@@ -92,22 +94,22 @@ def test_menu_opens_a_recent_recording_and_disables_a_missing_one(window, menu, 
     qtbot.waitUntil(lambda: window.opened == ["one.mcap"], timeout=WAIT_MS)
 
 
-def test_menu_stays_usable_while_a_disk_does_not_answer(window, menu, record, qtbot, monkeypatch):
+def test_menu_stays_usable_while_a_disk_does_not_answer(window, show_recent_menu, write_recording, qtbot, monkeypatch):
     answers = threading.Event()
     monkeypatch.setattr(recent_menu, "existing_file", lambda path: answers.wait(60) and path)
-    add_recent(window.themes.settings, record("one.mcap"))
+    add_recent(window.themes.settings, write_recording("one.mcap"))
     try:
-        shown = menu()
-        assert names(shown) == ["one.mcap", "Clear list"]
+        shown = show_recent_menu()
+        assert action_texts(shown) == ["one.mcap", "Clear list"]
         assert shown.actions()[0].isEnabled()
     finally:
         answers.set()
 
 
-def test_cleared_list_is_empty(window, menu):
+def test_cleared_list_is_empty(window, show_recent_menu):
     add_recent(window.themes.settings, "/one.mcap")
-    menu().actions()[-1].trigger()
-    shown = menu()
-    assert names(shown) == ["No recent recordings", "Clear list"]
+    show_recent_menu().actions()[-1].trigger()
+    shown = show_recent_menu()
+    assert action_texts(shown) == ["No recent recordings", "Clear list"]
     assert not any(action.isEnabled() for action in shown.actions() if not action.isSeparator())
     assert window.themes.settings.values.recent_recordings == ()

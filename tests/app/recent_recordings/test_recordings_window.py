@@ -1,4 +1,4 @@
-"""The window "Recordings": what a person does in it, on real files."""
+"""Tests of the Recordings window, with real files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ WAIT_MS = 120_000
 
 @pytest.fixture
 def window(session, make_window, tmp_path):
-    """Its recordings are in `tmp_path`; `opened` and `compared` are the names of what it opened and compared."""
+    """Main window that lists `tmp_path`; `opened` and `compared` are the names of the files that it opened and
+    compared.
+    """
     opened, compared = [], []
     made = make_window(
         session,
@@ -36,17 +38,17 @@ def window(session, make_window, tmp_path):
 
 
 @pytest.fixture
-def recordings(window, record, qtbot):
-    """The window Recordings with two of them, of which the second is longer and newer."""
-    record("first.mcap", epoch=1)
-    record("second.mcap", epoch=2, num_frames=400)
+def recordings(window, write_recording, qtbot):
+    """Recordings window that lists two files, of which the second is longer and newer."""
+    write_recording("first.mcap", epoch=1)
+    write_recording("second.mcap", epoch=2, num_frames=400)
     made = show_recordings(window)
-    wait(made, qtbot, 2)
+    wait_until_read(made, qtbot, 2)
     return made
 
 
-def wait(recordings, qtbot, number):
-    """Wait until so many are listed and read."""
+def wait_until_read(recordings, qtbot, number):
+    """Wait until `number` files are listed and read."""
 
     def is_read():
         listed = recordings.table.recordings.shown
@@ -63,40 +65,40 @@ def select_rows(recordings, rows):
         selection.select(recordings.table.recordings.index(row, 0), flags)
 
 
-def names(recordings):
+def listed_names(recordings):
     return [recording.name for recording in recordings.table.recordings.shown]
 
 
-def cell(recordings, row, column):
+def cell_text(recordings, row, column):
     return recordings.table.recordings.index(row, column).data()
 
 
 def test_newest_recording_is_first_with_its_figures(recordings):
-    assert names(recordings) == ["second.mcap", "first.mcap"]
-    assert cell(recordings, 0, NAME) == "second.mcap"
-    assert cell(recordings, 0, RECORDED).startswith("20")
-    assert cell(recordings, 0, LENGTH).endswith("s")
-    assert cell(recordings, 0, SIZE).endswith("KiB")
-    assert cell(recordings, 0, MODEL).startswith("simulated")
-    assert cell(recordings, 0, ENGINE) == "kvscope simulated"
+    assert listed_names(recordings) == ["second.mcap", "first.mcap"]
+    assert cell_text(recordings, 0, NAME) == "second.mcap"
+    assert cell_text(recordings, 0, RECORDED).startswith("20")
+    assert cell_text(recordings, 0, LENGTH).endswith("s")
+    assert cell_text(recordings, 0, SIZE).endswith("KiB")
+    assert cell_text(recordings, 0, MODEL).startswith("simulated")
+    assert cell_text(recordings, 0, ENGINE) == "kvscope simulated"
     assert "2 recordings" in driver.lines(recordings)
 
 
 @pytest.mark.parametrize("column", [NAME, RECORDED, LENGTH, SIZE])
 def test_each_column_sorts(recordings, column):
     recordings.table.sortByColumn(column, Qt.SortOrder.AscendingOrder)
-    assert names(recordings) == ["first.mcap", "second.mcap"]
+    assert listed_names(recordings) == ["first.mcap", "second.mcap"]
     recordings.table.sortByColumn(column, Qt.SortOrder.DescendingOrder)
-    assert names(recordings) == ["second.mcap", "first.mcap"]
+    assert listed_names(recordings) == ["second.mcap", "first.mcap"]
 
 
 def test_filter_finds_all_its_words_in_name_model_and_engine(recordings):
     recordings.filter.setText("FIRST simul kvscope")
-    assert names(recordings) == ["first.mcap"]
+    assert listed_names(recordings) == ["first.mcap"]
     recordings.filter.setText("nowhere")
     assert NO_MATCH in driver.lines(recordings)
     recordings.filter.clear()
-    assert len(names(recordings)) == 2
+    assert len(listed_names(recordings)) == 2
 
 
 def test_selected_recording_stays_selected_when_rows_move(recordings, qtbot):
@@ -107,7 +109,7 @@ def test_selected_recording_stays_selected_when_rows_move(recordings, qtbot):
     assert recordings.chosen == []
     assert not recordings.buttons["open"].isEnabled()
     recordings.filter.clear()
-    assert recordings.table.verticalHeader().count() == 2, "the view shows a row for each"
+    assert recordings.table.verticalHeader().count() == 2, "the view has one row per recording"
 
 
 def test_enter_opens_what_is_selected(recordings, window, qtbot):
@@ -151,25 +153,25 @@ def test_folder_is_shown_in_the_file_manager(recordings, monkeypatch, tmp_path):
     assert [url.toLocalFile() for url in shown] == [str(tmp_path)]
 
 
-def test_new_file_appears_and_the_selection_stays(recordings, record, qtbot):
+def test_new_file_appears_and_the_selection_stays(recordings, write_recording, qtbot):
     select_rows(recordings, [1])
-    third = record("third.mcap", epoch=3)
-    wait(recordings, qtbot, 3)
-    assert names(recordings)[0] == "third.mcap"
+    third = write_recording("third.mcap", epoch=3)
+    wait_until_read(recordings, qtbot, 3)
+    assert listed_names(recordings)[0] == "third.mcap"
     assert [each.name for each in recordings.chosen] == ["first.mcap"]
     third.unlink()
-    wait(recordings, qtbot, 2)
+    wait_until_read(recordings, qtbot, 2)
 
 
-def test_unreadable_and_unfinished_files_are_marked(recordings, record, qtbot, tmp_path):
+def test_unreadable_and_unfinished_files_are_marked(recordings, write_recording, qtbot, tmp_path):
     (tmp_path / "broken.mcap").write_bytes(b"not at all")
     os.rename(tmp_path / "first.mcap", tmp_path / "first.mcap.part")
-    wait(recordings, qtbot, 3)
-    shown = {cell(recordings, row, NAME) for row in range(3)}
+    wait_until_read(recordings, qtbot, 3)
+    shown = {cell_text(recordings, row, NAME) for row in range(3)}
     assert shown == {"broken.mcap  (cannot be read)", "first.mcap  (not ended)", "second.mcap"}
 
 
-def test_other_folder_is_listed_and_remembered(recordings, window, qtbot, tmp_path, record):
+def test_other_folder_is_listed_and_remembered(recordings, window, qtbot, tmp_path, write_recording):
     other = tmp_path / "other"
     other.mkdir()
     recordings.list_folder(str(other))
@@ -179,8 +181,8 @@ def test_other_folder_is_listed_and_remembered(recordings, window, qtbot, tmp_pa
     again = show_recordings(window)
     assert Path(again.folder.text()) == other
     again.list_folder(str(tmp_path))
-    wait(again, qtbot, 2)
-    assert window.themes.settings.values.listed_folder == "", "the folder of recordings again, wherever that will be"
+    wait_until_read(again, qtbot, 2)
+    assert window.themes.settings.values.listed_folder == "", "the default folder is not stored"
 
 
 def test_folder_that_is_gone_is_reported(window, qtbot, tmp_path):

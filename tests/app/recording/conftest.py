@@ -1,4 +1,4 @@
-"""A window whose past is kept."""
+"""Fixture: a window with a recorded history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_MS = 120_000
 
 @pytest.fixture
 def window(make_window, settings, tmp_path, qtbot):
-    """On a simulated engine, with two seconds kept."""
+    """Main window on a simulated engine, once at least two seconds are recorded."""
     set_text_consent(settings, False)
     endpoint = f"ipc://{tmp_path}/telemetry"
     with closing(SimulatedServer(SimulatedEngine(num_blocks=200, num_running=6), endpoint, rate=25.0)):

@@ -1,4 +1,4 @@
-"""Recording from the window, and how much of the past is kept: every action, on real rings and sockets."""
+"""Tests of recording and time actions in a window, with real history processes and sockets."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from kvscope_telemetry.recordings.ring_client import RingClient
 WAIT_MS = 120_000
 
 
-def arrive(session, qtbot):
+def wait_for_seek(session, qtbot):
     qtbot.waitUntil(
         lambda: (
             session.timeline.player is not None
             and session.timeline.cursor.viewpoint.has_state
             and not session.timeline.cursor.is_seeking
-            and not session.timeline.cursor._source._spans  # and what it found is applied
+            and not session.timeline.cursor._source._spans  # and the updates found there are applied
         ),
         timeout=WAIT_MS,
     )
 
 
-def test_every_action_of_time_does_what_it_says(window, qtbot):
+def test_time_actions_seek_step_and_go_live(window, qtbot):
     actions, session = window.actions_by_name, window.session
     window.playback.refresh()
     assert window.playback.slider.isEnabled()
@@ -51,15 +51,15 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
     assert actions["play"].text() == "Play"
     assert "behind" in driver.moment_shown(window)
     at_ns = session.timeline.cursor_ns
-    # Or a second on from a second ago is live.
+    # otherwise one second forward from one second ago would be live
     qtbot.waitUntil(lambda: session.timeline.behind_seconds > 0.3, timeout=WAIT_MS)
     for name, expected_s in (("back_little", -1.0), ("forward_little", 0.0)):
         actions[name].trigger()
-        arrive(session, qtbot)
+        wait_for_seek(session, qtbot)
         assert (session.timeline.cursor_ns - at_ns) / 1e9 == pytest.approx(expected_s, abs=0.3)
-    first_ns = session.timeline.range_ns[0]  # the oldest goes while the newest comes
+    first_ns = session.timeline.range_ns[0]  # the oldest data may be deleted meanwhile
     actions["to_start"].trigger()
-    arrive(session, qtbot)
+    wait_for_seek(session, qtbot)
     assert first_ns - 1000 <= session.timeline.cursor_ns <= session.timeline.range_ns[0] + 1000
     for name, num_frames in (("frame_forward", 1), ("frame_forward", 1), ("frame_back", -1)):
         seq = session.mirror.seq
@@ -78,17 +78,17 @@ def test_every_action_of_time_does_what_it_says(window, qtbot):
     assert session.mirror is session.live_mirror
 
 
-def test_the_slider_goes_back_and_its_end_is_live(window, qtbot):
+def test_slider_seeks_back_and_its_end_is_live(window, qtbot):
     slider, session = window.playback.slider, window.session
-    window.playback.refresh()  # what is kept may have become known at once with its overview
+    window.playback.refresh()  # the history may have become available together with the overview
     slider.setFocus()
     qtbot.keyClick(slider, Qt.Key.Key_Home)
     assert session.timeline.is_paused
-    arrive(session, qtbot)
+    wait_for_seek(session, qtbot)
     assert window.playback.wall.text().count(":") == 2
 
     def is_live_at_the_end():
-        """The end that the bar drew last is a little ago: again, until it was drawn just now."""
+        """Refresh and press End; repeat, because the end moves on after each refresh."""
         window.playback.refresh()
         qtbot.keyClick(slider, Qt.Key.Key_End)
         return not session.timeline.is_paused
@@ -96,7 +96,7 @@ def test_the_slider_goes_back_and_its_end_is_live(window, qtbot):
     qtbot.waitUntil(is_live_at_the_end, timeout=WAIT_MS)
 
 
-def test_before_anything_is_kept_the_bar_is_there_and_waits(session, make_window):
+def test_playback_bar_is_disabled_before_there_is_a_history(session, make_window):
     window = make_window(session)
     assert window.playback.isVisible()
     assert not window.playback.slider.isEnabled()
@@ -105,7 +105,7 @@ def test_before_anything_is_kept_the_bar_is_there_and_waits(session, make_window
     assert window.actions_by_name["play"].isEnabled()
 
 
-def test_recording_shows_a_dot_and_ends_whole(window, qtbot, tmp_path):
+def test_recording_shows_a_dot_and_stops_with_a_complete_file(window, qtbot, tmp_path):
     label, action = driver.status(window, "recording"), window.actions_by_name["record"]
     assert not action.isChecked()
     record(window, str(tmp_path / "now"))
@@ -114,7 +114,9 @@ def test_recording_shows_a_dot_and_ends_whole(window, qtbot, tmp_path):
     assert label.text().endswith("now.mcap")
     assert str(tmp_path / "now.mcap") in label.toolTip()
     assert (action.text(), action.isChecked()) == ("Stop recording", True)
-    assert driver.button(driver.corner(window), "Start recording…").isChecked(), "it stands in the menu bar"
+    assert driver.button(driver.corner(window), "Start recording…").isChecked(), (
+        "the button in the menu bar shows the recording"
+    )
     qtbot.waitUntil(lambda: window.session.disk_history.recorder.writer.num_written > 5, timeout=WAIT_MS)
     action.trigger()
     qtbot.waitUntil(lambda: (tmp_path / "now.mcap").exists(), timeout=WAIT_MS)
@@ -137,7 +139,7 @@ def test_recording_is_listed_as_recent_while_it_is_written(window, qtbot, tmp_pa
 def test_recording_in_the_status_bar_can_be_clicked_to_stop_it(window, qtbot, tmp_path):
     record(window, str(tmp_path / "now"))
     window.status_bar.refresh()
-    window.status_bar.recording_clicked.disconnect()  # a menu grabs the keyboard
+    window.status_bar.recording_clicked.disconnect()  # a menu would grab the keyboard
     with qtbot.waitSignal(window.status_bar.recording_clicked, timeout=WAIT_MS):
         qtbot.mouseClick(driver.status(window, "recording"), Qt.MouseButton.LeftButton)
     path, copy, stop = recording_menu(window).actions()
@@ -154,7 +156,7 @@ def test_record_action_is_not_checked_while_the_file_dialog_asks(window):
     assert not action.isChecked()
 
 
-def test_a_place_that_will_not_do_is_told(window, qtbot, tmp_path):
+def test_unusable_recording_path_is_reported(window, qtbot, tmp_path):
     record(window, str(tmp_path / "no" / "such" / "folder.mcap"))
     assert "Recording failed" in window.banner.text
     window.banner.hide()
@@ -167,7 +169,7 @@ def test_a_place_that_will_not_do_is_told(window, qtbot, tmp_path):
     qtbot.waitUntil(lambda: "history could not be saved" in window.banner.text.lower(), timeout=WAIT_MS)
 
 
-def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
+def test_save_history_asks_for_minutes_and_writes_them(window, qtbot, tmp_path):
     window.actions_by_name["keep_last"].trigger()
     dialog = window.findChild(SaveHistoryDialog)
     assert driver.text(dialog).startswith("Save the last … minutes (")
@@ -180,7 +182,7 @@ def test_the_last_minutes_are_asked_for_and_kept(window, qtbot, tmp_path):
     assert 0.5 < Recording.open(tmp_path / "kept.mcap").info.duration_s < 1.6
 
 
-def test_the_minutes_offered_reach_back_to_what_is_shown():
+def test_offered_minutes_reach_back_to_the_time_shown():
     assert [minutes_offered(10.0, ago) for ago in (0.0, 5.0, 9.9)] == [2.0, 5.5, 10.0]
     assert minutes_offered(0.4, 0.0) == 0.4
     assert minutes_question(10.0, 5.0).startswith(
@@ -188,7 +190,7 @@ def test_the_minutes_offered_reach_back_to_what_is_shown():
     )
 
 
-def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch):
+def test_history_before_a_full_disk_is_kept_and_recording_resumes(window, qtbot, monkeypatch):
     monkeypatch.setattr(RingClient, "num_bytes", 5_000)
     monkeypatch.setattr(DiskHistory, "failure", "No space left on device")
     with qtbot.waitSignal(window.session.history_failed, timeout=WAIT_MS) as signal:
@@ -200,7 +202,7 @@ def test_what_came_before_a_full_disk_is_there_still(window, qtbot, monkeypatch)
     assert signal.args == ["History is being kept again from here"]
 
 
-def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, monkeypatch):
+def test_save_history_reports_a_full_disk_instead_of_asking_for_minutes(window, qtbot, monkeypatch):
     monkeypatch.setattr(RingClient, "num_bytes", 0)
     monkeypatch.setattr(DiskHistory, "failure", "No space left on device")
     with qtbot.waitSignal(window.session.history_failed, timeout=WAIT_MS):
@@ -212,12 +214,12 @@ def test_where_nothing_could_be_kept_nobody_is_asked_how_much(window, qtbot, mon
     assert not window.findChildren(SaveHistoryDialog)
 
 
-def test_a_name_that_is_free_is_proposed(window, tmp_path):
+def test_proposed_recording_path_does_not_exist(window, tmp_path):
     assert free_path(window).suffix == ".mcap"
     assert not free_path(window).exists()
 
 
-def test_how_much_is_kept_is_shown_and_set(window, settings):
+def test_history_limits_are_shown_and_changed(window, settings):
     window.actions_by_name["kept_bounds"].trigger()
     dialog = window.findChild(HistoryLengthDialog)
     assert (dialog.minutes.value(), dialog.megabytes.value()) == ring_limits(settings) == (10, 512)
@@ -231,7 +233,7 @@ def test_how_much_is_kept_is_shown_and_set(window, settings):
     assert window.session.disk_history.ring.bounds.max_bytes == 100 << 20
 
 
-def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, settings, qtbot, qapp):
+def test_history_of_a_crashed_session_can_be_opened_or_discarded(window, settings, qtbot, qapp):
     left = make_ring(settings)
     engine = SimulatedEngine(num_blocks=60, num_running=3, epoch=77)
     for message in (engine.hello, engine.snapshot(), *(engine.advance() for _ in range(30))):
@@ -254,8 +256,8 @@ def test_what_a_crashed_session_left_is_offered_opened_and_discarded(window, set
     )
 
 
-def test_crashed_sessions_that_are_too_old_go_and_that_is_said(window, settings, qtbot):
-    """Too old is what ended a week before the newest of them."""
+def test_old_history_of_crashed_sessions_is_deleted_and_reported(window, settings, qtbot):
+    """History that ended a week before the newest one is too old."""
     engine = SimulatedEngine(num_blocks=60, num_running=3, epoch=77)
     left = [make_ring(settings) for _ in range(2)]
     for ring, days in zip(left, (8, 0), strict=True):

@@ -1,4 +1,4 @@
-"""Texts in recordings: asked once, never without a yes, and shown again where the file is played."""
+"""Tests of texts in recordings: recorded only with the user's consent, and shown again during playback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT_MS = 120_000
 
 @pytest.fixture
 def window(make_window, settings, tmp_path, qtbot):
-    """On a simulated engine that lets us operate it."""
+    """Main window on a simulated engine, with the operator role."""
     endpoint = f"ipc://{tmp_path}/telemetry"
     with closing(SimulatedServer(SimulatedEngine(num_blocks=60, num_running=4), endpoint, rate=20.0)):
         source = LiveSource(endpoint)
@@ -43,7 +43,7 @@ def window(make_window, settings, tmp_path, qtbot):
         session.deleteLater()
 
 
-def test_it_is_asked_once_and_remembered(window, settings, qtbot):
+def test_consent_to_record_texts_is_asked_once_and_remembered(window, settings, qtbot):
     assert text_consent(settings) is None
     assert not window.actions_by_name["record_texts"].isChecked()
     assert window.session.findChild(TextRecorder) is None
@@ -63,7 +63,7 @@ def test_it_is_asked_once_and_remembered(window, settings, qtbot):
     assert not [box for box in window.findChildren(QMessageBox) if box.isVisible()]
 
 
-def test_without_a_yes_nothing_is_asked_of_the_engine_and_nothing_kept(window, qtbot, tmp_path):
+def test_without_consent_no_texts_are_recorded(window, qtbot, tmp_path):
     record(window, str(tmp_path / "without.mcap"))
     qtbot.waitUntil(lambda: window.session.disk_history.recorder.writer.num_written > 5, timeout=WAIT_MS)
     stop_recording(window)
@@ -72,7 +72,7 @@ def test_without_a_yes_nothing_is_asked_of_the_engine_and_nothing_kept(window, q
     assert not window.session.disk_history.has_texts
 
 
-def test_with_a_yes_a_recording_and_the_last_minutes_have_them(window, settings, qtbot, tmp_path):
+def test_with_consent_recordings_and_saved_history_contain_texts(window, settings, qtbot, tmp_path):
     window.actions_by_name["record_texts"].trigger()
     assert text_consent(settings) is True
     record(window, str(tmp_path / "with.mcap"))
@@ -91,8 +91,8 @@ def test_with_a_yes_a_recording_and_the_last_minutes_have_them(window, settings,
 
 
 @pytest.fixture
-def played(tmp_path, qtbot):
-    """A session on a recording with texts of all its full blocks."""
+def playback_session(tmp_path, qtbot):
+    """Session on a recording that contains the texts of all its full blocks."""
     from kvscope_telemetry.block_texts.published_texts import PublishedTexts
     from kvscope_telemetry.messages.commands import BlockContent
 
@@ -118,12 +118,12 @@ def played(tmp_path, qtbot):
     session.deleteLater()
 
 
-def test_a_played_block_tells_its_text_from_the_file(played, qtbot):
-    texts = played.texts
-    ledger = played.mirror.ledger
+def test_block_text_is_read_from_the_recording(playback_session, qtbot):
+    texts = playback_session.texts
+    ledger = playback_session.mirror.ledger
     full = np.flatnonzero((ledger.hash != 0) & (ledger.state == BlockState.ACTIVE))
     block = int(full[0])
-    asked = block_facts(played.mirror, block, 16).asked
+    asked = block_facts(playback_session.mirror, block, 16).asked
     texts.request("card", [asked])
     assert texts.get(asked) is None
     assert texts.is_pending(asked)
@@ -131,7 +131,7 @@ def test_a_played_block_tells_its_text_from_the_file(played, qtbot):
     assert texts.get(asked).text == f"words of block {block}"
 
 
-def test_a_file_without_texts_is_not_asked(tmp_path, qtbot):
+def test_recording_without_texts_has_no_text_source(tmp_path, qtbot):
     engine = SimulatedEngine(num_blocks=60, num_running=4)
     with RecordingWriter(tmp_path / "none.mcap") as writer:
         for message in (engine.hello, engine.snapshot(), engine.advance()):

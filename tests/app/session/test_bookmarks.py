@@ -1,4 +1,4 @@
-"""Bookmarks of a session: said, renamed, deleted and brought back; kept in a file beside a recording."""
+"""Tests of a session's bookmarks: adding, renaming, deleting, undo, and the bookmark file of a recording."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from kvscope_telemetry.summaries.bookmark import Bookmark, new_bookmark
 
 
 @pytest.fixture
-def kept():
+def kept_bookmarks():
     return []
 
 
 @pytest.fixture
-def bookmarks(qapp, kept):
+def bookmarks(qapp, kept_bookmarks):
     made = Bookmarks()
-    made.store = lambda said: kept.extend(said) or ""
+    made.store = lambda said: kept_bookmarks.extend(said) or ""
     yield made
     made.deleteLater()
 
@@ -28,7 +28,7 @@ def texts(bookmarks):
     return [mark.text for mark in bookmarks.shown]
 
 
-def test_each_change_is_kept_as_a_later_revision(bookmarks, kept):
+def test_each_change_of_a_bookmark_is_saved_as_a_new_revision(bookmarks, kept_bookmarks):
     second, first = bookmarks.add(20, "second"), bookmarks.add(10)
     assert bookmarks.shown == [first, second]
     bookmarks.rename(first, "  first ")
@@ -38,14 +38,14 @@ def test_each_change_is_kept_as_a_later_revision(bookmarks, kept):
     back = bookmarks.undo()
     assert back.text == "first"
     assert texts(bookmarks) == ["first", "second"]
-    assert [mark.revision for mark in kept if mark.bookmark_id == first.bookmark_id] == [0, 1, 2, 3]
+    assert [mark.revision for mark in kept_bookmarks if mark.bookmark_id == first.bookmark_id] == [0, 1, 2, 3]
     again = Bookmarks()
-    again.load(reversed(kept))
+    again.load(reversed(kept_bookmarks))
     assert again.shown == bookmarks.shown
     again.deleteLater()
 
 
-def test_undo_brings_back_one_after_another(bookmarks, qtbot):
+def test_undo_restores_deleted_bookmarks_one_deletion_at_a_time(bookmarks, qtbot):
     marks = [bookmarks.add(at, str(at)) for at in (1, 2, 3)]
     assert not bookmarks.can_undo
     assert bookmarks.undo() is None
@@ -60,7 +60,7 @@ def test_undo_brings_back_one_after_another(bookmarks, qtbot):
     assert not bookmarks.can_undo
 
 
-def test_what_cannot_be_kept_is_told_and_stays_for_now(bookmarks, qtbot):
+def test_bookmark_that_cannot_be_saved_is_reported_and_stays_in_memory(bookmarks, qtbot):
     bookmarks.store = lambda said: "the disk is full"
     with qtbot.waitSignal(bookmarks.failed) as signal:
         bookmarks.add(5, "still here")
@@ -68,7 +68,7 @@ def test_what_cannot_be_kept_is_told_and_stays_for_now(bookmarks, qtbot):
     assert texts(bookmarks) == ["still here"]
 
 
-def test_what_left_the_timeline_is_forgotten(bookmarks):
+def test_bookmarks_before_the_timeline_are_removed_unless_they_are_ongoing(bookmarks):
     bookmarks.add(10, "gone")
     bookmarks.add_revisions([replace(new_bookmark(5, "lasts", "kv_usage"), until_ns=40)])
     bookmarks.add(30, "there")
@@ -77,15 +77,15 @@ def test_what_left_the_timeline_is_forgotten(bookmarks):
     assert texts(bookmarks) == ["lasts", "rings still", "there"]
 
 
-def test_an_alarm_that_was_kept_stands_for_the_same_by_the_rules_of_now(bookmarks):
-    kept = Bookmark(bookmark_id="a", time_ns=100, until_ns=200, kind="kv_usage", text="kept")
-    bookmarks.add_revisions([kept])
+def test_saved_alarm_replaces_an_overlapping_derived_alarm(bookmarks):
+    kept_bookmarks = Bookmark(bookmark_id="a", time_ns=100, until_ns=200, kind="kv_usage", text="kept")
+    bookmarks.add_revisions([kept_bookmarks])
     same = Bookmark(bookmark_id="b", time_ns=150, until_ns=260, kind="kv_usage", text="again")
     later = Bookmark(bookmark_id="c", time_ns=300, kind="kv_usage", text="later")
     other = Bookmark(bookmark_id="d", time_ns=150, kind="hot", text="other")
     bookmarks.derive([same, later, other])
     assert texts(bookmarks) == ["kept", "other", "later"]
-    assert bookmarks.is_stored(kept)
+    assert bookmarks.is_stored(kept_bookmarks)
     assert not bookmarks.is_stored(later)
     bookmarks.delete([later])
     assert texts(bookmarks) == ["kept", "other", "later"]
@@ -93,7 +93,7 @@ def test_an_alarm_that_was_kept_stands_for_the_same_by_the_rules_of_now(bookmark
     assert texts(bookmarks) == ["kept"]
 
 
-def test_the_nearest_on_either_side(bookmarks):
+def test_nearest_bookmark_is_found_in_both_directions(bookmarks):
     for at in (10, 20, 30):
         bookmarks.add(at, str(at))
     assert bookmarks.nearest(20, forward=True).time_ns == 30
@@ -103,7 +103,7 @@ def test_the_nearest_on_either_side(bookmarks):
 
 
 class TestFile:
-    def test_two_windows_write_one_file(self, tmp_path):
+    def test_bookmarks_saved_by_two_windows_are_merged(self, tmp_path):
         path = tmp_path / "data" / "kvscope" / "bookmarks" / "x.json"
         first, second = new_bookmark(1, "first"), new_bookmark(2, "second")
         assert read_bookmarks(path) == []
@@ -114,7 +114,7 @@ class TestFile:
         assert {mark.text for mark in found.values()} == {"renamed", "second"}
         assert path.stat().st_mode & 0o077 == 0
 
-    def test_one_that_is_broken_is_not_overwritten(self, tmp_path):
+    def test_damaged_bookmark_file_is_not_overwritten(self, tmp_path):
         path = tmp_path / "data" / "kvscope" / "bookmarks" / "x.json"
         assert save_bookmarks(path, [new_bookmark(1)]) == ""
         path.write_text("not JSON")
@@ -123,6 +123,6 @@ class TestFile:
         assert "is not accepted" in save_bookmarks(path, [new_bookmark(2)])
         assert path.read_text() == "not JSON"
 
-    def test_a_folder_that_cannot_be_made(self, tmp_path):
+    def test_failure_to_create_the_folder_returns_a_reason(self, tmp_path):
         (tmp_path / "data").write_text("a file")
         assert save_bookmarks(tmp_path / "data" / "kvscope" / "bookmarks" / "x.json", [new_bookmark(1)])

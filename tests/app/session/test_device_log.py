@@ -1,4 +1,4 @@
-"""What was told of devices, as curves: bounded, unknown where it is, and told apart by who a GPU is."""
+"""Tests of the log of device samples: curves per GPU and for the host, bounded memory, and unknown values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def sample(*gpus, host=None):
     return Devices(epoch=7, time_ns=1, gpus=gpus, host=host)
 
 
-def test_curves_of_each_gpu_and_of_the_host():
+def test_curves_exist_for_each_gpu_and_for_the_host():
     log = DeviceLog()
     host = Host(memory_total_bytes=10, memory_available_bytes=4, cores=(0.0, 1.0))
     gpu = Gpu(
@@ -34,7 +34,7 @@ def test_curves_of_each_gpu_and_of_the_host():
     assert (log.begin_s, log.version) == (5.0, 2)
 
 
-def test_it_keeps_the_newest_and_no_more():
+def test_log_keeps_only_the_newest_samples():
     log = DeviceLog()
     num = 3 * MAX_SAMPLES
     for second in range(num):
@@ -46,7 +46,7 @@ def test_it_keeps_the_newest_and_no_more():
     assert (log.newest, log.begin_s) == (None, None)
 
 
-def test_a_time_that_goes_back_is_no_point_of_a_curve():
+def test_samples_with_decreasing_time_are_left_out_of_curves():
     log = DeviceLog()
     for at in (5, 5, 4, 6):
         log.append(sample(Gpu(index=0, utilization=1.0)), at * SECOND)

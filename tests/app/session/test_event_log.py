@@ -1,4 +1,4 @@
-"""The ring of events answers as a plain list would."""
+"""Test that the ring buffer of events gives the same answers as a plain list."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ batches = st.lists(st.tuples(st.lists(events, max_size=9), st.integers(1, 2)), m
 
 
 @given(batches, st.integers(1, 12), st.integers(0, 50), st.integers(0, 50), st.integers(1, 5))
-def test_answers_as_a_list_would(told, max_events, first_ns, last_ns, limit):
+def test_event_log_answers_equal_those_of_a_list(reported, max_events, first_ns, last_ns, limit):
     log, model = EventLog(max_events), []
-    for batch, epoch in told:
+    for batch, epoch in reported:
         log.extend(batch, epoch, 10)
         model += [(len(model) + i, epoch, event) for i, event in enumerate(batch, start=1)]
     assert log.last_serial == len(model)

@@ -1,4 +1,4 @@
-"""A group of sessions: opened in order, found by source and name, closed one by one and together."""
+"""Tests of a group of sessions: opening, finding by source or name, and closing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def group(qapp):
     made.deleteLater()
 
 
-def test_sessions_are_opened_found_and_ended(group, make_engine):
+def test_sessions_are_opened_found_and_closed(group, make_engine):
     received = []
     group.added.connect(lambda session: received.append(("added", session)))
     group.removed.connect(lambda session: received.append(("removed", session)))
@@ -39,13 +39,13 @@ def test_sessions_are_opened_found_and_ended(group, make_engine):
     assert [what for what, _ in received] == ["added", "added", "removed", "removed"]
 
 
-def test_nothing_is_opened_where_one_address_will_not_do(group, tmp_path):
+def test_no_session_is_opened_if_one_address_is_invalid(group, tmp_path):
     with pytest.raises(BadInput, match="nonsense"):
         group.open_addresses((Address(f"ipc://{tmp_path}/telemetry"), Address("nonsense")))
     assert len(group) == 0
 
 
-def test_several_addresses_are_watched_at_once(group, tmp_path):
+def test_each_address_gets_its_own_session(group, tmp_path):
     addresses = tuple(Address(f"ipc://{tmp_path}/{name}/telemetry") for name in "ab")
     sessions = group.open_addresses(addresses)
     assert [session.source.name for session in group] == [address.text for address in addresses]

@@ -1,4 +1,4 @@
-"""The history: bins, gaps, epochs, clocks, bounds."""
+"""Tests of the history: time bins, gaps, engine restarts, clocks and memory limits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def snapshot(epoch, **totals):
     return Update(snapshot=Snapshot(hello=hello, seq=0, step=0, time_ns=0, blocks=BlockRows(), counters=counters))
 
 
-def test_tokens_of_a_bin_are_added_and_become_a_rate():
+def test_tokens_of_a_bin_are_summed_and_converted_to_a_rate():
     history = History()
     frames = [frame(i, START + i * 10_000_000, decode=3, prefill=5) for i in range(1, 9)]
     history.add_update(coalesce(frames), mirror(), START + 85_000_000)
@@ -78,7 +78,7 @@ def test_tokens_of_a_bin_are_added_and_become_a_rate():
     assert window.columns["num_steps"][-1] == 8
 
 
-def test_what_nobody_reported_is_not_zero():
+def test_bins_without_reports_are_nan_instead_of_0():
     history = History()
     history.add_update(coalesce([frame(1, START, decode=1)]), mirror(), START)
     window = history.window(1.0, START)
@@ -86,7 +86,7 @@ def test_what_nobody_reported_is_not_zero():
     assert np.isnan(window.columns["blocks_free"][:-1]).all()
 
 
-def test_a_quiet_engine_holds_its_gauges_and_has_no_tokens():
+def test_idle_engine_keeps_its_gauges_and_has_0_tokens():
     history = History()
     history.add_update(coalesce([frame(1, START, decode=1, running=4)]), mirror(active=9), START)
     history.add_update(heartbeat(START + SECOND // 2), mirror(active=9), START + SECOND // 2)
@@ -96,21 +96,21 @@ def test_a_quiet_engine_holds_its_gauges_and_has_no_tokens():
     assert window.columns["decode_tokens"].tolist() == [0] * 5
 
 
-def test_a_snapshot_says_how_many_requests_there_are():
+def test_snapshot_sets_the_number_of_requests():
     history = History()
     history.add_update(snapshot(7, num_running=2), mirror(), START)
     assert history.window(1.0, START).columns["num_running"][-1] == 2
 
 
 @pytest.mark.parametrize("times", [(1, 2**62), (2**62, 1), (START, 2**61, 1)])
-def test_jumping_frame_times_take_no_more_memory(times):
+def test_jumping_frame_times_do_not_grow_the_history(times):
     history = History(max_seconds=10)
     for seq, time_ns in enumerate(times, 1):
         history.add_update(coalesce([frame(seq, time_ns, decode=1, running=3)]), mirror(), START + seq)
     assert history.window(1.0, START).columns["num_running"][-1] == 3
 
 
-def test_silence_leaves_a_gap():
+def test_missing_telemetry_leaves_a_gap():
     history = History()
     history.add_update(coalesce([frame(1, START, decode=1)]), mirror(), START)
     history.add_update(coalesce([frame(2, START + 5 * SECOND, decode=1)]), mirror(), START + 5 * SECOND)
@@ -119,7 +119,7 @@ def test_silence_leaves_a_gap():
     assert np.isnan(column[1:-1]).all()
 
 
-def test_the_load_of_the_next_engine_says_nothing_of_the_last_ones_cache():
+def test_loading_engine_does_not_extend_the_curves_of_the_last_engine():
     history = History()
     history.add_update(coalesce([frame(1, START, decode=1)]), mirror(active=9), START)
     for seconds in range(1, 6):
@@ -130,7 +130,7 @@ def test_the_load_of_the_next_engine_says_nothing_of_the_last_ones_cache():
     assert np.isnan(column[1:]).all()
 
 
-def test_late_frames_count_in_the_bin_they_happened_in():
+def test_late_frames_are_counted_in_the_bin_of_their_time():
     history = History()
     history.add_update(coalesce([frame(1, START, decode=1, running=1)]), mirror(), START)
     history.add_update(coalesce([frame(2, START + 150_000_000, decode=7, running=5)]), mirror(), START + 320_000_000)
@@ -139,7 +139,7 @@ def test_late_frames_count_in_the_bin_they_happened_in():
     assert window.columns["num_running"].tolist() == [1, 5, 5, 5]
 
 
-def test_a_clock_that_differs_is_moved_onto_ours():
+def test_engine_time_is_aligned_with_the_local_clock():
     history = History()
     ahead = 5_000 * SECOND
     for i in range(20):
@@ -149,7 +149,7 @@ def test_a_clock_that_differs_is_moved_onto_ours():
     assert np.nansum(history.window(1.0, START + SECOND).columns["decode_tokens"]) == 20
 
 
-def test_an_epoch_ends_nothing_and_times_go_on():
+def test_history_continues_across_an_engine_restart():
     history = History()
     history.add_update(snapshot(7), mirror(7), START)
     history.add_update(coalesce([frame(1, 5, decode=11)]), mirror(7), START)
@@ -160,7 +160,7 @@ def test_an_epoch_ends_nothing_and_times_go_on():
     assert column[-1] == 13
 
 
-def test_preemptions_count_from_what_was_there_and_over_a_resync():
+def test_preemptions_are_counted_from_the_first_snapshot_and_across_a_resync():
     history = History()
     history.add_update(snapshot(7, preemptions=40), mirror(), START)
     history.add_update(coalesce([frame(1, START, preemptions=41)]), mirror(), START)
@@ -169,7 +169,7 @@ def test_preemptions_count_from_what_was_there_and_over_a_resync():
     assert np.nansum(history.window(1.0, START).columns["preemptions"]) == 6
 
 
-def test_totals_of_another_engine_are_not_taken_for_events():
+def test_totals_of_a_restarted_engine_are_not_counted_as_events():
     history = History()
     history.add_update(snapshot(7), mirror(7), START)
     history.add_update(coalesce([frame(1, START, preemptions=3)]), mirror(7), START)
@@ -183,7 +183,7 @@ def _started(number):
     return Event(kind="admitted", time_ns=START, number=number, data=data)
 
 
-def test_evictions_and_copies_count_from_what_was_there():
+def test_evictions_and_copies_are_counted_from_the_first_snapshot():
     history = History()
     history.add_update(snapshot(7, evicted_blocks=40, copied_blocks=5), mirror(), START)
     assert not history.known_columns
@@ -196,7 +196,7 @@ def test_evictions_and_copies_count_from_what_was_there():
     assert history.known_columns == {"evicted_blocks"}
 
 
-def test_the_time_in_the_queue_is_kept():
+def test_queue_time_percentile_is_recorded():
     history = History()
     started = [_started(n) for n in (1, 2, 3)]
     history.add_update(Update(series=coalesce([frame(1, START)]).series, events=tuple(started)), mirror(), START)
@@ -205,7 +205,7 @@ def test_the_time_in_the_queue_is_kept():
     assert "queue_p50_s" in history.known_columns
 
 
-def test_latencies_are_percentiles_of_their_bin():
+def test_latencies_are_recorded_as_percentiles_of_their_bin():
     history = History()
     values = (np.arange(1, 101) * 1_000_000).astype("<u8")
     history.add_update(coalesce([frame(1, START, inter_token_ns=values.tobytes())]), mirror(), START)
@@ -218,7 +218,7 @@ def test_latencies_are_percentiles_of_their_bin():
     assert np.isnan(history.inter_token.between(START + 1, START + SECOND)[0])
 
 
-def test_is_bounded_by_time_and_by_bytes():
+def test_history_is_bounded_by_time_and_bytes():
     assert History(max_seconds=60).max_seconds == 60
     small = History(max_seconds=600, max_bytes=1 << 20)
     for i in range(40_000):
@@ -228,7 +228,7 @@ def test_is_bounded_by_time_and_by_bytes():
     assert small.events.last_serial == 40_000
 
 
-def test_more_than_the_ring_forgets_the_oldest():
+def test_oldest_bins_are_dropped_when_the_history_is_full():
     history = History(max_seconds=1)
     for i in range(30):
         now = START + i * BIN_NS
@@ -238,7 +238,7 @@ def test_more_than_the_ring_forgets_the_oldest():
     assert column[-10:].tolist() == list(range(20, 30))
 
 
-def test_events_are_found_by_time_and_by_request():
+def test_events_are_found_by_time_and_request():
     history = History()
     events = (
         Event(kind="preempted", time_ns=START, number=3, other=5, cause="no free block"),
@@ -256,7 +256,7 @@ def rows(numbers, tokens):
     return RequestRows(number=np.array(numbers, "<u4").tobytes(), num_output_tokens=np.array(tokens, "<u4").tobytes())
 
 
-def test_request_times_know_first_and_newest_token():
+def test_request_times_hold_the_first_and_newest_token_time():
     times = RequestTimes()
     times.add_rows(rows([1, 2], [0, 1]), 100)
     times.add_rows(rows([1, 2, 1], [1, 1, 2]), 200)
@@ -265,7 +265,7 @@ def test_request_times_know_first_and_newest_token():
     assert times.last_token_ns(numbers).tolist() == [200, 100, -1]
 
 
-def test_tokens_that_a_snapshot_brought_have_no_time():
+def test_tokens_from_a_snapshot_have_no_time():
     times = RequestTimes()
     times.add_snapshot(rows([1], [5]))
     assert times.first_token_ns(np.array([1])).tolist() == [-1]
@@ -273,19 +273,19 @@ def test_tokens_that_a_snapshot_brought_have_no_time():
     assert times.last_token_ns(np.array([1])).tolist() == [-1]
 
 
-def test_the_first_token_after_those_of_a_snapshot_is_not_taken_for_the_first():
+def test_token_after_those_of_a_snapshot_is_not_recorded_as_the_first():
     times = RequestTimes()
     times.add_snapshot(rows([1], [5]))
     times.add_rows(rows([1], [6]), 100)
     assert times.first_token_ns(np.array([1])).tolist() == [-1]
     assert times.last_token_ns(np.array([1])).tolist() == [100]
     times.add_rows(rows([2], [0]), 100)
-    times.add_snapshot(rows([1, 2], [9, 3]))  # what came in between was lost
+    times.add_snapshot(rows([1, 2], [9, 3]))  # updates between the two were lost
     times.add_rows(rows([2], [4]), 200)
     assert times.first_token_ns(np.array([1, 2])).tolist() == [-1, -1]
 
 
-def test_tokens_have_the_time_of_their_frame_however_many_come_together():
+def test_merged_frames_keep_the_token_time_of_each_frame():
     history, numbers = History(), np.array([1, 2])
     counts = [(1, rows([1, 2], [0, 0])), (2, rows([1], [1])), (3, rows([1, 2], [2, 1])), (4, rows([1], [2]))]
     frames = [frame(seq, START + seq, requests=changed) for seq, changed in counts]
@@ -295,26 +295,26 @@ def test_tokens_have_the_time_of_their_frame_however_many_come_together():
     assert times.last_token_ns(numbers).tolist() == [START + 3, START + 3]
 
 
-def test_request_times_forget_the_oldest_numbers():
+def test_request_times_drop_the_oldest_requests_when_full():
     times = RequestTimes(capacity=4)
     times.add_rows(rows([1], [1]), 100)
     times.add_rows(rows([5], [1]), 200)
     assert times.first_token_ns(np.array([1, 5])).tolist() == [-1, 200]
 
 
-def test_a_latency_stands_for_its_moment_alone():
+def test_latency_is_recorded_in_one_bin_only():
     history = History()
     update = Update(heartbeat=heartbeat(START).heartbeat, first_token_ns=np.array([SECOND]))
     history.add_update(update, mirror(), START)
     history.add_update(
         Update(), mirror(), START + 2 * BIN_NS
-    )  # no sign of life: the bin is closed while it is the newest
+    )  # without a heartbeat, the bin is closed while it is the newest
     history.add_update(heartbeat(START + SECOND), mirror(), START + SECOND)
     column = history.window(2.0, START + SECOND).columns["ttft_p50_s"]
     assert column[np.isfinite(column)].tolist() == [1.0]
 
 
-def test_the_temperature_of_the_device_is_kept():
+def test_device_temperature_is_recorded():
     history = History()
     history.add_update(heartbeat(START), mirror(), START)
     sample = DeviceSample(epoch=7, time_ns=1, temperature_celsius=64.0)

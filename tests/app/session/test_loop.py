@@ -1,4 +1,4 @@
-"""A loop's clock looks whatever a person does to its bounds meanwhile."""
+"""Test that a loop is enforced while its bounds are being changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kvscope_app.session.timeline import Loop
 SECOND_NS = 1_000_000_000
 
 
-class Played:
-    """A timeline that plays beyond every bound."""
+class PlayingTimeline:
+    """Timeline that is playing beyond the loop's end."""
 
     is_live, is_playing, is_at_end = False, True, False
     cursor_ns = 100 * SECOND_NS
@@ -25,8 +25,8 @@ class Played:
         pass
 
 
-def test_a_bound_that_is_dragged_does_not_put_off_the_look(qapp, qtbot):
-    played, parent = Played(), QObject()
+def test_dragging_a_bound_does_not_delay_the_jump_back(qapp, qtbot):
+    played, parent = PlayingTimeline(), QObject()
     loop = Loop(played, parent)
     loop.set_begin(SECOND_NS)
     dragging = QTimer(parent, interval=1)

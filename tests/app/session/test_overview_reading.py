@@ -1,4 +1,4 @@
-"""The overview of a recording: what cannot be read of it is said, and nobody waits for it."""
+"""Test of the overview of a recording when part of it cannot be read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def path(tmp_path):
     return writer.path
 
 
-def test_a_overview_that_cannot_be_read_is_told_once_and_not_waited_for(path, qtbot, monkeypatch):
+def test_unreadable_overview_is_reported_once_and_does_not_block(path, qtbot, monkeypatch):
     def broken(*_):
         raise OSError(5, "Input/output error")
 

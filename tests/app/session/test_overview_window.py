@@ -1,4 +1,4 @@
-"""The overview as what charts draw: a bin a second, on the charts' clock, and nothing made up for seconds left out."""
+"""Tests of the overview as chart data: one bin per second, and NaN for missing seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, Latency, Summary
 
 WALL_NS = 1_000 * SECOND_NS
-"""What is added to the charts' clock for the wall's."""
+"""Offset from the charts' clock to wall time."""
 
 
 def overview_of(seconds, **columns):
@@ -27,7 +27,7 @@ def overview_of(seconds, **columns):
     return overview
 
 
-def test_each_second_is_a_bin():
+def test_overview_window_has_one_bin_per_second():
     window = overview_window(overview_of(range(10)), WALL_NS, 2 * SECOND_NS, 6 * SECOND_NS, ["num_steps"])
     assert window.columns["num_steps"].tolist() == [3, 4, 5, 6]
     assert (window.time_s + window.end_ns / 1e9).tolist() == pytest.approx([3.0, 4.0, 5.0, 6.0])
@@ -35,20 +35,20 @@ def test_each_second_is_a_bin():
     assert window.rate("num_steps").tolist() == [3, 4, 5, 6]
 
 
-def test_a_second_that_was_left_out_is_not_known():
+def test_missing_second_is_nan():
     window = overview_window(overview_of([0, 1, 4]), WALL_NS, 0, 9 * SECOND_NS, ["num_steps", "blocks_active"])
     assert np.array_equal(window.columns["num_steps"], [1, 2, np.nan, np.nan, 5], equal_nan=True)
     assert np.isnan(window.columns["blocks_active"]).tolist() == [False, False, True, True, False]
 
 
-def test_names_are_the_historys_or_the_overviews():
+def test_columns_are_found_by_the_names_of_history_and_overview():
     overview = overview_of(range(3), active_blocks=5, process_bytes=9, queued=Latency(2, 0.5, 0.7, 0.9))
     names = ["blocks_active", "process_bytes", "queue_p95_s"]
     window = overview_window(overview, WALL_NS, 0, 3 * SECOND_NS, names)
     assert [window.columns[name][-1] for name in names] == [5, 9, 0.7]
 
 
-def test_where_there_is_nothing_there_is_no_window():
+def test_empty_range_has_no_window():
     assert overview_window(SessionOverview(), WALL_NS, 0, SECOND_NS, ["num_steps"]) is None
     assert overview_span_ns(SessionOverview()) is None
     overview = overview_of(range(3))
@@ -56,14 +56,14 @@ def test_where_there_is_nothing_there_is_no_window():
     assert overview_span_ns(overview) == (WALL_NS, WALL_NS + 3 * SECOND_NS)
 
 
-def test_memory_is_bounded_whatever_was_left_out():
+def test_long_gap_does_not_exceed_the_maximum_number_of_bins():
     overview = overview_of([0, 10_000_000])
     window = overview_window(overview, WALL_NS, 0, 10_000_001 * SECOND_NS, ["num_steps"])
     assert window.time_s.size == MAX_SECONDS
     assert window.columns["num_steps"][-1] == 10_000_001
 
 
-def test_what_a_session_tells_of():
+def test_known_columns_are_those_that_were_reported():
     assert known_columns_of(overview_of(range(3))) == set()
     overview = overview_of(range(3), copied_blocks=1, queued=Latency(1, 0.1, 0.1, 0.1), power_watts=90.0)
     assert known_columns_of(overview) == {"copied_blocks", "queue_p50_s", "power_watts"}
@@ -72,14 +72,14 @@ def test_what_a_session_tells_of():
 @pytest.mark.parametrize(
     ("start", "seconds", "now", "first"),
     [
-        (0, range(600), 600, 0),  # all of ten minutes
-        (0, [0, *range(1_600, 1_610)], 1_610, 1_600),  # its last step was long ago
-        (0, [700, *range(1_600, 1_610)], 1_610, 1_600),  # and its start longer
-        (0, [700], 1_600, 1_600),  # nothing came yet
+        (0, range(600), 600, 0),  # all of the last ten minutes
+        (0, [0, *range(1_600, 1_610)], 1_610, 1_600),  # the last step was long ago
+        (0, [700, *range(1_600, 1_610)], 1_610, 1_600),  # the start was even longer ago
+        (0, [700], 1_600, 1_600),  # nothing newer yet
         (0, [], 1_600, 1_600),
-        (0, [*range(5), *range(1_600, 1_610)], 1_610, 0),  # it fell silent later
+        (0, [*range(5), *range(1_600, 1_610)], 1_610, 0),  # the engine fell silent later
     ],
 )
-def test_a_live_timeline_begins_where_there_is_something(start, seconds, now, first):
+def test_live_timeline_begins_at_the_first_recent_activity(start, seconds, now, first):
     found_ns = first_relevant_ns(overview_of(seconds), WALL_NS + start * SECOND_NS, WALL_NS + now * SECOND_NS)
     assert (found_ns - WALL_NS) / SECOND_NS == first

@@ -1,4 +1,4 @@
-"""The past of a moment that was jumped to ends with what is shown at that moment."""
+"""Tests that the history shown after a seek ends with the state at the cursor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def session(qtbot):
 
 
 @pytest.mark.parametrize("at_s", [12.4, 21.7, 33.3, 40.9])
-def test_curves_end_with_what_the_map_shows(session, qtbot, at_s):
+def test_curves_end_with_the_values_of_the_state_at_the_cursor(session, qtbot, at_s):
     first_ns, _ = session.timeline.range_ns
     target_ns = first_ns + round(at_s * 1e9)
 
@@ -48,7 +48,7 @@ def test_curves_end_with_what_the_map_shows(session, qtbot, at_s):
 
 
 def first_tokens() -> dict[int, tuple[int, int]]:
-    """Of each request of the sample its arrival and its first token, from the frames alone."""
+    """Return (arrival, first token) in ns for each request of the sample, computed from its frames."""
     with resources.as_file(resources.files("kvscope_resources") / "sample.mcap") as path:
         frames = list(Recording.open(Path(path)).frames())
     arrivals, firsts = {}, {}
@@ -62,8 +62,8 @@ def first_tokens() -> dict[int, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("at_s", [12.4, 33.3])
-def test_who_goes_to_a_moment_sees_what_the_live_table_showed(session, qtbot, at_s):
-    """Speed and time to first token are known of who got a token before, and nobody has one from the future."""
+def test_request_columns_after_a_seek_equal_those_of_a_live_session(session, qtbot, at_s):
+    """Time to first token and speed are known for requests that have a token by then, and NaN for others."""
     first_ns, _ = session.timeline.range_ns
     session.timeline.go_to(first_ns + round(at_s * 1e9))
     qtbot.waitUntil(lambda: session.poll() or session.history.began_ns is not None, timeout=WAIT_MS)

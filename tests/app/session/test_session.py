@@ -1,4 +1,4 @@
-"""The session: what it takes, tells, freezes and sends."""
+"""Tests of the session: applying updates, pausing, selection, commands and polling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_telemetry.messages.commands import Control, Done
 from kvscope_telemetry.source import SourceState, Update
 
 
-def test_applies_what_the_source_has_and_tells(engine, session, qtbot):
+def test_poll_applies_updates_and_emits_updated(engine, session, qtbot):
     engine.hold([3, 4], owner=2)
     with qtbot.waitSignal(session.timeline.updated) as signal:
         session.poll()
@@ -22,12 +22,12 @@ def test_applies_what_the_source_has_and_tells(engine, session, qtbot):
     assert session.mirror.num_active == 2
 
 
-def test_nothing_new_tells_nothing(session, qtbot):
+def test_poll_without_updates_emits_nothing(session, qtbot):
     with qtbot.assertNotEmitted(session.timeline.updated, wait=20):
         session.poll()
 
 
-def test_paused_views_stand_still_while_everything_is_taken(engine, session, poll):
+def test_paused_mirror_is_frozen_while_the_live_mirror_is_updated(engine, session, poll):
     engine.hold([1])
     poll(session)
     session.timeline.pause()
@@ -41,18 +41,18 @@ def test_paused_views_stand_still_while_everything_is_taken(engine, session, pol
     assert session.timeline.behind_seconds == 0.0
 
 
-def test_memory_before_the_first_breakdown_has_the_weights_of_a_later_one(engine, session, poll, monkeypatch):
+def test_memory_before_the_first_breakdown_uses_the_weights_of_a_later_one(engine, session, poll, monkeypatch):
     engine.memory(weights_bytes=300, kv_bytes=64, allocated_bytes=500)
     poll(session)
     assert session.memory.allocated_bytes == 500
-    monkeypatch.setattr(type(session.timeline), "history", History())  # that of a moment before the breakdown
+    monkeypatch.setattr(type(session.timeline), "history", History())  # history before the first breakdown
     assert (session.memory.weights_bytes, session.memory.kv_bytes, session.memory.allocated_bytes) == (300, 64, -1)
     engine.begin(8)
     poll(session)
-    assert session.memory is None, "weights of another engine start"
+    assert session.memory is None, "weights of an earlier engine run"
 
 
-def test_pausing_twice_keeps_the_first_moment(engine, session, poll):
+def test_second_pause_keeps_the_first_frozen_mirror(engine, session, poll):
     session.timeline.pause()
     shown = session.mirror
     engine.hold([5])
@@ -61,7 +61,7 @@ def test_pausing_twice_keeps_the_first_moment(engine, session, poll):
     assert session.mirror is shown
 
 
-def test_a_new_epoch_ends_the_selection(engine, session, poll, qtbot):
+def test_engine_restart_clears_the_selection(engine, session, poll, qtbot):
     session.selection.select_request(4)
     engine.begin(epoch=8)
     with qtbot.waitSignal(session.selection.changed):
@@ -70,20 +70,20 @@ def test_a_new_epoch_ends_the_selection(engine, session, poll, qtbot):
     assert session.mirror.epoch == 8
 
 
-def test_a_resync_of_the_same_epoch_keeps_the_selection(engine, session, poll):
+def test_resync_keeps_the_selection(engine, session, poll):
     session.selection.select_request(4)
     engine.begin(epoch=7)
     poll(session)
     assert session.selection.request == 4
 
 
-def test_selecting_the_same_again_tells_nothing(session, qtbot):
+def test_selecting_the_same_request_again_emits_nothing(session, qtbot):
     session.selection.select_request(3)
     with qtbot.assertNotEmitted(session.selection.changed):
         session.selection.select_request(3)
 
 
-def test_an_update_that_does_not_fit_asks_for_a_snapshot(engine, session, qtbot):
+def test_invalid_update_requests_a_snapshot(engine, session, qtbot):
     engine.frame([1])
     update = engine.source.updates.pop()
     wrong = Update(block_ids=np.array([10_000], np.uint32), block_columns=update.block_columns, series=update.series)
@@ -94,19 +94,19 @@ def test_an_update_that_does_not_fit_asks_for_a_snapshot(engine, session, qtbot)
     assert session.mirror.num_blocks == 64
 
 
-def test_replies_are_handed_on(engine, session, qtbot):
+def test_replies_are_emitted(engine, session, qtbot):
     engine.source.replies.append(Done(tag=5))
     with qtbot.waitSignal(session.replies) as signal:
         session.poll()
     assert signal.args[0] == [Done(tag=5)]
 
 
-def test_sends_commands(engine, session):
+def test_session_sends_commands_to_the_source(engine, session):
     assert session.send(Control(action="pause"))
     assert engine.source.sent == [Control(action="pause")]
 
 
-def test_a_source_without_commands_takes_none(make_session, make_engine):
+def test_session_of_a_source_without_commands_sends_none(make_session, make_engine):
     class Recording:
         def __init__(self, source):
             self.source = source
@@ -124,26 +124,26 @@ def test_a_source_without_commands_takes_none(make_session, make_engine):
     assert session.mirror.num_blocks == 64
 
 
-def test_tells_when_the_state_changes(engine, session, qtbot):
+def test_status_changed_is_emitted_when_the_state_changes(engine, session, qtbot):
     engine.say(SourceState.STALE, "no telemetry for 2.0 s")
     with qtbot.waitSignal(session.status_changed):
         session.poll()
     assert session.status.state is SourceState.STALE
 
 
-def test_polls_by_itself_once_started(engine, session, qtbot):
+def test_started_session_polls_by_itself(engine, session, qtbot):
     engine.hold([9])
     session.start()
     qtbot.waitUntil(lambda: session.mirror.num_active == 1, timeout=120_000)
 
 
-def test_closing_closes_the_source(engine, session):
+def test_closing_the_session_closes_the_source(engine, session):
     session.close()
     session.close()
     assert engine.source.is_closed
 
 
-def test_while_only_signs_of_life_come_it_looks_less_often(engine, session, poll, monkeypatch):
+def test_polling_slows_down_while_only_heartbeats_arrive(engine, session, poll, monkeypatch):
     now_ns = [time.monotonic_ns()]
     monkeypatch.setattr(poll_timer, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
 

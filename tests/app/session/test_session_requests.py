@@ -1,4 +1,4 @@
-"""Requests of a session: the same live as from its recording, and of a recording that is being written."""
+"""Tests of a session's requests: live, recorded, and in a recording that is still being written."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kvscope_telemetry.source import Update
 WAIT_MS = 120_000
 
 
-def engine():
-    """An engine with preemptions; each look at its clock is a millisecond later."""
+def make_engine():
+    """Return a simulated engine with preemptions, whose clock advances by 1 ms with each call."""
     now_ns = [1_000_000_000]
 
     def clock():
@@ -29,7 +29,7 @@ def engine():
 
 
 def test_live_updates_give_the_same_requests_as_a_recording_of_the_frames():
-    one = engine()
+    one = make_engine()
     snapshot, frames = one.snapshot(), [one.advance() for _ in range(700)]
     reader = RequestLogReader(recorded := RequestLog())
     for message in (snapshot, *frames):
@@ -37,7 +37,7 @@ def test_live_updates_give_the_same_requests_as_a_recording_of_the_frames():
     reader.flush()
     live = LiveRequests()
     live.add_update(Update(snapshot=snapshot), 0)
-    for first in range(0, len(frames), 21):  # as many as a display frame may bring, read in three turns
+    for first in range(0, len(frames), 21):  # as many frames as one display frame may bring, read in three batches
         parts = [coalesce(frames[at : at + 7]) for at in range(first, min(first + 21, len(frames)), 7)]
         live.add_update(merge(parts), 0)
     expected, shown = recorded.columns(), live.log.columns()
@@ -48,8 +48,8 @@ def test_live_updates_give_the_same_requests_as_a_recording_of_the_frames():
     assert [live.log.reason(key) for key in shown.key] == [recorded.reason(key) for key in expected.key]
 
 
-def test_requests_of_a_recording_that_is_written_are_added(tmp_path, qtbot):
-    one = engine()
+def test_requests_of_a_growing_recording_are_added(tmp_path, qtbot):
+    one = make_engine()
     messages = [one.hello, one.snapshot(), *(one.advance() for _ in range(900))]
     with RecordingWriter(tmp_path / "growing.mcap") as writer:
         for message in messages[:400]:
@@ -69,5 +69,5 @@ def test_requests_of_a_recording_that_is_written_are_added(tmp_path, qtbot):
 def has_snapshot(part):
     try:
         return any(isinstance(message, Snapshot) for _, message in Recording.open(part).messages(keyframes=True))
-    except BadInput:  # nothing is written yet
+    except BadInput:  # nothing has been written yet
         return False

@@ -1,4 +1,4 @@
-"""Going to an event: the state after it and before it, whom it happened to, and the next of several in one frame."""
+"""Tests of going to an event: the state before and after it, its request, and several events in one frame."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import cache
 import pytest
 from PySide6.QtCore import Qt
 from tests.app.session.test_timeline import SECOND_NS, live, shared
-from tests.app.session.test_timeline import arrive as arrive_live
+from tests.app.session.test_timeline import wait_for_seek as arrive_live
 
 from kvscope_app.session.session import Session
 from kvscope_app.views.events.events_view import EventsView
 from kvscope_app.views.inspector.inspector_view import REQUEST, STEP, InspectorView
 from kvscope_app.views.throughput.throughput_view import ThroughputView
-from kvscope_app.views.timeline.lane_descriptions import LaneHit, found_in_lane
+from kvscope_app.views.timeline.lane_descriptions import LaneHit, hit_lane
 from kvscope_app.views.timeline.timeline_view import TimelineView
 from kvscope_telemetry.messages.event_kinds import cause_text
 from kvscope_telemetry.messages.request_state import RequestState
@@ -26,7 +26,7 @@ __all__ = ["live", "shared"]
 
 @pytest.fixture
 def session(qapp, qtbot):
-    """The sample, which stands at its start; its course is read."""
+    """Session on the bundled sample, paused at its start, with its overview read."""
     made = Session(PlaybackSource(Recording.open(sample_recording()), is_playing=False))
     made.start()
     qtbot.waitUntil(lambda: made.is_overview_complete and made.mirror.hello is not None)
@@ -35,8 +35,8 @@ def session(qapp, qtbot):
     made.deleteLater()
 
 
-def arrive(session, qtbot):
-    """Wait until what is shown is where the cursor is."""
+def wait_for_seek(session, qtbot):
+    """Wait until the state at the cursor is applied."""
     qtbot.waitUntil(lambda: not session.source.is_seeking)
     session.poll()
 
@@ -47,18 +47,18 @@ def state_of(session, number):
 
 
 def blocks_of(session, number):
-    """How many blocks of the pool a request has: what was swapped lies below it."""
+    """Return the number of GPU blocks of a request, without swapped blocks."""
     return int((session.mirror.requests.table(number) < session.mirror.hello.cache.num_blocks).sum())
 
 
 @cache
 def events_of_sample():
-    """What each frame tells, by its number, read from the file by other code."""
+    """Return the events of each frame of the sample by `seq`, read directly from the file."""
     return {frame.seq: frame.events for frame in Recording.open(sample_recording()).frames()}
 
 
-def told_in(session, kind, seq):
-    """Events of `kind` that the frame `seq` tells."""
+def events_in_frame(session, kind, seq):
+    """Return the events of `kind` in frame `seq`."""
     return [event for event in events_of_sample().get(seq, ()) if event.kind == kind]
 
 
@@ -67,35 +67,35 @@ def facts_of(view):
     return [fact for row in range(model.rowCount()) if (fact := model.fact_at(row)) is not None]
 
 
-def test_an_event_shows_the_state_after_it_and_whom_it_happened_to(session, qtbot):
+def test_shown_event_selects_its_request_and_shows_the_state_after_or_before_it(session, qtbot):
     seen = []
     while (timed := session.timeline.go_to_event(["preempted"], forward=True)) is not None and len(seen) < 8:
-        arrive(session, qtbot)
+        wait_for_seek(session, qtbot)
         seen.append(timed.event)
-        assert timed.event in told_in(session, "preempted", session.mirror.seq)
+        assert timed.event in events_in_frame(session, "preempted", session.mirror.seq)
         assert session.selection.request == timed.event.number
         assert state_of(session, timed.event.number) is not RequestState.RUNNING
         assert blocks_of(session, timed.event.number) == 0
         session.timeline.switch_event_side()
-        arrive(session, qtbot)
+        wait_for_seek(session, qtbot)
         assert session.timeline.is_before_event
         num_just_given = timed.event.num_blocks - blocks_of(session, timed.event.number)
-        assert num_just_given in (0, 1)  # it may get its next block in the step that then preempts it
+        assert num_just_given in (0, 1)  # it may get one more block in the step that then preempts it
         assert state_of(session, timed.event.number) is RequestState.RUNNING
         session.timeline.switch_event_side()
-        arrive(session, qtbot)
+        wait_for_seek(session, qtbot)
         assert state_of(session, timed.event.number) is not RequestState.RUNNING
     assert len(seen) == 8
 
 
-def test_every_event_is_gone_to_also_where_several_are_told_at_once(session, qtbot):
+def test_every_event_is_visited_even_if_several_are_in_one_frame(session, qtbot):
     every = [session.overview.events[place] for place in range(len(session.overview.events))]
     session.timeline.show_event(every[0])
     forward = [every[0]]
     while (timed := session.timeline.go_to_event(None, forward=True)) is not None:
         forward.append(timed)
         if len(forward) % 16 == 0:
-            arrive(session, qtbot)  # what is shown by then makes no difference
+            wait_for_seek(session, qtbot)  # seeking in between makes no difference
     assert forward == every
     back = [every[-1]]
     while (timed := session.timeline.go_to_event(None, forward=False)) is not None:
@@ -103,7 +103,7 @@ def test_every_event_is_gone_to_also_where_several_are_told_at_once(session, qtb
     assert back[::-1] == every
 
 
-def test_whoever_goes_elsewhere_shows_no_event(session, qtbot):
+def test_shown_event_is_cleared_by_other_navigation(session, qtbot):
     received = []
     session.timeline.event_shown.connect(lambda: received.append(session.timeline.shown_event))
     for leave in (
@@ -122,7 +122,7 @@ def test_whoever_goes_elsewhere_shows_no_event(session, qtbot):
     assert received[-2:] == [session.overview.events[5], None]
 
 
-def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(session, qtbot):
+def test_event_is_shown_by_a_click_in_events_table_timeline_or_chart(session, qtbot):
     preempted = session.overview.events.find(kinds=("preempted",))
     timed = session.overview.events[int(preempted[3])]
     events, timeline, charts = EventsView(session), TimelineView(session), ThroughputView(session)
@@ -133,7 +133,7 @@ def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(
         view.refresh()
 
     def is_shown():
-        arrive(session, qtbot)
+        wait_for_seek(session, qtbot)
         assert session.timeline.shown_event.event == timed.event
         assert session.selection.request == timed.event.number
         assert blocks_of(session, timed.event.number) == 0
@@ -147,7 +147,7 @@ def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(
     is_shown()
 
     qtbot.waitUntil(lambda: timeline.refresh() or timeline.canvas.shown is not None)
-    found = found_in_lane("preempted", timeline.canvas.shown, timed.time_ns, 1)
+    found = hit_lane("preempted", timeline.canvas.shown, timed.time_ns, 1)
     assert isinstance(found, LaneHit)
     timeline.canvas.chosen.emit(found)
     is_shown()
@@ -156,7 +156,7 @@ def test_a_row_of_the_events_table_a_mark_of_the_timeline_and_a_mark_of_a_chart(
     is_shown()
 
 
-def test_the_inspector_tells_this_event_and_links_to_all_it_names(session, qtbot):
+def test_inspector_describes_the_shown_event_and_links_to_its_requests(session, qtbot):
     view = InspectorView(session)
     qtbot.addWidget(view)
     view.resize(420, 900)
@@ -165,7 +165,7 @@ def test_the_inspector_tells_this_event_and_links_to_all_it_names(session, qtbot
     for place in preempted[[0, 5, 2]].tolist():
         timed = session.overview.events[place]
         session.timeline.show_event(timed)
-        arrive(session, qtbot)
+        wait_for_seek(session, qtbot)
         view.refresh()
         assert view.subject == REQUEST
         because = [fact.value for fact in facts_of(view) if fact.name == "Reason"]
@@ -183,14 +183,14 @@ def test_the_inspector_tells_this_event_and_links_to_all_it_names(session, qtbot
         assert session.timeline.is_before_event
 
 
-def test_the_blocks_of_an_eviction_are_links(session, qtbot):
+def test_inspector_links_to_the_blocks_of_an_eviction(session, qtbot):
     view = InspectorView(session)
     qtbot.addWidget(view)
     view.resize(420, 900)
     view.show()
     timed = session.overview.events[int(session.overview.events.find(kinds=("evicted",))[0])]
     session.timeline.show_event(timed)
-    arrive(session, qtbot)
+    wait_for_seek(session, qtbot)
     view.refresh()
     assert view.subject == STEP
 
@@ -204,8 +204,8 @@ def test_the_blocks_of_an_eviction_are_links(session, qtbot):
     assert session.selection.block == link.number
 
 
-def test_in_a_live_session_the_state_after_an_event_is_shown_from_what_was_kept(live, qtbot):
-    begin_ns = live.timeline.range_ns[0] + SECOND_NS // 2  # before the first frame that was kept there is none
+def test_live_session_shows_the_recorded_state_after_an_event(live, qtbot):
+    begin_ns = live.timeline.range_ns[0] + SECOND_NS // 2  # there is no state before the first recorded frame
     qtbot.waitUntil(lambda: live.overview.events.find(begin_ns).size > 0)
     timed = live.overview.events[int(live.overview.events.find(begin_ns)[0])]
     live.timeline.show_event(timed)

@@ -1,4 +1,4 @@
-"""A live session's timeline: pause, leave the end, scrub, step, play on and go live, with a real ring and sockets."""
+"""Tests of a live session's timeline with a real history process and sockets: pause, seek, step, play and go live."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_server(folder):
 
 @contextmanager
 def kept_session(folder):
-    """A session on a simulated engine, that has kept three seconds."""
+    """Session on a simulated engine, with three seconds of recorded history."""
     with closing(make_server(folder)):
         source = LiveSource(f"ipc://{folder}/telemetry")
         session = Session(source)
@@ -57,7 +57,7 @@ def kept_session(folder):
 
 @pytest.fixture(scope="module")
 def shared(qapp, tmp_path_factory):
-    """One for all tests that leave it as it was."""
+    """Session shared by all tests that restore its state."""
     folder = tmp_path_factory.mktemp("live")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
@@ -67,8 +67,8 @@ def shared(qapp, tmp_path_factory):
 
 @pytest.fixture
 def live(shared, qtbot):
-    """`shared`, at its end."""
-    assert shared.disk_history.ring.flush(60.0)  # what is gone to can be read, however late the ring is
+    """The shared session, live at its end."""
+    assert shared.disk_history.ring.flush(60.0)  # flush, so that recent times can be read
     yield shared
     shared.timeline.go_live()
     shared.timeline.set_speed(1.0)
@@ -77,26 +77,26 @@ def live(shared, qtbot):
 
 @pytest.fixture
 def threads_before():
-    """Those of `shared`, say."""
+    """Threads that exist before the test, for example those of `shared`."""
     return set(threading.enumerate())
 
 
 @pytest.fixture
-def own(qapp, tmp_path, threads_before):
-    """For one test, which may end it."""
+def own_session(qapp, tmp_path, threads_before):
+    """Session of a single test, which may close it."""
     with kept_session(tmp_path) as session:
         assert session.disk_history.ring.flush(60.0)
         yield session
 
 
-def early(session):
-    """Some seconds before the end."""
+def early_ns(session):
+    """Return a time several seconds before the end, or the start of the timeline."""
     first_ns, last_ns = session.timeline.range_ns
     return max(first_ns, last_ns - 3 * SECOND_NS)
 
 
-def arrive(session, qtbot):
-    """Wait until what is shown is where the cursor is."""
+def wait_for_seek(session, qtbot):
+    """Wait until the state at the cursor is applied."""
 
     def there():
         cursor = session.timeline.cursor
@@ -110,12 +110,12 @@ def arrive(session, qtbot):
     qtbot.waitUntil(there, timeout=WAIT_MS)
 
 
-def state_by_the_ring(session, time_ns):
+def recorded_state_at(session, time_ns):
     ring_recording = Recording.open(session.disk_history.ring.folder, origin_ns=session.disk_history.ring.origin_ns)
     return ring_recording.state_at((time_ns - ring_recording.start_ns) / 1e9)
 
 
-def test_what_is_there_to_go_to_grows_and_has_its_overview(live):
+def test_timeline_range_grows_and_has_an_overview(live):
     first_ns, last_ns = live.timeline.range_ns
     assert last_ns - first_ns >= 2 * SECOND_NS
     assert abs(live.timeline.cursor_ns - time.time_ns()) < SECOND_NS
@@ -124,39 +124,39 @@ def test_what_is_there_to_go_to_grows_and_has_its_overview(live):
     assert float(live.overview.column("num_steps").sum()) > 0
 
 
-def test_pausing_stands_still_at_what_is_shown_and_all_goes_on(live, qtbot):
+def test_pause_freezes_the_shown_state_while_the_live_state_continues(live, qtbot):
     live.timeline.pause()
     seq, at_ns, newest = live.mirror.seq, live.timeline.cursor_ns, live.live_mirror.seq
     assert live.timeline.is_paused
     assert seq == newest
-    assert live.timeline.player is None  # nothing was opened for it
+    assert live.timeline.player is None  # pausing opens no recording
     qtbot.waitUntil(lambda: live.live_mirror.seq > newest + 30, timeout=WAIT_MS)
     assert live.mirror.seq == seq
     assert live.timeline.cursor_ns == at_ns
     qtbot.waitUntil(lambda: live.timeline.behind_seconds > 0.2, timeout=WAIT_MS)
 
 
-def test_going_back_shows_what_was_and_its_past(live, qtbot):
+def test_seeking_back_shows_the_recorded_state_and_history(live, qtbot):
     target_ns = live.timeline.range_ns[0] + 2 * SECOND_NS
     live.timeline.go_to(target_ns)
     assert live.timeline.is_paused
-    arrive(live, qtbot)
+    wait_for_seek(live, qtbot)
     assert abs(live.timeline.cursor_ns - target_ns) < 1000
-    expected = state_by_the_ring(live, target_ns)
+    expected = recorded_state_at(live, target_ns)
     assert live.mirror.seq == expected.seq < live.live_mirror.seq
     assert live.mirror.ledger.differences(expected.ledger) == []
     window = live.history.window(600, live.timeline.shown_until_ns)
-    num_frames = expected.seq - state_by_the_ring(live, live.timeline.range_ns[0]).seq
-    a_second = float(
-        live.overview.column("num_steps").max()
-    )  # of the second in progress it is not known where they lie
+    num_frames = expected.seq - recorded_state_at(live, live.timeline.range_ns[0]).seq
+    a_second = float(live.overview.column("num_steps").max())  # steps within the second in progress are estimated
     assert np.nansum(window.columns["num_steps"]) == pytest.approx(num_frames, abs=1.5 * a_second + 5)
     assert live.timeline.end.history is not live.history
 
 
-def test_every_moment_is_as_it_was_live(live, qtbot, assert_same_state):
-    """Mirrors that were kept while live against those that are made when it is gone back to. Of the requests that
-    ended those are there that ended since the keyframe."""
+def test_recorded_states_equal_the_live_states(live, qtbot, assert_same_state):
+    """Compares mirrors copied while live with those rebuilt from the recording.
+
+    Requests that finished before the last keyframe are missing from the latter.
+    """
     was = []
     for _ in range(6):
         seq = live.live_mirror.seq
@@ -165,38 +165,38 @@ def test_every_moment_is_as_it_was_live(live, qtbot, assert_same_state):
         was.append(live.mirror)
         live.timeline.go_live()
     live.timeline.pause()
-    live.timeline.go_to(early(live))
-    arrive(live, qtbot)
+    live.timeline.go_to(early_ns(live))
+    wait_for_seek(live, qtbot)
     for mirror in (*reversed(was), *was):
         live.timeline.player.step(mirror.seq - live.mirror.seq)
-        arrive(live, qtbot)
+        wait_for_seek(live, qtbot)
         qtbot.waitUntil(lambda mirror=mirror: live.mirror.seq == mirror.seq, timeout=WAIT_MS)
         assert set(live.mirror.requests.number.tolist()) <= set(mirror.requests.number.tolist())
         assert_same_state(copy.deepcopy(live.mirror), copy.deepcopy(mirror))
 
 
-def test_frame_by_frame(live, qtbot):
-    live.timeline.go_to(early(live) + 2 * SECOND_NS)
-    arrive(live, qtbot)
+def test_stepping_moves_by_the_given_number_of_frames(live, qtbot):
+    live.timeline.go_to(early_ns(live) + 2 * SECOND_NS)
+    wait_for_seek(live, qtbot)
     for num_frames in (1, 1, -1, -3, 5):
         seq = live.mirror.seq
         live.timeline.step_frames(num_frames)
-        arrive(live, qtbot)
+        wait_for_seek(live, qtbot)
         assert live.mirror.seq == seq + num_frames
     assert not live.timeline.is_playing
 
 
-def test_a_frame_back_from_the_end_pauses_there(live, qtbot):
-    assert live.disk_history.ring.flush(60.0)  # a machine that is busy lets it be late
+def test_stepping_back_from_the_live_end_pauses(live, qtbot):
+    assert live.disk_history.ring.flush(60.0)  # a busy machine may be behind in writing
     live.timeline.step_frames(-1)
     live.timeline.step_frames(-1)
     frozen = live.timeline.cursor.frozen.seq
     qtbot.waitUntil(lambda: live.timeline.cursor.target_seq is None, timeout=WAIT_MS)
-    arrive(live, qtbot)
+    wait_for_seek(live, qtbot)
     assert live.mirror.seq == frozen - 2
 
 
-def test_playing_on_goes_from_here_and_never_jumps(live, qtbot):
+def test_playing_after_a_pause_continues_from_the_paused_time(live, qtbot):
     live.timeline.pause()
     at_ns, seq = live.timeline.cursor_ns, live.mirror.seq
     qtbot.wait(300)
@@ -205,53 +205,53 @@ def test_playing_on_goes_from_here_and_never_jumps(live, qtbot):
     live.timeline.play()
     assert live.timeline.is_paused
     assert live.timeline.is_playing
-    arrive(live, qtbot)
+    wait_for_seek(live, qtbot)
     assert live.timeline.cursor_ns >= at_ns - 1000
     qtbot.waitUntil(lambda: live.mirror.seq > seq + 20, timeout=WAIT_MS)
-    assert seq <= shown[0] == state_by_the_ring(live, at_ns).seq
+    assert seq <= shown[0] == recorded_state_at(live, at_ns).seq
     assert live.mirror.seq < live.live_mirror.seq
 
 
-def test_who_plays_faster_catches_up_and_is_live(live, qtbot):
+def test_playing_faster_catches_up_and_goes_live(live, qtbot):
     live.timeline.set_speed(64.0)
-    live.timeline.go_to(early(live))
+    live.timeline.go_to(early_ns(live))
     live.timeline.play()
     qtbot.waitUntil(lambda: not live.timeline.is_paused, timeout=WAIT_MS)
     assert live.mirror is live.live_mirror
     assert live.timeline.player is None
 
 
-def test_beyond_the_end_it_is_live(live, qtbot):
+def test_jump_beyond_the_end_goes_live(live, qtbot):
     live.timeline.jump_by(-1.0)
-    arrive(live, qtbot)
+    wait_for_seek(live, qtbot)
     live.timeline.jump_by(1000.0)
     assert not live.timeline.is_paused
     live.timeline.jump_by(1000.0)
     assert not live.timeline.is_paused
 
 
-def test_a_jump_to_an_event_shows_it(live, qtbot):
+def test_jump_to_an_event_shows_its_frame(live, qtbot):
     qtbot.waitUntil(lambda: len(live.overview.events) > 3, timeout=WAIT_MS)
     assert live.disk_history.ring.flush(60.0)
     timed = live.timeline.go_to_event(None, forward=False)
     assert timed in [live.overview.events[place] for place in range(len(live.overview.events))]
-    arrive(live, qtbot)
-    late_ns = live.timeline.cursor_ns - timed.time_ns  # at the frame that tells it, which is a little later
+    wait_for_seek(live, qtbot)
+    late_ns = live.timeline.cursor_ns - timed.time_ns  # the frame that contains the event is a little later
     assert 0 <= late_ns < SECOND_NS
     assert timed.event in [entry.event for entry in live.history.events.since(0)]
     assert not live.timeline.go_to_event(["refused"], forward=True)
 
 
-def test_while_away_replies_and_commands_go_on(live, qtbot):
+def test_commands_and_replies_work_while_the_past_is_shown(live, qtbot):
     from kvscope_telemetry.messages.commands import Control
 
-    live.timeline.go_to(early(live))
-    arrive(live, qtbot)
+    live.timeline.go_to(early_ns(live))
+    wait_for_seek(live, qtbot)
     with qtbot.waitSignal(live.replies, timeout=WAIT_MS):
         assert live.send(Control(action="reset_prefix_cache", tag=7))
 
 
-def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, qtbot, settings, tmp_path):
+def test_unwritable_history_is_reported_once_and_pausing_still_works(qapp, qtbot, settings, tmp_path):
     rings_folder().parent.mkdir(parents=True)
     rings_folder().write_text("in the way")
     with closing(make_server(tmp_path)):
@@ -276,12 +276,12 @@ def test_a_ring_that_cannot_be_written_is_said_once_and_pausing_is_a_copy(qapp, 
         session.deleteLater()
 
 
-def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qtbot):
+def test_unreadable_history_is_reported_and_reopened_at_the_next_seek(live, qtbot):
     received = []
     live.noticed.connect(received.append)
-    first_ns = early(live)
+    first_ns = early_ns(live)
     live.timeline.go_to(first_ns)
-    arrive(live, qtbot)
+    wait_for_seek(live, qtbot)
     seq, source = live.mirror.seq, live.timeline.player
 
     def broken(*_, **__):
@@ -295,17 +295,17 @@ def test_a_past_that_cannot_be_read_any_further_is_told_and_opened_anew(live, qt
     assert live.mirror.seq == seq
     live.timeline.go_to(first_ns + SECOND_NS)
     qtbot.waitUntil(lambda: live.timeline.player is not None, timeout=WAIT_MS)
-    arrive(live, qtbot)
+    wait_for_seek(live, qtbot)
     assert live.timeline.player is not source
     assert len(received) == 1
 
 
-def test_the_end_leaves_no_ring_and_no_thread(own, threads_before, qtbot):
-    own.timeline.go_to(own.timeline.range_ns[0])
-    arrive(own, qtbot)
-    folder = own.disk_history.ring.folder
+def test_closed_session_leaves_no_history_folder_and_no_thread(own_session, threads_before, qtbot):
+    own_session.timeline.go_to(own_session.timeline.range_ns[0])
+    wait_for_seek(own_session, qtbot)
+    folder = own_session.disk_history.ring.folder
     assert folder.is_dir()
-    own.close()
+    own_session.close()
     assert not folder.exists()
     ours = {"recording", "kvscope-playback", "kvscope-reader", "kvscope-ring-recording", "kvscope-let-go"}
     qtbot.waitUntil(
@@ -313,7 +313,7 @@ def test_the_end_leaves_no_ring_and_no_thread(own, threads_before, qtbot):
     )
 
 
-def test_the_last_seconds_are_kept_in_a_file(live, qtbot, tmp_path):
+def test_last_seconds_of_the_history_are_saved_to_a_file(live, qtbot, tmp_path):
     work = live.disk_history.save(tmp_path / "kept.mcap", 1.5)
     assert work.wait(60)
     assert work.result == "", work.failure
@@ -322,7 +322,7 @@ def test_the_last_seconds_are_kept_in_a_file(live, qtbot, tmp_path):
     assert with_state.note == ""
 
 
-def test_recording_from_now_on_is_whole_and_the_ring_goes_on(live, qtbot, tmp_path):
+def test_recording_is_complete_and_the_history_continues(live, qtbot, tmp_path):
     live.disk_history.start_recording(tmp_path / "now.mcap")
     writer = live.recorder.writer
     qtbot.waitUntil(lambda: writer.num_written > 120, timeout=WAIT_MS)
@@ -337,12 +337,12 @@ def test_recording_from_now_on_is_whole_and_the_ring_goes_on(live, qtbot, tmp_pa
     newest = live.live_mirror.seq
     qtbot.waitUntil(lambda: live.live_mirror.seq > newest + 60, timeout=WAIT_MS)
     live.disk_history.ring.flush()
-    assert state_by_the_ring(live, time.time_ns()).seq > newest
+    assert recorded_state_at(live, time.time_ns()).seq > newest
 
 
-def test_closing_the_session_ends_a_recording_whole(own, qtbot, tmp_path):
-    own.disk_history.start_recording(tmp_path / "now.mcap")
-    writer = own.recorder.writer
+def test_closing_the_session_completes_a_recording(own_session, qtbot, tmp_path):
+    own_session.disk_history.start_recording(tmp_path / "now.mcap")
+    writer = own_session.recorder.writer
     qtbot.waitUntil(lambda: writer.num_written > 60, timeout=WAIT_MS)
-    own.close()
+    own_session.close()
     assert Recording.open(tmp_path / "now.mcap").info.is_complete

@@ -1,4 +1,4 @@
-"""The visible range that linked views share: changes, and how they are undone."""
+"""Tests of the visible range that linked views share: changes, back and forward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIRST, SECOND, THIRD = TimeSpan(0, 10), TimeSpan(2, 6), TimeSpan(3, 4)
 
 
 class Clock:
-    """Seconds that a test moves on."""
+    """Clock in seconds that the test moves."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -32,7 +32,7 @@ def visible_range(qapp, clock):
     made.deleteLater()
 
 
-def test_each_change_is_announced_once_and_the_same_range_is_no_change(visible_range, qtbot):
+def test_changed_is_emitted_once_per_change_and_not_for_the_same_range(visible_range, qtbot):
     with qtbot.waitSignal(visible_range.changed):
         visible_range.show(FIRST)
     with qtbot.assertNotEmitted(visible_range.changed):
@@ -40,7 +40,7 @@ def test_each_change_is_announced_once_and_the_same_range_is_no_change(visible_r
     assert visible_range.span == FIRST
 
 
-def test_back_and_forward_go_through_the_zooms(visible_range, clock):
+def test_back_and_forward_step_through_the_shown_ranges(visible_range, clock):
     for span in (FIRST, SECOND, None):
         clock.now_s += 5
         visible_range.show(span)
@@ -56,7 +56,7 @@ def test_back_and_forward_go_through_the_zooms(visible_range, clock):
     assert visible_range.can_go_forward
 
 
-def test_turns_of_a_wheel_are_undone_together(visible_range, clock):
+def test_zooms_in_quick_succession_are_undone_together(visible_range, clock):
     visible_range.show(FIRST)
     clock.now_s += 5
     for span in (SECOND, THIRD):
@@ -66,7 +66,7 @@ def test_turns_of_a_wheel_are_undone_together(visible_range, clock):
     assert visible_range.span == FIRST
 
 
-def test_a_zoom_after_an_undo_drops_what_was_undone(visible_range, clock):
+def test_new_zoom_after_going_back_clears_forward(visible_range, clock):
     visible_range.show(FIRST)
     clock.now_s += 5
     visible_range.show(SECOND)

@@ -1,4 +1,4 @@
-"""Settings: one typed value, kept; what is unreadable falls back alone; two writers keep both their changes."""
+"""Tests of settings: saving, invalid values, and concurrent writers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvscope_telemetry.alarms.rules import DEFAULT_RULES, Rule
 
 
 @pytest.fixture
-def file(tmp_path):
+def settings_file(tmp_path):
     return SettingsFile(tmp_path / "settings.json")
 
 
-def test_what_was_chosen_is_there_at_the_next_start(settings):
+def test_changed_settings_are_restored_at_the_next_start(settings):
     keeper = SettingsStore(settings)
     keeper.change(
         theme="light",
@@ -31,22 +31,22 @@ def test_what_was_chosen_is_there_at_the_next_start(settings):
     assert (again.theme, again.zoom_percent, again.layouts["two maps"].left.tabs) == ("light", 125, ("memory",))
 
 
-def test_defaults_without_a_file(file):
-    assert file.read() == Settings()
-    assert not file.exists
+def test_defaults_without_a_file(settings_file):
+    assert settings_file.read() == Settings()
+    assert not settings_file.exists
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b'{"theme": "light", "theme"', b"null", b"{}" + b" " * (5 << 20)]
 )
-def test_a_damaged_file_is_defaults(file, data):
-    file.path.write_bytes(data)
-    assert file.read() == Settings()
-    file.change(lambda _: {"theme": "dark"})
-    assert file.read() == Settings(theme="dark")
+def test_damaged_settings_file_is_read_as_defaults(settings_file, data):
+    settings_file.path.write_bytes(data)
+    assert settings_file.read() == Settings()
+    settings_file.change(lambda _: {"theme": "dark"})
+    assert settings_file.read() == Settings(theme="dark")
 
 
-def test_a_value_falls_back_for_itself_alone(file):
+def test_invalid_value_is_replaced_by_its_default_only(settings_file):
     layout = {"left": {"share": 0.3, "tabs": ["memory"]}}
     said = {
         "theme": "solarized",
@@ -57,23 +57,23 @@ def test_a_value_falls_back_for_itself_alone(file):
         "layouts": {"good": layout, "bad": {"left": 1}, "newer": {**layout, "screens": 2}},
         "of_a_later_version": {"any": [1, None]},
     }
-    file.path.write_text(json.dumps(said))
-    found = file.read()
+    settings_file.path.write_text(json.dumps(said))
+    found = settings_file.read()
     assert (found.theme, found.zoom_percent, found.timeline_minutes, found.flashes) == ("auto", 100, 7, True)
     assert found.shortcuts == {"play": ("P",), "quit": ()}
     assert set(found.layouts) == {"good"}
-    file.change(lambda _: {"flashes": False})
-    kept = json.loads(file.path.read_text())
-    assert kept == {**said, "flashes": False}, "what is not understood stays until it is changed"
+    settings_file.change(lambda _: {"flashes": False})
+    kept = json.loads(settings_file.path.read_text())
+    assert kept == {**said, "flashes": False}, "values that are not understood stay in the file until they are changed"
 
 
-def test_what_would_not_be_read_again_is_not_written(file):
+def test_invalid_value_is_not_written(settings_file):
     with pytest.raises(ValueError, match="300"):
-        file.change(lambda _: {"zoom_percent": 301})
-    assert not file.exists
+        settings_file.change(lambda _: {"zoom_percent": 301})
+    assert not settings_file.exists
 
 
-def test_two_keepers_keep_both_their_changes(settings, tmp_path):
+def test_changes_of_two_settings_keepers_are_merged(settings, tmp_path):
     first = SettingsStore(settings)
     second = SettingsStore(QSettings(settings.fileName(), QSettings.Format.IniFormat))
     first.change(theme="light")
@@ -90,7 +90,7 @@ def test_two_keepers_keep_both_their_changes(settings, tmp_path):
     assert (first.values.theme, first.values.zoom_percent) == ("light", 150)
 
 
-def test_processes_do_not_lose_each_others_changes(file):
+def test_concurrent_processes_do_not_lose_changes(settings_file):
     code = (
         "import sys; from pathlib import Path; from kvscope_app.settings.settings_store import SettingsFile\n"
         "file = SettingsFile(Path(sys.argv[1]))\n"
@@ -98,12 +98,12 @@ def test_processes_do_not_lose_each_others_changes(file):
         "    name = f'{sys.argv[2]}{i}'\n"
         "    file.change(lambda now: {'shortcuts': {**now.shortcuts, name: ('X',)}})\n"
     )
-    running = [subprocess.Popen([sys.executable, "-c", code, str(file.path), letter]) for letter in "abc"]
+    running = [subprocess.Popen([sys.executable, "-c", code, str(settings_file.path), letter]) for letter in "abc"]
     assert [process.wait(240) for process in running] == [0, 0, 0]
-    assert len(file.read().shortcuts) == 60
+    assert len(settings_file.read().shortcuts) == 60
 
 
-def test_a_disk_that_takes_nothing_leaves_the_choice_for_this_run(settings, monkeypatch):
+def test_failure_to_save_keeps_the_changed_value_in_memory(settings, monkeypatch):
     keeper = SettingsStore(settings)
     reasons = []
     keeper.write_failed.connect(reasons.append)
@@ -117,7 +117,7 @@ def test_a_disk_that_takes_nothing_leaves_the_choice_for_this_run(settings, monk
     assert reasons == ["No space left on device"]
 
 
-def test_rules_of_alarms_are_kept(settings):
+def test_alarm_rules_are_saved_and_restored(settings):
     mine = (Rule(name="Slow", expression="ttft_p99_ms > 500", seconds=10.0, is_on=False),)
     assert SettingsStore(settings).values.alarm_rules == DEFAULT_RULES
     SettingsStore(settings).change(alarm_rules=mine, alarm_webhook="https://host/x")
@@ -125,6 +125,6 @@ def test_rules_of_alarms_are_kept(settings):
     assert (kept.alarm_rules, kept.alarm_webhook) == (mine, "https://host/x")
 
 
-def test_rules_that_cannot_be_read_are_as_at_first(file):
-    file.path.write_text('{"alarm_rules": [{"name": 3}], "theme": "light"}')
-    assert (file.read().alarm_rules, file.read().theme) == (DEFAULT_RULES, "light")
+def test_unreadable_alarm_rules_are_replaced_by_defaults(settings_file):
+    settings_file.path.write_text('{"alarm_rules": [{"name": 3}], "theme": "light"}')
+    assert (settings_file.read().alarm_rules, settings_file.read().theme) == (DEFAULT_RULES, "light")

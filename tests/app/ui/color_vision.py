@@ -1,4 +1,4 @@
-"""How far apart colours are for eyes of other kinds: CIEDE2000 after a simulation of colour blindness.
+"""Colour differences for normal and colour-blind vision: CIEDE2000 after a simulation of colour blindness.
 
 Simulation: Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of color vision deficiency",
 IEEE TVCG 15 (2009), matrices of severity 1.0, on linear sRGB. Difference: Sharma, Wu and Dalal, "The CIEDE2000
@@ -28,13 +28,13 @@ _WHITE = np.array([0.95047, 1.0, 1.08883])
 
 
 def lab_seen(colors, kind="usual"):
-    """CIE Lab of `#rrggbb` as eyes of `kind` see them, shape (n, 3)."""
+    """Return CIE Lab values of `#rrggbb` colours as seen with vision of `kind`, shape (n, 3)."""
     values = np.array([[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in colors]) / 255
     return lab_of_rgb(values, kind)
 
 
 def lab_of_rgb(values, kind="usual"):
-    """The same of sRGB from 0 to 1, shape (..., 3)."""
+    """Return CIE Lab values of sRGB colours from 0 to 1, shape (..., 3)."""
     linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
     seen = np.clip(linear @ MACHADO[kind].T, 0, 1)
     ratio = seen @ _TO_XYZ.T / _WHITE
@@ -44,7 +44,7 @@ def lab_of_rgb(values, kind="usual"):
 
 
 def ciede2000(first, second):
-    """The difference of Lab colours, shapes (..., 3)."""
+    """Return the CIEDE2000 difference of Lab colours, shapes (..., 3)."""
     l1, a1, b1 = np.moveaxis(np.asarray(first, float), -1, 0)
     l2, a2, b2 = np.moveaxis(np.asarray(second, float), -1, 0)
     mean = (np.hypot(a1, b1) + np.hypot(a2, b2)) / 2

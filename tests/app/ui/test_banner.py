@@ -1,4 +1,4 @@
-"""What the strip tells goes when it is over: what passes by itself, what is mended by who mended it."""
+"""Tests of the banner: temporary messages disappear by themselves, others when they are withdrawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvscope_app.ui.banner import Banner
 
 @pytest.fixture
 def banner(qtbot, monkeypatch):
-    """Of a window that is in front."""
+    """Banner of an active window."""
     host = QWidget()
     qtbot.addWidget(host)
     made = Banner(host)
@@ -21,29 +21,29 @@ def banner(qtbot, monkeypatch):
     host.close()
 
 
-def test_what_passes_goes_by_itself(banner):
+def test_temporary_message_disappears_after_its_time(banner):
     banner.show_message("The video could not be made", "no room", is_temporary=True)
     assert banner.hide_timer.isActive()
     banner.hide_timer.timeout.emit()
     assert banner.text == ""
 
 
-def test_it_stays_while_nobody_can_have_read_it(banner, monkeypatch):
+def test_temporary_message_stays_while_the_window_is_inactive(banner, monkeypatch):
     monkeypatch.setattr(QWidget, "isActiveWindow", lambda _: False)
     banner.show_message("The video could not be made", "no room", is_temporary=True)
     banner.hide_timer.stop()
     banner.hide_timer.timeout.emit()
     assert banner.text == "The video could not be made"
-    assert banner.hide_timer.isActive(), "it is tried again"
+    assert banner.hide_timer.isActive(), "the timer is restarted"
 
 
-def test_what_lasts_is_not_taken_away_by_what_passed_before(banner):
+def test_timer_of_a_temporary_message_does_not_remove_a_later_lasting_one(banner):
     banner.show_message("The video could not be made", "no room", is_temporary=True)
     banner.show_message("The engine ended")
     assert not banner.hide_timer.isActive()
 
 
-def test_only_what_is_over_is_withdrawn(banner):
+def test_withdraw_removes_only_the_given_message(banner):
     banner.show_message("The engine ended")
     banner.withdraw("The video could not be made")
     assert banner.text == "The engine ended"

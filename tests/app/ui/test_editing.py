@@ -1,4 +1,4 @@
-"""Opening an item's editor works, or does nothing, whatever other editor is open."""
+"""Tests of opening an item editor while another editor is open."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvscope_app.ui.editing import edit_item
 
 
 @pytest.fixture
-def items(qtbot):
-    """A list of two items that can be edited, and one that cannot."""
+def list_view(qtbot):
+    """List view with two editable items and one fixed item."""
     view = QListView()
     qtbot.addWidget(view)
     model = QStandardItemModel(view)
@@ -25,41 +25,41 @@ def items(qtbot):
     return view
 
 
-def editors(items):
-    """Texts of the editors that are open."""
-    rows = (items.model().index(row, 0) for row in range(items.model().rowCount()))
-    found = {index.row(): items.indexWidget(index) for index in rows}
+def open_editor_texts(list_view):
+    """Return the texts of open editors by row."""
+    rows = (list_view.model().index(row, 0) for row in range(list_view.model().rowCount()))
+    found = {index.row(): list_view.indexWidget(index) for index in rows}
     return {row: editor.text() for row, editor in found.items() if isinstance(editor, QLineEdit)}
 
 
-def test_editing_an_item_again_keeps_its_open_editor(items):
-    index = items.model().index(0, 0)
-    edit_item(items, index)
-    items.indexWidget(index).setText("begun")
-    edit_item(items, index)
-    assert editors(items) == {0: "begun"}
-    assert items.window().focusWidget() is items.indexWidget(index)
+def test_editing_an_item_again_keeps_its_open_editor(list_view):
+    index = list_view.model().index(0, 0)
+    edit_item(list_view, index)
+    list_view.indexWidget(index).setText("begun")
+    edit_item(list_view, index)
+    assert open_editor_texts(list_view) == {0: "begun"}
+    assert list_view.window().focusWidget() is list_view.indexWidget(index)
 
 
-def test_editing_another_item_commits_the_open_editor(items):
-    edit_item(items, items.model().index(0, 0))
-    items.indexWidget(items.model().index(0, 0)).setText("changed")
-    edit_item(items, items.model().index(1, 0))
-    assert editors(items) == {1: "second"}
-    assert items.model().item(0).text() == "changed"
+def test_editing_another_item_commits_the_open_editor(list_view):
+    edit_item(list_view, list_view.model().index(0, 0))
+    list_view.indexWidget(list_view.model().index(0, 0)).setText("changed")
+    edit_item(list_view, list_view.model().index(1, 0))
+    assert open_editor_texts(list_view) == {1: "second"}
+    assert list_view.model().item(0).text() == "changed"
 
 
 @pytest.mark.parametrize("row", [2, None])
-def test_editing_a_fixed_or_missing_item_opens_no_editor(items, row):
-    edit_item(items, QModelIndex() if row is None else items.model().index(row, 0))
-    assert editors(items) == {}
-    assert not items.findChildren(QLineEdit)
+def test_editing_a_fixed_or_missing_item_opens_no_editor(list_view, row):
+    edit_item(list_view, QModelIndex() if row is None else list_view.model().index(row, 0))
+    assert open_editor_texts(list_view) == {}
+    assert not list_view.findChildren(QLineEdit)
 
 
-def test_editing_an_item_that_committing_removes_opens_no_editor(items):
-    model = items.model()
+def test_editing_an_item_that_committing_removes_opens_no_editor(list_view):
+    model = list_view.model()
     model.itemChanged.connect(lambda _: model.removeRow(1), Qt.ConnectionType.SingleShotConnection)
-    edit_item(items, model.index(0, 0))
-    items.indexWidget(model.index(0, 0)).setText("changed")
-    edit_item(items, model.index(1, 0))
-    assert editors(items) == {}
+    edit_item(list_view, model.index(0, 0))
+    list_view.indexWidget(model.index(0, 0)).setText("changed")
+    edit_item(list_view, model.index(1, 0))
+    assert open_editor_texts(list_view) == {}

@@ -1,4 +1,4 @@
-"""File dialogs leave what is typed alone."""
+"""Tests of file dialogs: completion and default suffix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 from kvscope_app.ui.file_dialogs import FileDialog, ask_save
 
 
-def test_names_are_not_completed_while_they_are_typed(qtbot, tmp_path):
+def test_file_dialog_does_not_complete_typed_names(qtbot, tmp_path):
     for number in range(3):
         (tmp_path / f"session-{number}.mcap").write_bytes(b"")
     dialog = FileDialog(None, "Save", str(tmp_path), "Recordings (*.mcap)")
@@ -22,7 +22,7 @@ def test_names_are_not_completed_while_they_are_typed(qtbot, tmp_path):
     assert field.text() == "session-of-today"
 
 
-def test_a_name_without_an_ending_gets_that_of_the_chosen_kind(qtbot, tmp_path):
+def test_default_suffix_follows_the_chosen_file_type(qtbot, tmp_path):
     parent, saved = QWidget(), []
     qtbot.addWidget(parent)
     ask_save(parent, "Save", tmp_path / "model-3.2-map", "PNG picture (*.png);;SVG drawing (*.svg)", saved.append)

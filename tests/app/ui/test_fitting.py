@@ -1,4 +1,4 @@
-"""Labels that say less where there is less room, and strips that leave the keyboard to the map."""
+"""Tests of widgets that adapt to the available width, and of strips that pass the focus on when they are hidden."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvscope_app.ui.widget_factories import head_row
 from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 
 
-def test_it_says_as_much_as_there_is_room_for(qtbot):
+def test_fitting_label_shows_the_longest_text_that_fits(qtbot):
     long, short = "160 blocks and many more words that nobody needs", "160 blocks"
     label = FittingLabel(long, short, "")
     qtbot.addWidget(label)
@@ -22,7 +22,7 @@ def test_it_says_as_much_as_there_is_room_for(qtbot):
     assert label.text() == long
     label.resize(metrics.horizontalAdvance(short) + 1, 20)
     assert label.text() == short
-    label.grab()  # which paints
+    label.grab()  # forces a paint
     assert label.toolTip() == long
     label.resize(3, 20)
     assert label.text() == ""
@@ -30,14 +30,14 @@ def test_it_says_as_much_as_there_is_room_for(qtbot):
     assert label.text() == label.longest == "x"
     label.resize(metrics.horizontalAdvance(long) + 1, 20)
     label.set_lengths(long, short)
-    label.grab()  # which paints
+    label.grab()  # forces a paint
     assert label.text() == long
     assert label.toolTip() == ""
 
 
 @pytest.fixture
 def column(qtbot):
-    """A strip with a button, a button that Qt would choose next, and the heir."""
+    """Window, strip, button in the strip, button that Qt would focus next, and the strip's heir."""
     window = QWidget()
     qtbot.addWidget(window)
     strip, inner, following, heir = (
@@ -57,7 +57,7 @@ def column(qtbot):
     return window, strip, inner, following, heir
 
 
-def test_a_strip_that_goes_leaves_the_keyboard_to_its_heir(column, qtbot):
+def test_hidden_strip_passes_the_focus_to_its_heir(column, qtbot):
     window, strip, inner, following, heir = column
     inner.setFocus()
     qtbot.waitUntil(lambda: window.focusWidget() is inner)
@@ -69,21 +69,21 @@ def test_a_strip_that_goes_leaves_the_keyboard_to_its_heir(column, qtbot):
     assert window.focusWidget() is following
 
 
-def test_words_of_a_row_that_gives_way_are_whole_at_any_size_of_text(qtbot):
-    row = SegmentedControl(["State", "Owner", "Sharing"], "Colour by", is_collapsible=True)
-    qtbot.addWidget(row)
+def test_segmented_control_shows_whole_texts_at_any_font_size(qtbot):
+    segmented_control = SegmentedControl(["State", "Owner", "Sharing"], "Colour by", is_collapsible=True)
+    qtbot.addWidget(segmented_control)
     for points in (10, 20, 30):
-        font = row.font()
+        font = segmented_control.font()
         font.setPointSizeF(points)
-        row.setFont(font)
-        for button in row.findChildren(QToolButton):
+        segmented_control.setFont(font)
+        for button in segmented_control.findChildren(QToolButton):
             button.setFont(font)
             assert button.minimumSizeHint().width() > button.fontMetrics().horizontalAdvance(button.text())
             assert button.minimumSizeHint().width() < button.sizeHint().width() + 10
 
 
 @pytest.fixture
-def row(qtbot):
+def segmented_control(qtbot):
     made = SegmentedControl(["State", "Owner", "Sharing"], "Colour by", is_collapsible=True)
     made.set_button_enabled(1, False)
     made.set_tip(1, "Not known here")
@@ -95,17 +95,24 @@ def row(qtbot):
     window.close()
 
 
-def test_one_button_with_a_menu_stands_where_words_of_a_row_would_be_cut(row, qtbot):
-    window, chosen = row.window(), []
-    row.chosen.connect(chosen.append)
-    buttons = [part for part in row.findChildren(QToolButton) if part is not row.menu_button]
+def test_narrow_segmented_control_becomes_a_menu_button(segmented_control, qtbot):
+    window, chosen = segmented_control.window(), []
+    segmented_control.chosen.connect(chosen.append)
+    buttons = [
+        part for part in segmented_control.findChildren(QToolButton) if part is not segmented_control.menu_button
+    ]
     window.resize(window.minimumSizeHint())
-    qtbot.waitUntil(row.menu_button.isVisible)
+    qtbot.waitUntil(segmented_control.menu_button.isVisible)
     assert not any(button.isVisible() for button in buttons)
-    assert (row.menu_button.text(), row.menu_button.accessibleName()) == ("State ▾", "Colour by")
-    assert row.menu_button.width() >= row.menu_button.fontMetrics().horizontalAdvance(row.menu_button.text())
-    row.menu_button.menu().aboutToShow.emit()
-    actions = row.menu_button.menu().actions()
+    assert (segmented_control.menu_button.text(), segmented_control.menu_button.accessibleName()) == (
+        "State ▾",
+        "Colour by",
+    )
+    assert segmented_control.menu_button.width() >= segmented_control.menu_button.fontMetrics().horizontalAdvance(
+        segmented_control.menu_button.text()
+    )
+    segmented_control.menu_button.menu().aboutToShow.emit()
+    actions = segmented_control.menu_button.menu().actions()
     assert [(a.text(), a.isChecked(), a.isEnabled(), a.toolTip()) for a in actions] == [
         ("State", True, True, "State"),
         ("Owner", False, False, "Not known here"),
@@ -113,20 +120,20 @@ def test_one_button_with_a_menu_stands_where_words_of_a_row_would_be_cut(row, qt
     ]
     actions[2].trigger()
     assert chosen == [2]
-    assert row.menu_button.text() == "Sharing ▾"
+    assert segmented_control.menu_button.text() == "Sharing ▾"
     window.resize(window.sizeHint())
     qtbot.waitUntil(lambda: all(button.isVisible() for button in buttons))
-    assert not row.menu_button.isVisible()
+    assert not segmented_control.menu_button.isVisible()
     assert buttons[2].isChecked()
 
 
-def test_no_word_of_a_row_is_cut_at_any_width(row):
-    window = row.window()
+def test_segmented_control_never_truncates_a_text(segmented_control):
+    window = segmented_control.window()
     for width in range(window.sizeHint().width() + 40, window.minimumSizeHint().width(), -1):
         window.resize(width, window.height())
         window.layout().activate()
-        row.layout().activate()
-        for button in row.findChildren(QToolButton):
+        segmented_control.layout().activate()
+        for button in segmented_control.findChildren(QToolButton):
             wide = button.fontMetrics().horizontalAdvance(button.text())
             assert button.isHidden() or button.width() >= wide, (width, button.text())
 
@@ -154,5 +161,5 @@ def test_widgets_flow_onto_lines_without_overlap(qtbot):
         assert count.text() == "342 events"
         num_lines.add(len({box.center().y() // 20 for box in boxes}))
         if width == 1000:
-            assert boxes[-1].right() == 1000 - 8 - 1, "what is left goes to the field and the label"
+            assert boxes[-1].right() == 1000 - 8 - 1, "remaining width goes to the field and the label"
     assert num_lines == {1, 2, 3, 4} or max(num_lines) > min(num_lines) == 1

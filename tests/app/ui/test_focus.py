@@ -1,4 +1,4 @@
-"""The Tab order of a window: every widget once, and nothing is held or lost because it was asked for."""
+"""Tests of the tab order of a window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_app.ui.focus import tab_order
 
 
 class Window(QMainWindow):
-    """In a subclass, as ours are: Qt holds its Python part."""
+    """Subclass, as our windows are, because Qt then keeps its Python object alive."""
 
     def __init__(self):
         super().__init__()
@@ -26,7 +26,7 @@ def delete(widget):
     QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
 
 
-def test_each_other_widget_comes_once_in_either_direction(qapp):
+def test_tab_order_lists_each_other_widget_once_in_both_directions(qapp):
     window, empty = Window(), QWidget()
     first, second, third = window.fields
     after = [each for each in tab_order(second) if each in window.fields]
@@ -42,11 +42,11 @@ def test_each_other_widget_comes_once_in_either_direction(qapp):
     delete(empty)
 
 
-def test_a_window_is_freed_although_its_order_was_asked_for(qapp):
+def test_window_can_be_freed_after_its_tab_order_was_read(qapp):
     window = Window()
     freed = weakref.ref(window)
     list(tab_order(window.fields[0]))
-    delete(window.fields.pop())  # the one that the window followed
+    delete(window.fields.pop())  # the widget that precedes the window
     list(tab_order(window.fields[0]))
     delete(window)
     del window
@@ -54,7 +54,7 @@ def test_a_window_is_freed_although_its_order_was_asked_for(qapp):
     assert freed() is None
 
 
-def test_a_widget_stays_when_the_one_before_it_goes(qapp):
+def test_widgets_stay_valid_when_the_preceding_widget_is_deleted(qapp):
     window = Window()
     spin = QSpinBox(window.box)
     inner = [each for each in tab_order(window) if each.parent() is spin]

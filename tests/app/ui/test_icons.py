@@ -1,4 +1,4 @@
-"""Icons are drawn once, for all windows."""
+"""Tests of the icon cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from kvscope_app.ui.icons import pixmap
 from kvscope_app.ui.theme import DARK, LIGHT
 
 
-def test_windows_share_their_icons(qapp):
+def test_same_icon_is_drawn_once(qapp):
     assert pixmap("pause", DARK.text, 18).cacheKey() == pixmap("pause", DARK.text, 18).cacheKey()
 
 
-def test_a_color_has_a_drawing_of_its_own(qapp):
+def test_icon_of_another_color_is_drawn_separately(qapp):
     assert pixmap("pause", DARK.text, 18).cacheKey() != pixmap("pause", LIGHT.text, 18).cacheKey()

@@ -1,4 +1,4 @@
-"""What a model is called."""
+"""Tests of the displayed model name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hello(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "read"),
+    ("name", "shown"),
     [
         ("default", "SmolLM2-135M-Instruct"),
         ("Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
@@ -29,9 +29,9 @@ def hello(name):
         ("/", "/"),
     ],
 )
-def test_the_last_part_of_a_path(name, read):
-    assert model_name(hello(name)) == read
+def test_model_name_is_the_last_part_of_a_path(name, shown):
+    assert model_name(hello(name)) == shown
 
 
-def test_no_engine_no_name():
+def test_model_name_is_empty_without_an_engine():
     assert model_name(None) == ""

@@ -1,4 +1,4 @@
-"""Numbers that a person types: both decimal separators are understood in every locale, grouping is never guessed."""
+"""Tests of number fields: both decimal separators are accepted in every locale, and grouping is never guessed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_numbers_in_line_edits_are_plain_decimals_with_either_separator():
     assert with_decimal_point("22,5GiB") == "22.5GiB"
 
 
-def test_every_spin_box_of_the_desktop_is_one_of_these():
+def test_desktop_uses_no_plain_qt_spin_boxes():
     app = Path(kvscope_app.__file__).parent
     users = {
         path.name

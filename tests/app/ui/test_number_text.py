@@ -1,4 +1,4 @@
-"""Numbers as they are read."""
+"""Tests of number formatting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_app.ui import number_text as text
     ("value", "shown"),
     [(None, "unknown"), (-1, "unknown"), (math.nan, "unknown"), (0, "0 B"), (1536, "1.50 KiB"), (5 << 30, "5.00 GiB")],
 )
-def test_bytes(value, shown):
+def test_num_bytes_are_formatted_with_binary_units(value, shown):
     assert text.num_bytes(value) == shown
 
 
@@ -31,7 +31,7 @@ def test_bytes(value, shown):
         (7260, "2:01 h"),
     ],
 )
-def test_durations(value, shown):
+def test_durations_are_formatted_with_a_suitable_unit(value, shown):
     assert text.seconds(value) == shown
 
 
@@ -47,16 +47,16 @@ def test_durations(value, shown):
         (3.4e6, "3.4 M"),
     ],
 )
-def test_short_numbers(value, shown):
+def test_short_numbers_have_three_significant_digits_at_most(value, shown):
     assert text.short(value) == shown
 
 
-def test_plural():
+def test_plural_follows_the_count():
     assert text.plural(1, "block") == "1 block"
     assert text.plural(2000, "block") == "2\u202f000 blocks"
 
 
-def test_whole_numbers_in_a_text_are_grouped_but_not_those_of_names():
+def test_digits_in_a_sentence_are_grouped_except_in_names():
     sentence = "the prompt has 8206 tokens of 8192. tcp://127.0.0.1:7710, request-12345, 0.12345 and 999 stay"
     assert text.grouped(sentence) == (
         "the prompt has 8\u202f206 tokens of 8\u202f192. tcp://127.0.0.1:7710, request-12345, 0.12345 and 999 stay"

@@ -1,4 +1,4 @@
-"""What engines and models say is shown letter by letter: brackets in it are no markup, anywhere in the window."""
+"""Tests that text from engines and models is never rendered as markup."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from kvscope_telemetry.source import SourceState
 
 EVIL = "<img src='file:///etc/passwd'><b>evil</b>"
 MAY_BE_RICH = {"welcome.py", "block_card.py", "plain_text.py"}
-"""Their rich labels hold words of our own, or escape what they are given."""
+"""Files with rich-text labels, which contain our own texts or escape what they are given."""
 
 
-def test_labels_are_plain_everywhere():
+def test_rich_labels_are_created_only_in_listed_files():
     root = Path(kvscope_app.__file__).parent
     made = {path.name for path in root.rglob("*.py") if re.search(r"\bQLabel\(", path.read_text("utf-8"))}
     assert made <= MAY_BE_RICH
 
 
-def test_a_tip_shows_brackets_as_brackets():
+def test_tooltip_shows_angle_brackets_literally():
     assert plain_tip("request 3 < request 4") == "request 3 < request 4"
     assert "<b>" not in plain_tip("<b>evil</b>\nsecond line")
     assert "pre-wrap" in plain_tip("<b>evil</b>\nsecond line")
 
 
-def test_an_elided_label_is_plain_and_so_is_its_tip(qtbot):
+def test_elided_label_and_its_tooltip_escape_markup(qtbot):
     label = ElidedLabel(EVIL)
     qtbot.addWidget(label)
     label.resize(30, 20)
@@ -41,7 +41,7 @@ def test_an_elided_label_is_plain_and_so_is_its_tip(qtbot):
     assert "&lt;img" in label.toolTip()
 
 
-def test_a_hostile_engine_puts_no_markup_into_the_window(make_engine, make_session, make_window, poll):
+def test_markup_sent_by_an_engine_is_shown_as_plain_text(make_engine, make_session, make_window, poll):
     engine = make_engine()
     first = engine.source.updates.popleft()
     hello = msgspec.structs.replace(

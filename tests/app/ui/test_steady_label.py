@@ -1,4 +1,4 @@
-"""A label whose words change does not lay out the window."""
+"""Tests of labels that do not trigger a layout whenever their text changes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from PySide6.QtWidgets import QHBoxLayout, QWidget
 from kvscope_app.ui.steady_label import SteadyLabel
 
 
-class Layouts(QObject):
-    """Counts how often a widget is asked to lay itself out."""
+class LayoutRequestCounter(QObject):
+    """Counts the layout requests of a widget."""
 
     def __init__(self, widget):
         super().__init__(widget)
@@ -37,12 +37,12 @@ def settle():
     QCoreApplication.processEvents()
 
 
-def test_words_of_a_like_length_keep_the_layout(host):
+def test_text_of_similar_length_does_not_trigger_a_layout(host):
     label = SteadyLabel()
     host.layout().addWidget(label)
     label.setText("1,234 frames")
     settle()
-    layouts = Layouts(host)
+    layouts = LayoutRequestCounter(host)
     for number in range(1111, 2000, 111):
         label.setText(f"{number:,} frames")
         settle()
@@ -50,7 +50,7 @@ def test_words_of_a_like_length_keep_the_layout(host):
     assert label.text() == "1,999 frames"
 
 
-def test_longer_words_get_their_room(host):
+def test_longer_text_widens_the_label(host):
     label = SteadyLabel()
     host.layout().addWidget(label)
     for text in ("1 frame", "1,234,567 frames, 12 lost"):
@@ -60,22 +60,22 @@ def test_longer_words_get_their_room(host):
     wide = label.width()
     label.setText("1 frame")
     settle()
-    assert label.width() < wide, "and give it back once it is far too much"
+    assert label.width() < wide, "the label shrinks once it is much too wide"
 
 
-def test_it_has_room_for_the_longest_from_the_start(host):
+def test_label_is_as_wide_as_its_longest_text_from_the_start(host):
     label = SteadyLabel("00:00.0 / 00:00.0")
     host.layout().addWidget(label)
     label.setText("0:01.0")
     settle()
-    layouts = Layouts(host)
+    layouts = LayoutRequestCounter(host)
     label.setText("12:34.5 / 12:34.5")
     settle()
     assert layouts.count == 0
     assert label.width() >= label.fontMetrics().horizontalAdvance(label.text())
 
 
-def test_another_font_is_another_size(host):
+def test_larger_font_widens_the_label(host):
     label = SteadyLabel()
     host.layout().addWidget(label)
     label.setText("1,234 frames")

@@ -1,4 +1,4 @@
-"""The zoom: all text and what is measured by it grows, in open windows and in those that come, and comes back."""
+"""Tests of the zoom: texts, icons and lengths follow it, in open and new windows, and return to their sizes."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from kvscope_app.ui.theming.stylesheet import stylesheet
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 from kvscope_app.ui.widget_factories import label
 from kvscope_app.ui.zoom import scaled, zoom_of
-from kvscope_app.views.memory.bar import Swatch
+from kvscope_app.views.memory.stacked_bar import Swatch
 from kvscope_app.views.page_map import legend_items
 from kvscope_app.views.throughput.throughput_view import ThroughputView
 from kvscope_app.window.status_bar import StateDot
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(qapp, themes):
+def _reset_zoom(qapp, themes):
     yield
     themes.settings.change(zoom_percent=100)
 
 
 def sizes(window):
-    """Of text and what follows it, by what it is."""
+    """Return sizes of texts and of what depends on them, by name."""
     view = window.views
     return {
         "label": driver.status(window, "model").font().pointSizeF(),
@@ -55,7 +55,7 @@ def sizes(window):
     }
 
 
-def test_everything_grows_and_comes_back(engine, session, make_window, poll, settings, qtbot):
+def test_texts_and_lengths_grow_with_the_zoom_and_return(engine, session, make_window, poll, settings, qtbot):
     engine.hold([1, 2])
     poll(session)
     window = make_window(session, with_views=("requests", "events", "throughput", "timeline"), size=(1500, 900))
@@ -77,7 +77,7 @@ def test_everything_grows_and_comes_back(engine, session, make_window, poll, set
     qtbot.waitUntil(lambda: others() == {}, timeout=60_000)
 
 
-def test_it_is_kept_and_ends_somewhere(qapp, settings, themes):
+def test_zoom_is_saved_and_bounded(qapp, settings, themes):
     for _ in range(30):
         themes.zoom(1)
     assert zoom_of(qapp) == 300
@@ -91,7 +91,7 @@ def test_it_is_kept_and_ends_somewhere(qapp, settings, themes):
     themes.settings.look()
 
 
-def test_keys(session, make_window, qtbot, qapp):
+def test_zoom_shortcuts_change_the_zoom(session, make_window, qtbot, qapp):
     window = make_window(session)
     qtbot.waitUntil(window.isActiveWindow)
     canvas, control = window.page_map.canvas, Qt.KeyboardModifier.ControlModifier
@@ -101,7 +101,7 @@ def test_keys(session, make_window, qtbot, qapp):
         assert zoom_of(qapp) == percent
 
 
-def test_charts_of_larger_text_stand_below_each_other(engine, session, poll, themes, qtbot):
+def test_charts_move_to_one_column_at_a_large_zoom(engine, session, poll, themes, qtbot):
     engine.hold([1])
     poll(session)
     view = ThroughputView(session)
@@ -118,7 +118,7 @@ def test_charts_of_larger_text_stand_below_each_other(engine, session, poll, the
 
 
 @pytest.mark.parametrize("percent", [50, 75, 90, 110, 125, 150, 175, 200, 300])
-def test_the_handle_of_a_slider_stays_round(percent):
+def test_slider_handle_is_round_at_every_zoom(percent):
     rule = next(
         line for line in stylesheet(DARK, percent).splitlines() if line.startswith("QSlider::handle:horizontal {")
     )
@@ -126,10 +126,10 @@ def test_the_handle_of_a_slider_stays_round(percent):
     assert 0 < radius <= side / 2
 
 
-def test_a_last_column_goes_on_to_end_where_its_table_ends(qapp, themes, qtbot):
+def test_last_table_column_fills_the_width_at_every_zoom(qapp, themes, qtbot):
     table = QTableWidget(3, 3)
     table.horizontalHeader().setStretchLastSection(True)
-    table.horizontalHeader().hide()  # as that of events told as cards
+    table.horizontalHeader().hide()  # as in the events table, which shows cards
     table.resize(600, 200)
     qtbot.addWidget(table)
     table.show()
@@ -139,7 +139,7 @@ def test_a_last_column_goes_on_to_end_where_its_table_ends(qapp, themes, qtbot):
         assert sum(table.columnWidth(column) for column in range(3)) == table.viewport().width()
 
 
-def test_hidden_parts_get_the_usual_text_size_back(qapp, session, make_window, themes):
+def test_hidden_widgets_return_to_the_default_font_size(qapp, session, make_window, themes):
     window = make_window(session, with_views=True)
     themes.finish()
     usual = qapp.font().pointSizeF()
@@ -151,7 +151,7 @@ def test_hidden_parts_get_the_usual_text_size_back(qapp, session, make_window, t
 
 
 @pytest.mark.parametrize("percent", [100, 175, 300])
-def test_a_sheet_has_room_for_its_words_and_no_more_than_the_screen(qapp, themes, qtbot, percent):
+def test_sheet_fits_its_text_but_is_not_larger_than_the_screen(qapp, themes, qtbot, percent):
     themes.settings.change(zoom_percent=percent)
     parent = QWidget()
     qtbot.addWidget(parent)
@@ -168,7 +168,7 @@ def test_a_sheet_has_room_for_its_words_and_no_more_than_the_screen(qapp, themes
 
 
 def lengths(window):
-    """Icons and fixed sizes of all parts, in the order in which they were made."""
+    """Return (description, width) of icons and fixed-size widgets, in creation order."""
     found = []
     for part in window.findChildren(QWidget):
         if isinstance(part, QAbstractButton) and not part.icon().isNull():
@@ -184,18 +184,18 @@ def described(part):
 
 
 @pytest.mark.parametrize("there", [(110, 125), (110, 125, 150, 175, 200, 250, 300), (90, 75, 50)])
-def test_every_length_comes_back_however_many_steps_it_took(there, session, make_window, themes):
+def test_lengths_return_after_any_sequence_of_zooms(there, session, make_window, themes):
     window = make_window(session, with_views=True)
     themes.finish()
     before = lengths(window)
-    for back in ((), reversed(there[:-1])):  # at once, and step by step
+    for back in ((), reversed(there[:-1])):  # in one step, and step by step
         for percent in (*there, *back, 100):
             themes.settings.change(zoom_percent=percent)
             themes.finish()
         assert lengths(window) == before
 
 
-def test_restored_zoom_scales_what_a_changed_zoom_scales(session, make_window, themes):
+def test_restored_zoom_scales_the_same_lengths_as_a_changed_zoom(session, make_window, themes):
     views = ("memory", "throughput", "devices", "prefixes", "inspector")
     window = make_window(session, with_views=views)
     themes.settings.change(zoom_percent=200)
@@ -225,7 +225,7 @@ def test_default_layout_of_a_zoomed_window_puts_docks_behind_tabs(session, make_
 
 
 def icon_sizes(window):
-    """Icons of tables, and of a question and a file dialog over the window."""
+    """Return the icon sizes of tables, of a message box and of a file dialog."""
     question = QMessageBox(QMessageBox.Icon.Question, "Recordings", "With text?", parent=window)
     files = QFileDialog(window)
     files.setOption(QFileDialog.Option.DontUseNativeDialog)
@@ -259,7 +259,7 @@ def test_icons_of_tables_and_dialogs_follow_a_changed_and_a_restored_zoom(sessio
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
-def test_no_heading_of_a_table_is_cut_at_the_largest_text(session, make_window, themes, theme):
+def test_table_headings_are_not_truncated_at_the_largest_zoom(session, make_window, themes, theme):
     themes.choose(theme)
     themes.settings.change(zoom_percent=300)
     window = make_window(session, with_views=("requests", "prefixes"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvscope_app.views.memory.account import account, kv_detail
 from kvscope_app.views.memory.detail_rows import detail_rows
+from kvscope_app.views.memory.memory_breakdown import account, kv_detail
 from kvscope_app.views.page_map.page_map_view import summaries
 from kvscope_telemetry.ledger import BlockState
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown

@@ -10,10 +10,10 @@ from kvscope_app.session.stop_bands import StopBand, stop_text_at, stops_until
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec, stop_ground
-from kvscope_app.views.heatmap.cell_text import cell_words
+from kvscope_app.views.heatmap.cell_text import cell_text
 from kvscope_app.views.heatmap.pools import PoolRegistry
 from kvscope_app.views.timeline.lane_colors import STOPPED_COLOR, STOPPED_SOFT, ink, softened
-from kvscope_app.views.timeline.lane_descriptions import found_in_lane, found_in_row
+from kvscope_app.views.timeline.lane_descriptions import hit_lane, hit_row
 from kvscope_app.views.timeline.lane_layout import LaneLayout
 from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
 from kvscope_app.views.timeline.request_lanes import RequestLanes
@@ -34,9 +34,9 @@ def overview():
 
 def test_a_request_is_not_green_while_the_engine_stands_still(overview):
     lanes = RequestLanes()
-    lanes.add([overview.events[place] for place in range(len(overview.events))])
+    lanes.add_events([overview.events[place] for place in range(len(overview.events))])
     shown = ShownLanes(overview, lanes, TimeSpan(at(0), at(100)), at(100))
-    shown.place_rows()
+    shown.assign_rows()
     layout = LaneLayout(1104, 700, bare_lanes(overview))
     row = int(shown.rows[lanes.history_of(overview.events[0].epoch, 2)])
     for theme in (DARK, LIGHT):
@@ -46,19 +46,19 @@ def test_a_request_is_not_green_while_the_engine_stands_still(overview):
         assert line[round(0.14 * width)] == ink("good", theme)
         assert line[round(0.20 * width)] == softened(STOPPED_COLOR, theme, STOPPED_SOFT)
         assert line[round(0.26 * width)] == ink("good", theme)
-    assert found_in_lane("paused", shown, at(20), 0).words == "Engine paused by Ada, 10.0 s"
-    assert found_in_lane("paused", shown, at(30), 0).words == ""
-    assert "(without 10.0 s paused)" in found_in_row(row, shown, at(20), 0).words
+    assert hit_lane("paused", shown, at(20), 0).text == "Engine paused by Ada, 10.0 s"
+    assert hit_lane("paused", shown, at(30), 0).text == ""
+    assert "(without 10.0 s paused)" in hit_row(row, shown, at(20), 0).text
     assert "paused" in bare_lanes(small_overview())
     overview.stops.add(Stop(begin_ns=at(26), end_ns=at(28), kind=SUSPENDED))
-    assert "(without 12.0 s paused or suspended)" in found_in_row(row, shown, at(20), 0).words
+    assert "(without 12.0 s paused or suspended)" in hit_row(row, shown, at(20), 0).text
 
 
 def test_a_cell_of_the_heatmap_says_why_it_did_not_change(overview):
     overview.extend([second(100, num_rows=8), second(101, num_rows=8)])
     overview.stops.add(Stop(begin_ns=at(100), end_ns=at(101), by="Bob"))
-    assert cell_words(overview, PoolRegistry(), at(100.5), 0).endswith("engine paused by Bob, 1.00 s")
-    assert "paused" not in cell_words(overview, PoolRegistry(), at(101.5), 0)
+    assert cell_text(overview, PoolRegistry(), at(100.5), 0).endswith("engine paused by Bob, 1.00 s")
+    assert "paused" not in cell_text(overview, PoolRegistry(), at(101.5), 0)
     overview.stops.add(Stop(begin_ns=at(40), end_ns=at(42), kind=SUSPENDED))
     assert stop_text_at(overview, at(41)) == "process suspended, 2.00 s"
 
@@ -80,7 +80,7 @@ def test_a_chart_has_the_band_and_says_it_to_who_hovers(qtbot):
     panel.show_stops([StopBand(20.0, 60.0, "paused by Ada, 40.0 s")])
     with qtbot.waitExposed(panel):
         panel.show()
-    panel.settle()
+    panel.finish_layout()
     picture = panel.plot.grab().toImage()
     view = panel.plot.view_box
     inside, outside = (panel.plot.mapFromScene(view.mapViewToScene(QPointF(x, 0.4))) for x in (50.0, 80.0))

@@ -9,7 +9,7 @@ from kvscope_app.debugger.permission import why_not_evict, why_not_pin
 from kvscope_app.views.inspector.block_page import block_page
 from kvscope_app.views.inspector.findings import findings
 from kvscope_app.views.inspector.request_page import request_page
-from kvscope_app.views.memory.account import account
+from kvscope_app.views.memory.memory_breakdown import account
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import FILL, FILL_FULL
 from kvscope_app.views.page_map.drawing.headings import headings

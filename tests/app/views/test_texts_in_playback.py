@@ -128,7 +128,7 @@ def test_words_find_rows_that_were_never_looked_at(play, show, qtbot):
     session = play(with_texts=True)
     view = show(PrefixesView(session))
     view.resize(900, 160)
-    tree = view.keeper.tree
+    tree = view.builder.tree
     row = int(tree.rows[-1])
     view.search.setText(word(row))
     wanted = tree.node_of(row)

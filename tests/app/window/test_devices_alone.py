@@ -1,4 +1,4 @@
-"""A window on `kvscope-engine sample`, which has no pool: nothing is shown as if there were one."""
+"""Tests of a window on `kvscope-engine sample`, which reports devices and has no KV pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvscope_app.views.prefixes.prefixes_view import NO_POOL
 from kvscope_engine.server.device_publisher import DEVICES_ALONE as ALONE
 
 
-def test_the_middle_says_what_there_is(make_engine, make_session, make_window, poll):
+def test_window_without_a_pool_shows_a_message_and_the_devices(make_engine, make_session, make_window, poll):
     session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
     window = make_window(session)
     poll(session)
@@ -21,7 +21,7 @@ def test_the_middle_says_what_there_is(make_engine, make_session, make_window, p
     assert window.docks["devices"].isVisible()
 
 
-def test_where_the_docks_were_put_for_it_is_not_where_they_are_wanted(make_engine, make_session, make_window, poll):
+def test_layout_for_devices_only_does_not_replace_the_saved_layout(make_engine, make_session, make_window, poll):
     session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
     window = make_window(session)
     before = window.saveState(LAYOUT_VERSION)
@@ -31,7 +31,7 @@ def test_where_the_docks_were_put_for_it_is_not_where_they_are_wanted(make_engin
     assert window.settings.value(layout_name("window")) == before
 
 
-def test_the_roofline_says_that_there_are_no_steps(make_engine, make_session, poll, qtbot):
+def test_roofline_explains_that_there_are_no_steps(make_engine, make_session, poll, qtbot):
     from kvscope_app.views.roofline.roofline_view import NO_STEPS_HERE, RooflineView
 
     session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
@@ -43,7 +43,7 @@ def test_the_roofline_says_that_there_are_no_steps(make_engine, make_session, po
     view.shut_down()
 
 
-def test_nothing_is_said_or_proposed_as_if_there_were_an_engine(make_engine, make_session, make_window, poll):
+def test_prefixes_and_console_offer_nothing_without_a_pool(make_engine, make_session, make_window, poll):
     session = make_session(make_engine(num_blocks=1, capabilities=ALONE))
     window = make_window(session, with_views=("console", "prefixes"))
     poll(session)
@@ -55,7 +55,7 @@ def test_nothing_is_said_or_proposed_as_if_there_were_an_engine(make_engine, mak
     assert all(button.isHidden() for button in page.starters.findChildren(StarterButton))
 
 
-def test_numbers_that_nobody_tells_are_dashes(make_engine, make_session, poll, qtbot):
+def test_unreported_request_counters_are_dashes(make_engine, make_session, poll, qtbot):
     from kvscope_app.views.requests.numbers import RequestNumbers
 
     session = make_session(make_engine(num_blocks=1, capabilities=ALONE))

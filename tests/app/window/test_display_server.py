@@ -1,4 +1,4 @@
-"""Whether a window can be opened is known before Qt is asked."""
+"""Tests of the checks for a display and a working Qt before Qt is started."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from kvscope_app.window.display_server import missing_library, require_display, 
 from kvscope_telemetry.errors import KvscopeError
 
 
-def test_no_display_is_one_line_with_a_way_out():
+def test_missing_display_is_reported_in_one_line_with_a_workaround():
     with pytest.raises(KvscopeError, match="xvfb-run") as raised:
         require_display({})
     assert "\n" not in str(raised.value)
     assert raised.value.exit_code == 1
 
 
-def test_an_x_server_that_does_not_answer_is_told():
+def test_unreachable_x_server_is_named():
     with pytest.raises(KvscopeError, match=":4711"):
         require_display({"DISPLAY": ":4711"})
 
 
-def test_xcb_asked_for_without_display():
+def test_xcb_platform_without_display_is_refused():
     with pytest.raises(KvscopeError, match="no display"):
         require_display({"QT_QPA_PLATFORM": "xcb", "WAYLAND_DISPLAY": "wayland-0"})
 
@@ -35,7 +35,7 @@ def test_platforms_without_a_display_are_accepted(platform):
     assert require_display({"QT_QPA_PLATFORM": platform}) is None, "nothing was raised"
 
 
-def test_unknown_platform_is_refused_with_those_that_are_installed():
+def test_unknown_platform_is_refused_with_the_installed_ones():
     with pytest.raises(KvscopeError, match=r"QT_QPA_PLATFORM='foo' is not accepted: one of .*offscreen.*xcb") as raised:
         require_display({"QT_QPA_PLATFORM": "foo", "DISPLAY": ":4711"})
     assert "\n" not in str(raised.value)
@@ -54,7 +54,7 @@ def test_dead_wayland_compositor_is_named(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("Xvfb") is None, reason="Xvfb, an X server without a screen, is not installed")
-def test_x_server_of_8_bits_per_pixel_is_refused(tmp_path):
+def test_x_server_with_8_bits_per_pixel_is_refused(tmp_path):
     read_end, write_end = os.pipe()
     command = ["Xvfb", "-displayfd", str(write_end), "-screen", "0", "320x200x8", "-nolisten", "tcp"]
     with (
@@ -70,19 +70,19 @@ def test_x_server_of_8_bits_per_pixel_is_refused(tmp_path):
             server.terminate()
 
 
-def test_a_missing_library_is_named_with_its_package():
+def test_missing_library_is_named_with_its_package():
     message = missing_library("libEGL.so.1: cannot open shared object file: No such file or directory")
     assert "apt-get install libegl1" in message
     assert "libfoo.so.3" in missing_library("libfoo.so.3: cannot open shared object file: No such file")
     assert "cannot be loaded" in missing_library("something else")
 
 
-def test_qt_here_is_usable():
+def test_installed_qt_is_accepted():
     assert require_qt() is None, "nothing was raised"
     assert require_sound_qt() is None
 
 
-def test_the_pyside_that_corrupts_memory_is_refused(monkeypatch):
+def test_pyside_version_that_corrupts_memory_is_refused(monkeypatch):
     import PySide6
 
     monkeypatch.setattr(PySide6, "__version_info__", (6, 12, 0, "", ""))

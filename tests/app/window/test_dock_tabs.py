@@ -1,4 +1,4 @@
-"""Many docks in one place: each tab has its whole name."""
+"""Tests of tabbed docks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QTabBar
 
 
-def test_names_of_tabs_stay_whole_in_a_small_window(session, make_window, qtbot):
+def test_tab_names_are_not_elided_in_a_small_window(session, make_window, qtbot):
     window = make_window(session)
     window.resize(900, 600)
     docks = list(window.docks.values())
@@ -28,7 +28,7 @@ def test_names_of_tabs_stay_whole_in_a_small_window(session, make_window, qtbot)
     assert found.minimumSizeHint().width() < window.width() // 2
 
 
-def test_a_panel_that_is_shown_comes_before_the_others_in_its_place(session, make_window, qtbot):
+def test_shown_dock_is_raised_above_the_other_tabs(session, make_window, qtbot):
     window = make_window(session)
     timeline = window.docks["timeline"]
     for is_shown in (False, True):

@@ -1,4 +1,4 @@
-"""The Edit menu: undo of what was done, and tables copied as text with tabs."""
+"""Tests of the Edit menu: undo, redo, and copying tables as tab-separated text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def clipboard():
     return QGuiApplication.clipboard().text()
 
 
-def test_a_table_is_copied_with_its_titles(window, qtbot):
+def test_selected_rows_are_copied_with_visible_columns_in_shown_order(window, qtbot):
     view = window.views["requests"]
     window.focus_view("requests")
     view.refresh()
@@ -62,7 +62,7 @@ def test_list_is_copied_as_one_column(qtbot):
     assert as_tsv(view, [0, 1]) == "first\nsecond\n"
 
 
-def test_cards_are_copied_with_all_they_say(qtbot):
+def test_rows_shown_as_cards_are_copied_with_all_columns(qtbot):
     model = QStandardItemModel(1, 3)
     model.setHorizontalHeaderLabels(["Time", "Kind", "Why"])
     for column, text in enumerate(("10:00", "evicted", "no\troom\nleft")):
@@ -75,7 +75,7 @@ def test_cards_are_copied_with_all_they_say(qtbot):
     assert as_tsv(table, [0]) == "Time\tKind\tWhy\n10:00\tevicted\tno room left\n"
 
 
-def test_words_are_still_copied_as_words(window, qtbot):
+def test_copy_in_a_text_field_copies_the_selected_text(window, qtbot):
     line = window.views["requests"].search
     window.focus_view("requests")
     line.setText("chat-2")
@@ -88,7 +88,7 @@ def test_words_are_still_copied_as_words(window, qtbot):
     assert "No focused table" in window.statusBar().currentMessage()
 
 
-def test_a_closed_dock_comes_back(window, qtbot):
+def test_closing_a_dock_can_be_undone_and_redone(window, qtbot):
     undo, redo = (window.actions_by_name[name] for name in ("undo", "redo"))
     assert (undo.text(), undo.isEnabled()) == ("Undo", False)
     window.docks["memory"].close()
@@ -101,10 +101,10 @@ def test_a_closed_dock_comes_back(window, qtbot):
     assert window.docks["memory"].isHidden()
     undo.trigger()
     qtbot.wait(300)
-    assert window.undo.count() == 1, "an undo is nothing to be undone"
+    assert window.undo.count() == 1, "an undo is not itself an undo step"
 
 
-def test_a_dock_that_was_taken_out_goes_back(window, qtbot):
+def test_floating_a_dock_can_be_undone(window, qtbot):
     dock: QDockWidget = window.docks["throughput"]
     dock.setFloating(True)
     qtbot.waitUntil(window.undo.canUndo)
@@ -113,7 +113,7 @@ def test_a_dock_that_was_taken_out_goes_back(window, qtbot):
     assert not dock.isFloating()
 
 
-def test_a_deleted_chat_comes_back_once(window):
+def test_deleted_chat_is_restored_once_by_undo(window):
     page = window.views["console"].page
     page.current.title = "Of caches"
     page.current.messages.append(Message(role="user", content="What is a block?"))
@@ -131,7 +131,7 @@ def test_a_deleted_chat_comes_back_once(window):
     assert page.chat.find(key).messages[0].content == "What is a block?"
 
 
-def test_keys_of_a_dock_are_heard_in_it_alone(window, qtbot):
+def test_dock_shortcuts_work_only_while_the_dock_has_the_focus(window, qtbot):
     console = window.views["console"]
     console.page.current.messages.append(Message(role="user", content="a"))
     before = console.page.current
@@ -143,7 +143,7 @@ def test_keys_of_a_dock_are_heard_in_it_alone(window, qtbot):
     assert console.page.current is not before
 
 
-def test_escape_in_the_table_lets_go(window, session, qtbot):
+def test_escape_in_the_request_table_clears_the_selection(window, session, qtbot):
     table = window.views["requests"].table
     window.focus_view("requests")
     session.selection.select_request(2)

@@ -1,4 +1,4 @@
-"""What the window says of an own engine that was refused before it answered anybody."""
+"""Tests of the messages about an engine that failed to start, cannot be reached, or needs a restart."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ REASON = "max_model_len=8192 is not accepted with allocator='contiguous': " + "s
 REMEDY = "(--max-model-len 2048)"
 
 
-class Keeper(QObject):
-    """Of a process that never was."""
+class FakeKeeper(QObject):
+    """Keeper of an engine process that was never started."""
 
     ended = Signal(str)
     started = Signal()
@@ -28,30 +28,30 @@ class Keeper(QObject):
     engine = SimpleNamespace(log_text=lambda: "")
 
     def forget(self):
-        """Nothing to forget."""
+        """Do nothing; there is no process."""
 
 
 @pytest.fixture
-def refused(make_engine, make_session, make_window):
-    """A window whose engine ended with a long reason, and its keeper."""
+def window_and_keeper(make_engine, make_session, make_window):
+    """Window whose engine ended with a long reason, and its keeper."""
     engine = make_engine()
     engine.source.updates.clear()
     engine.say(SourceState.CONNECTING)
-    keeper = Keeper()
+    keeper = FakeKeeper()
     window = make_window(make_session(engine), keeper=keeper, size=(900, 700))
     keeper.ended.emit(REASON + REMEDY)
     return window, keeper
 
 
-def test_the_end_of_a_reason_is_not_cut(refused, qtbot):
-    window, _ = refused
+def test_long_reason_is_wrapped_and_not_truncated(window_and_keeper, qtbot):
+    window, _ = window_and_keeper
     (words,) = [label for label in window.banner.findChildren(QLabel) if label.text().endswith(REMEDY)]
     qtbot.waitUntil(lambda: words.height() >= words.heightForWidth(words.width()), timeout=60_000)
     assert words.height() > 2 * words.fontMetrics().height()
 
 
-def test_who_is_known_to_have_ended_is_not_waited_for(refused):
-    window, keeper = refused
+def test_ended_engine_is_shown_as_stopped_until_it_is_restarted(window_and_keeper):
+    window, keeper = window_and_keeper
     window.session.poll()
     assert window.session.status.state is SourceState.ENDED
     assert driver.status(window, "state").text().startswith("Stopped: max_model_len=8192")
@@ -59,7 +59,7 @@ def test_who_is_known_to_have_ended_is_not_waited_for(refused):
     assert window.session.status.state is SourceState.CONNECTING
 
 
-def test_a_dead_address_says_why_and_offers_another(make_engine, make_session, make_window, qtbot):
+def test_unreachable_address_shows_the_reason_and_can_be_changed(make_engine, make_session, make_window, qtbot):
     engine = make_engine()
     engine.source.updates.clear()
     engine.say(SourceState.CONNECTING)
@@ -82,7 +82,7 @@ def test_a_dead_address_says_why_and_offers_another(make_engine, make_session, m
     assert not window.isVisible()
 
 
-def test_cancel_closes_the_window_and_an_engine_that_comes_takes_the_words_away(
+def test_waiting_message_can_be_cancelled_and_is_hidden_once_the_engine_answers(
     make_engine, make_session, make_window, poll, qtbot
 ):
     engine = make_engine()
@@ -92,27 +92,26 @@ def test_cancel_closes_the_window_and_an_engine_that_comes_takes_the_words_away(
     session = make_session(engine)
     window = make_window(session)
     driver.poll_until(session, lambda: "Cancel" in driver.lines(window.welcome), qtbot)
-    assert "Change address…" not in driver.lines(window.welcome)  # there is nobody who could open another window
+    assert "Change address…" not in driver.lines(window.welcome)  # no `attach` callback was given
     engine.source.updates.extend(updates)
     engine.live()
     poll(session)
     assert window.page_map.isVisible()
 
 
-class Process(SimpleNamespace):
-    """Told options, and started again."""
+class FakeProcess(SimpleNamespace):
+    """Engine process that stores the options set on it."""
 
     def set_option(self, flag, value):
         self.options_set.append((flag, value))
 
 
 @pytest.mark.parametrize(("is_rounded", "value"), [(False, "a8"), (True, "auto")])
-def test_activations_of_8_bits_are_asked_for_with_what_they_cost(
+def test_change_of_8_bit_activations_is_confirmed_and_restarts_the_engine(
     is_rounded, value, make_engine, make_session, make_window
 ):
-    """The engine is started again with the option, and with the other one when it is taken back."""
-    engine, keeper = make_engine(), Keeper()
-    keeper.engine, keeper.restart = Process(options_set=[]), lambda: keeper.engine.options_set.append("restart")
+    engine, keeper = make_engine(), FakeKeeper()
+    keeper.engine, keeper.restart = FakeProcess(options_set=[]), lambda: keeper.engine.options_set.append("restart")
     window = make_window(make_session(engine), keeper=keeper, size=(900, 700))
     hello = window.session.live_mirror.hello
     model = replace(hello.model, quantization="int4-a8" if is_rounded else "int4")
@@ -133,7 +132,7 @@ def test_closing_asks_while_the_own_engine_has_unfinished_requests(make_engine, 
     session = make_session(engine)
     engine.request(1)
     poll(session)
-    owning, watching = make_window(session, keeper=Keeper()), make_window(session)
+    owning, watching = make_window(session, keeper=FakeKeeper()), make_window(session)
     assert what_closing_ends(owning) == "Stop the engine and its 1 unfinished request?"
     assert what_closing_ends(watching) == ""
     owning.actions_by_name["close"].trigger()

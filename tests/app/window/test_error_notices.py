@@ -1,4 +1,4 @@
-"""An error that nobody caught is told in the window, once however often it comes, and standard error still gets it."""
+"""Tests of the notices about uncaught errors: shown once in the window, reported without prompt text, and printed."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def window(session, make_window, notices):
 
 @contextmanager
 def expected(errors, qtbot):
-    """Errors that the test means: they come here, and to the hook of pytest-qt as well, which notes them."""
+    """Context in which uncaught errors are expected; pytest-qt captures them as well."""
     with qtbot.captureExceptions() as caught, errors.listening():
         yield caught
 
 
 def raise_in_slot(errors, qtbot, error):
-    """From a timer, as a view's might."""
+    """Raise `error` in a slot of a timer, as a view may."""
 
     def slot():
         raise error
@@ -59,7 +59,9 @@ def raise_in_slot(errors, qtbot, error):
         qtbot.waitUntil(lambda: len(caught) == 1)
 
 
-def test_a_slot_that_raised_is_told_where_it_was(window, notices, session, qtbot, monkeypatch, capsys):
+def test_error_in_a_slot_is_shown_and_its_report_contains_the_code_line(
+    window, notices, session, qtbot, monkeypatch, capsys
+):
     def broken(self):
         raise IndexError(f"index 20 is out of bounds: '{SECRET}'")
 
@@ -75,23 +77,25 @@ def test_a_slot_that_raised_is_told_where_it_was(window, notices, session, qtbot
     copy = next(b for b in notices.strip.findChildren(QPushButton) if b.text() == "Copy report")
     copy.click()
     report = QGuiApplication.clipboard().text()
-    assert "raise IndexError(f\"index 20 is out of bounds: '{SECRET}'\")" in report, "the line, not the text"
+    assert "raise IndexError(f\"index 20 is out of bounds: '{SECRET}'\")" in report, (
+        "the report contains the code line but not the value"
+    )
     assert "refresher.py" in report
     assert "PySide6" in report
     assert SECRET not in report
     assert "internal error, IndexError" in capsys.readouterr().err
 
 
-def test_the_part_is_named_by_the_room_of_the_newest_call(window, notices, session, qtbot, poll, monkeypatch):
+def test_error_notice_names_the_view_of_the_innermost_call(window, notices, session, qtbot, poll, monkeypatch):
     view = window.views["prefixes"]
-    monkeypatch.setattr(view.keeper, "follow", lambda mirror: 1 / 0)
+    monkeypatch.setattr(view.builder, "follow", lambda mirror: 1 / 0)
     with expected(notices.errors, qtbot):
         QTimer.singleShot(1, view.refresh)
         qtbot.waitUntil(lambda: notices.strip is not None and notices.strip.text != "")
     assert notices.strip.text == "Something went wrong in Prefixes"
 
 
-def test_strip_names_the_action_that_failed_and_what_was_raised(window, notices, session, qtbot):
+def test_error_notice_names_the_failed_action_and_the_exception(window, notices, session, qtbot):
     def fail():
         raise KeyError(SECRET)
 
@@ -111,7 +115,7 @@ def test_error_outside_the_views_names_its_feature(errors):
     assert errors.newest.part == "Recording"
 
 
-def test_one_that_comes_again_is_counted_and_one_that_was_dismissed_stays_away(window, notices, errors, qtbot, capsys):
+def test_repeated_error_is_counted_and_stays_dismissed(window, notices, errors, qtbot, capsys):
     def fail():
         raise ValueError("again")
 
@@ -121,7 +125,7 @@ def test_one_that_comes_again_is_counted_and_one_that_was_dismissed_stays_away(w
         qtbot.waitUntil(lambda: errors.newest is not None and errors.newest.count == 12)
         qtbot.waitUntil(lambda: notices.strip is not None and "12 times" in notices.strip.accessibleName())
         assert len(errors.errors) == 1
-        assert capsys.readouterr().err.count("internal error") == 2  # the first and the tenth
+        assert capsys.readouterr().err.count("internal error") == 2  # printed for the first and the tenth occurrence
         notices.strip.hide()
         QTimer.singleShot(1, fail)
         qtbot.waitUntil(lambda: errors.newest.count == 13)
@@ -132,7 +136,7 @@ def test_one_that_comes_again_is_counted_and_one_that_was_dismissed_stays_away(w
     assert "1 other error earlier" in notices.strip.accessibleName()
 
 
-def test_errors_of_threads_of_the_collector_and_of_qt(window, notices, errors, qtbot, capsys):
+def test_errors_in_threads_and_finalizers_are_shown_and_printed(window, notices, errors, qtbot, capsys):
     def work():
         raise RuntimeError("in a thread")
 
@@ -140,7 +144,7 @@ def test_errors_of_threads_of_the_collector_and_of_qt(window, notices, errors, q
         def __del__(self):
             raise OSError("while it went")
 
-    with pytest.MonkeyPatch.context() as patch:  # pytest has hooks of its own, which would fail the test
+    with pytest.MonkeyPatch.context() as patch:  # pytest's own hooks would fail the test
         patch.setattr(threading, "excepthook", threading.__excepthook__)
         patch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
         with errors.listening():
@@ -158,7 +162,7 @@ def test_errors_of_threads_of_the_collector_and_of_qt(window, notices, errors, q
 
 @pytest.mark.qt_no_exception_capture
 @pytest.mark.no_qt_log
-def test_qt_messages_go_into_the_report_and_critical_ones_are_told(errors, qtbot, capsys):
+def test_critical_qt_message_is_reported_without_quoted_text(errors, qtbot, capsys):
     with errors.listening():
         qCritical(f"the display went away: '{SECRET}'")
     assert [each.kind for each in errors.errors] == ["Qt"]
@@ -167,7 +171,7 @@ def test_qt_messages_go_into_the_report_and_critical_ones_are_told(errors, qtbot
     assert "the display went away" in capsys.readouterr().err
 
 
-def test_they_are_bounded(errors, qtbot):
+def test_number_of_stored_errors_is_bounded(errors, qtbot):
     for number in range(MAX_ERRORS + 5):
         errors.hear(type(f"Error{number}", (Exception,), {}), None, None)
     assert len(errors.errors) == MAX_ERRORS
@@ -175,7 +179,7 @@ def test_they_are_bounded(errors, qtbot):
     assert "and 5 other errors" in errors.report
 
 
-def test_pythons_own_words_are_told_and_not_what_they_quote(errors):
+def test_report_contains_messages_of_python_without_quoted_values(errors):
     secret = f"""it's {SECRET}, "so" don't tell"""
     hear(errors, lambda: [1, 2][20:][0])
     hear(errors, lambda: np.zeros((2, 3)) + np.zeros(4))
@@ -189,8 +193,8 @@ def test_pythons_own_words_are_told_and_not_what_they_quote(errors):
         assert word not in errors.report
 
 
-def test_no_message_that_somebody_wrote_is_told(errors):
-    """A prompt may be in it without quotation marks."""
+def test_report_contains_no_custom_exception_messages(errors):
+    """A custom message may contain a prompt without quotation marks."""
 
     def refuse():
         raise ValueError(f"cannot show {SECRET}")
@@ -209,7 +213,9 @@ def test_no_message_that_somebody_wrote_is_told(errors):
 
     for what in (refuse, expect, look_up, chained):
         hear(errors, what)
-    errors.hear(ValueError, ValueError(f"cannot read '{SECRET}"), None)  # without a line there is nobody who wrote it
+    errors.hear(
+        ValueError, ValueError(f"cannot read '{SECRET}"), None
+    )  # without a traceback, the author of the message is unknown
     assert len(errors.errors) == 5
     assert 'in refuse: raise ValueError(f"cannot show {SECRET}")' in errors.report
     for written in (SECRET, SECRET.replace(" ", "-")):
@@ -218,7 +224,7 @@ def test_no_message_that_somebody_wrote_is_told(errors):
 
 
 @pytest.mark.no_qt_log
-def test_a_quotation_of_qt_that_does_not_end_is_left_out(errors, qtbot):
+def test_unterminated_quotation_in_a_qt_message_is_left_out(errors, qtbot):
     with errors.listening():
         qCritical(f'cannot read "{SECRET}')
         qCritical(f"cannot read '{SECRET}' or 'it's {SECRET}'")
@@ -227,14 +233,14 @@ def test_a_quotation_of_qt_that_does_not_end_is_left_out(errors, qtbot):
 
 
 def hear(errors, what):
-    """What `what` raises, with its traceback."""
+    """Pass the exception that `what` raises to `errors`, with its traceback."""
     try:
         what()
     except Exception as error:
         errors.hear(type(error), error, error.__traceback__)
 
 
-def test_its_window_may_close(notices, errors, qtbot):
+def test_error_notice_is_removed_with_its_window(notices, errors, qtbot):
     window = QMainWindow()
     window.setCentralWidget(QWidget())
     window.resize(800, 400)
@@ -244,11 +250,11 @@ def test_its_window_may_close(notices, errors, qtbot):
     window.close()
     window.deleteLater()
     qtbot.waitUntil(lambda: notices.strip is None)
-    raise_in_slot(errors, qtbot, KeyError("second"))  # nobody can be told: nothing raises
+    raise_in_slot(errors, qtbot, KeyError("second"))  # there is no window to show it; nothing must raise
     assert len(errors.errors) == 2
 
 
-def test_hooks_are_as_they_were(qapp):
+def test_exception_hooks_are_restored(qapp):
     before = sys.excepthook, threading.excepthook, sys.unraisablehook
     errors = InternalErrors(parent=qapp)
     with errors.listening():

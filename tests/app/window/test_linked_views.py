@@ -1,4 +1,4 @@
-"""Views of one window that share the visible range: zoom in one, and the others show the same time."""
+"""Tests of views in one window that share the visible range."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def session(path):
 
 @pytest.fixture
 def open_window(session, make_window, qtbot):
-    """Opens a window on the recording, with the views in sight or ready to be."""
+    """Return a function that opens a window on the recording and draws all its views."""
 
     def open_it():
         made = make_window(session, with_views=VIEWS, size=(1500, 900))
@@ -52,14 +52,14 @@ def window(open_window):
 
 
 def charts_span(window):
-    """What the charts of Throughput show, by the wall clock."""
+    """Return the wall-clock range shown by the throughput charts."""
     charts, offset_ns = window.views["throughput"].charts, window.session.history.wall_ns(0)
     (first_s, last_s), _ = charts.panels["decode"].plot.view_box.viewRange()
     return TimeSpan(round(first_s * 1e9) + offset_ns, round(last_s * 1e9) + offset_ns)
 
 
 def is_about(found, wanted):
-    """Whether two ranges are the same but for a column of pixels."""
+    """Whether two ranges are equal within a pixel column."""
     within_ns = wanted.length_ns // 50
     return abs(found.begin_ns - wanted.begin_ns) <= within_ns and abs(found.end_ns - wanted.end_ns) <= within_ns
 
@@ -91,13 +91,15 @@ def test_dragging_a_chart_zooms_the_timeline(window):
     )
 
 
-def test_a_view_that_is_unlinked_keeps_its_range_and_follows_again_once_it_is_linked(window):
+def test_unlinked_view_keeps_its_range_until_it_is_linked_again(window):
     timeline, heatmap = window.views["timeline"], window.views["heatmap"]
     heatmap.link.button.click()
     timeline.canvas.zoom(0.3, 0.5)
-    assert heatmap.frame.stance is Stance.FIT
+    assert heatmap.frame.mode is Stance.FIT
     heatmap.frame.zoom(2.0, 100)
-    assert window.session.timeline.visible_range.span == timeline.canvas.shown.span, "zoomed alone"
+    assert window.session.timeline.visible_range.span == timeline.canvas.shown.span, (
+        "zooming an unlinked view must not change the shared range"
+    )
     heatmap.link.button.click()
     assert is_about(heatmap.frame.span, timeline.canvas.shown.span)
 
@@ -110,13 +112,13 @@ def test_alt_left_undoes_a_zoom_in_all_views(window):
     span = timeline.canvas.shown.span
     actions["zoom_back"].trigger()
     assert timeline.canvas.shown.span == timeline.canvas.whole
-    assert heatmap.frame.stance is Stance.FIT
+    assert heatmap.frame.mode is Stance.FIT
     actions["zoom_forward"].trigger()
     assert timeline.canvas.shown.span == span
 
 
-def test_charts_behind_another_tab_are_drawn_once_they_are_seen(window, qtbot):
-    """A turn of the wheel does not draw what nobody can see."""
+def test_hidden_charts_follow_the_visible_range_when_they_are_shown(window, qtbot):
+    """Zooming must not draw hidden views."""
     window.focus_view("memory")
     before = charts_span(window)
     timeline = window.views["timeline"]
@@ -126,7 +128,7 @@ def test_charts_behind_another_tab_are_drawn_once_they_are_seen(window, qtbot):
     qtbot.waitUntil(lambda: is_about(charts_span(window), timeline.canvas.shown.span), timeout=WAIT_MS)
 
 
-def test_fit_in_one_view_ends_the_zoom_of_all(window):
+def test_fit_in_one_view_resets_the_zoom_of_all(window):
     timeline, heatmap = window.views["timeline"], window.views["heatmap"]
     timeline.canvas.zoom(0.3, 0.5)
     heatmap.fit_button.click()
@@ -135,7 +137,7 @@ def test_fit_in_one_view_ends_the_zoom_of_all(window):
     assert window.views["throughput"].charts.is_following
 
 
-def test_requests_and_events_list_what_is_in_the_visible_range(window):
+def test_requests_and_events_can_be_filtered_by_the_visible_range(window):
     requests, events = window.views["requests"], window.views["events"]
     requests.filter.setCurrentText("In visible range")
     events.in_range.setChecked(True)
@@ -152,7 +154,7 @@ def test_requests_and_events_list_what_is_in_the_visible_range(window):
     assert (requests.model.rowCount(), events.model.rowCount()) == (all_requests, all_events)
 
 
-def test_a_view_that_is_opened_later_shows_the_range_that_was_chosen(session, open_window):
+def test_view_opened_later_shows_the_current_visible_range(session, open_window):
     span = TimeSpan(BEGAN_NS + 3 * SECOND_NS, BEGAN_NS + 5 * SECOND_NS)
     session.timeline.visible_range.show(span)
     window = open_window()

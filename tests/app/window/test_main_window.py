@@ -1,4 +1,4 @@
-"""The main window: views, layout, theme, keys, and what it says about the engine."""
+"""Tests of the main window: views, layout, theme, shortcuts, command palette, and engine messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kvscope_telemetry.source import SourceState, Update
 
 
 def test_emitting_signals_keeps_reference_counts(session):
-    """PySide6 6.12 on Python 3.11 loses a reference to True an emit, and crashes after some hundred."""
+    """PySide6 6.12 on Python 3.11 loses one reference to True per emitted signal, and crashes after some hundred."""
     before = sys.getrefcount(True), sys.getrefcount(None)
     for _ in range(200):
         session.status_changed.emit()
@@ -52,7 +52,7 @@ def test_all_views_load_and_refresh(engine, session, make_window, poll):
     assert window.grab().width() == 1500
 
 
-def test_a_view_that_comes_in_sight_has_the_theme_of_now(engine, session, make_window, poll, qtbot):
+def test_view_that_becomes_visible_has_the_current_theme(engine, session, make_window, poll, qtbot):
     engine.hold([3])
     poll(session)
     window = make_window(session, with_views=("requests", "timeline"), size=(1500, 900))
@@ -69,7 +69,7 @@ def test_a_view_that_comes_in_sight_has_the_theme_of_now(engine, session, make_w
     window.themes.finish()
 
 
-def test_welcomes_with_progress_until_there_is_a_pool(make_engine, make_session, make_window, poll):
+def test_welcome_page_shows_loading_progress_until_there_is_a_pool(make_engine, make_session, make_window, poll):
     engine = make_engine()
     first = engine.source.updates.popleft()
     engine.say(SourceState.LOADING)
@@ -91,7 +91,7 @@ def test_welcomes_with_progress_until_there_is_a_pool(make_engine, make_session,
     assert "fake-135M" in window.windowTitle()
 
 
-def test_says_that_the_engine_ended_and_keeps_what_it_had(engine, session, make_window, poll):
+def test_ended_engine_is_reported_and_its_last_state_stays_visible(engine, session, make_window, poll):
     engine.hold([1, 2])
     poll(session)
     window = make_window(session)
@@ -104,7 +104,7 @@ def test_says_that_the_engine_ended_and_keeps_what_it_had(engine, session, make_
     assert window.banner.text == ""
 
 
-def test_a_stuck_engine_is_told_and_forgotten(engine, session, make_window):
+def test_stuck_engine_is_reported_until_it_recovers(engine, session, make_window):
     window = make_window(session)
     engine.say(SourceState.STUCK, "step 4 has not finished for 6 s")
     session.poll()
@@ -114,7 +114,7 @@ def test_a_stuck_engine_is_told_and_forgotten(engine, session, make_window):
     assert window.banner.text == ""
 
 
-def test_a_failed_command_is_told(engine, session, make_window, poll):
+def test_failed_command_is_shown_in_the_status_bar(engine, session, make_window, poll):
     window = make_window(session)
     engine.source.replies.append(Failed(reason="no such thing"))
     poll(session)
@@ -146,7 +146,7 @@ def test_space_presses_a_focused_button_instead(session, make_window, qtbot):
     assert not session.timeline.is_paused
 
 
-def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
+def test_single_key_shortcuts_do_not_apply_while_typing(session, make_window, qtbot):
     window = make_window(session)
     qtbot.waitUntil(window.isActiveWindow)
     line = QLineEdit(window)
@@ -160,7 +160,7 @@ def test_letters_and_digits_are_typed_into_a_line(session, make_window, qtbot):
 
 
 @pytest.mark.parametrize(("index", "mode"), list(enumerate(COLOR_MODES, start=1)))
-def test_number_keys_choose_the_colours(index, mode, make_engine, make_session, make_window, poll, qtbot):
+def test_number_keys_choose_the_color_mode(index, mode, make_engine, make_session, make_window, poll, qtbot):
     session = make_session(make_engine(capabilities=Capabilities(attention=True, groups=True, eviction_order=True)))
     poll(session)
     window = make_window(session)
@@ -172,13 +172,13 @@ def test_number_keys_choose_the_colours(index, mode, make_engine, make_session, 
     assert window.actions_by_name[f"color_{mode}"].isChecked()
 
 
-def test_every_shortcut_means_one_thing(session, make_window):
+def test_every_shortcut_belongs_to_one_action(session, make_window):
     window = make_window(session, attach=lambda address: None)
     keys = [key.toString() for _, action in entries(window) for key in action.shortcuts()]
     assert len(keys) == len(set(keys))
 
 
-def test_every_action_has_words_and_no_icon_is_missing(session, make_window):
+def test_every_action_has_text_and_its_icon(session, make_window):
     window = make_window(session, attach=lambda address: None)
     for spec in window.actions_by_name:
         action = window.actions_by_name[spec.name]
@@ -186,7 +186,7 @@ def test_every_action_has_words_and_no_icon_is_missing(session, make_window):
         assert bool(spec.icon) == (not action.icon().isNull())
 
 
-def test_theme_is_toggled_and_remembered(session, make_window, settings):
+def test_toggled_theme_is_saved(session, make_window, settings):
     window = make_window(session)
     window.actions_by_name["theme_toggle"].trigger()
     assert window.themes.theme is LIGHT
@@ -196,7 +196,7 @@ def test_theme_is_toggled_and_remembered(session, make_window, settings):
     assert window.themes.theme is DARK
 
 
-def test_layout_is_kept_and_reset(session, make_window, settings):
+def test_layout_is_saved_and_can_be_reset(session, make_window, settings):
     window = make_window(session)
     window.docks["memory"].hide()
     window.close()
@@ -210,9 +210,7 @@ MUTE = Capabilities(engine="sglang", completions=False)
 
 
 @pytest.mark.parametrize("with_views", [False, True])
-def test_the_console_gives_its_room_where_nobody_takes_prompts(
-    session, make_engine, make_session, make_window, with_views
-):
+def test_console_is_hidden_if_the_engine_takes_no_prompts(session, make_engine, make_session, make_window, with_views):
     window = make_window(make_session(make_engine(capabilities=MUTE)), with_views=with_views, size=(1500, 900))
     console = window.docks["console"]
     assert console.isHidden()
@@ -226,7 +224,7 @@ def test_the_console_gives_its_room_where_nobody_takes_prompts(
     assert make_window(session).docks["console"].isVisible()
 
 
-def test_the_console_comes_back_with_an_engine_that_takes_prompts(make_engine, make_session, make_window, poll):
+def test_console_is_shown_again_for_an_engine_that_takes_prompts(make_engine, make_session, make_window, poll):
     engine = make_engine(capabilities=MUTE)
     session = make_session(engine)
     window = make_window(session)
@@ -237,7 +235,7 @@ def test_the_console_comes_back_with_an_engine_that_takes_prompts(make_engine, m
     assert window.docks["console"].isVisible()
 
 
-def test_views_that_load_later_leave_a_kept_layout_alone(session, make_window, qtbot):
+def test_views_that_load_later_do_not_change_the_restored_layout(session, make_window, qtbot):
     window = make_window(session, with_views=True, size=(1500, 900))
     window.resizeDocks([window.docks["console"]], [350], Qt.Orientation.Horizontal)
     qtbot.waitUntil(lambda: window.docks["console"].width() == 350, timeout=120_000)
@@ -246,7 +244,7 @@ def test_views_that_load_later_leave_a_kept_layout_alone(session, make_window, q
     assert abs(again.docks["console"].width() - 350) <= 1
 
 
-def test_a_layout_of_another_version_is_not_taken(session, make_window, settings):
+def test_layout_of_another_version_is_not_restored(session, make_window, settings):
     window = make_window(session)
     settings.setValue("window/state", window.saveState(dock_state.LAYOUT_VERSION + 1))
     assert not dock_state.restore(window, settings)
@@ -258,7 +256,7 @@ def test_layout_of_a_larger_maximized_window_opens_maximized(session, make_windo
     """Qt 6.11 crashed in the second restoreState after a window was shown that is too small for its layout."""
     wide = make_window(session, size=(3000, 900))
     wide.resizeDocks([wide.docks["throughput"]], [2000], Qt.Orientation.Horizontal)
-    wide.setWindowState(Qt.WindowState.WindowMaximized)  # of a window that was shown before, as a user does
+    wide.setWindowState(Qt.WindowState.WindowMaximized)  # set after the window was shown, as a user does
     wide.close()
     again = make_window(session, with_views=True)
     assert again.isMaximized()
@@ -267,7 +265,7 @@ def test_layout_of_a_larger_maximized_window_opens_maximized(session, make_windo
 
 
 @pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
-def test_the_palette_finds_and_runs(session, make_window, qtbot):
+def test_command_palette_finds_and_runs_an_action(session, make_window, qtbot):
     window = make_window(session)
     window.actions_by_name["palette"].trigger()
     (palette,) = window.findChildren(CommandPalette)
@@ -278,7 +276,7 @@ def test_the_palette_finds_and_runs(session, make_window, qtbot):
 
 
 @pytest.mark.qt_log_ignore("grabbing the keyboard", extend=True)
-def test_the_palette_says_that_nothing_is_called_so(session, make_window, qtbot):
+def test_command_palette_shows_a_message_if_nothing_matches(session, make_window, qtbot):
     window = make_window(session)
     window.actions_by_name["palette"].trigger()
     (palette,) = window.findChildren(CommandPalette)
@@ -286,7 +284,7 @@ def test_the_palette_says_that_nothing_is_called_so(session, make_window, qtbot)
     assert driver.rows(driver.only(palette, QListWidget)) == [NOTHING_FOUND]
     for key in (Qt.Key.Key_Down, Qt.Key.Key_Return):
         qtbot.keyClick(driver.only(palette, QLineEdit), key)
-    assert palette.isVisible(), "there was nothing to do"
+    assert palette.isVisible(), "no entry was run"
     driver.only(palette, QLineEdit).clear()
     qtbot.keyClicks(driver.only(palette, QLineEdit), "segments")
     assert [action_text(driver.only(palette, QListWidget).item(0).data(Qt.ItemDataRole.UserRole))] == [
@@ -295,7 +293,7 @@ def test_the_palette_says_that_nothing_is_called_so(session, make_window, qtbot)
     palette.close()
 
 
-def test_file_menu_opens_attaches_records_exports_and_quits(session, make_window):
+def test_file_menu_contains_the_expected_actions_in_order(session, make_window):
     window = make_window(session, open_recording=print, attach=print)
     (file,) = [action.menu() for action in window.menuBar().actions() if action.text() == "&File"]
     names = [action.objectName() for action in file.actions() if action.objectName()]
@@ -305,13 +303,13 @@ def test_file_menu_opens_attaches_records_exports_and_quits(session, make_window
     assert window.actions_by_name["record"].shortcut().toString() == "Ctrl+R"
 
 
-def test_palette_ranks_word_beginnings_first():
+def test_command_palette_ranks_word_beginnings_first():
     typed = "zoom"
     assert match_rank(typed, "Zoom in", "Page map") < match_rank("oom", "Zoom in", "Page map")
     assert match_rank("zi", "Zoom in", "Page map") is not None
 
 
-def test_palette_puts_a_whole_name_first():
+def test_command_palette_ranks_a_whole_name_first():
     assert match_rank("recordings", "Recordings…", "Engine") < match_rank(
         "recordings", "Include prompt text in recordings", "Time"
     )
@@ -319,7 +317,7 @@ def test_palette_puts_a_whole_name_first():
 
 
 @pytest.mark.parametrize("name", ["shortcuts", "about", "attach"])
-def test_sheets_open_and_close(name, session, make_window):
+def test_dialogs_open_non_modal_and_close(name, session, make_window):
     window = make_window(session, attach=lambda address: None)
     window.actions_by_name[name].trigger()
     (sheet,) = window.findChildren(Sheet)
@@ -328,7 +326,7 @@ def test_sheets_open_and_close(name, session, make_window):
     sheet.close()
 
 
-def test_the_shortcut_sheet_lists_every_key(session, make_window):
+def test_shortcuts_dialog_lists_every_action_with_a_key(session, make_window):
     from PySide6.QtWidgets import QLabel
 
     window = make_window(session)
@@ -340,7 +338,7 @@ def test_the_shortcut_sheet_lists_every_key(session, make_window):
             assert action_text(action).rstrip("…") in words
 
 
-def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtbot):
+def test_attach_dialog_passes_valid_addresses_on_and_refuses_others(session, make_window, qtbot):
     opened = []
     window = make_window(session, attach=opened.append)
     window.actions_by_name["attach"].trigger()
@@ -354,7 +352,7 @@ def test_attaching_opens_a_window_and_refuses_nonsense(session, make_window, qtb
     assert opened == [Address("tcp://127.0.0.1:5555")]
 
 
-def test_engine_control_is_sent(engine, session, make_window):
+def test_pause_action_sends_a_command_with_a_lease(engine, session, make_window):
     window = make_window(session)
     window.actions_by_name["pause_engine"].trigger()
     (command,) = engine.source.sent
@@ -362,7 +360,7 @@ def test_engine_control_is_sent(engine, session, make_window):
 
 
 @pytest.mark.parametrize("sure", [True, False])
-def test_the_cache_is_emptied_after_a_question(engine, session, make_window, sure):
+def test_prefix_cache_is_reset_only_after_confirmation(engine, session, make_window, sure):
     window = make_window(session)
     window.actions_by_name["reset_cache"].trigger()
     (question,) = window.findChildren(QMessageBox)
@@ -374,7 +372,7 @@ def test_the_cache_is_emptied_after_a_question(engine, session, make_window, sur
     assert engine.source.sent == ([Control(action="reset_prefix_cache", tag=tags[0])] if sure else [])
 
 
-def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, poll, qtbot):
+def test_status_bar_shows_model_losses_and_latency(engine, session, make_window, poll, qtbot):
     window = make_window(session)
     engine.hold([1])
     poll(session)
@@ -392,7 +390,7 @@ def test_status_bar_tells_model_rate_and_losses(engine, session, make_window, po
     assert "420 µs" in texts["latency"]
 
 
-def test_a_small_window_still_has_everything(engine, session, make_window, poll):
+def test_small_window_keeps_a_usable_map(engine, session, make_window, poll):
     engine.hold([1])
     poll(session)
     window = make_window(session, size=(760, 520))
@@ -404,12 +402,12 @@ def test_settings_file_is_ini(settings):
     assert settings.format() is QSettings.Format.IniFormat
 
 
-def tabs(window, name):
+def tabbed_with(window, name):
     return {dock.objectName() for dock in window.tabifiedDockWidgets(window.docks[name])}
 
 
-def in_front(window, name):
-    """Docks behind another tab are outside the window."""
+def is_in_front(window, name):
+    """Docks behind another tab are positioned outside the window."""
     return window.rect().intersects(window.docks[name].geometry())
 
 
@@ -417,30 +415,30 @@ def test_default_layout_shows_timeline_above_requests_and_both_wider_than_the_ma
     window = make_window(session, size=(1500, 900))
     window.reset_layout()
     timeline, requests = window.docks["timeline"], window.docks["requests"]
-    assert {"dock_requests", "dock_events", "dock_prefixes"} <= tabs(window, "what_if")
-    assert tabs(window, "timeline") == {"dock_heatmap"}
+    assert {"dock_requests", "dock_events", "dock_prefixes"} <= tabbed_with(window, "what_if")
+    assert tabbed_with(window, "timeline") == {"dock_heatmap"}
     qtbot.waitUntil(
-        lambda: all(in_front(window, name) for name in ("throughput", "timeline", "requests")), timeout=120_000
+        lambda: all(is_in_front(window, name) for name in ("throughput", "timeline", "requests")), timeout=120_000
     )
-    assert not any(in_front(window, name) for name in ("what_if", "memory", "heatmap"))
+    assert not any(is_in_front(window, name) for name in ("what_if", "memory", "heatmap"))
     assert timeline.geometry().bottom() < requests.geometry().top()
     for dock in (timeline, requests):
         assert dock.width() > window.page_map.width()
         assert dock.geometry().right() == window.docks["throughput"].geometry().right()
 
 
-def test_default_layout_has_tabs_where_a_window_is_low_or_small(session, make_window, qtbot):
+def test_default_layout_of_a_small_window_uses_tabs(session, make_window, qtbot):
     window = make_window(session, size=(1300, 720))
     window.reset_layout()
-    assert {"dock_requests", "dock_timeline", "dock_events"} <= tabs(window, "what_if")
-    qtbot.waitUntil(lambda: in_front(window, "requests") and not in_front(window, "timeline"), timeout=120_000)
+    assert {"dock_requests", "dock_timeline", "dock_events"} <= tabbed_with(window, "what_if")
+    qtbot.waitUntil(lambda: is_in_front(window, "requests") and not is_in_front(window, "timeline"), timeout=120_000)
     window.resize(1040, 640)
     window.reset_layout()
-    assert {"dock_throughput", "dock_memory", "dock_requests", "dock_timeline"} <= tabs(window, "what_if")
-    qtbot.waitUntil(lambda: in_front(window, "throughput") and not in_front(window, "what_if"), timeout=120_000)
+    assert {"dock_throughput", "dock_memory", "dock_requests", "dock_timeline"} <= tabbed_with(window, "what_if")
+    qtbot.waitUntil(lambda: is_in_front(window, "throughput") and not is_in_front(window, "what_if"), timeout=120_000)
 
 
-def test_a_small_window_stays_small_while_its_views_are_loaded(engine, session, make_window, poll, qtbot):
+def test_small_window_keeps_its_size_while_views_are_loaded(engine, session, make_window, poll, qtbot):
     poll(session)
     window = make_window(session, with_views=True, size=(1040, 640))
     qtbot.waitUntil(lambda: len(window.views) == len(DOCKS) + 1, timeout=120_000)
@@ -448,7 +446,7 @@ def test_a_small_window_stays_small_while_its_views_are_loaded(engine, session, 
     assert window.minimumSizeHint().width() <= 1040
 
 
-def test_a_closed_window_hears_no_more_of_its_session(engine, session, make_window, poll):
+def test_closed_window_ignores_signals_of_its_session(engine, session, make_window, poll):
     poll(session)
     window = make_window(session, with_views=("what_if",))
     window.close()
@@ -462,8 +460,8 @@ def test_a_closed_window_hears_no_more_of_its_session(engine, session, make_wind
     assert calls == []
 
 
-def test_one_that_is_deleted_outright_goes_without_a_word(session, themes, settings, qtbot):
-    """As at the end of the process: its docks say that they go when it is no more."""
+def test_window_deleted_without_closing_raises_nothing(session, themes, settings, qtbot):
+    """This happens at the end of the process: docks report their destruction after that of the window."""
     window = MainWindow(session, themes, settings)
     with qtbot.waitSignal(window.views_loaded):
         window.show()

@@ -1,4 +1,4 @@
-"""What stands in a narrow dock is whole, with the looks of the window; devices come up where there is nothing else."""
+"""Tests of views in narrow docks, and of the devices dock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NARROW = 277
 
 
 @pytest.mark.parametrize("kind", [LoadView, MemoryView])
-def test_nothing_is_wider_than_a_narrow_dock(session, themes, qtbot, kind):
+def test_view_content_fits_a_narrow_dock(session, themes, qtbot, kind):
     view = kind(session)
     qtbot.addWidget(view)
     view.apply_theme(themes.theme)
@@ -28,6 +28,6 @@ def test_nothing_is_wider_than_a_narrow_dock(session, themes, qtbot, kind):
 
 
 @pytest.mark.parametrize("blocks", [True, False])
-def test_devices_come_up_where_nothing_else_is_told(make_engine, make_session, make_window, blocks):
+def test_devices_dock_is_shown_if_the_engine_reports_no_blocks(make_engine, make_session, make_window, blocks):
     window = make_window(make_session(make_engine(capabilities=replace(OWN_ENGINE, blocks=blocks))))
     assert window.docks["devices"].isHidden() == blocks

@@ -1,4 +1,4 @@
-"""In small windows words and buttons fold or go; none is cut."""
+"""Tests that small windows wrap, fold or hide texts and buttons instead of truncating them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ START_NS = 1_700_000_000_000_000_000
 
 
 @pytest.fixture
-def shown(qtbot):
+def show_sized(qtbot):
     def show(widget, width, height):
         qtbot.addWidget(widget)
         widget.resize(width, height)
@@ -41,11 +41,11 @@ def shown(qtbot):
 
 
 @pytest.mark.parametrize(("width", "height"), [(900, 700), (420, 330), (300, 200)])
-def test_the_welcome_shows_whole_buttons_and_whole_sentences(shown, width, height):
+def test_welcome_page_shows_whole_buttons_and_sentences(show_sized, width, height):
     welcome = Welcome()
     for text in ("Open the sample recording: an engine under memory pressure", "Recordings…"):
         welcome.offer(QAction(text, welcome))
-    shown(welcome, width, height)
+    show_sized(welcome, width, height)
     welcome.show_waiting("Starting the engine", "default: 272 of 272 tensors")
     welcome.card.layout().activate()
     buttons = [button for button in welcome.findChildren(QPushButton) if button.isVisible()]
@@ -58,11 +58,11 @@ def test_the_welcome_shows_whole_buttons_and_whole_sentences(shown, width, heigh
             assert words.height() >= words.heightForWidth(words.width())
 
 
-def test_there_is_room_for_the_list_of_views_where_there_is_room(shown):
-    assert shown(Welcome(), 700, 600).steps_list.isVisible()
+def test_large_welcome_page_shows_the_list_of_views(show_sized):
+    assert show_sized(Welcome(), 700, 600).steps_list.isVisible()
 
 
-def test_no_key_is_cut_in_the_sheet(qtbot):
+def test_keys_in_the_shortcuts_dialog_are_not_truncated(qtbot):
     parent = QWidget()
     qtbot.addWidget(parent)
     action = QAction("An action with a rather long name that says what it does", parent)
@@ -77,11 +77,11 @@ def test_no_key_is_cut_in_the_sheet(qtbot):
     assert "Ctrl+Shift+Z, Ctrl+Y" in [label.text() for label in keys]
 
 
-def test_buttons_go_below_words_where_it_is_narrow(shown):
+def test_narrow_folding_frame_puts_buttons_below_the_text(show_sized):
     words, buttons = QHBoxLayout(), QHBoxLayout()
     words.addWidget(QLabel("words"))
     buttons.addWidget(QPushButton("Go there"))
-    frame = shown(FoldingFrame(words, buttons, QToolButton()), 900, 60)
+    frame = show_sized(FoldingFrame(words, buttons, QToolButton()), 900, 60)
     assert not frame.is_folded
     frame.resize(300, 60)
     assert frame.is_folded
@@ -89,7 +89,7 @@ def test_buttons_go_below_words_where_it_is_narrow(shown):
     assert not frame.is_folded
 
 
-def test_docks_take_a_part_of_a_smaller_window(qtbot):
+def test_dock_width_is_proportional_in_a_smaller_window(qtbot):
     window = QMainWindow()
     qtbot.addWidget(window)
     console = DOCKS[0]
@@ -116,7 +116,7 @@ def test_notices_do_not_make_a_small_window_larger(make_window, session, qtbot):
         assert window.height() == 700
 
 
-def test_at_twice_the_size_a_window_has_all_its_menus(make_window, session, qtbot):
+def test_all_menus_fit_at_twice_the_zoom(make_window, session, qtbot):
     window = make_window(session, with_views=True, size=(1800, 1000))
     window.show_map()
     try:
@@ -140,12 +140,12 @@ def small_window(make_window, session, engine, poll):
     return window
 
 
-def in_menus(menu_actions):
-    """All actions that a menu bar leads to."""
+def actions_in_menus(menu_actions):
+    """Yield all actions that can be reached from a menu bar."""
     for action in menu_actions:
         yield action
         if action.menu() is not None:
-            yield from in_menus(action.menu().actions())
+            yield from actions_in_menus(action.menu().actions())
 
 
 def test_small_menu_bar_offers_its_buttons_in_a_menu_and_overlaps_nothing(small_window, qtbot):
@@ -155,17 +155,19 @@ def test_small_menu_bar_offers_its_buttons_in_a_menu_and_overlaps_nothing(small_
     names = ("play", "record", "palette", "theme_toggle", "shortcuts")
     actions = [window.actions_by_name[name] for name in names]
     assert more.menu().actions() == actions
-    assert set(actions) <= set(in_menus(bar.actions())), "each is in a menu of the bar as well"
+    assert set(actions) <= set(actions_in_menus(bar.actions())), "each action must also be in a menu of the menu bar"
     assert all(action.shortcuts() for action in actions)
     assert more.focusPolicy() & Qt.FocusPolicy.TabFocus
     assert all(bar.actionGeometry(action).right() < corner.x() for action in bar.actions())
     assert corner.geometry().right() <= bar.rect().right()
-    shown = [part.geometry() for part in corner.findChildren(QWidget) if part.isVisible() and part.parent() is corner]
-    assert all(corner.rect().contains(box) for box in shown)
-    assert not any(a.intersects(b) for number, a in enumerate(shown) for b in shown[:number])
+    show_sized = [
+        part.geometry() for part in corner.findChildren(QWidget) if part.isVisible() and part.parent() is corner
+    ]
+    assert all(corner.rect().contains(box) for box in show_sized)
+    assert not any(a.intersects(b) for number, a in enumerate(show_sized) for b in show_sized[:number])
 
 
-def test_menu_of_buttons_goes_when_the_buttons_have_their_space(small_window, qtbot):
+def test_more_menu_is_hidden_when_its_buttons_fit(small_window, qtbot):
     window, corner = small_window, driver.corner(small_window)
     more, theme = driver.button(corner, "More"), driver.button(corner, "Switch theme")
     qtbot.waitUntil(more.isVisible)
@@ -175,13 +177,15 @@ def test_menu_of_buttons_goes_when_the_buttons_have_their_space(small_window, qt
     assert not more.isVisible()
 
 
-def test_no_button_of_a_small_window_is_cut(make_window, session, engine, poll, qtbot):
+def test_buttons_of_a_small_window_are_not_truncated(make_window, session, engine, poll, qtbot):
     engine.hold([1, 2])
     engine.request(1, [1, 2])
     poll(session)
     window = make_window(session, with_views=True, size=(640, 480))
     window.show_map()
-    window.docks["console"].hide()  # left of the map, for a screen of 800 pixels, it makes the window wider
+    window.docks[
+        "console"
+    ].hide()  # at a screen width of 800 pixels, the console left of the map makes the window wider
     qtbot.waitUntil(lambda: window.minimumWidth() <= 640 and window.minimumSizeHint().width() <= 640, timeout=10_000)
     window.layout().activate()
     window.resize(640, 480)
@@ -193,22 +197,24 @@ def test_no_button_of_a_small_window_is_cut(make_window, session, engine, poll, 
         window.focus_view(name)
         view = window.views[name]
         qtbot.waitUntil(view.isVisible)
-        qtbot.waitUntil(lambda shown=view: cut_in(shown) + cut_in(window.page_map) == [], timeout=5000)
+        qtbot.waitUntil(
+            lambda show_sized=view: truncated_texts(show_sized) + truncated_texts(window.page_map) == [], timeout=5000
+        )
         room = window.minimumSizeHint()
         assert (room.width() <= 640, room.height() <= 480) == (True, True), (name, room)
 
 
-def cut_in(view):
-    """Texts of buttons in `view` that are wider than their button, or end right of the view."""
+def truncated_texts(view):
+    """Return the texts of buttons in `view` that are wider than their button or end outside the view."""
     icons = Qt.ToolButtonStyle.ToolButtonIconOnly
-    shown = [
+    show_sized = [
         part
         for part in view.findChildren(QAbstractButton)
         if part.isVisible() and not (isinstance(part, QToolButton) and part.toolButtonStyle() is icons)
     ]
     return [
         part.text()
-        for part in shown
+        for part in show_sized
         if part.width() < part.fontMetrics().horizontalAdvance(part.text())
         or part.mapTo(view, QPoint(part.width(), 0)).x() > view.width()
     ]

@@ -1,4 +1,4 @@
-"""What a window does while nothing happens: work is counted, not time."""
+"""Tests of the work that a window does while nothing happens; counts calls instead of measuring time."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.messages.telemetry import Counters
 
 BEHIND = ("timeline", "heatmap", "events")
-CALM_MS = 250
-"""No timer of a window at rest fires more often."""
+MIN_IDLE_INTERVAL_MS = 250
+"""Shortest interval in ms of any timer in an idle window."""
 
 
-def counted(view, monkeypatch):
-    """Calls of its `refresh`, as they come."""
+def record_refreshes(view, monkeypatch):
+    """Record calls of `view.refresh`; the returned list grows with each."""
     calls = []
     refresh = view.refresh
     monkeypatch.setattr(view, "refresh", lambda: (calls.append(1), refresh()))
     return calls
 
 
-def test_views_behind_another_tab_do_nothing_until_they_are_raised(
+def test_views_behind_another_tab_are_not_refreshed_until_raised(
     engine, session, make_window, poll, qtbot, monkeypatch
 ):
     window = make_window(session, with_views=("requests", *BEHIND), size=(1500, 900))
     window.docks["requests"].raise_()
     qtbot.waitUntil(lambda: not any(is_on_screen(window.views[name]) for name in BEHIND), timeout=30_000)
-    assert all(window.views[name].isVisible() for name in BEHIND), "Qt calls them visible"
-    behind = {name: counted(window.views[name], monkeypatch) for name in BEHIND}
-    in_front = counted(window.page_map, monkeypatch)
+    assert all(window.views[name].isVisible() for name in BEHIND), "Qt reports views behind tabs as visible"
+    behind = {name: record_refreshes(window.views[name], monkeypatch) for name in BEHIND}
+    in_front = record_refreshes(window.page_map, monkeypatch)
     for _ in range(5):
         engine.frame([1])
         poll(session)
@@ -48,9 +48,9 @@ def test_views_behind_another_tab_do_nothing_until_they_are_raised(
         qtbot.waitUntil(lambda name=name: len(behind[name]) > 0, timeout=30_000)
 
 
-def test_no_view_of_a_minimised_window_is_refreshed(engine, session, make_window, poll, qtbot, monkeypatch):
+def test_views_of_a_minimised_window_are_not_refreshed(engine, session, make_window, poll, qtbot, monkeypatch):
     window = make_window(session)
-    calls = counted(window.page_map, monkeypatch)
+    calls = record_refreshes(window.page_map, monkeypatch)
     window.showMinimized()
     qtbot.waitUntil(lambda: driver.is_at_rest(window.refresher))
     calls.clear()
@@ -63,25 +63,25 @@ def test_no_view_of_a_minimised_window_is_refreshed(engine, session, make_window
     qtbot.waitUntil(lambda: len(calls) > 0, timeout=30_000)
 
 
-def test_no_timer_of_a_window_at_rest_fires_often(engine, session, make_window, qtbot):
+def test_timers_of_an_idle_window_have_long_intervals(engine, session, make_window, qtbot):
     window = make_window(session, with_views=True, size=(1500, 900))
     session.start()
 
     def often():
         timers = {*window.findChildren(QTimer), *session.findChildren(QTimer)}
-        return [timer for timer in timers if timer.isActive() and timer.interval() < CALM_MS]
+        return [timer for timer in timers if timer.isActive() and timer.interval() < MIN_IDLE_INTERVAL_MS]
 
     qtbot.waitUntil(lambda: not often(), timeout=60_000)
 
 
-def test_at_rest_it_is_told_once_a_second_how_things_stand(engine, session, poll, monkeypatch):
+def test_status_changed_is_emitted_once_a_second_while_idle(engine, session, poll, monkeypatch):
     now_ns = [time.monotonic_ns()]
     for module in (poll_timer, session_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
     received = []
     session.status_changed.connect(lambda: received.append(now_ns[0]))
 
-    def told_in(seconds, beat=lambda: None):
+    def num_emitted(seconds, beat=lambda: None):
         received.clear()
         for _ in range(seconds * 10):
             now_ns[0] += 100_000_000
@@ -89,16 +89,16 @@ def test_at_rest_it_is_told_once_a_second_how_things_stand(engine, session, poll
             poll(session)
         return len(received)
 
-    told_in(3)  # it comes to rest
-    assert told_in(10, engine.heartbeat) == 10
-    assert told_in(10, lambda: engine.frame([1])) > 30
-    told_in(3)
+    num_emitted(3)  # let the session become idle
+    assert num_emitted(10, engine.heartbeat) == 10
+    assert num_emitted(10, lambda: engine.frame([1])) > 30
+    num_emitted(3)
     engine.source.status = engine.source.status.__class__(engine.source.status.state, "for a reason that is new")
-    assert told_in(1) >= 1
+    assert num_emitted(1) >= 1
     assert session.status.reason == "for a reason that is new"
 
 
-def test_while_requests_are_under_way_it_looks_more_often(engine, session, poll, monkeypatch):
+def test_polling_is_faster_while_requests_are_running(engine, session, poll, monkeypatch):
     now_ns = [time.monotonic_ns()]
     for module in (poll_timer, session_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
@@ -115,7 +115,7 @@ def test_while_requests_are_under_way_it_looks_more_often(engine, session, poll,
     assert interval_after(0) == IDLE_MS
 
 
-def test_the_time_behind_moves_on_each_second_once_nobody_reads_tenths(engine, session, make_window, monkeypatch):
+def test_time_behind_is_updated_each_second_once_it_is_long(engine, session, make_window, monkeypatch):
     window = make_window(session)
     corner = window.menuBar().cornerWidget()
     session.timeline.pause()
@@ -133,7 +133,7 @@ def test_the_time_behind_moves_on_each_second_once_nobody_reads_tenths(engine, s
     assert clock.interval() <= 100
 
 
-def test_words_that_did_not_change_are_not_told_again(engine, session, make_window, poll, monkeypatch):
+def test_unchanged_counts_are_not_shown_again(engine, session, make_window, poll, monkeypatch):
     window = make_window(session)
     window.page_map._refresh_slowly()
     received = []
@@ -147,8 +147,8 @@ def test_words_that_did_not_change_are_not_told_again(engine, session, make_wind
     assert received
 
 
-def test_at_rest_the_overview_goes_on_seldom(engine, session, poll, monkeypatch):
-    """What shows it draws all of it anew; while requests are under way alarms look at each second of it."""
+def test_overview_is_extended_less_often_while_idle(engine, session, poll, monkeypatch):
+    """Each extension redraws what shows the overview; while requests run, alarms need each second."""
     now_ns = [time.monotonic_ns()]
     for module in (poll_timer, session_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic_ns=lambda: now_ns[0]))
@@ -159,7 +159,7 @@ def test_at_rest_the_overview_goes_on_seldom(engine, session, poll, monkeypatch)
     )
     monkeypatch.setattr(session, "disk_history", kept)
 
-    def taken_in(seconds):
+    def num_extended(seconds):
         taken.clear()
         for _ in range(seconds * 4):
             now_ns[0] += 250_000_000
@@ -169,10 +169,10 @@ def test_at_rest_the_overview_goes_on_seldom(engine, session, poll, monkeypatch)
 
     engine.frame([1], counters=Counters(num_running=1))
     poll(session)
-    taken_in(12)
-    assert taken_in(12) == 12, "a request is under way"
+    num_extended(12)
+    assert num_extended(12) == 12, "a request is running"
     engine.frame([1], counters=Counters())
     poll(session)
-    assert taken_in(8) >= 8, "the last busy seconds are still to come"
-    taken_in(4)
-    assert taken_in(12) == 3
+    assert num_extended(8) >= 8, "the last busy seconds are still missing"
+    num_extended(4)
+    assert num_extended(12) == 3

@@ -1,4 +1,4 @@
-"""The status bar has room for what matters, and never makes the window wider."""
+"""Tests of the status bar: which texts are shown at which width."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QLabel, QMainWindow
 from tests.app import window_driver as driver
 
-from kvscope_app.window.status_bar import StatusBar, rounded_words
+from kvscope_app.window.status_bar import StatusBar, quantization_text
 from kvscope_telemetry.source import SourceState, Update
 
 
@@ -31,7 +31,7 @@ def shown_labels(bar):
     return {label.objectName() for label in bar.findChildren(QLabel) if label.text() and not label.isHidden()}
 
 
-def test_where_it_is_narrow_what_matters_least_goes(bar):
+def test_narrow_status_bar_hides_the_least_important_texts(bar):
     assert {"state", "model", "frames", "rate", "latency", "display"} <= shown_labels(bar)
     wide = sum(driver.named(bar, name).sizeHint().width() for name in ("frames", "state"))
     bar.window().resize(wide + 120, 100)
@@ -41,7 +41,7 @@ def test_where_it_is_narrow_what_matters_least_goes(bar):
     assert "display" in shown_labels(bar)
 
 
-def test_a_long_reason_takes_the_room_that_others_leave(bar, engine, session, qtbot):
+def test_long_reason_is_elided_to_the_remaining_width(bar, engine, session, qtbot):
     reason = "seen from outside; for the rest: kvscope --attach ipc:///tmp/kvscope-vllm; no KV events were found there"
     state = driver.named(bar, "state")
     engine.say(SourceState.LIVE, reason)
@@ -59,7 +59,7 @@ def test_a_long_reason_takes_the_room_that_others_leave(bar, engine, session, qt
     assert "frames" in shown_labels(bar)
 
 
-def test_a_message_takes_its_room_first(bar):
+def test_message_hides_texts_of_lower_importance(bar):
     bar.window().resize(700, 100)
     bar.showMessage("preempted #18: request 9 needed a block and none could be had, and so on " * 2)
     assert not shown_labels(bar) & {"latency", "display", "rate"}
@@ -71,7 +71,7 @@ def test_a_message_takes_its_room_first(bar):
     assert "display" in shown_labels(bar)
 
 
-def test_a_message_that_is_too_long_ends_in_dots(bar):
+def test_message_that_is_too_long_is_elided(bar):
     bar.window().resize(400, 100)
     bar.showMessage("M" * 300)
     above_dots = bar.grab(QRect(bar.width() - 18, 0, 8, bar.height() // 2)).toImage()
@@ -84,7 +84,7 @@ def test_a_message_that_is_too_long_ends_in_dots(bar):
     assert num_colors(above_dots) == 1
 
 
-def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):
+def test_status_bar_shows_the_quantization_of_weights(bar, engine, session, poll):
     assert "weights" not in driver.named(bar, "model").text()
     model = replace(engine.hello.model, dtype="bfloat16", quantization="int8")
     engine.hello = replace(engine.hello, model=model)
@@ -94,12 +94,12 @@ def test_what_weights_were_rounded_to_is_said(bar, engine, session, poll):
     assert "bfloat16  ·  8-bit weights" in driver.named(bar, "model").text()
 
 
-def test_weights_of_another_form_keep_its_name():
-    assert [rounded_words(form) for form in ("int4", "fp8", "")] == ["4-bit weights", "fp8 weights", ""]
-    assert rounded_words("int4-a8") == "4-bit weights, 8-bit activations"
+def test_quantization_text_names_bits_or_format():
+    assert [quantization_text(form) for form in ("int4", "fp8", "")] == ["4-bit weights", "fp8 weights", ""]
+    assert quantization_text("int4-a8") == "4-bit weights, 8-bit activations"
 
 
-def test_address_of_the_engine_is_shown_and_a_click_copies_it(bar, qtbot):
+def test_click_on_the_engine_address_copies_it(bar, qtbot):
     label = driver.named(bar, "address")
     assert label.text() == "ipc:///fake/telemetry"
     qtbot.mouseClick(label, Qt.MouseButton.LeftButton)

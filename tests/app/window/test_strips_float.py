@@ -1,4 +1,4 @@
-"""Banners, alarms and the bar of a paused engine lie over the bottom of the map's canvas, where no blocks are shown."""
+"""Tests that banners, alarm notices and the paused bar lie over the bottom of the map and cover no blocks."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ def window(request, engine, session, make_window, poll, qtbot):
 
 
 def geometry_around_cells(window):
-    """Geometry of the map, its buttons and all around it."""
+    """Return the geometries of the map, its buttons and the playback bar."""
     QApplication.processEvents()
     view = window.page_map
     return [part.geometry() for part in (view, view.canvas, window.playback, *view.findChildren(QPushButton))]
 
 
-def cells(window):
+def cell_rects(window):
     QApplication.processEvents()
     canvas = window.page_map.canvas
     return [canvas.cell_rect(block) for block in range(canvas.scene.grid.num_blocks)]
 
 
 def has_wanted_height(strip):
-    """Whether `strip` is as high as its wrapped text needs; buttons fold a turn of the event loop later."""
+    """Whether the strip is as high as its wrapped text needs; buttons fold one event loop iteration later."""
     wanted = strip.heightForWidth(strip.width())
     return strip.height() == (wanted if wanted >= 0 else strip.sizeHint().height())
 
 
-def strips(window):
+def strips_with_triggers(window):
     alarm = Alarm(DEFAULT_RULES[0], epoch=7, begin_ns=1_700_000_000 * 10**9, rang_ns=1_700_000_001 * 10**9, worst=1.0)
     yield (
         "banner",
@@ -52,24 +52,24 @@ def strips(window):
     yield "paused_bar", lambda: window.paused_bar.show()
 
 
-def test_strip_covers_no_block_and_moves_nothing_but_cells(window, qtbot):
-    around, cells_before = geometry_around_cells(window), cells(window)
+def test_strip_covers_no_block_and_moves_only_cells(window, qtbot):
+    around, cells_before = geometry_around_cells(window), cell_rects(window)
     canvas = window.page_map.canvas
-    for name, show in strips(window):
+    for name, show in strips_with_triggers(window):
         show()
         assert geometry_around_cells(window) == around, name
         strip = getattr(window, name)
         qtbot.waitUntil(partial(has_wanted_height, strip))
         top = strip.mapTo(window, QPoint()).y() - canvas.mapTo(window, QPoint()).y()
-        assert max(cell.bottom() for cell in cells(window)) < top, name
+        assert max(cell.bottom() for cell in cell_rects(window)) < top, name
         assert canvas.map_rect.bottom() < top, name
         strip.hide()
         assert geometry_around_cells(window) == around, name
-        assert cells(window) == cells_before, name
+        assert cell_rects(window) == cells_before, name
 
 
-def test_many_strips_in_a_low_window_leave_the_map_its_minimum_height(window):
-    for _, show in strips(window):
+def test_map_keeps_its_minimum_height_with_many_strips(window):
+    for _, show in strips_with_triggers(window):
         show()
     window.resize(window.minimumSizeHint())
     QApplication.processEvents()
@@ -77,7 +77,7 @@ def test_many_strips_in_a_low_window_leave_the_map_its_minimum_height(window):
     assert canvas.map_rect.height() >= canvas.minimumHeight()
 
 
-def test_blocks_of_an_enlarged_map_cannot_be_clicked_where_strips_cover_it(window, qtbot):
+def test_blocks_covered_by_strips_cannot_be_clicked(window, qtbot):
     canvas = window.page_map.canvas
     canvas.zoom(4.0)
     window.paused_bar.show()
@@ -89,25 +89,25 @@ def test_blocks_of_an_enlarged_map_cannot_be_clicked_where_strips_cover_it(windo
     assert len(chosen) == 1
 
 
-def test_strips_lie_over_the_bottom_of_the_map_and_are_whole(window):
-    for _, show in strips(window):
+def test_strips_lie_over_the_bottom_of_the_map_without_clipping(window):
+    for _, show in strips_with_triggers(window):
         show()
         QApplication.processEvents()
     area = window.page_map.parentWidget()
     canvas = window.page_map.canvas
     below = canvas.mapTo(area, canvas.rect().bottomLeft()).y() + 1
     boxes = []
-    for name, _ in strips(window):
+    for name, _ in strips_with_triggers(window):
         strip = getattr(window, name)
         box = QRect(strip.mapTo(area, strip.rect().topLeft()), strip.size())
         assert area.rect().contains(box), name
-        assert strip.height() >= strip.heightForWidth(strip.width()), "nothing in it is cut"
+        assert strip.height() >= strip.heightForWidth(strip.width()), "the text of the strip is clipped"
         boxes.append(box)
-    assert max(box.bottom() for box in boxes) <= below, "legend and buttons of the map stay free"
+    assert max(box.bottom() for box in boxes) <= below, "strips must not cover the legend and buttons of the map"
     assert not any(one.intersects(other) for one in boxes for other in boxes if one is not other)
 
 
-def test_before_there_is_a_map_they_float_as_well(session, make_window):
+def test_banner_is_visible_before_there_is_a_map(session, make_window):
     window = make_window(session)
     window.banner.show_message("The engine stopped before it was ready")
     QApplication.processEvents()

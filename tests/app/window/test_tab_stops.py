@@ -1,4 +1,4 @@
-"""Keyboard focus in the main window: each Tab stop is in sight, has a name and shows that it has the focus."""
+"""Tests of keyboard focus in the main window: every tab stop is visible, has a name and shows its focus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_STOPS = 400
 
 @pytest.fixture
 def window(qapp, tmp_path, qtbot):
-    """A window on the sample recording, paused in its middle, with all views."""
+    """Window on the sample recording with all views, paused in its middle."""
     desktop = Desktop(qapp, Options(theme="dark"), QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat))
     window = desktop.open_recording(Recording.open(sample_recording()), 10.0)
     window.resize(1500, 900)
@@ -33,7 +33,7 @@ def window(qapp, tmp_path, qtbot):
 
 
 def tab_stops(window):
-    """Press Tab until the first widget has the focus again; yields each widget while it has the focus."""
+    """Press Tab until a widget has the focus for the second time; yields each widget while it has the focus."""
     seen = set()
     while len(seen) < MAX_STOPS:
         QTest.keyClick(QApplication.focusWidget() or window, Qt.Key.Key_Tab)
@@ -46,8 +46,8 @@ def tab_stops(window):
     raise AssertionError(f"more than {MAX_STOPS} Tab stops")
 
 
-def name_of(widget):
-    """As a screen reader says it; the value of a box or a line is no name."""
+def accessible_name(widget):
+    """Return the accessible name; the value of a box or a line is no name."""
     interface = QAccessible.queryAccessibleInterface(widget)
     if isinstance(widget, QComboBox):
         labels = [other for other, kind in interface.relations() if kind == QAccessible.RelationFlag.Label]
@@ -55,7 +55,7 @@ def name_of(widget):
     return widget.accessibleName() if isinstance(widget, QLineEdit) else interface.text(QAccessible.Text.Name)
 
 
-def described(widget):
+def widget_path(widget):
     path = []
     around = widget
     while around is not None:
@@ -64,8 +64,8 @@ def described(widget):
     return " < ".join(path[:6])
 
 
-def is_seen(widget):
-    """Whether a part of it lies inside everything that it is in."""
+def is_partly_visible(widget):
+    """Whether a part of the widget lies inside all its ancestors."""
     shown, around = QRect(widget.mapToGlobal(QPoint()), widget.size()), widget.parentWidget()
     while around is not None:
         shown &= QRect(around.mapToGlobal(QPoint()), around.size())
@@ -74,7 +74,7 @@ def is_seen(widget):
 
 
 def shows_focus(widget):
-    """Whether a person sees which widget has the focus."""
+    """Whether the widget looks different with the focus."""
     with_focus = widget.grab().toImage()
     widget.clearFocus()
     without_focus = widget.grab().toImage()
@@ -82,7 +82,7 @@ def shows_focus(widget):
     return with_focus != without_focus
 
 
-def test_keys_do_not_go_to_a_dock_behind_another_tab(session, make_window, qtbot):
+def test_dock_behind_another_tab_receives_no_keys(session, make_window, qtbot):
     window = make_window(session, with_views=("events", "requests"))
     window.activateWindow()
     qtbot.waitUntil(window.isActiveWindow)
@@ -96,8 +96,8 @@ def test_keys_do_not_go_to_a_dock_behind_another_tab(session, make_window, qtbot
     assert window.docks["requests"].isAncestorOf(QApplication.focusWidget())
 
 
-def test_hiding_the_focused_dock_uses_the_search_of_qt(session, make_window, qtbot, monkeypatch):
-    """Inside restoreState a dock that gets the focus crashes Qt 6.11."""
+def test_hiding_the_focused_dock_does_not_move_the_focus_itself(session, make_window, qtbot, monkeypatch):
+    """Qt 6.11 crashes if a dock gets the focus inside restoreState."""
     window = make_window(session, with_views=("memory",))
     window.activateWindow()
     qtbot.waitUntil(window.isActiveWindow)
@@ -108,12 +108,12 @@ def test_hiding_the_focused_dock_uses_the_search_of_qt(session, make_window, qtb
     assert searched == []
 
 
-def test_dock_is_floated_and_closed_by_keys(session, make_window, qtbot):
+def test_dock_can_be_floated_and_closed_by_keyboard(session, make_window, qtbot):
     window = make_window(session, with_views=("memory",))
     window.activateWindow()
     qtbot.waitUntil(window.isActiveWindow)
     window.focus_view("memory")
-    stops = {name_of(widget): widget for widget in tab_stops(window)}
+    stops = {accessible_name(widget): widget for widget in tab_stops(window)}
     dock = window.docks["memory"]
     for name, is_done in (("Close Memory", dock.isHidden), ("Float Memory", dock.isFloating)):
         dock.show()
@@ -122,23 +122,23 @@ def test_dock_is_floated_and_closed_by_keys(session, make_window, qtbot):
         assert is_done()
 
 
-def test_every_tab_stop_is_in_sight_named_and_shows_the_focus(window, qtbot):
+def test_every_tab_stop_is_visible_named_and_shows_the_focus(window, qtbot):
     hidden, unnamed, unmarked = [], [], []
     checked = set()
     for name, dock in window.docks.items():
         window.focus_view(name)
-        qtbot.waitUntil(lambda dock=dock: is_seen(dock))
-        QTest.qWait(20)  # docks behind tabs are moved, and pass their focus on, in later turns of the event loop
+        qtbot.waitUntil(lambda dock=dock: is_partly_visible(dock))
+        QTest.qWait(20)  # docks behind tabs move and pass their focus on in later iterations of the event loop
         for widget in tab_stops(window):
-            if not is_seen(widget):
-                hidden.append(described(widget))
+            if not is_partly_visible(widget):
+                hidden.append(widget_path(widget))
             if widget in checked:
                 continue
             checked.add(widget)
-            if not name_of(widget):
-                unnamed.append(described(widget))
+            if not accessible_name(widget):
+                unnamed.append(widget_path(widget))
             if not shows_focus(widget):
-                unmarked.append(described(widget))
+                unmarked.append(widget_path(widget))
     assert hidden == []
     assert unnamed == []
     assert unmarked == []

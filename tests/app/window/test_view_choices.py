@@ -1,4 +1,4 @@
-"""What was chosen in one window is so in the next."""
+"""Tests that choices made in views are saved and restored in the next window."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt
 from kvscope_app.views.page_map.color_modes import AGE
 
 
-def test_choices_of_the_views_are_kept(session, make_window, qtbot):
+def test_choices_in_views_are_restored_in_the_next_window(session, make_window, qtbot):
     first = make_window(session, with_views=("requests", "throughput", "events"), size=(1500, 900))
     first.actions_by_name["color_age"].trigger()
     first.actions_by_name["flash"].trigger()
@@ -37,7 +37,7 @@ def test_choices_of_the_views_are_kept(session, make_window, qtbot):
     }
 
 
-def test_a_value_of_a_later_version_is_left_alone(session, make_window, themes):
+def test_setting_of_a_newer_version_is_ignored_but_kept(session, make_window, themes):
     themes.settings.change(request_filter="Sleeping", event_kinds=("teleported",))
     window = make_window(session, with_views=("requests", "throughput", "events"))
     assert window.views["requests"].filter.currentText() == "All"

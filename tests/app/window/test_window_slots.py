@@ -1,4 +1,4 @@
-"""Windows of several desktops remember their places apart; a desktop that was killed holds none."""
+"""Tests of the slots under which windows of several desktops save their geometry."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def slots(tmp_path):
     made.close()
 
 
-def test_each_kind_counts_from_one_and_takes_the_first_free(slots):
+def test_each_kind_of_window_takes_the_first_free_slot(slots):
     assert [slots.take("window"), slots.take("window"), slots.take("playback")] == [1, 2, 1]
     slots.give_back("window", 1)
     assert slots.take("window") == 1
 
 
-def test_another_desktop_takes_the_next_until_it_is_killed(slots, tmp_path):
+def test_slot_of_another_desktop_is_free_once_it_is_killed(slots, tmp_path):
     command = [sys.executable, "-c", OTHER, str(tmp_path / "kvscope.ini")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "1\n"
@@ -41,20 +41,20 @@ def test_another_desktop_takes_the_next_until_it_is_killed(slots, tmp_path):
     assert slots.start_opening("window", 1), "the killed process had not finished opening its window"
 
 
-def test_without_a_folder_the_windows_of_this_desktop_are_told_apart(tmp_path):
+def test_slots_work_within_a_process_without_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     slots = WindowSlots(tmp_path / "file" / "kvscope.ini")
     assert [slots.take("window"), slots.take("window")] == [1, 2]
     slots.close()
 
 
-def test_finished_and_closed_windows_are_no_failed_starts(slots, tmp_path):
+def test_opened_and_closed_windows_do_not_count_as_failed_starts(slots, tmp_path):
     slots.take("window")
     assert not slots.start_opening("window", 1)
     slots.finish_opening("window", 1)
     slots.give_back("window", 1)
     assert not slots.start_opening("window", slots.take("window"))
-    slots.close()  # before it was open, in good order
+    slots.close()  # closed normally before the window was open
     again = WindowSlots(tmp_path / "kvscope.ini")
     assert not again.start_opening("window", again.take("window"))
     again.close()

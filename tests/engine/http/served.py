@@ -82,7 +82,10 @@ class Served:
         self._threads[-1].join()
 
     def wait_ready(self) -> None:
-        wait_for(lambda: self.api.line.status and self.api.line.status.phase == "ready", "an engine that is ready")
+        wait_for(
+            lambda: self.api.engine_client.status and self.api.engine_client.status.phase == "ready",
+            "an engine that is ready",
+        )
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, timeout=WAIT_S)

@@ -38,7 +38,7 @@ def health(address: str) -> int:
 def test_killed_child_is_reported_and_restarted_on_the_same_port(served: Served) -> None:
     received: list[str] = []
     before = set(children())
-    child = HttpChild("127.0.0.1:0", api_key="", options=[], tell=received.append)
+    child = HttpChild("127.0.0.1:0", api_key="", options=[], report=received.append)
     with child.running(f"ipc://{served.folder}", NO_KEY):
         wait_for(lambda: health(child.url) == 200, "an API that serves")
         request = urllib.request.Request(f"{child.url}/v1/completions", json.dumps({"prompt": "x"}).encode())
@@ -59,7 +59,7 @@ def test_child_that_does_not_stay_up_ends_the_engine_with_one_line(monkeypatch: 
     monkeypatch.setattr(child_module.sys, "executable", "/bin/false")
     received: list[str] = []
     stopped = threading.Event()
-    child = HttpChild("127.0.0.1:0", api_key="", options=[], tell=received.append, stop_engine=stopped.set)
+    child = HttpChild("127.0.0.1:0", api_key="", options=[], report=received.append, stop_engine=stopped.set)
     with pytest.raises(KvscopeError, match=r"ended: 1; it was restarted 5 times"), child.running("ipc:///none", NO_KEY):
         assert stopped.wait(60)
     assert len(received) == child_module.MAX_RESTARTS
@@ -69,7 +69,7 @@ def test_child_that_refuses_its_options_is_not_restarted(tmp_path: Path) -> None
     received: list[str] = []
     stopped = threading.Event()
     child = HttpChild(
-        "127.0.0.1:0", api_key="", options=["--no-such-option"], tell=received.append, stop_engine=stopped.set
+        "127.0.0.1:0", api_key="", options=["--no-such-option"], report=received.append, stop_engine=stopped.set
     )
     with (
         pytest.raises(KvscopeError, match=r"ended: 2; it was restarted 0 times"),
@@ -81,7 +81,7 @@ def test_child_that_refuses_its_options_is_not_restarted(tmp_path: Path) -> None
 
 def test_a_child_ends_with_its_engine(served: Served) -> None:
     received: list[str] = []
-    child = HttpChild("127.0.0.1:0", api_key="", options=["--served-model-name", "other"], tell=received.append)
+    child = HttpChild("127.0.0.1:0", api_key="", options=["--served-model-name", "other"], report=received.append)
     with child.running(f"ipc://{served.folder}", NO_KEY):
         wait_for(lambda: health(child.url) == 200, "an API that serves")
     assert health(child.url) == 0
@@ -117,8 +117,8 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_beyond_loopback_without_a_key() -> None:
     with pytest.raises(BadInput, match="API key"):
-        HttpChild("0.0.0.0:0", api_key="", options=[], tell=print)
-    HttpChild("0.0.0.0:0", api_key="secret", options=[], tell=print).close()
+        HttpChild("0.0.0.0:0", api_key="", options=[], report=print)
+    HttpChild("0.0.0.0:0", api_key="secret", options=[], report=print).close()
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_who_hangs_up_has_nothing_running(served: Served, stream: bool) -> None:
     wait_for(lambda: served.engine.num_unfinished == 2, "a running request")
     connection.close()
     wait_for(lambda: served.engine.num_unfinished == 0, "an end of what nobody wants")
-    wait_for(lambda: served.api.line.num_open == 0, "no history")
+    wait_for(lambda: served.api.engine_client.num_open == 0, "no history")
 
 
 class Gate(threading.Event):
@@ -278,7 +278,7 @@ def test_health_says_why_it_is_not(serving: Callable[..., Served]) -> None:
     served = serving()
     served.wait_ready()
     assert served.ask("/health") == (200, {"status": "ready"}), "and names no model"
-    status = served.api.line.status
+    status = served.api.engine_client.status
     assert status is not None
     ills: dict[str, dict[str, Any]] = {
         "the engine is stuck: its current step has taken 61 s": {"busy_s": 61.0},

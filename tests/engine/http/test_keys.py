@@ -33,7 +33,7 @@ def test_a_child_with_the_operator_s_key(serving: Callable[..., Served], ring: K
     operator = tmp_path / "keys" / LOCAL_KEY
     served = serving(keys=ring, key=operator)
     served.wait_ready()
-    child = HttpChild("127.0.0.1:0", api_key="secret", options=[], tell=pytest.fail)
+    child = HttpChild("127.0.0.1:0", api_key="secret", options=[], report=pytest.fail)
     with child.running(connectable(served.service.telemetry_endpoint), operator):
         request = urllib.request.Request(f"{child.url}{COMPLETIONS}", json.dumps({"prompt": "x"}).encode())
         request.add_header("Content-Type", "application/json")
@@ -64,10 +64,10 @@ def test_a_key_that_is_not_let_in(serving: Callable[..., Served], ring: KeyRing,
     ring.new("gone", Role.OPERATOR, tmp_path / "gone.key")
     ring.remove("gone")
     served = serving(keys=ring, key=tmp_path / "gone.key")
-    wait_for(lambda: served.api.line.refusal, "a refusal")
+    wait_for(lambda: served.api.engine_client.refusal, "a refusal")
     status, answer = served.ask("/health")
     assert status == 503
-    assert answer["error"]["message"] == served.api.line.refusal
+    assert answer["error"]["message"] == served.api.engine_client.refusal
 
 
 @pytest.mark.parametrize("key", ["none", "missing.key"])

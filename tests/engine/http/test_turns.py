@@ -13,7 +13,7 @@ from tests.engine.http.served import Served, answer_on, read_all, wait_for
 from kvscope_engine.http.api_state import HttpLimits
 from kvscope_engine.http.client_limits import client_name
 from kvscope_engine.http.schemas.api_errors import ApiError
-from kvscope_engine.http.tokenizer_threads import SMALL_BYTES, ApiTokenizer, Asker
+from kvscope_engine.http.tokenizer_threads import SMALL_BYTES, ApiTokenizer, WorkOwner
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.messages.commands import Command, Reply, Submit
 
@@ -155,15 +155,15 @@ def test_clients_and_their_requests_take_turns_with_text() -> None:
 
     async def scenario() -> None:
         large = 2 * SMALL_BYTES
-        first = asyncio.create_task(side.run(Asker("much", "0"), large, wait))
+        first = asyncio.create_task(side.run(WorkOwner("much", "0"), large, wait))
         while not begun.is_set():
             await asyncio.sleep(0.001)
         others = [
-            asyncio.create_task(side.run(Asker(client, batch), large, piece(client + batch)))
+            asyncio.create_task(side.run(WorkOwner(client, batch), large, piece(client + batch)))
             for client, batch in [("much", "1")] * 3 + [("much", "2"), ("little", "1")]
         ]
         await asyncio.sleep(0)
-        await side.run(Asker("much", "3"), 10, piece("small"))
+        await side.run(WorkOwner("much", "3"), 10, piece("small"))
         assert order == ["small"], "a small text waits for a large one"
         gate.set()
         await asyncio.gather(first, *others)
@@ -177,8 +177,8 @@ def test_text_of_who_hung_up_is_let_go_of() -> None:
     side, gate = ApiTokenizer(), threading.Event()
 
     async def scenario() -> None:
-        first = asyncio.create_task(side.run(Asker("a", "0"), 2 * SMALL_BYTES, gate.wait))
-        second = asyncio.create_task(side.run(Asker("a", "1"), 2 * SMALL_BYTES, gate.wait))
+        first = asyncio.create_task(side.run(WorkOwner("a", "0"), 2 * SMALL_BYTES, gate.wait))
+        second = asyncio.create_task(side.run(WorkOwner("a", "1"), 2 * SMALL_BYTES, gate.wait))
         await asyncio.sleep(0)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -199,7 +199,7 @@ def test_bad_text_is_the_client_s_error() -> None:
 
     async def scenario() -> None:
         with pytest.raises(ApiError) as error:
-            await side.run(Asker("a", "0"), 1, bad)
+            await side.run(WorkOwner("a", "0"), 1, bad)
         assert (error.value.status, error.value.code) == (400, "context_length_exceeded")
 
     run(side, scenario)

@@ -17,7 +17,7 @@ from kvscope_telemetry.messages.commands import BlockContent
 from kvscope_telemetry.recordings.read_budget import OpeningCancelled, ProgressCallback
 from kvscope_telemetry.recordings.reader import Recording
 
-_LOOK_EVERY: Final = 512
+_REPORT_INTERVAL: Final = 512
 
 
 def recorded_texts(player: Player | None, kept: DiskHistory | None) -> RecordedTexts | None:
@@ -82,7 +82,7 @@ class RecordedTexts:
             return
         fresh: list[RecordedText] = []
         for count, text in enumerate(self._recording.texts(self._newest_ns + 1)):
-            if count % _LOOK_EVERY == 0 and not watch(0.5):
+            if count % _REPORT_INTERVAL == 0 and not watch(0.5):
                 raise OpeningCancelled
             if text.time_ns > self._newest_ns:
                 fresh.append(text)

@@ -16,11 +16,11 @@ from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
 
 _GAP = 12
-_TOLD_APART: Final = 2
+_MAX_UNNAMED: Final = 2
 """Maximum number of curves that are shown with values but without names if there is no space for both; more curves keep
 their names."""
 _SWATCH = 8
-_TIME_PLACE: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+_TIME_ALIGNMENT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 _TITLE_SHARE: Final = 0.6
 """Share of the title that takes precedence over the names of curves."""
 
@@ -107,7 +107,7 @@ class ChartLegend(QWidget):
         right = self.width() - 6.0
         with_labels = self._width(with_labels=True) <= self.width() - 12
         # Without space for both: up to two curves show their values, more curves their names.
-        with_values = with_labels or len(self._entries) <= _TOLD_APART
+        with_values = with_labels or len(self._entries) <= _MAX_UNNAMED
         for entry in reversed(self._entries):
             right = self._paint_entry(painter, entry, right, with_labels or not with_values, with_values) - scaled(_GAP)
         painter.setFont(sans(1.0, QFont.Weight.DemiBold))
@@ -120,7 +120,7 @@ class ChartLegend(QWidget):
         left = box.left() + painter.fontMetrics().horizontalAdvance(title) + 6
         painter.setFont(sans(0.92))
         if left + painter.fontMetrics().horizontalAdvance(self._time_text) <= box.right():
-            painter.drawText(QRectF(left, 0, box.right() - left, self.height()), _TIME_PLACE, self._time_text)
+            painter.drawText(QRectF(left, 0, box.right() - left, self.height()), _TIME_ALIGNMENT, self._time_text)
         painter.end()
 
     def _paint_entry(

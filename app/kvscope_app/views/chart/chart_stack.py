@@ -27,13 +27,13 @@ from kvscope_app.views.visibility import is_on_screen
 
 SHORTEST_S: Final = min(RANGES_S.values())
 _PANEL_MIN_WIDTH: Final = 310
-_MOST_COLUMNS: Final = 3
+_MAX_COLUMNS: Final = 3
 
 
 class PanelGrid(QWidget):
     """Chart panels by name, in as many columns as fit."""
 
-    max_columns: ClassVar[int] = _MOST_COLUMNS
+    max_columns: ClassVar[int] = _MAX_COLUMNS
     _num_columns = 0
 
     def __init__(self) -> None:
@@ -81,13 +81,13 @@ class PanelGrid(QWidget):
         for name, panel in self.panels.items():
             self.grid.removeWidget(panel)
             panel.setVisible(name in self.shown)
-        for place, name in enumerate(self.shown):
-            self.grid.addWidget(self.panels[name], place // columns, place % columns)
+        for index, name in enumerate(self.shown):
+            self.grid.addWidget(self.panels[name], index // columns, index % columns)
             is_fixed = self.panels[name].minimumHeight() == self.panels[name].maximumHeight()
-            self.panels[name].show_time_labels(is_fixed or place >= len(self.shown) - columns)
+            self.panels[name].show_time_labels(is_fixed or index >= len(self.shown) - columns)
         self.grid.activate()  # without this, a paint before Qt's layout would show all panels on top of each other
 
-    def lie_in(self, area: QScrollArea | None) -> None:
+    def set_scroll_area(self, area: QScrollArea | None) -> None:
         """Set the scroll area that receives wheel events over the charts."""
         self._area = area
         for panel in self.panels.values():
@@ -118,7 +118,7 @@ class ChartStack(PanelGrid):
     range_setting: ClassVar[str]
     """Settings key of the range."""
     default_range: ClassVar[str] = DEFAULT_RANGE
-    at_once: ClassVar[int] = 1
+    charts_per_refresh: ClassVar[int] = 1
     """Number of charts drawn per `refresh`, which bounds the duration of a call."""
     late_s: ClassVar[float] = 1.5
     """Maximum seconds by which the right edge may be ahead of the session's cursor before the cursor is drawn."""
@@ -140,10 +140,10 @@ class ChartStack(PanelGrid):
         self.bar.set_following(span is None)
         self._read_s = 0.0
         """Moment whose values are shown while the pointer reads none."""
-        self._turn = 0
+        self._next_panel = 0
         self._scrolled = QTimer(self)
         self._scrolled.setSingleShot(True)
-        self._scrolled.timeout.connect(self.refresh_seen)
+        self._scrolled.timeout.connect(self.refresh_visible)
         if heading:
             self.column.insertWidget(0, label(heading, "heading"))
             self.column.insertWidget(1, self.bar)
@@ -201,28 +201,35 @@ class ChartStack(PanelGrid):
         return self._fixed is None
 
     @property
-    def stands_still(self) -> bool:
+    def is_static(self) -> bool:
         """Whether the shown time does not advance, so that no later refresh would draw the remaining charts."""
         timeline = self.session.timeline
         return timeline.is_paused if timeline.player is None else not timeline.player.is_playing
 
     def refresh(self) -> None:
-        """Draw the next `at_once` visible charts; draw all visible ones if the shown time does not advance."""
-        if self.stands_still:
-            self.refresh_seen()
+        """Draw the next `charts_per_refresh` charts; draw all visible ones if the shown time does not advance."""
+        if self.is_static:
+            self.refresh_visible()
             return
         span = self._prepare()
-        num = min(self.at_once, len(self.shown))
-        self._turn = (self._turn + num) % len(self.shown) if self.shown else 0
-        self.draw([name for name in (self.shown * 2)[self._turn : self._turn + num] if self.is_seen(name)], span)
+        num = min(self.charts_per_refresh, len(self.shown))
+        self._next_panel = (self._next_panel + num) % len(self.shown) if self.shown else 0
+        self._draw_panels(
+            [
+                name
+                for name in (self.shown * 2)[self._next_panel : self._next_panel + num]
+                if self._is_panel_visible(name)
+            ],
+            span,
+        )
 
     def refresh_all(self) -> None:
         span = self._prepare()
-        self.draw(self.shown, span)
+        self._draw_panels(self.shown, span)
 
-    def refresh_seen(self) -> None:
+    def refresh_visible(self) -> None:
         span = self._prepare()
-        self.draw([name for name in self.shown if self.is_seen(name)], span)
+        self._draw_panels([name for name in self.shown if self._is_panel_visible(name)], span)
 
     def show_last(self, seconds: float) -> None:
         """Show the last `seconds` (infinite: everything) and follow."""
@@ -234,14 +241,14 @@ class ChartStack(PanelGrid):
         self._set_fixed(None)
         self.refresh_all()
 
-    def look_back(self, first_s: float, last_s: float) -> None:
+    def show_fixed(self, first_s: float, last_s: float) -> None:
         """Show a fixed time range and stop following."""
         self._set_fixed((first_s, last_s))
         self.refresh_all()
 
     def show_span(self, span: TimeSpan) -> None:
         """Show a fixed range given by the wall clock."""
-        self.look_back(*self._seconds(span))
+        self.show_fixed(*self._seconds(span))
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -256,7 +263,7 @@ class ChartStack(PanelGrid):
     def save_settings(self, settings: QSettings) -> None:
         settings.setValue(self.range_setting, next(name for name, s in RANGES_S.items() if s == self.range_s))
 
-    def is_seen(self, name: str) -> bool:
+    def _is_panel_visible(self, name: str) -> bool:
         """Whether any part of a chart is visible.
 
         The plot's viewport is checked too: a widget's own `visibleRegion` excludes what opaque children cover, and is
@@ -269,20 +276,20 @@ class ChartStack(PanelGrid):
         super().add_panels(panels)
         for panel in panels.values():
             panel.show_cursor(self.hover_s)
-            panel.hovered.connect(self.read_at)
+            panel.hovered.connect(self.show_values_at)
             panel.range_dragged.connect(self._on_dragged)
             panel.chosen.connect(lambda x: self._go_to(self.snapped(x)))
             panel.peak_chosen.connect(self._go_to)
-            panel.fit_wanted.connect(self._on_follow_chosen)
+            panel.fit_requested.connect(self._on_follow_chosen)
             panel.mark_chosen.connect(self.session.timeline.show_event)
 
-    def lie_in(self, area: QScrollArea | None) -> None:
-        super().lie_in(area)
+    def set_scroll_area(self, area: QScrollArea | None) -> None:
+        super().set_scroll_area(area)
         if area is not None:
             # drop the scroll value, which `start` would take as milliseconds
             area.verticalScrollBar().valueChanged.connect(lambda _: self._scrolled.start(0))
 
-    def read_at(self, x: float | None) -> None:
+    def show_values_at(self, x: float | None) -> None:
         """Show the values of a moment in all charts; None: the newest values."""
         x = None if x is None else self.snapped(x)
         self.hover_s = x
@@ -291,7 +298,7 @@ class ChartStack(PanelGrid):
         self.bar.show_time(*([] if x is None else [self.time_text(x), self.clock_text(x)]))
         self._show_values(self.shown)
 
-    def draw(self, names: Sequence[str], span: tuple[float, float]) -> None:
+    def _draw_panels(self, names: Sequence[str], span: tuple[float, float]) -> None:
         if not names:
             return
         first_s, last_s = span
@@ -302,10 +309,10 @@ class ChartStack(PanelGrid):
         for name in names:
             panel = self.panels[name]
             panel.show_time(first_s, last_s, last_s if self.is_following and not is_behind else None)
-            panel.show_place(place_s if is_behind else None)
+            panel.show_session_cursor(place_s if is_behind else None)
             self.draw_curves(name, first_s, last_s)
             panel.show_stops(stopped)
-            panel.settle()
+            panel.finish_layout()
         self._read_s = place_s if is_behind else last_s
         self._show_values(names)
 
@@ -348,7 +355,7 @@ class ChartStack(PanelGrid):
         return (span.begin_ns - offset_ns) / 1e9, (span.end_ns - offset_ns) / 1e9
 
     def _on_dragged(self, first_s: float, last_s: float) -> None:
-        self.look_back(first_s, last_s)
+        self.show_fixed(first_s, last_s)
         offset_ns = self.session.history.wall_ns(0)
         self.link.choose(TimeSpan(round(first_s * 1e9) + offset_ns, round(last_s * 1e9) + offset_ns))
 

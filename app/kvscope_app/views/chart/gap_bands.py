@@ -50,10 +50,10 @@ class GapBands(pg.GraphicsObject):  # type: ignore[misc]
         painter.save()
         painter.setWorldTransform(QTransform())
         for first, last in self.gaps:
-            painter.fillRect(self.place_of(to_picture, first, last), self.color)
+            painter.fillRect(self.rect_of(to_picture, first, last), self.color)
         painter.restore()
 
-    def place_of(self, to_picture: QTransform, first: float, last: float) -> QRectF:
+    def rect_of(self, to_picture: QTransform, first: float, last: float) -> QRectF:
         """Return the visible rectangle between two x values, in the coordinates of the picture."""
         seen = self.boundingRect()
         return to_picture.mapRect(QRectF(first, seen.top(), last - first, seen.height()).intersected(seen))

@@ -37,7 +37,7 @@ _KEY_SHARE = 0.1
 """Share of the visible time by which an arrow key moves it; `_KEY_READ` with Shift, for the moment read."""
 _KEY_READ = 0.01
 _KEY_ZOOM = 0.5
-_OUT_OF_SIGHT = 0.1
+_BELOW_PLOT = 0.1
 """Share of the plot's height, below its bottom, at which filled areas end."""
 
 
@@ -57,7 +57,7 @@ class CurveSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class ChartMark:
     """Small triangle at a time, with a tooltip."""
 
     x: float
@@ -76,10 +76,10 @@ class ChartPanel(QWidget):
     peak_chosen = Signal(float)
     """Emitted with the x of a maximum that the user wants to go to, in seconds."""
     mark_chosen = Signal(object)
-    """Emitted with `Mark.about` of the clicked mark."""
+    """Emitted with `ChartMark.about` of the clicked mark."""
     range_dragged = Signal(float, float)
     """Emitted with the new range in seconds when the user pans or zooms."""
-    fit_wanted = Signal()
+    fit_requested = Signal()
     """Emitted when the user wants to follow the present again, with the selected length."""
     _is_built = False
 
@@ -114,9 +114,9 @@ class ChartPanel(QWidget):
         """Stretches without data from the engine."""
         self.stop_bands = StopBands()
         self.mark_points = pg.ScatterPlotItem(symbol="t1", size=8, pen=None, hoverable=True, tip=_mark_tip)
-        self.shown_marks: tuple[float, tuple[Mark, ...]] = (0.0, ())
+        self.shown_marks: tuple[float, tuple[ChartMark, ...]] = (0.0, ())
         self.cursor_line = pg.InfiniteLine(angle=90, movable=False)
-        self._place = pg.InfiniteLine(angle=90, movable=False)
+        self.session_cursor_line = pg.InfiniteLine(angle=90, movable=False)
         self._set_up_plot()
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -138,14 +138,14 @@ class ChartPanel(QWidget):
         view.blockSignals(False)
         self._time_axis.setRange(first_s, last_s)
 
-    def settle(self) -> None:
+    def finish_layout(self) -> None:
         """Finish the layout now. Otherwise pyqtgraph does it in the next paint, and then paints twice."""
         self.plot.scene().prepareForPaint()
 
     def zoom_by(self, steps: int) -> None:
         """Zoom the time by `steps` around the moment that is read; 0: follow the present again."""
         if not steps:
-            self.fit_wanted.emit()
+            self.fit_requested.emit()
             return
         (first, last), _ = self.plot.view_box.viewRange()
         share = _KEY_ZOOM**steps
@@ -158,14 +158,14 @@ class ChartPanel(QWidget):
     def show_time_labels(self, shown: bool) -> None:
         self._time_axis.show_labels(shown)
         self._has_time_labels = shown
-        self._leave_room()
+        self._update_margins()
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() == QEvent.Type.FontChange and self._is_built:
-            self._leave_room()
+            self._update_margins()
 
-    def _leave_room(self) -> None:
+    def _update_margins(self) -> None:
         margin = scaled(TEXT_MARGIN)
         self.plot.setMinimumHeight(scaled(PLOT_MIN_HEIGHT))
         self.plot.set_margins(margin, 0 if self._has_time_labels else margin)
@@ -180,7 +180,7 @@ class ChartPanel(QWidget):
         self.dot_items[name].setData(x[alone], y[alone])
         highest = float(y.max()) if y.size else 0.0
         if self._filled[name]:
-            below = -_OUT_OF_SIGHT * max(highest, self._fixed_top or self._top, 1.0)
+            below = -_BELOW_PLOT * max(highest, self._fixed_top or self._top, 1.0)
             x, y, joined = close_areas(x, y, joined, below)
         connect = "all" if joined[:-1].all() else joined.astype(np.uint8)
         self.curve_items[name].setData(x, y, connect=connect, skipFiniteCheck=True)
@@ -208,7 +208,7 @@ class ChartPanel(QWidget):
         """Show the maxima of the curves above the plot, most important first."""
         self.peak_line.show_peaks(peaks)
 
-    def show_marks(self, marks: Sequence[Mark]) -> None:
+    def show_marks(self, marks: Sequence[ChartMark]) -> None:
         """Draw marks near the bottom; hovering shows their text."""
         y = self._top * 0.06 if self._fixed_top is None else self._fixed_top * 0.06
         shown = (y, tuple(marks))
@@ -222,11 +222,11 @@ class ChartPanel(QWidget):
         if x is not None:
             self.cursor_line.setPos(x)
 
-    def show_place(self, x: float | None) -> None:
+    def show_session_cursor(self, x: float | None) -> None:
         """Show the session's cursor at `x`; None hides it, where it is at the right edge."""
-        self._place.setVisible(x is not None)
+        self.session_cursor_line.setVisible(x is not None)
         if x is not None:
-            self._place.setPos(x)
+            self.session_cursor_line.setPos(x)
 
     def apply_theme(self, theme: Theme) -> None:
         """Apply the theme to all items; pyqtgraph does not follow Qt's palette."""
@@ -243,7 +243,7 @@ class ChartPanel(QWidget):
             if curve.filled:
                 self.curve_items[curve.name].setBrush(pg.mkBrush(mix(theme.base, color, 0.45)))
         self.mark_points.setBrush(pg.mkBrush(theme.bad))
-        self._place.setPen(pg.mkPen(theme.accent))
+        self.session_cursor_line.setPen(pg.mkPen(theme.accent))
         self.cursor_line.setPen(pg.mkPen(theme.muted, style=Qt.PenStyle.DashLine))
         self.gap_bands.set_color(mix(theme.base, theme.muted, 0.10))
         self.stop_bands.apply_theme(theme)
@@ -262,12 +262,12 @@ class ChartPanel(QWidget):
         view.setMouseEnabled(x=True, y=False)
         view.setDefaultPadding(0.0)
         view.disableAutoRange()
-        self._leave_room()
+        self._update_margins()
         view.setYRange(0, self._fixed_top or 1.0, padding=0)
-        for item in (self.gap_bands, self.stop_bands, self.mark_points, self.cursor_line, self._place):
+        for item in (self.gap_bands, self.stop_bands, self.mark_points, self.cursor_line, self.session_cursor_line):
             view.addItem(item, ignoreBounds=True)
         self.cursor_line.hide()
-        self._place.hide()
+        self.session_cursor_line.hide()
         plot.scene().sigMouseMoved.connect(self._on_mouse_moved)
         plot.scene().sigMouseClicked.connect(self._on_clicked)
         view.sigRangeChangedManually.connect(self._on_dragged)
@@ -353,7 +353,7 @@ class ChartPanel(QWidget):
             self.chosen.emit(float(self.cursor_line.value()))
 
 
-def _mark_tip(x: float, y: float, data: Mark) -> str:
+def _mark_tip(x: float, y: float, data: ChartMark) -> str:
     return plain_tip(data.text)
 
 
@@ -434,14 +434,14 @@ class StopBands(GapBands):
         painter.setFont(sans(0.82))
         painter.setPen(QPen(self._ink))
         for band in self.bands:
-            place = self.place_of(to_picture, band.first_s, band.last_s)
+            rect = self.rect_of(to_picture, band.first_s, band.last_s)
             if band.run:
-                place.setHeight(place.height() / 2)
+                rect.setHeight(rect.height() / 2)
             if band.run == "B":
-                place.translate(0.0, place.height())
-            painter.fillRect(place, self.color)
+                rect.translate(0.0, rect.height())
+            painter.fillRect(rect, self.color)
             for words in band.texts:
-                if painter.fontMetrics().horizontalAdvance(words) + 2 * _PAD <= place.width():
-                    painter.drawText(place.adjusted(_PAD, 1, 0, 0), Qt.AlignmentFlag.AlignTop, words)
+                if painter.fontMetrics().horizontalAdvance(words) + 2 * _PAD <= rect.width():
+                    painter.drawText(rect.adjusted(_PAD, 1, 0, 0), Qt.AlignmentFlag.AlignTop, words)
                     break
         painter.restore()

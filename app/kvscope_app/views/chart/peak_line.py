@@ -75,14 +75,12 @@ class PeakLine(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        for place, peak in self.links:
+        for rect, peak in self.links:
             font = _font()
             font.setUnderline(peak == self._hovered)
             painter.setFont(font)
             painter.setPen(QColor(self._theme.accent))
-            painter.drawText(
-                place, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, f"{_PREFIX} {peak.text}"
-            )
+            painter.drawText(rect, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, f"{_PREFIX} {peak.text}")
         painter.end()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
@@ -98,7 +96,7 @@ class PeakLine(QWidget):
 
     def _peak_at(self, event: QMouseEvent) -> CurvePeak | None:
         at = event.position().toPoint()
-        return next((peak for place, peak in self.links if place.contains(at)), None)
+        return next((peak for rect, peak in self.links if rect.contains(at)), None)
 
     def _hover(self, peak: CurvePeak | None) -> None:
         if peak == self._hovered:

@@ -14,7 +14,7 @@ from kvscope_app.ui.widgets import FittingLabel, SegmentedControl
 RANGES_S = {"30 s": 30.0, "1 min": 60.0, "10 min": 600.0, "All": math.inf}
 """Seconds of each range. `All` is the whole session, as far as it is retained."""
 DEFAULT_RANGE = "1 min"
-_FIRST_TO_GO = (0, 2)
+_HIDDEN_FIRST = (0, 2)
 """Indices of the ranges that are hidden if not all fit."""
 _LONGEST_CLOCK = "00:00:00"
 """Text as wide as the widest time of day."""
@@ -61,7 +61,7 @@ class TimeBar(QWidget):
         As the bar narrows, the time under the mouse is hidden, buttons move closer together, and two ranges are hidden.
         No text is elided.
         """
-        least = self._whole_width() - sum(map(self.ranges.width_of, _FIRST_TO_GO))
+        least = self._whole_width() - sum(map(self.ranges.width_of, _HIDDEN_FIRST))
         return QSize(least, super().minimumSizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -69,7 +69,7 @@ class TimeBar(QWidget):
         self.ranges.set_compact(self.width() < self._whole_width() + self.ranges.saved_width)
         whole = self._whole_width()
         room = self.width() - whole
-        for index in _FIRST_TO_GO:
+        for index in _HIDDEN_FIRST:
             self.ranges.set_button_visible(index, room >= 0)
             room += self.ranges.width_of(index)
         clock = self.fontMetrics().horizontalAdvance(_LONGEST_CLOCK)
@@ -81,7 +81,7 @@ class TimeBar(QWidget):
 
     def _whole_width(self) -> int:
         """Return the minimum width of all buttons, including hidden ones."""
-        hidden = sum(self.ranges.width_of(index) for index in _FIRST_TO_GO if not self.ranges.is_shown(index))
+        hidden = sum(self.ranges.width_of(index) for index in _HIDDEN_FIRST if not self.ranges.is_shown(index))
         margins = self._row.contentsMargins()
         ends = self.live.minimumSizeHint().width() + self._row.spacing() + self.link.minimumSizeHint().width()
         buttons = self.ranges.minimumSizeHint().width() + hidden + ends

@@ -93,7 +93,7 @@ _BY_TITLE: Final = {quantity.title: quantity for quantity in QUANTITIES}
 
 class DeviceCharts(ChartStack):
     range_setting: ClassVar[str] = DEVICES_RANGE
-    at_once: ClassVar[int] = 5
+    charts_per_refresh: ClassVar[int] = 5
 
     def __init__(self, session: Session) -> None:
         super().__init__(session, "Over time")
@@ -138,8 +138,8 @@ class DeviceCharts(ChartStack):
         names = [(HOST, "")] if quantity.of_host else self._devices
         colors = range(len(self.theme.series) - 1)
         curves = [
-            CurveSpec(key, name if len(names) > 1 else "", colors[place % len(colors)])
-            for place, (key, name) in enumerate(names)
+            CurveSpec(key, name if len(names) > 1 else "", colors[index % len(colors)])
+            for index, (key, name) in enumerate(names)
         ]
         panel = ChartPanel(quantity.title, curves, quantity.axis_text, top=quantity.top, join_gap_s=_JOIN_S)
         panel.legend.explain(quantity.tip)
@@ -149,8 +149,8 @@ class DeviceCharts(ChartStack):
 
 def _value_at(time_s: FloatArray, values: FloatArray, at_s: float) -> float | None:
     """Return the newest value up to `at_s` (or the first one, if all are later), or None if it is unknown."""
-    place = int(np.searchsorted(time_s, at_s, "right")) - 1
+    index = int(np.searchsorted(time_s, at_s, "right")) - 1
     if not time_s.size:
         return None
-    value = float(values[max(place, 0)])
+    value = float(values[max(index, 0)])
     return value if math.isfinite(value) else None

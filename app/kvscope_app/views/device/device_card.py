@@ -14,9 +14,9 @@ from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.widget_factories import label, number_label, set_look
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.device.device_figures import DeviceFigure
-from kvscope_app.views.device.memory_parts import MemoryUser
-from kvscope_app.views.device.piece_color import piece_color
-from kvscope_app.views.memory.bar import BarSegment, StackedBar
+from kvscope_app.views.device.memory_users import MemoryUser
+from kvscope_app.views.device.process_color import piece_color
+from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar
 
 _BAR_HEIGHT: Final = 18
 _COLUMN_WIDTH: Final = 250
@@ -124,8 +124,8 @@ class DeviceCard(QWidget):
             return
         self._num_columns = columns
         rows = -(-len(self._figures) // columns)
-        for place, (name, value) in enumerate(self._figures.values()):
-            row, column = place % rows, place // rows * 2
+        for index, (name, value) in enumerate(self._figures.values()):
+            row, column = index % rows, index // rows * 2
             self._grid.addWidget(name, row, column)
             self._grid.addWidget(value, row, column + 1)
         for column in range(8):

@@ -42,8 +42,8 @@ from kvscope_app.views.device.device_figures import (
     memory_line,
     no_gpu_words,
 )
-from kvscope_app.views.device.memory_parts import ProcessRow, gpu_pieces, host_pieces, process_rows
-from kvscope_app.views.device.piece_color import piece_color
+from kvscope_app.views.device.memory_users import ProcessRow, gpu_pieces, host_pieces, process_rows
+from kvscope_app.views.device.process_color import piece_color
 from kvscope_app.views.table import Index, RowTable, TableHead, TableModel
 from kvscope_telemetry.messages.devices import Devices, Gpu, Host
 
@@ -161,7 +161,7 @@ class DeviceView(ChartedView):
         column.addWidget(self.processes)
         column.addStretch(1)
         scroll = scroll_area(body)
-        self.charts.lie_in(scroll)
+        self.charts.set_scroll_area(scroll)
         self.stack = QStackedLayout(self)
         self.stack.addWidget(empty_state(EMPTY_TEXT))
         self.stack.addWidget(scroll)

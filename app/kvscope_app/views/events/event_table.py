@@ -80,9 +80,9 @@ class EventTable(RowTable):
             self._cursor_row = row
             self.viewport().update()
         if has_moved and self._events.rowCount():
-            place = self._events.index(min(row, self._events.rowCount() - 1), WHY)
-            if not self.viewport().rect().contains(self.visualRect(place).center()):
-                self.scrollTo(place, QAbstractItemView.ScrollHint.PositionAtCenter)
+            index = self._events.index(min(row, self._events.rowCount() - 1), WHY)
+            if not self.viewport().rect().contains(self.visualRect(index).center()):
+                self.scrollTo(index, QAbstractItemView.ScrollHint.PositionAtCenter)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         super().paintEvent(event)

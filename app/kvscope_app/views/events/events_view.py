@@ -244,8 +244,8 @@ class IndexModel(EventEntries):
         """Return the event in a row, or None if it was dropped meanwhile."""
         if not 0 <= row < self._serials.size:
             return None
-        place = int(self._serials[-1 - row]) - self._events.num_forgotten
-        return self._events[place] if 0 <= place < len(self._events) else None
+        index = int(self._serials[-1 - row]) - self._events.num_forgotten
+        return self._events[index] if 0 <= index < len(self._events) else None
 
     def entry_at(self, row: int) -> LoggedEvent | None:
         timed = self.timed_at(row)
@@ -257,8 +257,8 @@ class IndexModel(EventEntries):
         return int(self._serials.size - np.searchsorted(self._serials, first))
 
     def shown_events(self) -> list[TimedEvent]:
-        places = self._serials - self._events.num_forgotten
-        return [self._events[place] for place in places[places >= 0].tolist()]
+        indices = self._serials - self._events.num_forgotten
+        return [self._events[index] for index in indices[indices >= 0].tolist()]
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else int(self._serials.size)

@@ -55,22 +55,22 @@ _SHARED: Final = np.array([6, 3, 2, 6, 3], np.uint8)
 """Indices in `_STATES`, by tier."""
 
 
-def cell_keys(mode: HeatMode, overview: SessionOverview, places: IntArray, tiers: IntArray) -> Keys:
+def cell_keys(mode: HeatMode, overview: SessionOverview, indices: IntArray, tiers: IntArray) -> Keys:
     """Return the keys of the bins in the seconds at indices `places`, all of one pool. Shape (n, bins).
 
     `tiers`: tier of each bin, shape (bins,).
     """
-    active, cached = (np.asarray(overview.bins(name, places), np.uint8) for name in ("active", "cached"))
+    active, cached = (np.asarray(overview.bins(name, indices), np.uint8) for name in ("active", "cached"))
     if active.shape[1] != tiers.size:
-        return np.full((len(places), tiers.size), GAP, np.uint8)
+        return np.full((len(indices), tiers.size), GAP, np.uint8)
     if mode is HeatMode.USED:
-        return _used(active, cached, np.asarray(overview.bins("filled", places), np.uint8))
+        return _used(active, cached, np.asarray(overview.bins("filled", indices), np.uint8))
     if mode is HeatMode.OWNER:
-        return _owner(cached, np.asarray(overview.bins("owner", places), np.int32), active)
+        return _owner(cached, np.asarray(overview.bins("owner", indices), np.int32), active)
     if mode is HeatMode.TIER:
         in_use = np.minimum(active.astype(np.int16) + cached, 255)
         return _with_level(np.broadcast_to(tiers[None], in_use.shape), in_use)
-    shared = np.asarray(overview.bins("shared", places), np.uint8)
+    shared = np.asarray(overview.bins("shared", indices), np.uint8)
     state = np.where(active > 0, _ACTIVE[tiers], _CACHED[tiers])
     # keep uint8: two hours have seven million bins
     state = np.where((shared > 0) & (active > 0), _SHARED[tiers], state)

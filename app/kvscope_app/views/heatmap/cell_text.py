@@ -7,26 +7,26 @@ import numpy as np
 from kvscope_app.session.stop_bands import stop_text_at
 from kvscope_app.ui.number_text import count, plural
 from kvscope_app.views.block_locations import locate_block
+from kvscope_app.views.heatmap.curve_strips import clock_text
 from kvscope_app.views.heatmap.measures import size_text
 from kvscope_app.views.heatmap.pools import PoolRegistry
-from kvscope_app.views.heatmap.strips import clock_text
 from kvscope_telemetry.summaries.address_bins import bin_edges
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
-def place_of_time(overview: SessionOverview, time_ns: int) -> int:
+def index_at(overview: SessionOverview, time_ns: int) -> int:
     """Return the index of the second that contains the moment, or -1 if there is no data for it."""
-    place = overview.place_at(time_ns)
-    return place if place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS else -1
+    index = overview.place_at(time_ns)
+    return index if index >= 0 and time_ns - int(overview.time_ns[index]) < SECOND_NS else -1
 
 
-def cell_words(overview: SessionOverview, pools: PoolRegistry, time_ns: int, address: int) -> str:
+def cell_text(overview: SessionOverview, pools: PoolRegistry, time_ns: int, address: int) -> str:
     """Return text such as `14:03:20  -  Block 128 to 135  -  75 % active, 25 % cached  -  request #12`."""
-    place = place_of_time(overview, time_ns)
-    if place < 0:
+    index = index_at(overview, time_ns)
+    if index < 0:
         return f"{clock_text(time_ns)}  ·  nothing recorded"
-    epoch, num_rows = int(overview.epoch[place]), int(overview.column("num_rows")[place])
+    epoch, num_rows = int(overview.epoch[index]), int(overview.column("num_rows")[index])
     if address >= num_rows:
         return f"{clock_text(time_ns)}  ·  outside the cache, which had {plural(num_rows, 'place')} then"
     row = int(np.searchsorted(bin_edges(num_rows), address, "right")) - 1
@@ -37,25 +37,25 @@ def cell_words(overview: SessionOverview, pools: PoolRegistry, time_ns: int, add
         end = last - 1 if cache is None else locate_block(cache, last - 1).number
         name += f" to {count(end)}"
     stopped = stop_text_at(overview, time_ns)
-    parts = [*_use(overview, place, row, last - first), *([f"engine {stopped}"] if stopped else [])]
+    parts = [*_use(overview, index, row, last - first), *([f"engine {stopped}"] if stopped else [])]
     return "  ·  ".join([clock_text(time_ns), name, *parts])
 
 
-def runs_words(overview: SessionOverview, time_ns: int, exponent: int) -> str:
+def runs_text(overview: SessionOverview, time_ns: int, exponent: int) -> str:
     """Return text such as `14:03:20  -  12 runs of 4 to 7 free blocks, 40 in total  -  longest 96 blocks`."""
-    place = place_of_time(overview, time_ns)
-    if place < 0:
+    index = index_at(overview, time_ns)
+    if index < 0:
         return f"{clock_text(time_ns)}  ·  nothing recorded"
-    runs = overview.free_runs(place)
+    runs = overview.free_runs(index)
     number = runs[exponent] if exponent < len(runs) else 0
     noun = "free block" if exponent == 0 else "free blocks"
-    longest = int(overview.column("longest_free_run")[place])
+    longest = int(overview.column("longest_free_run")[index])
     sentence = f"{plural(number, 'run')} of {size_text(exponent)} {noun}, {count(sum(runs))} in total"
     return f"{clock_text(time_ns)}  ·  {sentence}  ·  longest {plural(longest, 'block')}"
 
 
-def _use(overview: SessionOverview, place: int, row: int, size: int) -> list[str]:
-    table = {name: overview.bins(name, np.array([place])) for name in ("active", "cached", "shared", "filled", "owner")}
+def _use(overview: SessionOverview, index: int, row: int, size: int) -> list[str]:
+    table = {name: overview.bins(name, np.array([index])) for name in ("active", "cached", "shared", "filled", "owner")}
     if table["active"].shape[1] <= row:
         return ["not recorded"]
     at = {name: int(values[0, row]) for name, values in table.items()}

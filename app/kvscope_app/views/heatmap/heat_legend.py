@@ -14,7 +14,7 @@ from kvscope_app.views.block_locations import tier_title
 from kvscope_app.views.heatmap.cell_keys import HeatMode, unheld_color
 from kvscope_app.views.page_map.color_modes import FILL_SCALE, STATE
 from kvscope_app.views.page_map.legend_items import LegendSwatch, ShownItems
-from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
+from kvscope_app.views.page_map.swatch_legend import PlacedSwatch, SwatchLegend
 from kvscope_app.views.tier_style import distinct_tier_colors
 from kvscope_telemetry.ledger import Tier
 from kvscope_telemetry.messages.telemetry import DeviceInfo
@@ -23,13 +23,13 @@ _BETWEEN: Final = 14
 _SCALE_WIDTH: Final = 90
 _NOT_DRAWN: Final = ("held, empty slots", "no memory behind it")
 """Labels that do not apply, because overview bins do not contain this."""
-GAP_WORD: Final = "not recorded"
-_OWNERS_WORD: Final = "one colour per request"
+GAP_LABEL: Final = "not recorded"
+_OWNERS_LABEL: Final = "one colour per request"
 
 
 def heat_swatches(mode: HeatMode, theme: Theme, shown: ShownItems, device: DeviceInfo) -> list[LegendSwatch]:
     if mode is HeatMode.STATE:
-        return [swatch for swatch in STATE.legend(theme, shown) if swatch.word not in _NOT_DRAWN]
+        return [swatch for swatch in STATE.legend(theme, shown) if swatch.label not in _NOT_DRAWN]
     free = LegendSwatch(theme.block_free, "free")
     if mode is HeatMode.USED:
         return [free]
@@ -48,7 +48,7 @@ class HeatLegend(SwatchLegend):
         self._mode = HeatMode.STATE
         self._swatches: list[LegendSwatch] = []
         self._has_gaps, self._is_low = False, False
-        self.tells_stops = False
+        self.shows_stops = False
         """Whether the legend explains the band over time in which the engine was paused or suspended."""
 
     def show_mode(
@@ -61,14 +61,14 @@ class HeatLegend(SwatchLegend):
             gaps: Whether there are seconds without data.
             stops: Whether the engine was ever paused or suspended.
         """
-        self._mode, self.theme, self._has_gaps, self.tells_stops = mode, theme, gaps, stops
+        self._mode, self.theme, self._has_gaps, self.shows_stops = mode, theme, gaps, stops
         self._swatches = heat_swatches(mode, theme, shown, device)
         if gaps:
-            self._swatches.append(LegendSwatch(theme.base, GAP_WORD))
+            self._swatches.append(LegendSwatch(theme.base, GAP_LABEL))
         if stops:
             self._swatches.append(LegendSwatch(theme.warn, "engine paused or suspended (bar above)"))
-        self.setToolTip(self._words())
-        self.setAccessibleName(f"Colours show {mode}. {self._words()}")
+        self.setToolTip(self._description())
+        self.setAccessibleName(f"Colours show {mode}. {self._description()}")
         self.updateGeometry()
         self.update()
 
@@ -92,13 +92,13 @@ class HeatLegend(SwatchLegend):
         if self._mode is HeatMode.USED:
             self.draw_scale(painter, FILL_SCALE)
         if self._mode is HeatMode.OWNER:
-            self.draw_owners(painter, 0, _OWNERS_WORD)
+            self.draw_owners(painter, 0, _OWNERS_LABEL)
         for placed in self._placed():
             if placed[2] < self.num_lines:
                 self._draw_swatch(painter, placed)
         painter.end()
 
-    def _placed(self) -> Iterator[Placed]:
+    def _placed(self) -> Iterator[PlacedSwatch]:
         return self.placed(self._swatches, self._begin)
 
     @property
@@ -106,21 +106,21 @@ class HeatLegend(SwatchLegend):
         """x coordinate of the first swatch, after the scale or the owners' colours."""
         if self._mode is HeatMode.USED:
             return self.scale_width(FILL_SCALE)
-        return self.owners_width(_OWNERS_WORD) if self._mode is HeatMode.OWNER else 0
+        return self.owners_width(_OWNERS_LABEL) if self._mode is HeatMode.OWNER else 0
 
-    def _words(self) -> str:
-        words = [swatch.word for swatch in self._swatches]
+    def _description(self) -> str:
+        words = [swatch.label for swatch in self._swatches]
         if self._mode is HeatMode.USED:
             words.insert(0, "blocks in use, from full to empty slots")
         if self._mode is HeatMode.OWNER:
-            words.insert(0, f"{_OWNERS_WORD} (the newest of several per row)")
+            words.insert(0, f"{_OWNERS_LABEL} (the newest of several per row)")
         strong = "" if self._mode in (HeatMode.USED, HeatMode.OWNER) else " Fainter rows have fewer blocks."
         return f"Colours: {', '.join(words)}.{strong}"
 
-    def _draw_swatch(self, painter: QPainter, placed: Placed) -> None:
+    def _draw_swatch(self, painter: QPainter, placed: PlacedSwatch) -> None:
         swatch, *_ = placed
         box = self.draw_swatch(painter, placed)
-        if swatch.word == GAP_WORD:
+        if swatch.label == GAP_LABEL:
             painter.setPen(QPen(self.theme.color("muted"), 1))
             for left, right in ((2, 6), (5, 9)):
                 painter.drawLine(box.topLeft() + QPointF(left, 9), box.topLeft() + QPointF(right, 2))

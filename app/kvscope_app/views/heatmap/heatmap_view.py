@@ -24,16 +24,16 @@ from kvscope_app.views.base import View
 from kvscope_app.views.block_locations import tier_title
 from kvscope_app.views.capability_messages import why_no_addresses
 from kvscope_app.views.heatmap.address_rows import num_cells
-from kvscope_app.views.heatmap.canvas import Cell, HeatCanvas, RowLabel
 from kvscope_app.views.heatmap.cell_keys import HeatMode, look_up
-from kvscope_app.views.heatmap.cell_text import cell_words, runs_words
+from kvscope_app.views.heatmap.cell_text import cell_text, runs_text
+from kvscope_app.views.heatmap.curve_strips import CurveStrip, Ruler
+from kvscope_app.views.heatmap.heat_canvas import Cell, HeatCanvas, RowLabel
 from kvscope_app.views.heatmap.heat_legend import HeatLegend
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.measures import MOST_LEVEL, NO_RUNS, num_sizes, run_keys
+from kvscope_app.views.heatmap.measures import MAX_LEVEL, NO_RUNS, num_sizes, run_keys
 from kvscope_app.views.heatmap.pools import PoolRegistry
-from kvscope_app.views.heatmap.strips import CurveStrip, Ruler
 from kvscope_app.views.heatmap.time_area import TimeArea, gutter
-from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
+from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
 from kvscope_app.views.page_map.legend_items import shown_in
 from kvscope_app.views.range_link import RangeLink
@@ -65,7 +65,7 @@ _WIDE: Final = 760
 """Width from which the text is next to the buttons instead of below them."""
 _LOW: Final = 420
 """Height below which the legend has one line."""
-_SMALLEST: Final = QSize(300, 168)
+_MIN_SIZE: Final = QSize(300, 168)
 
 
 class HeatmapView(View):
@@ -106,19 +106,19 @@ class HeatmapView(View):
         self.stack.setCurrentIndex(1 if len(overview) else 0)
         if not len(overview):
             return
-        self._note_pool(overview)
+        self._record_pool(overview)
         self._set_width()
         self._show_stores(overview)
         begin_ns, end_ns = int(overview.time_ns[0]), int(overview.time_ns[-1]) + SECOND_NS
         timeline = self.session.timeline
         self.frame.set_range(begin_ns if timeline.is_file else first_relevant_ns(overview, begin_ns, end_ns), end_ns)
-        self.link.begin()
+        self.link.start()
         self.strips.show_overview(overview)
         self.strips.show_current(self.session.mirror)
         for part in self._parts:
             part.show_cursor(timeline.cursor_ns)
             part.show_stops(overview.stops)
-        if self.legend.tells_stops != (len(overview.stops) > 0):
+        if self.legend.shows_stops != (len(overview.stops) > 0):
             self._show_legend()
         self._show_cell(self.map.cell if self.map.hasFocus() else None)
 
@@ -134,11 +134,11 @@ class HeatmapView(View):
 
     def minimumSizeHint(self) -> QSize:
         """Return a fixed minimum: parts that do not fit are hidden and do not enlarge the dock."""
-        return _SMALLEST
+        return _MIN_SIZE
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._show_parts_with_room()
+        self._show_parts_that_fit()
         self._set_width()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -148,9 +148,9 @@ class HeatmapView(View):
 
     # Data
 
-    def _note_pool(self, overview: SessionOverview) -> None:
+    def _record_pool(self, overview: SessionOverview) -> None:
         mirror = self.session.mirror
-        if mirror.hello is not None and self.pools.note(mirror.hello.epoch, mirror.hello.cache):
+        if mirror.hello is not None and self.pools.record(mirror.hello.epoch, mirror.hello.cache):
             self._stores = None
         num_addresses = int(overview.column("num_rows").max())
         if num_addresses != self._num_addresses:
@@ -161,7 +161,7 @@ class HeatmapView(View):
             self._stores = self._new_stores()
             self._show_legend()
         cells, runs = self._stores
-        cells_from, runs_from = cells.follow(overview), runs.follow(overview)
+        cells_from, runs_from = cells.update(overview), runs.update(overview)
         self.map.show_store(cells, address_labels(self._num_addresses, self.session.mirror.hello), cells_from)
         self.runs.show_store(runs, run_labels(runs.num_cells), runs_from)
 
@@ -186,22 +186,22 @@ class HeatmapView(View):
         self.legend.show_mode(self.mode, self.theme, shown_in(mirror, ()), device, gaps=gaps, stops=stops)
 
     def _show_frame(self) -> None:
-        self.fit_button.setChecked(self.frame.stance is Stance.FIT)
-        self.follow_button.setChecked(self.frame.stance is Stance.FOLLOW)
+        self.fit_button.setChecked(self.frame.mode is TimeFrameMode.FIT)
+        self.follow_button.setChecked(self.frame.mode is TimeFrameMode.FOLLOW)
 
     def _set_width(self) -> None:
         width = round((self.map.width() - gutter()) * self.devicePixelRatioF())
         if self.map.isVisible():
             self.frame.set_width(width)
 
-    def _show_parts_with_room(self) -> None:
+    def _show_parts_that_fit(self) -> None:
         """Show as many parts, most informative first, as leave the map its minimum height."""
         is_wide = self.width() >= scaled(_WIDE)
         self._top.setDirection(QBoxLayout.Direction.LeftToRight if is_wide else QBoxLayout.Direction.TopToBottom)
         self.legend.set_low(self.height() < scaled(_LOW))
         folded = 0 if is_wide else self.fit_button.sizeHint().height()
         room = self.height() - scaled(_MAP_HEIGHT + _OTHERS_HEIGHT) - folded
-        for part in self._by_worth:
+        for part in self._by_priority:
             room -= part.sizeHint().height() + 2
             part.setVisible(room >= 0)
         self._runs_title.setVisible(not self.runs.isHidden())
@@ -223,15 +223,15 @@ class HeatmapView(View):
             return
         cells = self._stores[0].num_cells
         address = cell.row * self._num_addresses // max(cells, 1)
-        self._say(cell_words(self.session.overview, self.pools, cell.time_ns, address), self.map)
+        self._show_caption(cell_text(self.session.overview, self.pools, cell.time_ns, address), self.map)
 
     def _show_run(self, cell: Cell | None) -> None:
         if cell is None or self._stores is None:
             return
         exponent = self._stores[1].num_cells - 1 - cell.row
-        self._say(runs_words(self.session.overview, cell.time_ns, exponent), self.runs)
+        self._show_caption(runs_text(self.session.overview, cell.time_ns, exponent), self.runs)
 
-    def _say(self, words: str, by: HeatCanvas) -> None:
+    def _show_caption(self, words: str, by: HeatCanvas) -> None:
         self.caption.setText(words)
         self.caption.setToolTip(words)
         if by.hasFocus():
@@ -255,7 +255,7 @@ class HeatmapView(View):
         self.strips = LossStrips(frame)
         self._ruler = Ruler(frame)
         strips = self.strips
-        self._by_worth = (strips.external, strips.internal, self.runs, strips.longest, strips.number)
+        self._by_priority = (strips.external, strips.internal, self.runs, strips.longest, strips.number)
         self._parts: tuple[TimeArea, ...] = (self.map, self.runs, *strips.all, self._ruler)
         self.caption, self.legend = ElidedLabel(), HeatLegend()
         self._runs_title = ElidedLabel("Free-run lengths (blocks); fainter = fewer")
@@ -322,8 +322,8 @@ class HeatmapView(View):
 def run_colors(theme: Theme) -> Pixels:
     """Return the pixel of each key of the free-run picture: one hue, stronger for more runs."""
     colors = [theme.base] * 256
-    for level in range(1, MOST_LEVEL + 1):
-        share = 0.4 + 0.6 * (level - 1) / (MOST_LEVEL - 1)
+    for level in range(1, MAX_LEVEL + 1):
+        share = 0.4 + 0.6 * (level - 1) / (MAX_LEVEL - 1)
         colors[NO_RUNS + level] = mix(theme.base, theme.text, share)
     return np.array([pixel(color) for color in colors], np.uint32)
 

@@ -21,23 +21,23 @@ MakeKeys = Callable[[SessionOverview, IntArray], Keys]
 """Function (overview, indices of seconds) -> keys, shape (n, cells)."""
 MAX_ROWS: Final = 16_384
 """Rows for 4.5 hours at one row per second."""
-_AT_ONCE: Final = 1_024
+_SECONDS_PER_BATCH: Final = 1_024
 
 
 class KeyStore:
     """One row of `num_cells` keys per second, or per several seconds after merging."""
 
-    def __init__(self, make: MakeKeys, num_cells: int, max_rows: int = MAX_ROWS) -> None:
-        self.num_made = 0
+    def __init__(self, make_keys: MakeKeys, num_cells: int, max_rows: int = MAX_ROWS) -> None:
+        self.num_computed = 0
         """Total number of seconds whose keys were computed."""
         self.num_cells = num_cells
-        self._make, self._max_rows = make, max_rows
+        self._make_keys, self._max_rows = make_keys, max_rows
         self._stride = 1
         self._size = 0
         self._begin_ns = np.empty(64, np.int64)
         self._end_ns = np.empty(64, np.int64)
         self._keys = np.empty((64, num_cells), np.uint8)
-        self._seen: tuple[SessionOverview, int] | None = None
+        self._version: tuple[SessionOverview, int] | None = None
 
     def __len__(self) -> int:
         return self._size
@@ -50,21 +50,21 @@ class KeyStore:
     def last_ns(self) -> int:
         return int(self._end_ns[self._size - 1]) if self._size else 0
 
-    def follow(self, overview: SessionOverview) -> int | None:
+    def update(self, overview: SessionOverview) -> int | None:
         """Update to the overview's new data. Returns the time from which keys may have changed, or None if nothing
         changed."""
-        if self._seen == (overview, overview.version):
+        if self._version == (overview, overview.version):
             return None
-        same = self._seen is not None and self._seen[0] is overview
-        self._seen = (overview, overview.version)
-        kept = self._kept(overview) if same else 0
+        same = self._version is not None and self._version[0] is overview
+        self._version = (overview, overview.version)
+        kept = self._num_valid(overview) if same else 0
         first = int(np.searchsorted(overview.time_ns, self._end_ns[kept - 1], "left")) if kept else 0
         from_ns = int(self._begin_ns[kept]) if kept < self._size else None
         self._size = kept
         if first < len(overview):
             from_ns = min(from_ns or int(overview.time_ns[first]), int(overview.time_ns[first]))
-            for begin in range(first, len(overview), _AT_ONCE * self._stride):
-                self._append(overview, np.arange(begin, min(begin + _AT_ONCE * self._stride, len(overview))))
+            for begin in range(first, len(overview), _SECONDS_PER_BATCH * self._stride):
+                self._append(overview, np.arange(begin, min(begin + _SECONDS_PER_BATCH * self._stride, len(overview))))
         return from_ns
 
     def columns(self, scale: TimeScale, first: int, last: int) -> Keys:
@@ -75,7 +75,7 @@ class KeyStore:
         ends = np.searchsorted(self._begin_ns[: self._size], edges[1:], "left")
         return highest(self._keys[: self._size], starts, ends, axis=0)
 
-    def _kept(self, overview: SessionOverview) -> int:
+    def _num_valid(self, overview: SessionOverview) -> int:
         """Return the number of rows that remain valid. The last row is always recomputed: its second may have been
         incomplete."""
         begins, times = self._begin_ns[: self._size], overview.time_ns
@@ -86,8 +86,8 @@ class KeyStore:
             self._drop_first(gone)
             begins = self._begin_ns[: self._size]
         inner = begins[1:] if begins.size and begins[0] < times[0] else begins
-        places = np.minimum(np.searchsorted(times, inner), times.size - 1)
-        wrong = np.flatnonzero(times[places] != inner)
+        indices = np.minimum(np.searchsorted(times, inner), times.size - 1)
+        wrong = np.flatnonzero(times[indices] != inner)
         kept = begins.size - inner.size + (int(wrong[0]) if wrong.size else inner.size)
         return max(min(kept, self._size - 1), 0)
 
@@ -97,22 +97,22 @@ class KeyStore:
             array[:left] = array[count : self._size].copy()
         self._size = left
 
-    def _append(self, overview: SessionOverview, places: IntArray) -> None:
-        keys = self._make(overview, places)
-        self.num_made += len(places)
-        times = overview.time_ns[places]
-        starts = np.arange(0, len(places), self._stride)
+    def _append(self, overview: SessionOverview, indices: IntArray) -> None:
+        keys = self._make_keys(overview, indices)
+        self.num_computed += len(indices)
+        times = overview.time_ns[indices]
+        starts = np.arange(0, len(indices), self._stride)
         if self._stride > 1:
             keys = np.maximum.reduceat(keys, starts, axis=0)
-        ends = times[np.minimum(starts + self._stride, len(places)) - 1] + SECOND_NS
-        self._make_room(self._size + starts.size)
+        ends = times[np.minimum(starts + self._stride, len(indices)) - 1] + SECOND_NS
+        self._reserve(self._size + starts.size)
         into = slice(self._size, self._size + starts.size)
         self._begin_ns[into], self._end_ns[into], self._keys[into] = times[starts], ends, keys
         self._size += starts.size
         while self._size > self._max_rows:
-            self._thin_out()
+            self._merge_pairs()
 
-    def _make_room(self, size: int) -> None:
+    def _reserve(self, size: int) -> None:
         capacity = self._begin_ns.size
         if size <= capacity:
             return
@@ -121,7 +121,7 @@ class KeyStore:
         self._end_ns = np.concatenate((self._end_ns, np.empty(more, np.int64)))
         self._keys = np.concatenate((self._keys, np.empty((more, self.num_cells), np.uint8)))
 
-    def _thin_out(self) -> None:
+    def _merge_pairs(self) -> None:
         """Merge pairs of rows, keeping the higher keys."""
         starts = np.arange(0, self._size, 2)
         lasts = np.minimum(starts + 1, self._size - 1)

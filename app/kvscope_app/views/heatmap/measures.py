@@ -13,7 +13,7 @@ from kvscope_telemetry.summaries.session_overview import SessionOverview
 IntArray = npt.NDArray[np.int64]
 NO_RUNS: Final = 2
 """Key of a size without any run; each doubling of the number of runs adds one."""
-MOST_LEVEL: Final = 12
+MAX_LEVEL: Final = 12
 
 
 def num_sizes(num_addresses: int) -> int:
@@ -21,13 +21,13 @@ def num_sizes(num_addresses: int) -> int:
     return max(int(num_addresses).bit_length(), 1)
 
 
-def run_keys(overview: SessionOverview, places: IntArray, num: int) -> Keys:
+def run_keys(overview: SessionOverview, indices: IntArray, num: int) -> Keys:
     """Return keys for the number of free runs in each of `num` size classes, longest first, shape (n, num)."""
-    counts = np.zeros((len(places), num), np.int64)
-    for row, place in enumerate(places.tolist()):
-        runs = overview.free_runs(place)[:num]
+    counts = np.zeros((len(indices), num), np.int64)
+    for row, index in enumerate(indices.tolist()):
+        runs = overview.free_runs(index)[:num]
         counts[row, : len(runs)] = runs
-    levels = np.minimum(np.frexp(counts.astype(np.float64))[1], MOST_LEVEL)
+    levels = np.minimum(np.frexp(counts.astype(np.float64))[1], MAX_LEVEL)
     return (NO_RUNS + levels[:, ::-1]).astype(np.uint8)
 
 

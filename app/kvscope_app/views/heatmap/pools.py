@@ -25,7 +25,7 @@ class PoolRegistry:
         self._caches: dict[int, CacheInfo] = {}
         self._newest: CacheInfo | None = None
 
-    def note(self, epoch: int, cache: CacheInfo) -> bool:
+    def record(self, epoch: int, cache: CacheInfo) -> bool:
         """Record the cache of an engine start. Returns whether it is new or changed."""
         is_news = self._caches.get(epoch) != cache
         self._caches[epoch] = self._newest = cache
@@ -45,16 +45,16 @@ class PoolRegistry:
             result[:] = cache.rows_by_tier.tiers_of(bin_edges(num_rows)[:-1])
         return result
 
-    def keys(self, mode: HeatMode, overview: SessionOverview, places: IntArray, num_addresses: int) -> Keys:
+    def keys(self, mode: HeatMode, overview: SessionOverview, indices: IntArray, num_addresses: int) -> Keys:
         """Return the keys of the seconds at indices `places`, over the cells of `num_addresses` addresses, shape (n,
         cells)."""
-        result = np.zeros((len(places), num_cells(num_addresses)), np.uint8)
-        epochs, rows = overview.epoch[places], overview.column("num_rows")[places].astype(np.int64)
+        result = np.zeros((len(indices), num_cells(num_addresses)), np.uint8)
+        epochs, rows = overview.epoch[indices], overview.column("num_rows")[indices].astype(np.int64)
         cuts = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(rows) != 0)) + 1
-        for part in np.split(np.arange(len(places)), cuts):
+        for part in np.split(np.arange(len(indices)), cuts):
             num_rows = int(rows[part[0]]) if part.size else 0
             if num_rows:
                 tiers = self.tiers(int(epochs[part[0]]), num_rows)
-                own = cell_keys(mode, overview, places[part], tiers)
+                own = cell_keys(mode, overview, indices[part], tiers)
                 result[part] = spread(own, num_rows, num_addresses)
         return result

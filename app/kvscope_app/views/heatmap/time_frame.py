@@ -14,12 +14,12 @@ from kvscope_app.views.heatmap.time_scale import MAX_COLUMN_NS, TimeScale
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
-class Stance(StrEnum):
+class TimeFrameMode(StrEnum):
     """Rule by which the visible time changes as data is added."""
 
     FIT = "fit"
     FOLLOW = "follow"
-    STAND = "stand"
+    FIXED = "stand"
 
 
 class TimeFrame(QObject):
@@ -32,21 +32,21 @@ class TimeFrame(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.scale = TimeScale()
-        self.stance = Stance.FIT
+        self.mode = TimeFrameMode.FIT
         self._range: tuple[int, int] | None = None
-        self._wanted: TimeSpan | None = None
+        self._requested: TimeSpan | None = None
         """Range requested by `show_only`; it is fitted again when the width changes."""
 
     def set_width(self, width: int) -> None:
         if width != self.scale.width and width > 0:
-            self._show(self.scale.resized(width))
-            if self._wanted is not None:
-                self.show_only(self._wanted)
+            self._set_scale(self.scale.resized(width))
+            if self._requested is not None:
+                self.show_only(self._requested)
 
     def set_range(self, begin_ns: int, end_ns: int) -> None:
         if self._range != (begin_ns, end_ns):
             self._range = (begin_ns, end_ns)
-            self._show(self.scale)
+            self._set_scale(self.scale)
 
     @property
     def span(self) -> TimeSpan:
@@ -55,36 +55,36 @@ class TimeFrame(QObject):
 
     def fit(self) -> None:
         """Show everything, as chosen by the user."""
-        self._take(Stance.FIT, self.scale)
+        self._set_mode(TimeFrameMode.FIT, self.scale)
         self.span_chosen.emit(None)
 
     def end_zoom(self) -> None:
         """Show everything, unless the newest data is followed."""
-        if self.stance is Stance.STAND:
-            self._take(Stance.FIT, self.scale)
+        if self.mode is TimeFrameMode.FIXED:
+            self._set_mode(TimeFrameMode.FIT, self.scale)
 
     def show_only(self, span: TimeSpan) -> None:
         """Show exactly this range, and stay on it."""
         width = self.scale.width
         wanted_ns = -(-span.length_ns // max(width - 1, 1))
         column_ns = min(max(wanted_ns, SHORTEST_NS // width), MAX_COLUMN_NS)
-        self._take(Stance.STAND, TimeScale(span.begin_ns // column_ns, width, column_ns), span)
+        self._set_mode(TimeFrameMode.FIXED, TimeScale(span.begin_ns // column_ns, width, column_ns), span)
 
     def set_following(self, following: bool) -> None:
         """Follow the newest data at the right edge, or stop following."""
-        self._take(Stance.FOLLOW if following else Stance.STAND, self.scale)
+        self._set_mode(TimeFrameMode.FOLLOW if following else TimeFrameMode.FIXED, self.scale)
         if following:
             self.span_chosen.emit(None)
 
     def zoom(self, factor: float, x: float) -> None:
         """Zoom in by `factor` around column `x`, and stop following."""
-        self._take(Stance.STAND, self.scale.zoomed(factor, x))
+        self._set_mode(TimeFrameMode.FIXED, self.scale.zoomed(factor, x))
         self.span_chosen.emit(self.span)
 
     def pan(self, columns: int) -> None:
         """Move to earlier times by `columns`, within the range."""
         if columns:
-            self._take(Stance.STAND, self._bounded(self.scale.moved(-columns)))
+            self._set_mode(TimeFrameMode.FIXED, self._bounded(self.scale.moved(-columns)))
             self.span_chosen.emit(self.span)
 
     def reveal(self, time_ns: int) -> None:
@@ -100,23 +100,23 @@ class TimeFrame(QObject):
         seen = scale.width // 8  # share of the width that stays covered by data
         return scale.moved(min(max(scale.first, begin - scale.width + seen), end - seen) - scale.first)
 
-    def _take(self, stance: Stance, scale: TimeScale, wanted: TimeSpan | None = None) -> None:
-        self._wanted = wanted
-        before = self.stance
-        self.stance = stance
-        self._show(scale, is_new_stance=before is not stance)
+    def _set_mode(self, stance: TimeFrameMode, scale: TimeScale, wanted: TimeSpan | None = None) -> None:
+        self._requested = wanted
+        before = self.mode
+        self.mode = stance
+        self._set_scale(scale, is_new_mode=before is not stance)
 
-    def _show(self, scale: TimeScale, *, is_new_stance: bool = False) -> None:
+    def _set_scale(self, scale: TimeScale, *, is_new_mode: bool = False) -> None:
         if self._range is not None:
             scale = self._placed(scale, *self._range)
-        if is_new_stance or scale != self.scale:
+        if is_new_mode or scale != self.scale:
             self.scale = scale
             self.changed.emit()
 
     def _placed(self, scale: TimeScale, begin_ns: int, end_ns: int) -> TimeScale:
-        if self.stance is Stance.FOLLOW:
+        if self.mode is TimeFrameMode.FOLLOW:
             return scale.ending_at(end_ns)
-        if self.stance is Stance.FIT:
+        if self.mode is TimeFrameMode.FIT:
             fits = scale.begin_ns <= begin_ns < scale.begin_ns + scale.column_ns and end_ns <= scale.end_ns
             is_roomy = end_ns - begin_ns < (scale.end_ns - begin_ns) * 0.85
             fitted = scale.fitted(begin_ns, max(end_ns, begin_ns + SECOND_NS))

@@ -30,7 +30,7 @@ MAX_WORK_S: Final = 180.0
 """Time limit in seconds. The rest is read when the cursor moves there."""
 MAX_ROWS: Final = 60_000
 """Maximum rows over all slices; no further slices are read beyond it."""
-_NEAR_PIECES: Final = 2 * len(_LENGTHS_NS)
+_NUM_NEAR_SLICES: Final = 2 * len(_LENGTHS_NS)
 _REST_S: Final = 0.001
 """Seconds of sleep at intervals while distant slices are read, so that other threads can run."""
 _POLL_INTERVAL_MS: Final = 80
@@ -53,18 +53,18 @@ class BlockHistory(QObject):
         self._session = session
         self._block: int | None = None
         self._handle: RecordingHandle | None = None
-        self._read: BlockHistoryPart | None = None
+        self._recorded: BlockHistoryPart | None = None
         self._live: GrowingBlockHistory | None = None
         self._live_begin_ns = 0
         self._live_after = (0, 0)
         """Epoch and sequence number of the newest frame at `_live_begin_ns`."""
         self._whole: BlockHistoryPart | None = None
-        self._asked_ns = 0
+        self._requested_ns = 0
         self._is_wanted = False
         self._work: Background[None] | None = None
         self._parts: deque[BlockHistoryPart] = deque()
         self._timer = QTimer(self, interval=_POLL_INTERVAL_MS)
-        self._timer.timeout.connect(self._look)
+        self._timer.timeout.connect(self._poll)
         session.timeline.updated.connect(self._extend)
 
     @property
@@ -85,16 +85,18 @@ class BlockHistory(QObject):
         """All known history, or None if there is none yet."""
         if self._whole is None:
             live = self._live_history()
-            self._whole = live if self._read is None else self._read if live is None else joined(self._read, live)
+            self._whole = (
+                live if self._recorded is None else self._recorded if live is None else joined(self._recorded, live)
+            )
         elif self._live is not None and self._now_ns() - self._whole.end_ns > _STEP_NS:
             self._whole = replace(self._whole, end_ns=self._now_ns())
         return self._whole
 
-    def show(self, block: int | None) -> None:
+    def set_block(self, block: int | None) -> None:
         if block == self._block:
             return
-        self._give_up()
-        self._block, self._read, self._live, self._whole = block, None, None, None
+        self._cancel()
+        self._block, self._recorded, self._live, self._whole = block, None, None, None
         self.failure = ""
         if block is not None:
             self._begin_live(block)
@@ -104,19 +106,19 @@ class BlockHistory(QObject):
     def follow_cursor(self) -> None:
         """Read around the cursor if it is outside the known history. Call after the cursor moved."""
         timeline = self._session.timeline
-        cursor_ns, known, around = timeline.cursor_ns, self._read, timeline.range_ns
+        cursor_ns, known, around = timeline.cursor_ns, self._recorded, timeline.range_ns
         if self._block is None or self.is_reading or known is None or around is None:
             return
         is_before = cursor_ns < known.begin_ns - _NEAR_NS and known.begin_ns > around[0] + _NEAR_NS
         last_ns = self._last_ns(around)
         is_after = known.end_ns + _NEAR_NS < min(cursor_ns, last_ns)
-        if (is_before or is_after) and abs(cursor_ns - self._asked_ns) > _NEAR_NS:
+        if (is_before or is_after) and abs(cursor_ns - self._requested_ns) > _NEAR_NS:
             self._read_around(cursor_ns)
 
     def close(self) -> None:
         """Cancel reading and wait for the thread."""
         work = self._work
-        self._give_up()
+        self._cancel()
         self._timer.stop()
         if work is not None:
             work.wait(2.0)
@@ -165,8 +167,8 @@ class BlockHistory(QObject):
         if self._handle is None:
             self.failure = NOT_KEPT
             return
-        self._give_up()
-        self._asked_ns, self._is_wanted = cursor_ns, True
+        self._cancel()
+        self._requested_ns, self._is_wanted = cursor_ns, True
         # do not restart the timer: selecting many blocks in a row with a held key would postpone it forever
         if not self._timer.isActive():
             self._timer.start()
@@ -179,25 +181,25 @@ class BlockHistory(QObject):
         handle, block = self._handle, self._block
         if around is None or handle is None or block is None or mirror.hello is None:
             return
-        self._is_wanted, self._read, self._parts = False, None, deque()
+        self._is_wanted, self._recorded, self._parts = False, None, deque()
         first_ns, last_ns = around[0], max(self._last_ns(around), around[0])
-        cursor_ns = min(max(self._asked_ns, first_ns), last_ns)
+        cursor_ns = min(max(self._requested_ns, first_ns), last_ns)
         pieces = list(reading_order(cursor_ns, first_ns, last_ns))
         parts, size = self._parts, mirror.hello.cache.block_size
         end = None if self._live is None else (last_ns, self._live_after)
 
         def work(watch: ProgressCallback) -> None:
-            _read_pieces(handle, block, size, pieces, parts, watch, end)
+            _read_slices(handle, block, size, pieces, parts, watch, end)
 
         self._work = Background(work, "kvscope-block-history")
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Collect what the thread has read. Called by the timer while something is read."""
         if self._work is None and self._is_wanted:
             self._start()
         has_more = bool(self._parts)
         while self._parts:
-            self._add(self._parts.popleft())
+            self._add_part(self._parts.popleft())
         work = self._work
         if work is not None and work.is_finished and not self._parts:
             if not work.is_cancelled:
@@ -209,17 +211,17 @@ class BlockHistory(QObject):
         if has_more:
             self.changed.emit()
 
-    def _add(self, part: BlockHistoryPart) -> None:
-        known = self._read
+    def _add_part(self, part: BlockHistoryPart) -> None:
+        known = self._recorded
         if known is None:
-            self._read = part
+            self._recorded = part
         elif part.end_ns <= known.begin_ns:
-            self._read = joined(part, known)
+            self._recorded = joined(part, known)
         else:
-            self._read = joined(known, part)
+            self._recorded = joined(known, part)
         self._whole = None
 
-    def _give_up(self) -> None:
+    def _cancel(self) -> None:
         self._is_wanted = False
         self._parts = deque()
         if self._work is not None:
@@ -250,35 +252,35 @@ def known_text(part: BlockHistoryPart) -> str:
     return f"over {seconds((part.end_ns - begin_ns) / 1e9)}"
 
 
-def _read_pieces(
+def _read_slices(
     handle: RecordingHandle,
     block: int,
     block_size: int,
-    pieces: list[tuple[int, int]],
+    slices: list[tuple[int, int]],
     parts: deque[BlockHistoryPart],
     watch: ProgressCallback,
     end: tuple[int, tuple[int, int]] | None,
 ) -> None:
-    """Read `pieces` into `parts`. `end`: time at which live changes take over, and the (epoch, seq) of the frame at
+    """Read `slices` into `parts`. `end`: time at which live changes take over, and the (epoch, seq) of the frame at
     that time."""
     until_s = time.monotonic() + MAX_WORK_S
     recorded, num_rows = handle.get(watch), 0
     earliest_ns: int | None = None
-    for place, (from_ns, until_ns) in enumerate(pieces):
+    for index, (from_ns, until_ns) in enumerate(slices):
         if earliest_ns is not None and until_ns <= earliest_ns:
             continue  # would not be adjacent to what is known
 
-        def look(share: float, place: int = place) -> bool:
-            time.sleep(0 if place < _NEAR_PIECES else _REST_S)  # lets the window's thread run
-            return watch((place + share) / len(pieces)) and time.monotonic() < until_s
+        def report(share: float, index: int = index) -> bool:
+            time.sleep(0 if index < _NUM_NEAR_SLICES else _REST_S)  # lets the window's thread run
+            return watch((index + share) / len(slices)) and time.monotonic() < until_s
 
         last = end[1] if end is not None and until_ns == end[0] else None
-        part = read_part(recorded, block, from_ns, until_ns, block_size, look, last=last)
+        part = read_part(recorded, block, from_ns, until_ns, block_size, report, last=last)
         parts.append(part)
         num_rows += part.rows.size
         if num_rows > MAX_ROWS:
             return
-        if part.num_forgotten and until_ns <= pieces[0][1]:
+        if part.num_forgotten and until_ns <= slices[0][1]:
             earliest_ns = part.begin_ns
 
 

@@ -16,12 +16,12 @@ from kvscope_app.ui.widget_factories import label, set_icon, tool_button
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.views.inspector.block_history import BlockHistory, known_text
 from kvscope_app.views.inspector.block_history_strip import BlockHistoryStrip
-from kvscope_app.views.inspector.moment_model import WHAT, MomentModel
+from kvscope_app.views.inspector.moment_model import DESCRIPTION_COLUMN, MomentModel
 from kvscope_app.views.table import RowTable
 from kvscope_telemetry.block_texts.block_texts import Asked
 from kvscope_telemetry.summaries.block_moments import BlockMoment, MomentKind
 
-_ROOM_FOR_STEPS: Final = 380
+_MIN_WIDTH_FOR_STEPS: Final = 380
 _WITH_TEXT: Final = (MomentKind.FILLED, MomentKind.KNOWN, MomentKind.REUSED, MomentKind.LOADED, MomentKind.IDLE)
 """Kinds after which the block holds text that is shown."""
 
@@ -37,16 +37,16 @@ class MomentTable(RowTable):
         self.setModel(model)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.fix_row_heights(7)
-        self.horizontalHeader().setSectionResizeMode(WHAT, QHeaderView.ResizeMode.Stretch)
+        self.horizontalHeader().setSectionResizeMode(DESCRIPTION_COLUMN, QHeaderView.ResizeMode.Stretch)
         self.setColumnWidth(0, self.fontMetrics().horizontalAdvance("00:00:00.000") + 18)
         self.setColumnWidth(2, self.fontMetrics().horizontalAdvance("1 000 000") + 14)
-        self.clicked.connect(lambda index: self._go(index.row()))
+        self.clicked.connect(lambda index: self._go_to(index.row()))
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
             self.copy()
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self._go(self.currentIndex().row())
+            self._go_to(self.currentIndex().row())
         else:
             super().keyPressEvent(event)
 
@@ -62,7 +62,7 @@ class MomentTable(RowTable):
     def minimumSizeHint(self) -> QSize:
         return QSize(60, 40)
 
-    def _go(self, row: int) -> None:
+    def _go_to(self, row: int) -> None:
         moment = self._moments.moment_at(row)
         is_one = len(self.selectionModel().selectedRows()) <= 1  # several rows are selected for copying
         if moment is not None and is_one:
@@ -86,16 +86,16 @@ class BlockHistoryPanel(QWidget):
         self.note.setProperty("look", "muted")
         self.fit = tool_button("Fit", "Show its whole known history (double-click)")
         for part in (self.strip, self.table):
-            part.chosen.connect(self._go)
+            part.chosen.connect(self._go_to)
         self.fit.clicked.connect(self.strip.fit)
-        self.table.verticalScrollBar().valueChanged.connect(self._want_texts)
+        self.table.verticalScrollBar().valueChanged.connect(self._request_texts)
         self._lay_out()
 
     def show_block(self, block: int | None) -> None:
         if block != self.history.block:
             self.strip.fit()
             self._session.texts.request(self, ())
-        self.history.show(block)
+        self.history.set_block(block)
 
     def refresh(self) -> None:
         mirror = self._session.mirror
@@ -107,8 +107,8 @@ class BlockHistoryPanel(QWidget):
         self.model.show_moments(() if part is None else part.moments)
         if self.model.show_cursor(cursor_ns) and not self.table.hasFocus():
             self.table.scrollTo(self.model.index(self.model.now_row, 0))
-        self.note.setText(self._note())
-        self._want_texts()
+        self.note.setText(self._note_text())
+        self._request_texts()
 
     def apply_theme(self, theme: Theme) -> None:
         self.strip.apply_theme(theme)
@@ -121,31 +121,31 @@ class BlockHistoryPanel(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self.table.setColumnHidden(2, self.width() < _ROOM_FOR_STEPS)
+        self.table.setColumnHidden(2, self.width() < _MIN_WIDTH_FOR_STEPS)
 
-    def _want_texts(self) -> None:
+    def _request_texts(self) -> None:
         first, last = self.table.rowAt(0), self.table.rowAt(self.table.viewport().height() - 1)
         rows = range(max(first, 0), (self.model.rowCount() if last < 0 else last + 1) if first >= 0 else 0)
         seen = (self.model.moment_at(row) for row in rows)
-        wanted = (self._asked(moment) for moment in seen if moment is not None)
+        wanted = (self._text_key(moment) for moment in seen if moment is not None)
         self._session.texts.request(self, [asked for asked in wanted if asked is not None])
 
-    def _asked(self, moment: BlockMoment) -> Asked | None:
+    def _text_key(self, moment: BlockMoment) -> Asked | None:
         block = self.history.block
         if block is None or moment.kind not in _WITH_TEXT or not moment.hash:
             return None
         return Asked(moment.epoch, block, moment.request, moment.filled, moment.hash)
 
     def _text_of(self, moment: BlockMoment) -> str:
-        asked = self._asked(moment)
+        asked = self._text_key(moment)
         content = None if asked is None else self._session.texts.get(asked)
         return "" if content is None else content.text
 
     def _on_texts(self) -> None:
         if self.isVisible():
-            self.model.tell_texts()
+            self.model.update_texts()
 
-    def _note(self) -> str:
+    def _note_text(self) -> str:
         history, part = self.history, self.history.part
         if history.is_reading:
             return f"Reading what was… {percent(history.share, 0)}"
@@ -154,7 +154,7 @@ class BlockHistoryPanel(QWidget):
         known = f"{plural(len(part.moments), 'event')}, {known_text(part)}"
         return f"{known}. {history.failure}" if history.failure else known
 
-    def _go(self, time_ns: int) -> None:
+    def _go_to(self, time_ns: int) -> None:
         self._session.timeline.go_to(time_ns)
 
     def _lay_out(self) -> None:

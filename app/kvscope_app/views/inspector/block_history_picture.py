@@ -39,9 +39,9 @@ class BlockHistoryPicture:
     def draw(self, rows: Rows, span: TimeSpan, width: int, block_size: int) -> None:
         """Prepare `width` columns of `span`. A column shows the state at its right edge."""
         ends = span.begin_ns + (np.arange(1, width + 1) * (span.length_ns / width)).astype(np.int64)
-        places = np.searchsorted(rows["time_ns"], ends, "right") - 1
-        seen = rows[np.maximum(places, 0)]
-        is_known = (places >= 0) & (seen["how"] != ChangeKind.LOST)
+        indices = np.searchsorted(rows["time_ns"], ends, "right") - 1
+        seen = rows[np.maximum(indices, 0)]
+        is_known = (indices >= 0) & (seen["how"] != ChangeKind.LOST)
         kind = _KINDS[np.minimum(seen["state"], 4)]
         kind[(kind == 1) & (seen["ref_count"] > 1)] = 2
         holds = (kind > 0) & (kind < 4)

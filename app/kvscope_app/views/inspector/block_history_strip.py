@@ -97,10 +97,10 @@ class BlockHistoryStrip(QWidget):
     def text_at(self, time_ns: int) -> str:
         """Return text on the block's state at a moment."""
         part = self.part
-        place = -1 if part is None else int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
-        if part is None or place < 0:
+        index = -1 if part is None else int(np.searchsorted(part.rows["time_ns"], time_ns, "right")) - 1
+        if part is None or index < 0:
             return ""
-        return f"{clock_text(time_ns)}: {row_text(part.rows[place])}"
+        return f"{clock_text(time_ns)}: {row_text(part.rows[index])}"
 
     def sizeHint(self) -> QSize:
         return QSize(240, _OWNERS + _STATE + _MARKS + _AXIS)
@@ -167,9 +167,9 @@ class BlockHistoryStrip(QWidget):
             super().keyPressEvent(event)
             return
         is_next = event.key() == Qt.Key.Key_Right
-        place = int(np.searchsorted(self._times, self._cursor_ns, "right" if is_next else "left")) - (not is_next)
-        if 0 <= place < self._times.size:
-            self.chosen.emit(int(self._times[place]))
+        index = int(np.searchsorted(self._times, self._cursor_ns, "right" if is_next else "left")) - (not is_next)
+        if 0 <= index < self._times.size:
+            self.chosen.emit(int(self._times[index]))
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
@@ -180,8 +180,8 @@ class BlockHistoryStrip(QWidget):
     def _time_near(self, x: float) -> int:
         """Return the moment drawn at `x`, or that of an event within `_NEAR` pixels."""
         time_ns = self.seen.time_at(x / max(self.width(), 1))
-        place = int(np.searchsorted(self._times, time_ns))
-        near: list[int] = self._times[max(place - 1, 0) : place + 1].tolist()
+        index = int(np.searchsorted(self._times, time_ns))
+        near: list[int] = self._times[max(index - 1, 0) : index + 1].tolist()
         close = min(near, key=lambda at: abs(at - time_ns), default=time_ns)
         return close if abs(self.x_of(close) - x) <= _NEAR else time_ns
 

@@ -15,7 +15,7 @@ from kvscope_telemetry.mirror.mirror import Mirror
 
 _MAX_TEXT: Final = 2_000
 _MAX_NOTES: Final = 16
-_MAX_NOTE: Final = 200
+_MAX_NOTE_LETTERS: Final = 200
 _OWNER_ROWS: Final = ("Owner", "Holds")
 
 
@@ -105,5 +105,5 @@ def _text(content: BlockContent | None, instead: str) -> Iterator[Fact]:
     yield Fact("Text", content.text[:_MAX_TEXT].replace("\n", "⏎\n") or "(no printable text)")
     yield Fact("Tokens", f"{count(content.start)} to {count(content.start + len(content.token_ids) - 1)}")
     for name, value in content.notes[:_MAX_NOTES]:
-        yield Fact(name, value[:_MAX_NOTE])
+        yield Fact(name, value[:_MAX_NOTE_LETTERS])
     yield Fact("Token ids", " ".join(map(str, content.token_ids)))

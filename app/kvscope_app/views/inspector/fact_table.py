@@ -27,7 +27,7 @@ Index = QModelIndex | QPersistentModelIndex
 _ROLES: Final = Qt.ItemDataRole
 _TOP: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop
 _NAME_SHARE: Final = 0.36
-_NAME_MOST: Final = 190
+_MAX_NAME_WIDTH: Final = 190
 _SHORT: Final = 22
 """Maximum length of values that may take one line; longer values are not measured."""
 _HEADING_PAD: Final = 14
@@ -63,10 +63,10 @@ class FactTable(QTableView):
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._show_menu)
         self.clicked.connect(self._on_clicked)
-        self.activated.connect(self._follow)
+        self.activated.connect(self._open_link)
         self.facts.rows_changed.connect(self._fit_rows)
         self.facts.modelReset.connect(self._on_reset)
-        self.facts.modelAboutToBeReset.connect(self._note_selected)
+        self.facts.modelAboutToBeReset.connect(self._remember_selected)
         self._selected_name = ""
 
     def show_page(self, page: FactsPage | None) -> None:
@@ -78,10 +78,10 @@ class FactTable(QTableView):
 
     def copy(self, *, all_rows: bool = False) -> str:
         """Copy the selected rows, or all if none is selected, as tab-separated lines. Returns the text."""
-        return _put(as_text(self._chosen(all_rows=all_rows)))
+        return _set_clipboard(as_text(self._chosen(all_rows=all_rows)))
 
     def copy_json(self) -> str:
-        return _put(as_json(self._chosen(all_rows=True)))
+        return _set_clipboard(as_json(self._chosen(all_rows=True)))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(60, 40)
@@ -90,7 +90,7 @@ class FactTable(QTableView):
         if event.matches(QKeySequence.StandardKey.Copy):
             self.copy()
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
-            self._follow(self.currentIndex())
+            self._open_link(self.currentIndex())
         else:
             super().keyPressEvent(event)
 
@@ -105,7 +105,7 @@ class FactTable(QTableView):
         super().resizeEvent(event)
         if event.size().width() != event.oldSize().width():
             width = self.viewport().width()
-            name = min(round(width * _NAME_SHARE), _NAME_MOST)
+            name = min(round(width * _NAME_SHARE), _MAX_NAME_WIDTH)
             self.setColumnWidth(0, name)
             self.setColumnWidth(1, width - name)
             self._fit_rows(list(range(self.facts.rowCount())))
@@ -115,7 +115,7 @@ class FactTable(QTableView):
         if event.type() is QEvent.Type.FontChange and hasattr(self, "facts"):
             self._fit_rows(list(range(self.facts.rowCount())))
 
-    def _note_selected(self) -> None:
+    def _remember_selected(self) -> None:
         rows = {index.row() for index in self.selectedIndexes()}
         fact = self.facts.fact_at(rows.pop()) if len(rows) == 1 else None
         self._selected_name = "" if fact is None else fact.name
@@ -151,9 +151,9 @@ class FactTable(QTableView):
 
     def _on_clicked(self, index: QModelIndex) -> None:
         if index.column() == 1 and not QGuiApplication.keyboardModifiers():
-            self._follow(index)
+            self._open_link(index)
 
-    def _follow(self, index: QModelIndex) -> None:
+    def _open_link(self, index: QModelIndex) -> None:
         fact = self.facts.fact_at(index.row())
         if fact is not None and fact.link is not None:
             self.followed.emit(fact.link)
@@ -172,7 +172,7 @@ class FactTable(QTableView):
         menu.deleteLater()
 
 
-def _put(text: str) -> str:
+def _set_clipboard(text: str) -> str:
     if text:
         QGuiApplication.clipboard().setText(text)
     return text
@@ -210,7 +210,7 @@ class FactModel(QAbstractTableModel):
 
     @property
     def headings(self) -> list[int]:
-        return [place for place, row in enumerate(self._rows) if isinstance(row, Group)]
+        return [index for index, row in enumerate(self._rows) if isinstance(row, Group)]
 
     def fact_at(self, row: int) -> Fact | None:
         """Return the fact in a row, or None for a heading and beyond the end."""

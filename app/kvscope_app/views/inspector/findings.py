@@ -79,8 +79,8 @@ def _request(mirror: Mirror, overview: SessionOverview, number: int) -> Iterator
     for epoch in others[-MAX_STARTS:]:
         if row is not None and epoch == mirror.epoch:
             continue
-        places = overview.events.find(request=(epoch, number))
-        events = [overview.events[place] for place in places.tolist() if overview.events[place].event.number == number]
+        indices = overview.events.find(request=(epoch, number))
+        events = [overview.events[index] for index in indices.tolist() if overview.events[index].event.number == number]
         if events:
             where = "" if epoch == mirror.epoch else ", in another engine run"
             detail = f"{events[0].event.kind} at {clock_text(events[0].time_ns)}{where}"
@@ -110,8 +110,8 @@ def _step(mirror: Mirror, overview: SessionOverview, step: int) -> Iterator[Find
     """Yield the second that contains the step."""
     if mirror.step == step:
         return
-    places = np.flatnonzero(overview.epoch == (mirror.epoch or 0))
-    at = int(np.searchsorted(overview.column("step")[places], step)) if places.size else places.size
-    if at < places.size and step > 0:
-        time_ns = int(overview.time_ns[places[at]])
+    indices = np.flatnonzero(overview.epoch == (mirror.epoch or 0))
+    at = int(np.searchsorted(overview.column("step")[indices], step)) if indices.size else indices.size
+    if at < indices.size and step > 0:
+        time_ns = int(overview.time_ns[indices[at]])
         yield Finding(f"Step {count(step)}", f"in the second of {clock_text(time_ns)[:8]}", time_ns=time_ns)

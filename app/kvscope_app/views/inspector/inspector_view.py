@@ -39,7 +39,7 @@ from kvscope_telemetry.source import Update
 
 _BEFORE_S: Final = 2.0
 _AFTER_S: Final = 0.5
-Place = tuple[int, int]
+FrameKey = tuple[int, int]
 """Epoch and sequence number of a frame."""
 BLOCK, REQUEST, STEP = range(3)
 EMPTY_TEXTS: Final = (
@@ -47,7 +47,7 @@ EMPTY_TEXTS: Final = (
     "No request selected.\nClick one in the table, timeline or page map, or find it (Ctrl+F).",
     "No step has run yet.",
 )
-GONE_TEXTS: Final = (
+MISSING_TEXTS: Final = (
     "This block does not exist at this time.",
     "Nothing is known of this request at this time.\nIts events and the timeline show when it ran.",
     EMPTY_TEXTS[STEP],
@@ -195,7 +195,7 @@ class InspectorView(View):
 
     def _why_nothing(self) -> str:
         selected = (self.session.selection.block, self.session.selection.request, None)[self.subject]
-        return EMPTY_TEXTS[self.subject] if selected is None else GONE_TEXTS[self.subject]
+        return EMPTY_TEXTS[self.subject] if selected is None else MISSING_TEXTS[self.subject]
 
     def _color_swatch(self, page: FactsPage | None) -> None:
         """Colour the swatch like the block on the page map, or like the request everywhere."""
@@ -250,7 +250,7 @@ class InspectorView(View):
         else:
             session.timeline.step_frames(link.number)
 
-    def _remember(self, update: Update | None) -> None:
+    def _on_update(self, update: Update | None) -> None:
         if update is not None and update.series:
             self._newest = update.series
 
@@ -264,7 +264,7 @@ class InspectorView(View):
         self.table.followed.connect(self._on_link)
         self.session.selection.changed.connect(self._on_selection)
         self.session.timeline.event_shown.connect(self._on_event)
-        self.session.timeline.shown.connect(self._remember)
+        self.session.timeline.shown.connect(self._on_update)
         self.block_history.history.changed.connect(self._refresh_if_seen)
         self.steps.found.connect(self._refresh_if_seen)
         self.session.requests_changed.connect(self._refresh_if_seen)
@@ -308,7 +308,7 @@ class InspectorView(View):
         column.addWidget(body, 1)
 
 
-class StepReader(RecordedLookup[Place, Frame]):
+class StepReader(RecordedLookup[FrameKey, Frame]):
     """Reads the frame of the step shown from the recording, on a thread.
 
     Call `get` with epoch and sequence number of a frame; the last frame is cached.
@@ -318,11 +318,11 @@ class StepReader(RecordedLookup[Place, Frame]):
         super().__init__(session, _read, "kvscope-step", 1, parent)
 
 
-def _read(recorded: Recording, place: Place, at_ns: int, watch: ProgressCallback) -> Frame | None:
+def _read(recorded: Recording, key: FrameKey, at_ns: int, watch: ProgressCallback) -> Frame | None:
     at_s = (at_ns - recorded.start_ns) / 1e9
     for frame in recorded.frames(max(at_s - _BEFORE_S, 0.0), at_s + _AFTER_S):
         if not watch(0.0):
             raise OpeningCancelled
-        if (frame.epoch, frame.seq) == place:
+        if (frame.epoch, frame.seq) == key:
             return frame
     return None

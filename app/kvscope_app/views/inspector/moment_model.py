@@ -19,7 +19,7 @@ from kvscope_app.views.table import Index, TableHead, TableModel
 from kvscope_telemetry.summaries.block_moments import BlockMoment
 
 HEADERS: Final = ("Time", "What happened", "Step")
-WHAT: Final = 1
+DESCRIPTION_COLUMN: Final = 1
 
 
 class MomentModel(TableModel):
@@ -48,16 +48,16 @@ class MomentModel(TableModel):
         if moments is before:
             return
         if before and more >= 0 and moments[0] == before[0] and moments[len(before) - 1] == before[-1]:
-            place = 0
+            first_row = 0
         elif before and more >= 0 and moments[-1] == before[-1] and moments[more] == before[0]:
-            place = len(before)
+            first_row = len(before)
         else:
             self.beginResetModel()
             self._moments = moments
             self.endResetModel()
             return
         if more:
-            self.beginInsertRows(QModelIndex(), place, place + more - 1)
+            self.beginInsertRows(QModelIndex(), first_row, first_row + more - 1)
         self._moments = moments
         if more:
             self.endInsertRows()
@@ -67,8 +67,8 @@ class MomentModel(TableModel):
 
     def row_at(self, time_ns: int) -> int:
         """Return the row of the last moment at or before `time_ns`, or -1."""
-        place = bisect_right(self._moments, time_ns, key=lambda moment: moment.time_ns) - 1
-        return len(self._moments) - 1 - place if place >= 0 else -1
+        index = bisect_right(self._moments, time_ns, key=lambda moment: moment.time_ns) - 1
+        return len(self._moments) - 1 - index if index >= 0 else -1
 
     def rowCount(self, parent: Index = QModelIndex()) -> int:  # noqa: B008
         return 0 if parent.isValid() else len(self._moments)
@@ -81,19 +81,23 @@ class MomentModel(TableModel):
             return self.text(moment, index.column())
         if role == Qt.ItemDataRole.FontRole and index.row() == self.now_row:
             return sans(weight=QFont.Weight.DemiBold)
-        if role == Qt.ItemDataRole.ToolTipRole and index.column() == WHAT:
+        if role == Qt.ItemDataRole.ToolTipRole and index.column() == DESCRIPTION_COLUMN:
             return plain_tip(f"{moment_text(moment)}\n{self.text_of(moment)}".strip())
         if role == Qt.ItemDataRole.ForegroundRole:
-            return self.theme.color(KIND_COLORS.get(moment.kind, "text") if index.column() == WHAT else "muted")
+            return self.theme.color(
+                KIND_COLORS.get(moment.kind, "text") if index.column() == DESCRIPTION_COLUMN else "muted"
+            )
         return None
 
-    def tell_texts(self) -> None:
+    def update_texts(self) -> None:
         """Update the rows because more texts are known."""
         if self._moments:
-            self.dataChanged.emit(self.index(0, WHAT), self.index(len(self._moments) - 1, WHAT))
+            self.dataChanged.emit(
+                self.index(0, DESCRIPTION_COLUMN), self.index(len(self._moments) - 1, DESCRIPTION_COLUMN)
+            )
 
     def text(self, moment: BlockMoment, column: int) -> str:
-        if column == WHAT:
+        if column == DESCRIPTION_COLUMN:
             held = " ".join(self.text_of(moment).split())
             return f"{moment_text(moment)}: “{held}”" if held else moment_text(moment)
         return clock_text(moment.time_ns) if column == 0 else count(moment.step) if moment.step else ""

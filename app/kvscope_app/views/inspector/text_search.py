@@ -28,12 +28,12 @@ from kvscope_telemetry.mirror.mirror import Mirror
 MAX_BLOCKS: Final = 16_384
 """Maximum number of blocks that are searched, newest requests first."""
 MAX_FOUND: Final = 12
-FEWEST_LETTERS: Final = 2
-_AT_A_TIME: Final = 1024
+MIN_LETTERS: Final = 2
+_BLOCKS_PER_PORTION: Final = 1024
 _TYPING_MS: Final = 250
-_GIVE_UP_MS: Final = 3000
+_REPLY_TIMEOUT_MS: Final = 3000
 _POLL_INTERVAL_MS: Final = 60
-_AROUND: Final = 28
+_CONTEXT_LETTERS: Final = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,66 +56,66 @@ class TextSearch(QObject):
         self.note = ""
         self._session = session
         self._text = ""
-        self._left: Iterator[SearchBlock] = iter(())
-        self._open: list[SearchBlock] = []
+        self._remaining: Iterator[SearchBlock] = iter(())
+        self._pending: list[SearchBlock] = []
         self._num_read = self._num_without = self._num_found = 0
         self._before: tuple[int, int, str] = (0, 0, "")
         self._typing = QTimer(self, singleShot=True, interval=_TYPING_MS)
-        self._typing.timeout.connect(self._begin)
-        self._give_up = QTimer(self, singleShot=True, interval=_GIVE_UP_MS)
-        self._give_up.timeout.connect(self._no_answer)
-        self._elsewhen: Background[list[RecordedText]] | None = None
-        self._looking = QTimer(self, interval=_POLL_INTERVAL_MS)
-        self._looking.timeout.connect(self._look_elsewhen)
-        session.texts.arrived.connect(self._go_on)
+        self._typing.timeout.connect(self._start)
+        self._reply_timer = QTimer(self, singleShot=True, interval=_REPLY_TIMEOUT_MS)
+        self._reply_timer.timeout.connect(self._on_reply_timeout)
+        self._other_times: Background[list[RecordedText]] | None = None
+        self._poll_timer = QTimer(self, interval=_POLL_INTERVAL_MS)
+        self._poll_timer.timeout.connect(self._poll_other_times)
+        session.texts.arrived.connect(self._search_portion)
 
     def search(self, text: str) -> None:
-        """Search for `text` once typing has stopped. A text shorter than `FEWEST_LETTERS` ends the search."""
+        """Search for `text` once typing has stopped. A text shorter than `MIN_LETTERS` ends the search."""
         self._end("")
         self._text = text.strip().casefold()
-        if len(self._text) < FEWEST_LETTERS:
+        if len(self._text) < MIN_LETTERS:
             return
         if why_none := self._session.texts.why_no_texts:
-            self._say(why_none)
+            self._set_note(why_none)
         else:
             self._typing.start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         mirror = self._session.mirror
         if mirror.hello is None:
             return
-        places = (SearchBlock(asked_of(mirror, block), run) for block, run in blocks_in_order(mirror))
-        self._left = itertools.islice(places, MAX_BLOCKS)
+        blocks = (SearchBlock(asked_of(mirror, block), run) for block, run in blocks_in_order(mirror))
+        self._remaining = itertools.islice(blocks, MAX_BLOCKS)
         self._num_read = self._num_without = self._num_found = 0
         self._before = (0, 0, "")
         self._read_more()
 
     def _read_more(self) -> None:
-        self._open = list(itertools.islice(self._left, _AT_A_TIME))
-        if not self._open:
+        self._pending = list(itertools.islice(self._remaining, _BLOCKS_PER_PORTION))
+        if not self._pending:
             self._search_other_times()
             return
-        self._say(f"Searching texts… {plural(self._num_read, 'block')}")
-        self._give_up.start()
-        self._session.texts.request(self, [place.asked for place in self._open])
-        self._go_on()
+        self._set_note(f"Searching texts… {plural(self._num_read, 'block')}")
+        self._reply_timer.start()
+        self._session.texts.request(self, [block.asked for block in self._pending])
+        self._search_portion()
 
-    def _go_on(self) -> None:
+    def _search_portion(self) -> None:
         """Search the current portion once all of its available texts have arrived."""
         texts = self._session.texts
-        if not self._open or any(texts.is_pending(place.asked) for place in self._open):
+        if not self._pending or any(texts.is_pending(block.asked) for block in self._pending):
             return
-        self._give_up.stop()
-        opened, self._open = self._open, []
-        for place in opened:
-            content = texts.get(place.asked)
+        self._reply_timer.stop()
+        opened, self._pending = self._pending, []
+        for block in opened:
+            content = texts.get(block.asked)
             if content is None:
                 self._num_without += 1
                 self._before = (0, 0, "")
                 continue
             self._num_read += 1
             if self._num_found < MAX_FOUND:
-                self._match(place, content.text)
+                self._match(block, content.text)
         if self._num_found >= MAX_FOUND:
             self._end(f"The first {MAX_FOUND} places with this text. {_HOW_NEXT}")
         else:
@@ -126,15 +126,15 @@ class TextSearch(QObject):
         if recorded is None:
             self._end(self._summary())
             return
-        self._say("Searching other times…")
-        self._elsewhen = recorded.search(self._text, MAX_FOUND + _MOST_KNOWN)
-        self._looking.start()
+        self._set_note("Searching other times…")
+        self._other_times = recorded.search(self._text, MAX_FOUND + _MAX_DUPLICATES)
+        self._poll_timer.start()
 
-    def _look_elsewhen(self) -> None:
+    def _poll_other_times(self) -> None:
         """Emit what was found at other times, once that search is over."""
-        if self._elsewhen is None or not self._elsewhen.is_finished:
+        if self._other_times is None or not self._other_times.is_finished:
             return
-        found, failure, self._elsewhen = self._elsewhen.result or [], self._elsewhen.failure, None
+        found, failure, self._other_times = self._other_times.result or [], self._other_times.failure, None
         mirror = self._session.mirror
         there = set(mirror.ledger.hash[mirror.ledger.hash != 0].tolist())
         other = [text for text in found if text.epoch != mirror.epoch or not _is_there(text, mirror, there)]
@@ -153,21 +153,21 @@ class TextSearch(QObject):
         folded = whole.casefold()
         at = folded.find(self._text)
         if 0 <= at < len(tail):
-            self._tell(before_block, whole, at)
+            self._emit_finding(before_block, whole, at)
             at = folded.find(self._text, len(tail))
         if at >= 0:
-            self._tell(block, whole, at)
+            self._emit_finding(block, whole, at)
         keep = len(self._text) - 1
         self._before = (place.run, block, text[-keep:] if at < 0 else "")
 
-    def _tell(self, block: int, text: str, at: int) -> None:
+    def _emit_finding(self, block: int, text: str, at: int) -> None:
         self._num_found += 1
         self.found.emit(self._finding(block, text, at))
 
     def _finding(self, block: int, text: str, at: int, recorded: RecordedText | None = None) -> Finding:
         hello = self._session.mirror.hello
         assert hello is not None, "there are blocks only once there is an engine"
-        begin, end = max(at - _AROUND, 0), at + len(self._text) + _AROUND
+        begin, end = max(at - _CONTEXT_LETTERS, 0), at + len(self._text) + _CONTEXT_LETTERS
         snippet = " ".join(text[begin:end].split())
         where = f"in {locate_block(hello.cache, block).name.lower()}"
         if recorded is None:
@@ -185,31 +185,31 @@ class TextSearch(QObject):
         )
         return f"{summary}{without}." + (f" {_HOW_NEXT}" if self._num_found > 1 else "")
 
-    def _no_answer(self) -> None:
+    def _on_reply_timeout(self) -> None:
         if self._session.texts.is_reading:  # a long recording is being read for the first time
-            self._give_up.start()
+            self._reply_timer.start()
         else:
             self._end("The engine does not answer text requests")
 
     def _end(self, note: str) -> None:
-        self._open, self._left = [], iter(())
+        self._pending, self._remaining = [], iter(())
         self._typing.stop()
-        self._give_up.stop()
-        self._looking.stop()
-        if self._elsewhen is not None:
-            self._elsewhen.cancel()
-            self._elsewhen = None
+        self._reply_timer.stop()
+        self._poll_timer.stop()
+        if self._other_times is not None:
+            self._other_times.cancel()
+            self._other_times = None
         self._session.texts.request(self, ())
-        self._say(note)
+        self._set_note(note)
 
-    def _say(self, note: str) -> None:
+    def _set_note(self, note: str) -> None:
         if note != self.note:
             self.note = note
             self.changed.emit()
 
 
 _HOW_NEXT: Final = "Enter: next, Shift+Enter: previous."
-_MOST_KNOWN: Final = 256
+_MAX_DUPLICATES: Final = 256
 """Number of extra matches requested, since some are in blocks at the moment shown and were found already."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvscope_app.ui.number_text import UNKNOWN, count, num_bytes, percent, plural
-from kvscope_app.views.memory.account import KVDetail
+from kvscope_app.views.memory.memory_breakdown import KVDetail
 from kvscope_telemetry.messages.capabilities import OWN_ENGINE, Capabilities
 from kvscope_telemetry.messages.telemetry import Counters
 from kvscope_telemetry.mirror.pool_use import RESERVING, VIRTUAL

@@ -29,12 +29,12 @@ from kvscope_app.ui.widget_factories import empty_state, label, number_label, sc
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.chart.chart_stack import ChartedView
-from kvscope_app.views.memory.account import Account, account, kv_detail
-from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.detail_rows import counter_rows, detail_rows
+from kvscope_app.views.memory.memory_breakdown import Account, account, kv_detail
+from kvscope_app.views.memory.memory_part import MemoryPart
 from kvscope_app.views.memory.over_time import MemoryOverTime
-from kvscope_app.views.memory.part import MemoryPart
-from kvscope_app.views.memory.segments.sheet import SegmentsSheet, why_not
+from kvscope_app.views.memory.segments.segments_sheet import SegmentsSheet, why_not
+from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.tier_table import TierTable
 from kvscope_app.views.memory.tiers import tier_uses
 from kvscope_app.views.memory.workspace import allocator_rows
@@ -153,7 +153,7 @@ class MemoryView(ChartedView):
         column.addWidget(self.charts)
         column.addStretch(1)
         scroll = scroll_area(body)
-        self.charts.lie_in(scroll)
+        self.charts.set_scroll_area(scroll)
         self._stack = QStackedLayout(self)
         self._stack.addWidget(empty_state(EMPTY_TEXT))
         self._stack.addWidget(scroll)
@@ -330,8 +330,8 @@ class ForecastLine(QWidget):
     def _which(self) -> str:
         """Return which blocks are still available, such as "Free and cached blocks". If none is free, cached ones are
         evicted."""
-        overview, place = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
-        there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[place] > 0]
+        overview, index = self._session.overview, self._session.overview.place_at(self._session.timeline.cursor_ns)
+        there = [word for word in ("free", "cached") if overview.column(f"{word}_blocks")[index] > 0]
         return f"{' and '.join(there)} blocks".strip().capitalize()
 
     def apply_theme(self, theme: Theme) -> None:

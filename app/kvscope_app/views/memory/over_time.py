@@ -22,7 +22,7 @@ from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartStack
 from kvscope_app.views.chart.curves import FloatArray, gaps, nearest, nearest_index
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.chart.time_bar import RANGES_S
-from kvscope_app.views.memory.account import block_counts
+from kvscope_app.views.memory.memory_breakdown import block_counts
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import BlockState, Tier
 from kvscope_telemetry.mirror.mirror import Mirror
@@ -134,8 +134,8 @@ class MemoryOverTime(ChartStack):
             return {key: _bytes(value) for key, value in self._current(name).items()}
         assert self._window is not None, "there are charts"
         time_s = self._window.time_s + self._window.end_ns / 1e9
-        place = nearest_index(time_s, at_s)
-        return {key: _bytes(float(column[place])) for key, column in self._values[name].items()}
+        index = nearest_index(time_s, at_s)
+        return {key: _bytes(float(column[index])) for key, column in self._values[name].items()}
 
     def snapped(self, x: float) -> float:
         window = self._window

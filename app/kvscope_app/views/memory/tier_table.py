@@ -11,7 +11,7 @@ from kvscope_app.ui.number_text import count, num_bytes, percent, plural
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.widget_factories import label, number_label
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.memory.bar import BarSegment, StackedBar, Swatch
+from kvscope_app.views.memory.stacked_bar import BarSegment, StackedBar, Swatch
 from kvscope_app.views.memory.tiers import TierOccupancy, moved_text
 from kvscope_app.views.page_map.color_modes import lower_cached
 from kvscope_app.views.tier_style import tier_color
@@ -98,14 +98,14 @@ class _TierPart(QWidget):
     def show_use(self, use: TierOccupancy, theme: Theme) -> None:
         color = tier_color(use.tier, theme)
         colors = {"swapped": color, "cached": lower_cached(color, theme), "free": theme.block_free}
-        places = {"swapped": use.swapped, "cached": use.cached, "free": use.free}
+        counts = {"swapped": use.swapped, "cached": use.cached, "free": use.free}
         self._whole.setText(f"{num_bytes(use.num_bytes(use.size))}, {plural(use.size, 'place')}")
         for kind in _KINDS:
             self._swatches[kind].set_color(colors[kind])
-            self.values[kind].setText(num_bytes(use.num_bytes(places[kind])))
-            self._counts[kind].setText(count(places[kind]))
+            self.values[kind].setText(num_bytes(use.num_bytes(counts[kind])))
+            self._counts[kind].setText(count(counts[kind]))
         self.bar.set_colors(theme.raised, theme.panel)
-        self.bar.show_segments([_segment(kind, places[kind], use, colors[kind]) for kind in ("swapped", "cached")])
+        self.bar.show_segments([_segment(kind, counts[kind], use, colors[kind]) for kind in ("swapped", "cached")])
 
     def _add_row(self, row: int, kind: str) -> None:
         cells = (self._swatches[kind], label(_WORDS[kind], wraps=True), self.values[kind], self._counts[kind])
@@ -115,6 +115,6 @@ class _TierPart(QWidget):
             self._grid.addWidget(widget, row, column, alignment)
 
 
-def _segment(kind: str, places: int, use: TierOccupancy, color: str) -> BarSegment:
-    share = places / max(1, use.size)
-    return BarSegment(share, color, f"{_WORDS[kind]}: {plural(places, 'block')}, {percent(share)}")
+def _segment(kind: str, num_blocks: int, use: TierOccupancy, color: str) -> BarSegment:
+    share = num_blocks / max(1, use.size)
+    return BarSegment(share, color, f"{_WORDS[kind]}: {plural(num_blocks, 'block')}, {percent(share)}")

@@ -33,9 +33,9 @@ class TierOccupancy:
     def free(self) -> int:
         return self.size - self.swapped - self.cached
 
-    def num_bytes(self, places: int) -> int | None:
+    def num_bytes(self, num_blocks: int) -> int | None:
         """Return the bytes of a number of blocks, or None if the block size is unknown."""
-        return places * self.block_bytes if self.block_bytes else None
+        return num_blocks * self.block_bytes if self.block_bytes else None
 
 
 def tier_uses(mirror: Mirror) -> tuple[TierOccupancy, ...]:

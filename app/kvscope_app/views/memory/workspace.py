@@ -6,7 +6,7 @@ On a GPU, PyTorch's allocator reports memory in tensors and memory cached for ne
 from __future__ import annotations
 
 from kvscope_app.ui.number_text import num_bytes
-from kvscope_app.views.memory.part import MemoryPart
+from kvscope_app.views.memory.memory_part import MemoryPart
 from kvscope_telemetry.messages.telemetry import MemoryBreakdown, RankMemory
 
 Row = tuple[str, str, str]

@@ -61,9 +61,9 @@ class BlockCard(QFrame):
         )
         self._fill_rows(facts, content.notes[:_MAX_NOTES] if content is not None else ())
         self._fill_text(content, instead)
-        self._take_height()
+        self._fit_height()
 
-    def place(self, beside: QRect, within: QRect) -> None:
+    def move_next_to(self, beside: QRect, within: QRect) -> None:
         """Move next to the cell `beside`, inside `within` (both in the parent's coordinates)."""
         right, left = beside.right() + _GAP, beside.left() - _GAP - self.width()
         if right + self.width() <= within.right() or left >= within.left():
@@ -90,7 +90,7 @@ class BlockCard(QFrame):
         column.addWidget(self._rows)
         column.addWidget(self._text)
 
-    def _take_height(self) -> None:
+    def _fit_height(self) -> None:
         layout = self.layout()
         assert layout is not None, "made in _build"
         layout.activate()

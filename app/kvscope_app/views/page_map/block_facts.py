@@ -39,8 +39,8 @@ _EMPTY: Final = {
     "unmapped": "Address space without memory yet: free of cost until tokens arrive.",
     "reserved": "Kept by the engine for itself: it stands in block tables where a block was let go.",
 }
-_NOT_GIVEN_OUT: Final = "No known block here. This engine reports blocks only while their prefix is cached."
-_EMPTY_PLACE: Final = "Empty, until a block is swapped out or moved down."
+_NO_KNOWN_BLOCK: Final = "No known block here. This engine reports blocks only while their prefix is cached."
+_EMPTY_LOWER_ROW: Final = "Empty, until a block is swapped out or moved down."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     """Return facts about `block`, 0 <= block < ledger.num_blocks."""
     assert mirror.hello is not None, "there are blocks only once there is an engine"
     ledger = mirror.ledger
-    place = locate_block(mirror.hello.cache, block)
+    location = locate_block(mirror.hello.cache, block)
     if ledger.tier[block] == Tier.UNKNOWN:  # rows of unknown tiers follow those on disk
-        place = replace(place, tier=Tier.UNKNOWN)
+        location = replace(location, tier=Tier.UNKNOWN)
     state = "reserved" if block < mirror.hello.cache.num_reserved_blocks else _state(ledger, block)
     capabilities = mirror.capabilities
     owner = int(ledger.owner[block]) if capabilities.owners else NO_OWNER
@@ -92,7 +92,7 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
     holders = _holders(mirror, block) if capabilities.ref_counts and ledger.ref_count[block] > 0 else ()
     return BlockFacts(
         block=block,
-        title=place.name if capabilities.physical_rows else place.name.replace("Block", "Slot", 1),
+        title=location.name if capabilities.physical_rows else location.name.replace("Block", "Slot", 1),
         state=state if capabilities.free_rows or holds else "not assigned",
         color=_color(ledger, block, state),
         rows=tuple(_rows(mirror, block, block_size, holders)) if holds else (),
@@ -102,10 +102,10 @@ def block_facts(mirror: Mirror, block: int, block_size: int) -> BlockFacts:
         is_state=ledger.tier[block] in STATE_TIERS,
         empty=""
         if holds
-        else _NOT_GIVEN_OUT
+        else _NO_KNOWN_BLOCK
         if not capabilities.free_rows
-        else _EMPTY_PLACE
-        if place.tier in LOWER_TIERS
+        else _EMPTY_LOWER_ROW
+        if location.tier in LOWER_TIERS
         else _EMPTY[state],
     )
 
@@ -130,12 +130,12 @@ def _color(ledger: Ledger, block: int, state: str) -> str:
 def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...]) -> list[tuple[str, str]]:
     assert mirror.hello is not None, "it has blocks"
     ledger, capabilities, cache = mirror.ledger, mirror.capabilities, mirror.hello.cache
-    held = _held(mirror, block, holders)
+    held = _held_text(mirror, block, holders)
     rows = [("Holds", held)] if held else [("Owner", _owner(mirror, block, holders))]
     if not capabilities.ref_counts:
         rows.append(("Held by", UNKNOWN))
     elif (refs := int(ledger.ref_count[block])) > 1:
-        rows.append(("Held by", f"{refs} requests: {_named(holders, refs)}"))
+        rows.append(("Held by", f"{refs} requests: {_names_text(holders, refs)}"))
     tier = Tier(int(ledger.tier[block]))
     if len(groups := cache.groups) > 1:
         number = min(int(ledger.group[block]), len(groups) - 1)
@@ -153,11 +153,11 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
         rows.append(("In", TIER_STYLES[tier].memory))
     if block in mirror.pinned:
         rows.append(("Pinned", f"by {mirror.pinned_by or 'somebody'}: protected from eviction"))
-    rows.append(("Last used", _age(mirror, block, holders)))
-    if place := eviction_place(ledger, block):
-        rows.append(("Eviction order", place))
+    rows.append(("Last used", _last_use_text(mirror, block, holders)))
+    if position := eviction_position(ledger, block):
+        rows.append(("Eviction order", position))
     if (share := attention_share(int(ledger.attention[block]))) is not None:
-        rows.append(("Attention", f"{percent(share, _digits(share))} of {_whose(mirror, block, holders)}"))
+        rows.append(("Attention", f"{percent(share, _digits(share))} of {_attention_source(mirror, block, holders)}"))
     if (skipped := skipped_share(int(ledger.skipped[block]))) is not None:
         rows.append(
             ("Skipped by attention", f"by {percent(skipped)} of the sparse layers and heads" if skipped else "by none")
@@ -169,13 +169,13 @@ def _rows(mirror: Mirror, block: int, block_size: int, holders: tuple[int, ...])
     return rows
 
 
-def _state_tokens(num_tokens: int, most: int) -> str:
-    """Describe the tokens that a recurrent state covers. The ledger's count saturates at `most`."""
-    beyond = " or more" if num_tokens == most == MAX_BLOCK_SIZE else ""
+def _state_tokens(num_tokens: int, limit: int) -> str:
+    """Describe the tokens that a recurrent state covers. The ledger's count saturates at `limit`."""
+    beyond = " or more" if num_tokens == limit == MAX_BLOCK_SIZE else ""
     return f"the first {plural(num_tokens, 'token')} of its text{beyond}"
 
 
-def eviction_place(ledger: Ledger, block: int) -> str:
+def eviction_position(ledger: Ledger, block: int) -> str:
     """Return the eviction position of `block` within its tier, such as `no. 12 of 340 cached blocks, after 20 free
     blocks`.
 
@@ -198,7 +198,7 @@ def eviction_place(ledger: Ledger, block: int) -> str:
     return f"next {of}" if number == 1 else f"no. {count(number)} {of}"
 
 
-def _held(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
+def _held_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     """Describe what a slot of a lower tier holds for a request, or return "" if nothing."""
     if mirror.ledger.tier[block] not in LOWER_TIERS or not holders:
         return ""
@@ -219,12 +219,12 @@ def _owner(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     return f"request #{owner}" if holders else f"request #{owner}, which released it"
 
 
-def _named(holders: tuple[int, ...], refs: int) -> str:
+def _names_text(holders: tuple[int, ...], refs: int) -> str:
     names = ", ".join(str(number) for number in holders)
     return names + (" …" if refs > len(holders) else "")
 
 
-def _age(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
+def _last_use_text(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     if not mirror.capabilities.last_used:
         return UNKNOWN
     last_used = last_used_step(mirror, block, holders)
@@ -236,7 +236,7 @@ def _digits(share: float) -> int:
     return 0 if share >= 0.1 else 1 if share >= 0.01 else 2
 
 
-def _whose(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
+def _attention_source(mirror: Mirror, block: int, holders: tuple[int, ...]) -> str:
     """Describe which request's attention was measured, and how many steps ago."""
     measured = int(mirror.ledger.attention_step[block])
     age = max(0, mirror.step - measured)

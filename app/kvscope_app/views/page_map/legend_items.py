@@ -24,7 +24,7 @@ class LegendSwatch(NamedTuple):
     corner."""
 
     color: str
-    word: str
+    label: str
     flash: FlashKind | None = None
     is_pin: bool = False
 
@@ -68,7 +68,7 @@ class ShownItems:
 
 MAX_OWNERS: Final = 24
 """More would not fit in any legend, and would hardly have distinct colours."""
-_FLASH_WORDS: Final = {
+_FLASH_LABELS: Final = {
     FlashKind.EVICTED: "evicted",
     FlashKind.COPIED: "copied",
     FlashKind.SAVED: "saved",
@@ -137,4 +137,4 @@ def _without_content(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
 
 
 def _flashes(theme: Theme, shown: ShownItems) -> list[LegendSwatch]:
-    return [LegendSwatch(getattr(theme, f"flash_{k.name.lower()}"), _FLASH_WORDS[k], k) for k in shown.flashes]
+    return [LegendSwatch(getattr(theme, f"flash_{k.name.lower()}"), _FLASH_LABELS[k], k) for k in shown.flashes]

@@ -16,12 +16,12 @@ from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
 from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.page_map.drawing.pin_marks import draw_corner
 from kvscope_app.views.page_map.legend_items import FLASH_MEANINGS, LegendSwatch, ShownItems
-from kvscope_app.views.page_map.swatch_legend import Placed, SwatchLegend
+from kvscope_app.views.page_map.swatch_legend import PlacedSwatch, SwatchLegend
 
 _BETWEEN: Final = 16
 _SCALE_WIDTH: Final = 120
 _MAX_LINES: Final = 3
-_OWNERS_WORD: Final = "one colour per request, dimmer when only cached"
+_OWNERS_LABEL: Final = "one colour per request, dimmer when only cached"
 
 
 class PageMapLegend(SwatchLegend):
@@ -43,13 +43,13 @@ class PageMapLegend(SwatchLegend):
             return
         self._mode, self.theme, self._shown = mode, theme, shown
         self._describe()
-        self._take_lines()
+        self._update_num_lines()
         self.update()
 
     def set_low(self, is_low: bool) -> None:
         """Restrict the legend to one line, because the map needs the height."""
         self._is_low = is_low
-        self._take_lines()
+        self._update_num_lines()
 
     @property
     def num_lines(self) -> int:
@@ -57,7 +57,7 @@ class PageMapLegend(SwatchLegend):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._take_lines()
+        self._update_num_lines()
         self._describe()
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -69,19 +69,19 @@ class PageMapLegend(SwatchLegend):
         for placed in fitting:
             self._draw_swatch(painter, placed)
         right = self._after(fitting)
-        if words := self.more_words:
-            self.draw_word(painter, right, self._num_lines - 1, words)
+        if words := self.more_label:
+            self.draw_label(painter, right, self._num_lines - 1, words)
         if self._mode.by_request and self._shown.is_plain and not self._shown.owners:
             room = self.width() - right - self.owners_width("") + _BETWEEN
-            words = self.fontMetrics().elidedText(_OWNERS_WORD, Qt.TextElideMode.ElideRight, room)
+            words = self.fontMetrics().elidedText(_OWNERS_LABEL, Qt.TextElideMode.ElideRight, room)
             self.draw_owners(painter, right, words)
         painter.end()
 
     @property
-    def fitting(self) -> list[Placed]:
+    def fitting(self) -> list[PlacedSwatch]:
         """Swatches that are shown, each with its left edge and its line."""
         placed = self._placed()
-        shown = [place for place in placed if place[2] < self._num_lines]
+        shown = [item for item in placed if item[2] < self._num_lines]
         while shown and len(shown) < len(placed) + self._num_more_owners:
             words = self.fontMetrics().horizontalAdvance(_more(len(placed) - len(shown) + self._num_more_owners))
             if self._after(shown) + words <= self.width() or self._after(shown) == 0:
@@ -90,7 +90,7 @@ class PageMapLegend(SwatchLegend):
         return shown
 
     @property
-    def more_words(self) -> str:
+    def more_label(self) -> str:
         """Text that counts the entries that do not fit, or "" if all do."""
         num_hidden = len(self._placed()) - len(self.fitting) + self._num_more_owners
         return _more(num_hidden) if num_hidden else ""
@@ -99,14 +99,14 @@ class PageMapLegend(SwatchLegend):
     def _num_more_owners(self) -> int:
         return self._shown.num_more_owners if self._mode.by_request else 0
 
-    def _after(self, shown: list[Placed]) -> int:
+    def _after(self, shown: list[PlacedSwatch]) -> int:
         """Return the x coordinate at which the last line continues."""
         if not shown:
             return self._begin
         swatch, x, line = shown[-1]
         return x + self.swatch_width(swatch) + _BETWEEN if line == self._num_lines - 1 else 0
 
-    def _take_lines(self) -> None:
+    def _update_num_lines(self) -> None:
         """Set the number of lines that the swatches need at this width."""
         shown = self._shown
         kinds = tuple(kind for kind in MOVES if kind in (*shown.flashes, *shown.may_flash))
@@ -118,7 +118,7 @@ class PageMapLegend(SwatchLegend):
             self._num_lines = num_lines
             self.updateGeometry()
 
-    def _placed(self, shown: ShownItems | None = None) -> list[Placed]:
+    def _placed(self, shown: ShownItems | None = None) -> list[PlacedSwatch]:
         return list(self.placed(self._mode.legend(self.theme, shown or self._shown), self._begin))
 
     @property
@@ -127,10 +127,10 @@ class PageMapLegend(SwatchLegend):
         shades = self._mode.scale(self._shown)
         return self.scale_width(shades) if shades is not None else 0
 
-    def _draw_swatch(self, painter: QPainter, placed: Placed) -> None:
+    def _draw_swatch(self, painter: QPainter, placed: PlacedSwatch) -> None:
         swatch, *_ = placed
         box = self.draw_swatch(painter, placed)
-        if swatch.word == "shared":  # as in the cells, the mark identifies shared blocks without colour
+        if swatch.label == "shared":  # as in the cells, the mark identifies shared blocks without colour
             painter.fillRect(QRectF(box.right() - 5, box.top() + 2, 3, 3), self.theme.color("selection"))
         if swatch.is_pin:
             draw_corner(painter, self.theme, box.right() - 1, box.top() + 1, 0.6 * box.width())
@@ -145,12 +145,12 @@ class PageMapLegend(SwatchLegend):
 
     def _describe(self) -> None:
         swatches = self._mode.legend(self.theme, self._shown)
-        words = [f"flash: {s.word}" if s.flash is not None else s.word for s in swatches]
+        words = [f"flash: {s.label}" if s.flash is not None else s.label for s in swatches]
         if (shades := self._mode.scale(self._shown)) is not None:
             words = [f"from {shades[1]} to {shades[2]}", *words]
         self.setAccessibleName(f"Colours show {self._mode}: {', '.join(words)}")
-        plain = _OWNERS_WORD if self._mode.by_request else ""
-        self.setToolTip(plain if self._shown.is_plain and not self.more_words else _explained(swatches))
+        plain = _OWNERS_LABEL if self._mode.by_request else ""
+        self.setToolTip(plain if self._shown.is_plain and not self.more_label else _explained(swatches))
 
 
 def _more(num_hidden: int) -> str:
@@ -159,9 +159,9 @@ def _more(num_hidden: int) -> str:
 
 def _explained(swatches: list[LegendSwatch]) -> str:
     """Return a tooltip for all swatches, including those that did not fit."""
-    colors = ", ".join(s.word for s in swatches if s.flash is None and not s.is_pin)
-    owners = [_OWNERS_WORD.capitalize() + "."] if any(s.word.startswith("#") for s in swatches) else []
+    colors = ", ".join(s.label for s in swatches if s.flash is None and not s.is_pin)
+    owners = [_OWNERS_LABEL.capitalize() + "."] if any(s.label.startswith("#") for s in swatches) else []
     pins = ["Corner mark: pinned, protected from eviction."] if any(s.is_pin for s in swatches) else []
-    flashes = [f"{s.word}: {FLASH_MEANINGS[s.flash]}" for s in swatches if s.flash is not None]
+    flashes = [f"{s.label}: {FLASH_MEANINGS[s.flash]}" for s in swatches if s.flash is not None]
     lights = ["A cell flashes when its block was", *flashes] if flashes else []
     return "\n".join([f"Colours: {colors}.", *owners, *pins, *lights])

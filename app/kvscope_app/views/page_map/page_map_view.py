@@ -23,7 +23,6 @@ from kvscope_app.views.block_locations import group_name, map_sections
 from kvscope_app.views.capability_messages import SLOTS
 from kvscope_app.views.page_map.block_card import BlockCard
 from kvscope_app.views.page_map.block_facts import BlockFacts, block_facts
-from kvscope_app.views.page_map.canvas import ZOOM_STEP, Canvas
 from kvscope_app.views.page_map.color_modes import COLOR_MODES, STATE, ColorMode
 from kvscope_app.views.page_map.drawing.cells import Ids, distinct
 from kvscope_app.views.page_map.drawing.flash_kinds import MOVES, FlashKind
@@ -31,6 +30,7 @@ from kvscope_app.views.page_map.drawing.flashes import MAX_MOVES_AT_ONCE
 from kvscope_app.views.page_map.drawing.headings import headings
 from kvscope_app.views.page_map.drawing.scene import Scene
 from kvscope_app.views.page_map.legend_items import may_flash, owners_in, shown_in
+from kvscope_app.views.page_map.page_map_canvas import ZOOM_STEP, PageMapCanvas
 from kvscope_app.views.page_map.page_map_legend import PageMapLegend
 from kvscope_app.views.page_map.usage_bar import UsageBar
 from kvscope_app.views.visibility import is_on_screen
@@ -57,13 +57,13 @@ class PageMapView(View):
     refresh_hz = 60.0
 
     mode_changed = Signal(object)
-    inspect_wanted = Signal()
+    inspect_requested = Signal()
     """Emitted when the user asks for the inspector page of the selection."""
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
         self.scene = Scene()
-        self.canvas = Canvas(self.scene, self)
+        self.canvas = PageMapCanvas(self.scene, self)
         self.card = BlockCard(self.canvas)
         self._pending: list[npt.NDArray[np.uint32]] = []
         self._moves = PendingMoves()
@@ -75,7 +75,7 @@ class PageMapView(View):
         """Inputs of the texts and counts currently shown, to skip refreshes that would change nothing."""
         self._table: npt.NDArray[np.uint32] | None = None
         self.summary, self.usage, self.legend = FittingLabel(), UsageBar(), PageMapLegend()
-        self._wanted_mode = self.scene.mode
+        self._chosen_mode = self.scene.mode
         """Mode that the user chose; drawn only if the engine reports what it needs."""
         self._keys: Mapping[str, str] = {}
         self._modes = SegmentedControl(
@@ -99,10 +99,10 @@ class PageMapView(View):
 
     def set_mode(self, mode: ColorMode) -> None:
         """Colour blocks by `mode`: immediately, or once an engine publishes what the mode needs."""
-        if mode == self._wanted_mode:
+        if mode == self._chosen_mode:
             return
-        self._wanted_mode = mode
-        self._follow_capabilities()
+        self._chosen_mode = mode
+        self._apply_capabilities()
         self.mode_changed.emit(mode)
 
     def set_flashing(self, flashing: bool) -> None:
@@ -147,18 +147,18 @@ class PageMapView(View):
             return
         cells = self.scene.cells
         if self.scene.mode.by_step:
-            self._tell_last_use(mirror)
+            self._update_last_use(mirror)
         if mirror is not self._mirror or cells is None or cells.ledger is not mirror.ledger:
             self._show_mirror(mirror, mirror.hello.cache)
         elif self._pending:
             ids = distinct(np.concatenate(self._pending))
             self._pending.clear()
-            self.canvas.show_span(self.scene.change(ids, mirror.step, self.canvas.clock()))
+            self.canvas.show_span(self.scene.change(ids, mirror.step, self.canvas.now_ns()))
             self._flash_moves()
             self.canvas.fade()
         self._show_selection()
 
-    def _tell_last_use(self, mirror: Mirror) -> None:
+    def _update_last_use(self, mirror: Mirror) -> None:
         """Pass the blocks' last use to the scene, once per mirror version."""
         state = (mirror, mirror.version)
         if mirror.hello is not None and state != self._last_use_of:
@@ -172,7 +172,7 @@ class PageMapView(View):
         self._refresh_slowly()
 
     def use_clock(self, clock: Callable[[], int]) -> None:
-        self.canvas.clock = clock
+        self.canvas.now_ns = clock
 
     def apply_theme(self, theme: Theme) -> None:
         super().apply_theme(theme)
@@ -219,7 +219,7 @@ class PageMapView(View):
         column.addLayout(bottom)
 
     def _connect(self) -> None:
-        self.session.timeline.shown.connect(self._remember)
+        self.session.timeline.shown.connect(self._on_update)
         self.session.selection.changed.connect(self._show_selection)
         self.group.currentIndexChanged.connect(self._on_group)
         self._modes.chosen.connect(lambda index: self.set_mode(COLOR_MODES[index]))
@@ -227,11 +227,11 @@ class PageMapView(View):
             button.clicked.connect(slot)
         self.canvas.pointed.connect(self._show_card)
         self.canvas.chosen.connect(self._choose)
-        self.canvas.inspect_wanted.connect(self.inspect_wanted)
+        self.canvas.inspect_requested.connect(self.inspect_requested)
         self.canvas.dismissed.connect(self.session.selection.clear)
         self.session.texts.arrived.connect(self._texts_arrived)
 
-    def _remember(self, update: Update) -> None:
+    def _on_update(self, update: Update) -> None:
         if update.snapshot is not None:
             self._mirror = None
             self._pending.clear()
@@ -240,37 +240,37 @@ class PageMapView(View):
             self._moves.add(update)
 
     def _flash_moves(self) -> None:
-        now_ns = self.canvas.clock()
-        for kind, ids in self._moves.take().items():
+        now_ns = self.canvas.now_ns()
+        for kind, ids in self._moves.pop().items():
             self.canvas.show_span(self.scene.flash(kind, ids, now_ns))
 
     def _show_mirror(self, mirror: Mirror, cache: CacheInfo) -> None:
         self._mirror = mirror
         self._pending.clear()
         self._last_state = None
-        self._moves.forget()
+        self._moves.clear()
         if mirror.epoch != self._epoch:
             self._epoch = mirror.epoch
-            self._moves.seen.clear()
-        self._follow_capabilities()
-        self.scene.show(mirror.ledger, cache.block_size, mirror.step, map_sections(cache))
+            self._moves.kinds_seen.clear()
+        self._apply_capabilities()
+        self.scene.set_ledger(mirror.ledger, cache.block_size, mirror.step, map_sections(cache))
         self._show_legend()
         self.canvas.refit_pixels()
         self.canvas.update()
         self._refresh_slowly()
 
-    def _follow_capabilities(self) -> None:
+    def _apply_capabilities(self) -> None:
         """Apply the chosen colour mode, or fall back to `STATE` if the engine does not report what it needs."""
         possible = [not self.why_not(mode) for mode in COLOR_MODES]
-        mode = STATE if self.why_not(self._wanted_mode) else self._wanted_mode
+        mode = STATE if self.why_not(self._chosen_mode) else self._chosen_mode
         for index, is_possible in enumerate(possible):
             self._modes.set_button_enabled(index, is_possible)
         self._modes.set_current(COLOR_MODES.index(mode))
         capabilities = self.session.capabilities
-        self.scene.has_filled, self.scene.tells_addresses = capabilities.filled, capabilities.physical_rows
+        self.scene.has_filled, self.scene.has_addresses = capabilities.filled, capabilities.physical_rows
         if mode is not self.scene.mode:
             if mode.by_step:
-                self._tell_last_use(self.session.mirror)
+                self._update_last_use(self.session.mirror)
             self.canvas.show_span(self.scene.set_mode(mode))
         self.show_keys(self._keys)
         self._show_legend()
@@ -292,7 +292,7 @@ class PageMapView(View):
         self._table = table
         self.canvas.show_span(self.scene.select(table))
 
-    def _follow_groups(self, mirror: Mirror) -> None:
+    def _update_groups(self, mirror: Mirror) -> None:
         """Fill the selector with the KV groups, and find the blocks of the selected group."""
         assert mirror.hello is not None, "there are blocks"
         if mirror.hello.cache.groups != self._groups:
@@ -310,7 +310,7 @@ class PageMapView(View):
 
     def _on_group(self, number: int) -> None:
         if self.session.mirror.hello is not None:
-            self._follow_groups(self.session.mirror)
+            self._update_groups(self.session.mirror)
             self._show_selection()
 
     def _refresh_slowly(self) -> None:
@@ -322,7 +322,7 @@ class PageMapView(View):
         if mirror.hello is None or not is_on_screen(self):
             return
         self._last_state = state
-        self._follow_groups(mirror)
+        self._update_groups(mirror)
         self.canvas.show_pins(mirror.pinned)
         if mirror.capabilities.free_rows:
             self.usage.show_counts(mirror.num_active, mirror.num_cached, mirror.num_room)
@@ -336,7 +336,7 @@ class PageMapView(View):
             self._show_card(self.canvas.pointed_block)
 
     def _show_legend(self) -> None:
-        flashes = self._moves.seen if self.scene.flashing else ()
+        flashes = self._moves.kinds_seen if self.scene.flashing else ()
         mirror = self.session.mirror
         has_requests = mirror.hello is not None and self.scene.mode.by_request
         owners, num_more = owners_in(mirror) if has_requests else ((), 0)
@@ -364,7 +364,7 @@ class PageMapView(View):
         texts.request(self, () if asked is None else (asked,))
         content = None if asked is None else texts.get(asked)
         self.card.show_block(facts, content, "" if asked is None else texts.why_not(asked) or "…")
-        self.card.place(self.canvas.cell_rect(block), self.canvas.map_rect)
+        self.card.move_next_to(self.canvas.cell_rect(block), self.canvas.map_rect)
         if self.canvas.hasFocus():
             self.canvas.announce(facts.sentence)
 
@@ -435,20 +435,20 @@ class PendingMoves:
 
     def __init__(self) -> None:
         self._ids: dict[FlashKind, Ids] = {}
-        self.seen: set[FlashKind] = set()
+        self.kinds_seen: set[FlashKind] = set()
 
     def add(self, update: Update) -> None:
         for kind, ids in zip(MOVES, (update.evicted, update.copied, update.saved, update.loaded), strict=True):
             if ids.size:
-                self.seen.add(kind)
+                self.kinds_seen.add(kind)
                 kept = np.concatenate([self._ids.get(kind, _NOTHING), ids[-MAX_MOVES_AT_ONCE:]])
                 self._ids[kind] = kept[-MAX_MOVES_AT_ONCE:]
 
-    def take(self) -> dict[FlashKind, Ids]:
+    def pop(self) -> dict[FlashKind, Ids]:
         """Return the pending ids of each kind, oldest first, and clear them."""
         taken, self._ids = self._ids, {}
         return taken
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop pending moves, because another engine or another state is shown."""
         self._ids.clear()

@@ -21,7 +21,7 @@ GAP: Final = 6
 _BAR_HEIGHT: Final = 9
 _NUM_OWNERS: Final = 5
 _OWNER_STEP: Final = 9
-Placed = tuple[LegendSwatch, int, int]
+PlacedSwatch = tuple[LegendSwatch, int, int]
 """(swatch, left edge in pixels, line)."""
 
 
@@ -51,7 +51,7 @@ class SwatchLegend(QWidget):
 
     def swatch_width(self, swatch: LegendSwatch) -> int:
         """Return the width of a swatch including its label."""
-        return scaled(SWATCH) + scaled(GAP) + self._advance(swatch.word)
+        return scaled(SWATCH) + scaled(GAP) + self._advance(swatch.label)
 
     def scale_width(self, scale: Scale) -> int:
         """Return the width of the scale including its labels and the gap after it."""
@@ -62,7 +62,7 @@ class SwatchLegend(QWidget):
         """Return the width of the request colours including their label and the gap after them."""
         return _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP) + self._advance(word) + self._between
 
-    def placed(self, swatches: Iterable[LegendSwatch], begin: int) -> Iterator[Placed]:
+    def placed(self, swatches: Iterable[LegendSwatch], begin: int) -> Iterator[PlacedSwatch]:
         """Lay out swatches one after another from `begin`, wrapping into further lines."""
         x, line = begin, 0
         for swatch in swatches:
@@ -72,7 +72,7 @@ class SwatchLegend(QWidget):
             yield swatch, x, line
             x += width + self._between
 
-    def draw_swatch(self, painter: QPainter, placed: Placed) -> QRectF:
+    def draw_swatch(self, painter: QPainter, placed: PlacedSwatch) -> QRectF:
         """Draw a swatch with its label. Returns the rectangle of its colour, on which marks can be drawn."""
         swatch, x, line = placed
         top = line * self.line_height
@@ -80,12 +80,12 @@ class SwatchLegend(QWidget):
         painter.setPen(QPen(self.theme.color("border"), 1))
         painter.setBrush(QColor(swatch.color))
         painter.drawRoundedRect(box.adjusted(0.5, 0.5, -0.5, -0.5), 3, 3)
-        self.draw_word(painter, x + scaled(SWATCH) + scaled(GAP), line, swatch.word)
+        self.draw_label(painter, x + scaled(SWATCH) + scaled(GAP), line, swatch.label)
         return box
 
     def draw_scale(self, painter: QPainter, scale: Scale) -> None:
         stops, low, high = scale
-        self.draw_word(painter, 0, 0, low)
+        self.draw_label(painter, 0, 0, low)
         x = self._advance(low) + scaled(GAP)
         ramp = QLinearGradient(x, 0, x + self._scale_width, 0)
         colors = stops(self.theme)
@@ -94,7 +94,7 @@ class SwatchLegend(QWidget):
         painter.setPen(QPen(self.theme.color("border"), 1))
         painter.setBrush(ramp)
         painter.drawRoundedRect(QRectF(x, self._bar_top, self._scale_width, scaled(_BAR_HEIGHT)), 3, 3)
-        self.draw_word(painter, x + self._scale_width + scaled(GAP), 0, high)
+        self.draw_label(painter, x + self._scale_width + scaled(GAP), 0, high)
 
     def draw_owners(self, painter: QPainter, x: int, word: str) -> None:
         painter.setPen(QPen(self.theme.color("border"), 0))
@@ -103,9 +103,9 @@ class SwatchLegend(QWidget):
             painter.drawRoundedRect(
                 QRectF(x + index * scaled(_OWNER_STEP), self._bar_top, scaled(8), scaled(_BAR_HEIGHT)), 2, 2
             )
-        self.draw_word(painter, x + _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP), 0, word)
+        self.draw_label(painter, x + _NUM_OWNERS * scaled(_OWNER_STEP) + scaled(GAP), 0, word)
 
-    def draw_word(self, painter: QPainter, x: int, line: int, word: str) -> None:
+    def draw_label(self, painter: QPainter, x: int, line: int, word: str) -> None:
         painter.setPen(self.theme.color("muted"))
         metrics, top = self.fontMetrics(), line * self.line_height
         painter.drawText(x, top + (self.line_height + metrics.ascent() - metrics.descent()) // 2, word)

@@ -16,14 +16,14 @@ from kvscope_telemetry.prefixes.tree import ROOT
 LABEL_BLOCKS: Final = 4
 """Number of blocks whose text is used for a label, more than fits into most rows."""
 TIP_BLOCKS: Final = 16
-_MAX_BROTHERS: Final = 256
+_MAX_SIBLINGS: Final = 256
 """Maximum number of siblings that a label is compared with."""
-_ALIKE: Final = 24
+_MAX_SHOWN_PREFIX: Final = 24
 """Maximum length of a common beginning that is not omitted."""
-_KEPT_BEFORE: Final = 14
+_CONTEXT_LETTERS: Final = 14
 
 
-class Labels:
+class NodeLabels:
     """Labels of one tree. `text_of` returns the known text of a block hash, `notes_of` what else its block is cached
     for."""
 
@@ -32,20 +32,20 @@ class Labels:
     ) -> None:
         self._text_of, self._notes_of = text_of, notes_of
         self._moment: PrefixMoment | None = None
-        self._made: dict[int, str | None] = {}
+        self._labels: dict[int, str | None] = {}
 
-    def forget(self, moment: PrefixMoment | None) -> None:
+    def clear(self, moment: PrefixMoment | None) -> None:
         """Drop all labels, and switch to another moment."""
         self._moment = moment
-        self._made.clear()
+        self._labels.clear()
 
     def label(self, node: int) -> str | None:
         """Return a one-line label, or None if the text is unknown."""
         if self._moment is None:
             return None
-        if node not in self._made:
-            self._label_brothers(self._moment, node)
-        return self._made[node]
+        if node not in self._labels:
+            self._label_siblings(self._moment, node)
+        return self._labels[node]
 
     def text(self, node: int, at_most: int) -> str | None:
         """Return the text of the first `at_most` blocks, up to the first unknown one; None if the first is unknown."""
@@ -62,24 +62,24 @@ class Labels:
             return None
         return "".join(parts) + ("…" if len(parts) < moment.tree.num_blocks[node] else "")
 
-    def _label_brothers(self, moment: PrefixMoment, node: int) -> None:
-        brothers = moment.tree.children_of(int(moment.tree.parent[node])).tolist()
-        if len(brothers) > _MAX_BROTHERS:
-            brothers = [node]
-        lines = {each: self._line(each) for each in brothers}
-        notes = {each: self._note(moment, each) for each in brothers}
-        alike = dict.fromkeys(brothers, 0)
+    def _label_siblings(self, moment: PrefixMoment, node: int) -> None:
+        siblings = moment.tree.children_of(int(moment.tree.parent[node])).tolist()
+        if len(siblings) > _MAX_SIBLINGS:
+            siblings = [node]
+        lines = {each: self._line(each) for each in siblings}
+        notes = {each: self._note_prefix(moment, each) for each in siblings}
+        alike = dict.fromkeys(siblings, 0)
         known = sorted((notes[each], line, each) for each, line in lines.items() if line is not None)
         for (note, line, one), (other_note, after, other) in pairwise(known):
             common = _num_alike(line, after) if note == other_note else 0
             alike[one], alike[other] = max(alike[one], common), common
-        self._made |= dict.fromkeys(brothers)
+        self._labels |= dict.fromkeys(siblings)
         for note, line, each in known:
-            is_cut = _ALIKE < alike[each] < len(line) - 1
-            shown = f"…{_from_word(line, alike[each] - _KEPT_BEFORE)}" if is_cut else line
-            self._made[each] = f"{note}{shown}"
+            is_cut = _MAX_SHOWN_PREFIX < alike[each] < len(line) - 1
+            shown = f"…{_from_word(line, alike[each] - _CONTEXT_LETTERS)}" if is_cut else line
+            self._labels[each] = f"{note}{shown}"
 
-    def _note(self, moment: PrefixMoment, node: int) -> str:
+    def _note_prefix(self, moment: PrefixMoment, node: int) -> str:
         """Return what the whole subtree of a root node is cached for besides its text."""
         if moment.tree.parent[node] != ROOT:
             return ""
@@ -94,10 +94,10 @@ class Labels:
 def _num_alike(one: str, other: str) -> int:
     """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _from_word(line: str, start: int) -> str:
     """Return `line` from the first word that starts at `start` or shortly after."""
-    space = line.find(" ", start, start + _KEPT_BEFORE)
+    space = line.find(" ", start, start + _CONTEXT_LETTERS)
     return line[space + 1 :] if space >= 0 else line[start:]

@@ -18,7 +18,7 @@ from kvscope_telemetry.messages.telemetry import CacheInfo
 from kvscope_telemetry.prefixes.tree import PrefixTree
 from kvscope_telemetry.tier_rows import BLOCK_TIERS
 
-_TIER_WORDS: Final = tuple(TIER_STYLES[tier].word for tier in BLOCK_TIERS)
+_TIER_LABELS: Final = tuple(TIER_STYLES[tier].word for tier in BLOCK_TIERS)
 
 
 Ints = npt.NDArray[np.int64]
@@ -37,14 +37,14 @@ class PrefixMoment:
         self.num_tokens: Ints = tree.num_blocks * cache.block_size
         self.num_bytes: Ints = tree.num_in_tier.sum(axis=1) * cache.block_bytes
         """Bytes of all rows, shape (nodes,); blocks present in two tiers count twice."""
-        self.tell_time(times, now_ns)
+        self.update_time(times, now_ns)
 
-    def tell_time(self, times: StepTimes, now_ns: int) -> None:
+    def update_time(self, times: StepTimes, now_ns: int) -> None:
         """Update the time shown and the known times of steps for an unchanged tree."""
         self.now_ns = now_ns
         """Moment shown, by the wall clock in ns."""
         self.first_ns = times.first_ns
-        self.used_ns: Ints = times.of(self.tree.last_used_step)
+        self.used_ns: Ints = times.times_of(self.tree.last_used_step)
         """Time of each node's last use in ns, shape (nodes,); `UNKNOWN` if before `first_ns`."""
 
     def idle_s(self, node: int) -> int:
@@ -65,7 +65,7 @@ class PrefixColumn(TableColumn[[PrefixMoment, int]]):
     sort_by: Callable[[PrefixMoment], Ints]
 
 
-def node_words(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
+def node_text(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
     """Describe a node whose text is unknown, such as `#4 - 32 tokens from 64` if request 4 wrote it."""
     if not tree.num_blocks[node]:
         return "beginning evicted"
@@ -76,19 +76,19 @@ def node_words(tree: PrefixTree, node: int, cache: CacheInfo) -> str:
     return f"{who}{tokens}{where}" + (", beginning evicted" if tree.is_cut[node] else "")
 
 
-def where_words(tree: PrefixTree, node: int) -> str:
+def tiers_text(tree: PrefixTree, node: int) -> str:
     """Return the tiers that hold the node's blocks, such as `memory` or `memory 12, host 3`."""
     there = [(tier, int(number)) for tier, number in enumerate(tree.num_in_tier[node].tolist()) if number]
     if len(there) == 1:
-        return _TIER_WORDS[there[0][0]]
-    return ", ".join(f"{_TIER_WORDS[tier]} {count(number)}" for tier, number in there) or NOTHING
+        return _TIER_LABELS[there[0][0]]
+    return ", ".join(f"{_TIER_LABELS[tier]} {count(number)}" for tier, number in there) or NOTHING
 
 
-def holder_words(holders: int) -> str:
+def holders_text(holders: int) -> str:
     return "idle" if not holders else "1 request" if holders == 1 else f"shared by {count(holders)}"
 
 
-def idle_words(moment: PrefixMoment, node: int) -> str:
+def idle_text(moment: PrefixMoment, node: int) -> str:
     """Return text on the time since last use, such as `now`, `12 s`, `3 min`, `2 h 5 min` or `over 12 s`."""
     seconds = moment.idle_s(node)
     if moment.tree.holders[node]:
@@ -141,7 +141,7 @@ COLUMNS: Final = (
         "Prefix",
         "Text up to where prompts diverge. Right expands, Left collapses",
         "",
-        lambda m, n: node_words(m.tree, n, m.cache),
+        lambda m, n: node_text(m.tree, n, m.cache),
         lambda m: np.arange(len(m.tree)),
     ),
     _number("Subtree blocks", "Blocks of this row and its subtree", "00 000", lambda m: m.tree.num_with_all),
@@ -155,7 +155,7 @@ COLUMNS: Final = (
         "last_used",
         PrefixColumn(
             "Idle",
-            idle_words,
+            idle_text,
             "Time since last use",
             True,
             "over 00 min",
@@ -170,15 +170,15 @@ COLUMNS: Final = (
             "Requests that hold its most shared block; idle prefixes may be evicted",
             "00 requests",
             lambda m: m.tree.holders,
-            holder_words,
+            holders_text,
         ),
     ),
     _text(
         "Where",
         "Tiers that hold its blocks",
         "memory 000, host 00",
-        lambda m, n: where_words(m.tree, n),
-        lambda m: m.tree.num_in_tier @ np.arange(len(_TIER_WORDS)),
+        lambda m, n: tiers_text(m.tree, n),
+        lambda m: m.tree.num_in_tier @ np.arange(len(_TIER_LABELS)),
     ),
     _number("Size", "Bytes of keys and values, all tiers", "00.0 MiB", lambda m: m.num_bytes, num_bytes),
 )

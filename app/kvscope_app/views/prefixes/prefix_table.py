@@ -16,8 +16,8 @@ from PySide6.QtWidgets import (
 
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PREFIX, WITH_BELOW
+from kvscope_app.views.prefixes.prefix_model import PrefixModel
 from kvscope_app.views.table import RowTable, SwatchDelegate
 
 INDENT: Final = 16
@@ -40,7 +40,7 @@ class PrefixTable(RowTable):
         self._has_own_widths = False
         self.setModel(model)
         self.setItemDelegateForColumn(PREFIX, self._delegate)
-        self._set_up_looks()
+        self._set_up_appearance()
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._show_menu)
 
@@ -68,9 +68,9 @@ class PrefixTable(RowTable):
         elif row < 0 or event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier:
             super().keyPressEvent(event)
         elif event.key() == Qt.Key.Key_Right:
-            self._go_in(row)
+            self._expand_or_descend(row)
         elif event.key() == Qt.Key.Key_Left:
-            self._go_out(row)
+            self._collapse_or_ascend(row)
         elif event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):
             self._prefixes.set_open(row, not self._prefixes.is_open(row))
         else:
@@ -99,13 +99,13 @@ class PrefixTable(RowTable):
     def chosen_rows(self) -> list[int]:
         return sorted(index.row() for index in self.selectionModel().selectedRows())
 
-    def _go_in(self, row: int) -> None:
+    def _expand_or_descend(self, row: int) -> None:
         if self._prefixes.is_open(row):
             self.selectRow(row + 1)
         else:
             self._prefixes.set_open(row, True)
 
-    def _go_out(self, row: int) -> None:
+    def _collapse_or_ascend(self, row: int) -> None:
         above = self._prefixes.parent_row(row)
         if self._prefixes.has_below(row) and self._prefixes.is_open(row):
             self._prefixes.set_open(row, False)
@@ -132,7 +132,7 @@ class PrefixTable(RowTable):
         menu.exec(self.viewport().mapToGlobal(position))
         menu.deleteLater()
 
-    def _set_up_looks(self) -> None:
+    def _set_up_appearance(self) -> None:
         self.fix_row_heights(9)
         self.setSortingEnabled(True)
         self.sortByColumn(WITH_BELOW, Qt.SortOrder.DescendingOrder)

@@ -33,14 +33,14 @@ from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
 from kvscope_app.views.block_locations import group_name
-from kvscope_app.views.prefixes.model import PrefixModel
-from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, Labels
-from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PrefixMoment, holder_words, idle_words, where_words
+from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, NodeLabels
+from kvscope_app.views.prefixes.prefix_columns import COLUMNS, PrefixMoment, holders_text, idle_text, tiers_text
+from kvscope_app.views.prefixes.prefix_model import PrefixModel
+from kvscope_app.views.prefixes.prefix_selection import PrefixSelection
 from kvscope_app.views.prefixes.prefix_table import PrefixTable
-from kvscope_app.views.prefixes.selection import PrefixSelection
-from kvscope_app.views.prefixes.shown_nodes import Mask, Which
+from kvscope_app.views.prefixes.shown_nodes import Mask, PrefixFilter
 from kvscope_app.views.prefixes.step_times import StepTimes
-from kvscope_app.views.prefixes.tree_keeper import TreeKeeper
+from kvscope_app.views.prefixes.tree_builder import PrefixTreeBuilder
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.block_texts.block_texts import Asked
 from kvscope_telemetry.ledger import NO_OWNER
@@ -57,10 +57,10 @@ _LOW: Final = 320
 """Height below which the text of the selected node is hidden, because the rows need the space."""
 _BORDERS: Final = 6
 """Pixels of borders that belong to no column."""
-_COME_BACK_MS: Final = 40
+_POLL_INTERVAL_MS: Final = 40
 _LATER_MS: Final = 200
 _REORDER_MS: Final = 150
-FEWEST_LETTERS: Final = 2
+MIN_LETTERS: Final = 2
 MAX_SEARCHED: Final = 8192
 """Maximum number of blocks whose texts are requested for a search."""
 _ORDERS: Final = {"ascending": Qt.SortOrder.AscendingOrder, "descending": Qt.SortOrder.DescendingOrder}
@@ -81,14 +81,14 @@ class PrefixesView(View):
 
     def __init__(self, session: Session, parent: QWidget | None = None) -> None:
         super().__init__(session, parent)
-        self.keeper = TreeKeeper()
-        self.labels = Labels(self._text_of, self._notes_of)
+        self.builder = PrefixTreeBuilder()
+        self.labels = NodeLabels(self._text_of, self._notes_of)
         self.model = PrefixModel(self.labels, self)
         self.table = PrefixTable(self.model)
         self.selection = PrefixSelection(session, self.model, self.table)
         self.detail = PrefixDetail()
         self.which = QComboBox()
-        self.which.addItems([which.value for which in Which])
+        self.which.addItems([which.value for which in PrefixFilter])
         self.which.setAccessibleName("Filter")
         self.group = QComboBox()
         self.group.setAccessibleName("KV group")
@@ -105,11 +105,11 @@ class PrefixesView(View):
         self.note = label(look="muted", wraps=True, elastic=True)
         """Reason why there are no texts."""
         self._groups: tuple[KVGroup, ...] = ()
-        self._told_time = (-1, -1)
+        self._shown_time = (-1, -1)
         self._reorder_soon = QTimer(self, singleShot=True, interval=_REORDER_MS)
         self._reorder_soon.timeout.connect(self.model.reorder)
-        self._again = QTimer(self, singleShot=True)
-        self._again.timeout.connect(self._come_back)
+        self._refresh_timer = QTimer(self, singleShot=True)
+        self._refresh_timer.timeout.connect(self._refresh_again)
         self._lay_out()
         self._connect()
         self.setFocusProxy(self.table)
@@ -119,26 +119,26 @@ class PrefixesView(View):
         if reason := _why_none(mirror):
             self._show_empty(reason)
             return
-        self._follow_groups(mirror)
-        if self.keeper.follow(mirror):
+        self._update_groups(mirror)
+        if self.builder.update(mirror):
             self._show_tree(mirror)
-        elif self.keeper.failure and self.keeper.tree is None:
-            self._show_empty(_not_made(self.keeper.failure))
-        self._tell_time(mirror)
-        if not self.keeper.is_loaded:
-            self._again.start(_COME_BACK_MS if self.keeper.is_working else _LATER_MS)
-        self.selection.show()
-        self._want_texts()
+        elif self.builder.failure and self.builder.tree is None:
+            self._show_empty(_not_made(self.builder.failure))
+        self._update_time(mirror)
+        if not self.builder.is_loaded:
+            self._refresh_timer.start(_POLL_INTERVAL_MS if self.builder.is_working else _LATER_MS)
+        self.selection.update_table()
+        self._request_texts()
 
     @property
     def is_loaded(self) -> bool:
-        return self.keeper.is_loaded
+        return self.builder.is_loaded
 
     def shut_down(self) -> None:
         self.session.texts.request(self, ())
-        self._again.stop()
+        self._refresh_timer.stop()
         self._reorder_soon.stop()
-        self.keeper.close()
+        self.builder.close()
 
     def restore_settings(self, settings: QSettings) -> None:
         which, order = str(settings.value(PREFIX_FILTER, "")), str(settings.value(PREFIX_ORDER, "")).split()
@@ -168,22 +168,22 @@ class PrefixesView(View):
         self._show_detail()
 
     def _show_tree(self, mirror: Mirror) -> None:
-        tree = self.keeper.tree
+        tree = self.builder.tree
         assert tree is not None, "there is a tree to show"
-        if mirror.hello is None or self.keeper.epoch != mirror.epoch:
+        if mirror.hello is None or self.builder.epoch != mirror.epoch:
             return
         times = StepTimes(self.session.overview, mirror)
-        cache = of_group(mirror.hello.cache, self.keeper.group)
+        cache = of_group(mirror.hello.cache, self.builder.group)
         moment = PrefixMoment(tree, cache, times, self.session.timeline.cursor_ns, mirror.capabilities)
         self.model.show_moment(moment)
         if not len(tree):
             self._show_empty(NOTHING_YET)
             return
         self._stack.setCurrentIndex(1)
-        self.selection.follow()
+        self.selection.on_new_tree()
         self._show_detail()
 
-    def _follow_groups(self, mirror: Mirror) -> None:
+    def _update_groups(self, mirror: Mirror) -> None:
         assert mirror.hello is not None, "there may be a tree"
         cache = mirror.hello.cache
         if cache.groups != self._groups:
@@ -194,19 +194,19 @@ class PrefixesView(View):
                 self.group.addItems([f"{number}: {group_name(group)}" for number, group in enumerate(cache.groups)])
                 self.group.setCurrentIndex(first or 0)
             self.group.setVisible(first is not None)
-            self.keeper.group = first
+            self.builder.group = first
 
     def _on_group(self, number: int) -> None:
-        self.keeper.group = number
+        self.builder.group = number
         self.refresh()
 
-    def _tell_time(self, mirror: Mirror) -> None:
+    def _update_time(self, mirror: Mirror) -> None:
         """Update idle times, once per second."""
         overview, cursor_ns = self.session.overview, self.session.timeline.cursor_ns
         state = (overview.version, cursor_ns // SECOND_NS)
-        if state != self._told_time:
-            self._told_time = state
-            self.model.tell_time(StepTimes(overview, mirror), cursor_ns)
+        if state != self._shown_time:
+            self._shown_time = state
+            self.model.update_time(StepTimes(overview, mirror), cursor_ns)
             if self.detail.isVisible():
                 self._show_detail()
 
@@ -232,14 +232,14 @@ class PrefixesView(View):
             return
         tree, shown = moment.tree, self.model.shown
         words = f"{plural(tree.num_texts, 'text')}, {plural(int(tree.num_blocks.sum()), 'block')}"
-        if self.model.which is not Which.ALL or self.search.text().strip():
+        if self.model.which is not PrefixFilter.ALL or self.search.text().strip():
             words = f"{count(shown.num_matching)} of {plural(len(tree), 'row')}"
         if shown.num_left_out:
             words += f"; the first {count(len(shown.nodes))} rows are shown"
         self.count.setText(words)
 
     def _show_note(self) -> None:
-        failure = self.keeper.failure
+        failure = self.builder.failure
         several = self._of_groups()
         note = _not_made(failure) if failure else "  ".join(filter(None, (several, self.session.texts.why_no_texts)))
         if note != self.note.text():
@@ -249,7 +249,7 @@ class PrefixesView(View):
     def _of_groups(self) -> str:
         """Return text on what the tree of one group omits, and on the minimum length of a cache hit."""
         hello = self.session.mirror.hello
-        if self.keeper.group is None or hello is None:
+        if self.builder.group is None or hello is None:
             return ""
         sizes, smallest = sorted(set(hello.cache.hit_block_sizes)), hello.cache.smallest_hit
         if sizes == [smallest]:
@@ -260,7 +260,7 @@ class PrefixesView(View):
         words = f"{', '.join(map(count, sizes[:-1]))} and {count(sizes[-1])}"
         return f"{least}: blocks of {words} tokens end together there."
 
-    def _want_texts(self) -> None:
+    def _request_texts(self) -> None:
         moment = self.model.moment
         if moment is None or not is_on_screen(self):
             return
@@ -278,21 +278,21 @@ class PrefixesView(View):
     def _on_texts(self) -> None:
         if not self.isVisible():
             return
-        self.labels.forget(self.model.moment)
-        self.model.tell_texts()
+        self.labels.clear(self.model.moment)
+        self.model.update_texts()
         self._show_detail()
-        self._want_texts()
+        self._request_texts()
         if self._is_for_texts() and not self._reorder_soon.isActive():
             self._reorder_soon.start()
 
     def _is_for_texts(self) -> bool:
         """Whether the search is for text."""
         words = self.search.text().strip()
-        return len(words) >= FEWEST_LETTERS and not words.startswith("#") and not words.isdecimal()
+        return len(words) >= MIN_LETTERS and not words.startswith("#") and not words.isdecimal()
 
     def _on_chosen(self) -> None:
         self._show_detail()
-        self._want_texts()
+        self._request_texts()
 
     def _show_detail(self) -> None:
         moment, node = self.model.moment, self.selection.current
@@ -303,21 +303,21 @@ class PrefixesView(View):
 
     def _on_reordered(self) -> None:
         self._show_count()
-        self._want_texts()
+        self._request_texts()
 
     def _on_filter(self) -> None:
         words = self.search.text().strip()
-        self.model.which = Which(self.which.currentText())
-        self.model.found = None if not words else self._found
+        self.model.which = PrefixFilter(self.which.currentText())
+        self.model.found = None if not words else self._search_mask
         self.model.reorder()
 
-    def _found(self, moment: PrefixMoment) -> Mask:
+    def _search_mask(self, moment: PrefixMoment) -> Mask:
         words = self.search.text().strip()
         epoch = self.session.mirror.epoch
         known = {block_hash for of, block_hash in self.session.texts.containing(words) if of == epoch}
         return find(moment, words, self.session.mirror, known)
 
-    def _come_back(self) -> None:
+    def _refresh_again(self) -> None:
         if is_on_screen(self):
             self.refresh()
 
@@ -325,7 +325,7 @@ class PrefixesView(View):
         self.model.reordered.connect(self._on_reordered)
         self.selection.changed.connect(self._on_chosen)
         self.session.texts.arrived.connect(self._on_texts)
-        self.table.verticalScrollBar().valueChanged.connect(self._want_texts)
+        self.table.verticalScrollBar().valueChanged.connect(self._request_texts)
         self.which.currentIndexChanged.connect(self._on_filter)
         self.group.currentIndexChanged.connect(self._on_group)
         self.search.textChanged.connect(self._on_filter)
@@ -430,17 +430,13 @@ def facts_line(moment: PrefixMoment, node: int) -> str:
     blocks, owner, before = int(tree.num_blocks[node]), int(tree.owner[node]), int(tree.num_before[node])
     if not blocks:
         return f"The beginning of {plural(int(tree.num_with_all[node]), 'block')} below was evicted"
-    place = "after what was evicted" if before < 0 else f"from token {count(before * moment.cache.block_size)}"
+    position = "after what was evicted" if before < 0 else f"from token {count(before * moment.cache.block_size)}"
     parts = [
-        f"{plural(blocks, 'block')}, {plural(int(moment.num_tokens[node]), 'token')} {place}",
-        f"in {where_words(tree, node)}",
+        f"{plural(blocks, 'block')}, {plural(int(moment.num_tokens[node]), 'token')} {position}",
+        f"in {tiers_text(tree, node)}",
         *([num_bytes(int(moment.num_bytes[node]))] if moment.cache.block_bytes else []),
-        *([holder_words(int(tree.holders[node]))] if capabilities.ref_counts else []),
-        *(
-            [f"used {idle_words(moment, node)}{' ago' if moment.idle_s(node) else ''}"]
-            if capabilities.last_used
-            else []
-        ),
+        *([holders_text(int(tree.holders[node]))] if capabilities.ref_counts else []),
+        *([f"used {idle_text(moment, node)}{' ago' if moment.idle_s(node) else ''}"] if capabilities.last_used else []),
         *([plural(int(tree.hits[node]), "hit")] if capabilities.prefix_hits and tree.hits[node] else []),
         *([f"written by request #{owner}"] if capabilities.owners and owner != NO_OWNER and owner else []),
     ]

@@ -23,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
-class Which(StrEnum):
+class PrefixFilter(StrEnum):
     ALL = "All prefixes"
     SHARED = "Shared now"
     HELD = "In use"
@@ -42,22 +42,22 @@ class ShownNodes:
     num_left_out: int = 0
 
 
-def matches(tree: PrefixTree, which: Which, wanted: Mask | None = None) -> Mask:
+def matches(tree: PrefixTree, which: PrefixFilter, wanted: Mask | None = None) -> Mask:
     """Return a mask of the nodes that pass, shape (nodes,). `wanted`: mask of the nodes that a search matches."""
     lower = tree.num_in_tier[:, BLOCK_TIERS.index(Tier.HOST) :].sum(axis=1)
-    passing: dict[Which, Mask] = {
-        Which.ALL: np.ones(len(tree), np.bool_),
-        Which.SHARED: tree.holders > 1,
-        Which.HELD: tree.holders > 0,
-        Which.IDLE: tree.holders == 0,
-        Which.HIT: tree.hits > 0,
-        Which.LOWER: lower > 0,
-        Which.CUT: tree.is_cut,
+    passing: dict[PrefixFilter, Mask] = {
+        PrefixFilter.ALL: np.ones(len(tree), np.bool_),
+        PrefixFilter.SHARED: tree.holders > 1,
+        PrefixFilter.HELD: tree.holders > 0,
+        PrefixFilter.IDLE: tree.holders == 0,
+        PrefixFilter.HIT: tree.hits > 0,
+        PrefixFilter.LOWER: lower > 0,
+        PrefixFilter.CUT: tree.is_cut,
     }
     return passing[which] if wanted is None else passing[which] & wanted
 
 
-def show(
+def visible_nodes(
     tree: PrefixTree, opened: Set[int], sort_by: npt.NDArray[np.int64], descending: bool, passing: Mask
 ) -> ShownNodes:
     """Return the rows. `opened`: keys of the expanded nodes; `sort_by`: one value per node."""
@@ -92,8 +92,8 @@ class _Families:
             if not room:
                 left_out += end - begin
                 continue
-            place = int(np.searchsorted(self._openers, begin))
-            opener = int(self._openers[place]) if place < len(self._openers) else end
+            index = int(np.searchsorted(self._openers, begin))
+            opener = int(self._openers[index]) if index < len(self._openers) else end
             until = min(opener + 1, end, begin + room)
             runs.append(self._nodes[begin:until])
             room -= until - begin

@@ -20,15 +20,15 @@ class StepTimes:
 
     def __init__(self, overview: SessionOverview, mirror: Mirror) -> None:
         self._steps, self._times_ns = np.array([mirror.step]), np.array([_shown_ns(mirror)])
-        places = np.flatnonzero(overview.epoch == (mirror.epoch or 0))
-        steps = overview.column("step")[places]
+        indices = np.flatnonzero(overview.epoch == (mirror.epoch or 0))
+        steps = overview.column("step")[indices]
         known = np.isfinite(steps) & (steps < mirror.step)
         if known.any():
-            ends_ns = np.minimum(overview.time_ns[places][known] + SECOND_NS, self._times_ns[0])
+            ends_ns = np.minimum(overview.time_ns[indices][known] + SECOND_NS, self._times_ns[0])
             self._steps = np.concatenate((steps[known].astype(np.int64), self._steps))
             self._times_ns = np.concatenate((ends_ns, self._times_ns))
 
-    def of(self, steps: Ints) -> Ints:
+    def times_of(self, steps: Ints) -> Ints:
         """Return the approximate time of each step in ns, in the shape of `steps`; `UNKNOWN` before the first known
         step."""
         begin_ns = int(self._times_ns[0])

@@ -46,10 +46,10 @@ class RequestNumbers(QScrollArea):
         grid = QGridLayout()
         grid.setHorizontalSpacing(36)
         grid.setVerticalSpacing(14)
-        for place, (name, words, meaning) in enumerate(_NUMBERS):
-            grid.addWidget(self._cell(name, words, meaning), place // _COLUMNS, place % _COLUMNS)
-        for place in range(_COLUMNS):
-            grid.setColumnStretch(place, 1)
+        for index, (name, words, meaning) in enumerate(_NUMBERS):
+            grid.addWidget(self._cell(name, words, meaning), index // _COLUMNS, index % _COLUMNS)
+        for index in range(_COLUMNS):
+            grid.setColumnStretch(index, 1)
         self.figures = _Figures()
         page = QWidget()
         self.setWidget(page)
@@ -127,9 +127,9 @@ class _Figures(QWidget):
             words = ElidedLabel(name)
             words.setProperty("look", "muted")
             self._values[name].setAccessibleName(name)
-            for place, widget in enumerate((words, self._values[name])):
+            for index, widget in enumerate((words, self._values[name])):
                 widget.setToolTip(plain_tip(figure.metric))
-                self._grid.addWidget(widget, row, place)
+                self._grid.addWidget(widget, row, index)
 
 
 def figure_text(figure: MetricFigure) -> str:

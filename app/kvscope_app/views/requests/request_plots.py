@@ -228,9 +228,9 @@ class HistogramPlot(_Plot):
         area, histogram = self.area, self.histogram
         if histogram is None or not area.contains(position):
             return ""
-        place = min((position.x() - area.left()) * _NUM_BINS // area.width(), _NUM_BINS - 1)
-        low, high = histogram.edges[place : place + 2].tolist()
-        return f"{seconds(low)} to {seconds(high)}: {plural(int(histogram.counts[place]), 'request')}"
+        bin_index = min((position.x() - area.left()) * _NUM_BINS // area.width(), _NUM_BINS - 1)
+        low, high = histogram.edges[bin_index : bin_index + 2].tolist()
+        return f"{seconds(low)} to {seconds(high)}: {plural(int(histogram.counts[bin_index]), 'request')}"
 
     def _draw(self, painter: QPainter, area: QRect) -> None:
         histogram = self.histogram
@@ -240,8 +240,8 @@ class HistogramPlot(_Plot):
         most = int(histogram.counts.max())
         below = seconds(float(histogram.edges[0])), seconds(float(histogram.edges[-1]))
         self._draw_labels(painter, area, ("0", count(most)), below)
-        for place, number in enumerate(histogram.counts.tolist()):
-            left = area.left() + 1 + place * area.width() // _NUM_BINS
-            right = area.left() + (place + 1) * area.width() // _NUM_BINS
+        for index, number in enumerate(histogram.counts.tolist()):
+            left = area.left() + 1 + index * area.width() // _NUM_BINS
+            right = area.left() + (index + 1) * area.width() // _NUM_BINS
             height = round(number * (area.height() - 2) / most)
             painter.fillRect(left, area.bottom() - height, right - left, height, QColor(self.theme.accent))

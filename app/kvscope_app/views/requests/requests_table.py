@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
 from kvscope_app.ui.table_text import as_tsv, chosen_rows
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.requests.model import (
+from kvscope_app.views.requests.request_model import (
     ADAPTER_COLUMN,
     CLIENT_COLUMN,
     COLUMNS,
@@ -42,10 +42,10 @@ class RequestTable(RowTable):
     it."""
 
     row_chosen = Signal()
-    abort_wanted = Signal()
-    client_wanted = Signal()
+    abort_requested = Signal()
+    client_requested = Signal()
     """Emitted to show only the requests of the current row's client."""
-    moment_wanted = Signal(str)
+    moment_requested = Signal(str)
     """Emitted with a field of `RequestWallTimes`: go to that moment of the current row's request."""
 
     def __init__(self, model: RequestModel) -> None:
@@ -56,7 +56,7 @@ class RequestTable(RowTable):
         self.setItemDelegateForColumn(OUTPUT_COLUMN, self._delegate)
         self._swatches = SwatchDelegate(self)
         self.setItemDelegateForColumn(0, self._swatches)
-        self._set_up_looks()
+        self._set_up_appearance()
         self._set_up_actions()
         self.selectionModel().selectionChanged.connect(self._on_selection)
 
@@ -86,7 +86,7 @@ class RequestTable(RowTable):
         if is_again and self.selectionModel().isRowSelected(row):
             self.row_chosen.emit()
 
-    def _set_up_looks(self) -> None:
+    def _set_up_appearance(self) -> None:
         self.fix_row_heights(9)
         self.setSortingEnabled(True)
         self.sortByColumn(0, Qt.SortOrder.DescendingOrder)
@@ -96,12 +96,12 @@ class RequestTable(RowTable):
 
     def _set_up_actions(self) -> None:
         self.abort = QAction("Abort request", self)
-        self.abort.triggered.connect(self.abort_wanted)
+        self.abort.triggered.connect(self.abort_requested)
         self.moments = [QAction(f"Go to its {text}", self) for text in MOMENTS.values()]
         for action, name in zip(self.moments, MOMENTS, strict=True):
-            action.triggered.connect(partial(self.moment_wanted.emit, name))
+            action.triggered.connect(partial(self.moment_requested.emit, name))
         self.one_client = QAction("Show only its client", self)
-        self.one_client.triggered.connect(self.client_wanted)
+        self.one_client.triggered.connect(self.client_requested)
         line = QAction(self)
         line.setSeparator(True)
         self.copy_id = QAction("Copy id", self)

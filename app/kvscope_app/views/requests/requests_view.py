@@ -38,10 +38,10 @@ from kvscope_app.ui.widget_factories import empty_state, head_row
 from kvscope_app.ui.widgets import ElidedLabel
 from kvscope_app.ui.zoom import scaled
 from kvscope_app.views.base import View
-from kvscope_app.views.requests.model import RequestModel
 from kvscope_app.views.requests.numbers import RequestNumbers
 from kvscope_app.views.requests.request_columns import FILTER_TIPS, Filter, at_moment
 from kvscope_app.views.requests.request_detail import RequestDetail
+from kvscope_app.views.requests.request_model import RequestModel
 from kvscope_app.views.requests.requests_table import MOMENTS, RequestTable
 from kvscope_app.views.requests.waiting_text import queue_note, why_waits
 from kvscope_app.views.visibility import is_on_screen
@@ -86,8 +86,8 @@ class RequestsView(View):
         """Page shown instead of table and details for an engine that does not report single requests."""
         self.filter = QComboBox()
         self.filter.addItems([wanted.value for wanted in Filter])
-        for place, wanted in enumerate(Filter):
-            self.filter.setItemData(place, FILTER_TIPS[wanted], Qt.ItemDataRole.ToolTipRole)
+        for index, wanted in enumerate(Filter):
+            self.filter.setItemData(index, FILTER_TIPS[wanted], Qt.ItemDataRole.ToolTipRole)
         self.filter.setAccessibleName("Requests shown")
         self.goals = QLineEdit()
         """Field for the goals, visible only with `Filter.MISSED`."""
@@ -272,14 +272,14 @@ class RequestsView(View):
             text = f"Moved to {clock_text(time_ns)}, the {MOMENTS[known[0]]} of #{count(number)}."
             self.session.noticed.emit(text)
 
-    def _on_moment_wanted(self, moment: str) -> None:
+    def _on_moment_requested(self, moment: str) -> None:
         row = self.table.currentIndex().row()
         key, number = self.model.key_at(row), self.model.number_at(row)
         if key is not None and number is not None:
             self._wanted = (self.model.epoch_at(row), number)
             self._go_to(key, number, moment)
 
-    def _on_client_wanted(self) -> None:
+    def _on_client_requested(self) -> None:
         row = self.table.currentIndex().row()
         if row >= 0:
             self.search.setText(f"client {self.model.client_at(row)}")
@@ -431,9 +431,9 @@ class RequestsView(View):
         self.model.reordered.connect(self._on_reordered)
         self.session.selection.changed.connect(self._on_selection_changed)
         self.table.row_chosen.connect(self._on_row_chosen)
-        self.table.abort_wanted.connect(self.ask_abort)
-        self.table.client_wanted.connect(self._on_client_wanted)
-        self.table.moment_wanted.connect(self._on_moment_wanted)
+        self.table.abort_requested.connect(self.ask_abort)
+        self.table.client_requested.connect(self._on_client_requested)
+        self.table.moment_requested.connect(self._on_moment_requested)
         self.detail.plots.request_chosen.connect(self._on_key_chosen)
         self.detail.currentChanged.connect(self._show_plots)
         self.session.requests_changed.connect(self._on_requests_changed)

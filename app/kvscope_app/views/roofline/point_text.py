@@ -28,13 +28,13 @@ def flops_text(rate: float, limit: float) -> str:
 
 def point_text(points: Points, at: int, device: DeviceInfo) -> str:
     """Return all values of the point at index `at` in one line."""
-    steps, place = points.steps, int(points.place[at])
-    size = int(steps.starts[place + 1] - steps.starts[place])
+    steps, index = points.steps, int(points.place[at])
+    size = int(steps.starts[index + 1] - steps.starts[index])
     return " · ".join(
         (
-            f"Step {count(int(steps.step[place]))}: {KIND_WORDS[PointKind(int(points.kind[at]))]}",
+            f"Step {count(int(steps.step[index]))}: {KIND_WORDS[PointKind(int(points.kind[at]))]}",
             plural(size, "request"),
-            seconds(float(steps.forward_ns[place]) / 1e9),
+            seconds(float(steps.forward_ns[index]) / 1e9),
             bytes_text(float(points.bytes_per_s[at]), device.read_bytes_per_s),
             flops_text(float(points.flops_per_s[at]), device.flops_per_s),
         )

@@ -52,15 +52,15 @@ def points_of(steps: StepColumns, begin_ns: int, end_ns: int) -> Points:
     is_available = np.zeros(len(steps), np.bool_)
     if steps.flops.size == len(steps):
         is_available = (steps.flops > 0) & (steps.num_bytes > 0) & (steps.forward_ns > 0)
-    place = np.flatnonzero(is_available & (ends >= begin_ns) & (ends <= end_ns))
-    if not place.size:
+    index = np.flatnonzero(is_available & (ends >= begin_ns) & (ends <= end_ns))
+    if not index.size:
         return NO_POINTS
-    flops, seconds = steps.flops[place].astype(np.float64), steps.forward_ns[place] / 1e9
-    prefill, decode = steps.prefill[place], steps.decode[place]
+    flops, seconds = steps.flops[index].astype(np.float64), steps.forward_ns[index] / 1e9
+    prefill, decode = steps.prefill[index], steps.decode[index]
     kind = np.where(prefill == 0, PointKind.DECODE, np.where(decode == 0, PointKind.PREFILL, PointKind.MIXED)).astype(
         np.int64
     )
-    return Points(steps, place, flops / steps.num_bytes[place], flops / seconds, kind)
+    return Points(steps, index, flops / steps.num_bytes[index], flops / seconds, kind)
 
 
 _NONE: Final = np.empty(0, np.float64)

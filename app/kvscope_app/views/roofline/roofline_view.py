@@ -23,11 +23,11 @@ from kvscope_app.views.base import View
 from kvscope_app.views.capability_messages import engine_name
 from kvscope_app.views.inspector.request_page import wall_offset_ns
 from kvscope_app.views.range_link import RangeLink
-from kvscope_app.views.roofline.canvas import UNKNOWN, RooflineCanvas
 from kvscope_app.views.roofline.point_text import KIND_COLORS, KIND_WORDS, bound_text, point_text
 from kvscope_app.views.roofline.points import NO_POINTS, PointKind, Points, points_of
+from kvscope_app.views.roofline.roofline_canvas import UNKNOWN, RooflineCanvas
 from kvscope_app.views.time_navigator import TimeNavigator
-from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS
+from kvscope_app.views.timeline.lane_descriptions import STEP_MARGIN_NS
 from kvscope_app.views.timeline.step_feed import StepFeed
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_telemetry.messages.telemetry import DeviceInfo
@@ -69,7 +69,7 @@ class RooflineView(View):
         self.empty_label = empty_state(NO_ENGINE)
         self._lay_out()
         self._connect()
-        self.link.begin()
+        self.link.start()
         self.setFocusProxy(self.canvas)
 
     def restore_settings(self, settings: QSettings) -> None:
@@ -93,7 +93,7 @@ class RooflineView(View):
             return
         self._span = self._span_around(TimeSpan(*whole))
         if self._span.end_ns > whole[0]:
-            self.feed.want(self._span, TimeSpan(*whole))
+            self.feed.request(self._span, TimeSpan(*whole))
         self._show(self._span.begin_ns, self._span.end_ns)
 
     def draw_all(self) -> None:
@@ -138,8 +138,8 @@ class RooflineView(View):
         """Return when the state shown was published, which may be long ago if the engine has been idle since."""
         mirror, cursor_ns = self.session.mirror, self.session.timeline.cursor_ns
         if mirror.hello is None or not mirror.time_ns:
-            return cursor_ns + STEP_TOLD_NS
-        return min(cursor_ns, mirror.time_ns + wall_offset_ns(mirror.hello)) + STEP_TOLD_NS
+            return cursor_ns + STEP_MARGIN_NS
+        return min(cursor_ns, mirror.time_ns + wall_offset_ns(mirror.hello)) + STEP_MARGIN_NS
 
     def _show(self, begin_ns: int, end_ns: int) -> None:
         steps = self.feed.steps
@@ -175,9 +175,9 @@ class RooflineView(View):
         self._stack.setCurrentIndex(0)
         self.words.setText("")
 
-    def _tell(self, place: int) -> None:
+    def _tell(self, index: int) -> None:
         """Show text about the hovered point, else about the step shown."""
-        at = self.canvas.selected if place < 0 else place
+        at = self.canvas.selected if index < 0 else index
         if at is None or not 0 <= at < len(self.points):
             self.words.setText(_HELP if len(self.points) else "")
             return
@@ -185,14 +185,14 @@ class RooflineView(View):
         text = point_text(self.points, at, self.device) + (f" · limited by {bound}" if bound else "")
         self.words.setText(text)
 
-    def _choose(self, place: int) -> None:
+    def _choose(self, index: int) -> None:
         """Show the point's step in every view."""
-        if not 0 <= place < len(self.points):
+        if not 0 <= index < len(self.points):
             return
-        steps, at = self.points.steps, int(self.points.place[place])
+        steps, at = self.points.steps, int(self.points.place[index])
         self._wanted = (int(steps.epoch[at]), tuple(steps.batch(at).numbers.tolist()))
-        self._choice.choose(int(steps.end_ns[at]) + STEP_TOLD_NS)
-        self.canvas.announce(point_text(self.points, place, self.device))
+        self._choice.choose(int(steps.end_ns[at]) + STEP_MARGIN_NS)
+        self.canvas.announce(point_text(self.points, index, self.device))
         self.refresh()
 
     def _settle(self) -> None:

@@ -24,7 +24,7 @@ from kvscope_app.ui.widget_factories import empty_state, scroll_area
 from kvscope_app.views.chart.axes import ago_text
 from kvscope_app.views.chart.chart_stack import SHORTEST_S, ChartedView, ChartStack
 from kvscope_app.views.chart.curves import gaps, nearest
-from kvscope_app.views.chart.panel import Mark
+from kvscope_app.views.chart.panel import ChartMark
 from kvscope_app.views.throughput.panels import (
     MAX_MARKED_EVENTS,
     PANELS,
@@ -45,16 +45,16 @@ from kvscope_telemetry.source import SourceState
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 
 EMPTY_TEXT = "Waiting for the engine's first report."
-_SILENT_EVERY_S = 3.0
+_SILENT_REFRESH_S = 3.0
 """Interval at which curves move on without data from an engine."""
-_FLAT_EVERY_S = 9.0
+_FLAT_REFRESH_S = 9.0
 """Interval while all curves are constant, because they look the same after moving."""
-_AT_LEISURE_S = 1.0
+_IDLE_INTERVAL_S = 1.0
 """Interval between calls from which they only report signs of life. All panels are then moved together, since otherwise
 each would show another time."""
 
 
-_VALUES_EVERY_S: Final = 0.5
+_HEADLINE_INTERVAL_S: Final = 0.5
 """Interval at which headlines over the last seconds are computed; current values are updated on each call."""
 
 
@@ -81,13 +81,13 @@ class ThroughputView(ChartedView):
 
     def _lay_out(self) -> None:
         self.charts.setContentsMargins(2, 2, 6, 6)
-        self.charts.lie_in(scroll := scroll_area(self.charts))
+        self.charts.set_scroll_area(scroll := scroll_area(self.charts))
         scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         pages = QWidget()
         stack = QStackedLayout(pages)
         stack.addWidget(empty_state(EMPTY_TEXT))
         stack.addWidget(scroll)
-        self.charts.begun.connect(lambda: stack.setCurrentIndex(1))
+        self.charts.has_data.connect(lambda: stack.setCurrentIndex(1))
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(2)
@@ -101,7 +101,7 @@ class ThroughputCharts(ChartStack):
     At a low rate of calls, all visible charts are drawn together at intervals.
     """
 
-    begun = Signal()
+    has_data = Signal()
     """Emitted when there is something to show."""
 
     range_setting: ClassVar[str] = THROUGHPUT_RANGE
@@ -131,12 +131,12 @@ class ThroughputCharts(ChartStack):
     def refresh(self) -> None:
         now_s = time.monotonic()
         before_s, self._called_s = self._called_s, now_s
-        if now_s - before_s < _AT_LEISURE_S or self.stands_still:
+        if now_s - before_s < _IDLE_INTERVAL_S or self.is_static:
             super().refresh()
-        elif now_s - self._all_drawn_s >= (_FLAT_EVERY_S if self._is_level else _SILENT_EVERY_S):
+        elif now_s - self._all_drawn_s >= (_FLAT_REFRESH_S if self._is_level else _SILENT_REFRESH_S):
             self._all_drawn_s = now_s
-            self.refresh_seen()
-        is_due = now_s - self._valued_s >= _VALUES_EVERY_S
+            self.refresh_visible()
+        is_due = now_s - self._valued_s >= _HEADLINE_INTERVAL_S
         self._valued_s = now_s if is_due else self._valued_s
         # each call draws the curves of one chart only
         self._show_values([name for name in self.shown if is_due or is_current(name)])
@@ -145,7 +145,7 @@ class ThroughputCharts(ChartStack):
         """Return the panels for which the source has reported data; panels of an earlier engine disappear."""
         if self.session.history.epoch is None:
             return ()
-        self.begun.emit()
+        self.has_data.emit()
         known = self.session.history.known_columns | self._known_in_overview()
         return [spec.key for spec in PANELS if not spec.needs or spec.needs in known]
 
@@ -195,10 +195,10 @@ class ThroughputCharts(ChartStack):
         ago_s = self.session.timeline.shown_until_ns / 1e9 - x
         return f"{super().time_text(x)}  ({ago_text(round(max(ago_s, 0.0), 1))})"
 
-    def read_at(self, x: float | None) -> None:
+    def show_values_at(self, x: float | None) -> None:
         if self._is_level and self.is_following and self.hover_s is None and x is not None:
             self.refresh_all()  # it may be slightly out of date
-        super().read_at(x)
+        super().show_values_at(x)
 
     def _window_of(self, names: set[str], first_s: float, last_s: float) -> HistoryWindow:
         """Return the data to draw.
@@ -224,17 +224,17 @@ class ThroughputCharts(ChartStack):
         newest_s = history.ring.newest * BIN_NS / 1e9
         return last_s - first_s > history.max_seconds or first_s < newest_s - history.max_seconds
 
-    def _marks(self, window: HistoryWindow, first_s: float, last_s: float) -> list[Mark]:
+    def _marks(self, window: HistoryWindow, first_s: float, last_s: float) -> list[ChartMark]:
         """Return marks of the preemptions shown: single events if all of them are known, otherwise counts."""
         history, overview = self.session.history, self.session.overview
         wall_ns, first_ns, last_ns = history.wall_ns(0), int(first_s * 1e9), int(last_s * 1e9)
         if window.bin_ns == BIN_NS:
             entries = history.events.between(first_ns, last_ns, "preempted", MAX_MARKED_EVENTS)
             return preemption_marks(map(history.with_wall_time, entries), wall_ns, first_s, last_s)
-        places = overview.events.find(first_ns + wall_ns, last_ns + wall_ns, ("preempted",)).tolist()
-        if overview.events.num_forgotten or not 0 < len(places) <= MAX_MARKED_EVENTS:
+        indices = overview.events.find(first_ns + wall_ns, last_ns + wall_ns, ("preempted",)).tolist()
+        if overview.events.num_forgotten or not 0 < len(indices) <= MAX_MARKED_EVENTS:
             return marks_of_overview(window, first_s, last_s)
-        return preemption_marks((overview.events[place] for place in places), wall_ns, first_s, last_s)
+        return preemption_marks((overview.events[index] for index in indices), wall_ns, first_s, last_s)
 
     def _known_in_overview(self) -> set[str]:
         """Return the columns in the overview that not every source has.
@@ -253,12 +253,12 @@ class ThroughputCharts(ChartStack):
     def _on_status(self) -> None:
         """Move the curves on while there is no engine, which removes outdated values."""
         timeline = self.session.timeline
-        stands_still = timeline.is_paused and timeline.player is None
-        if not self.is_following or stands_still or not is_on_screen(self):
+        is_static = timeline.is_paused and timeline.player is None
+        if not self.is_following or is_static or not is_on_screen(self):
             return
         state, now_s = self.session.status.state, time.monotonic()
         silent = state in (SourceState.ENDED, SourceState.STALE, SourceState.CONNECTING)
-        is_time = state is not self._silent_state or now_s - self._silent_s >= _SILENT_EVERY_S
+        is_time = state is not self._silent_state or now_s - self._silent_s >= _SILENT_REFRESH_S
         if silent and is_time:
             self._silent_state, self._silent_s = state, now_s
             self.refresh_all()
@@ -266,4 +266,4 @@ class ThroughputCharts(ChartStack):
     def _on_overview(self) -> None:
         """Draw the newly read part of a recording's overview, which triggers no other refresh."""
         if self.session.timeline.is_file and is_on_screen(self):
-            self.refresh_seen()
+            self.refresh_visible()

@@ -19,7 +19,7 @@ PHASE_COLORS: Final = {
     RequestPhase.ABORTED: "muted",
     RequestPhase.REFUSED: "bad",
 }
-PHASE_WORDS: Final = {
+PHASE_TEXTS: Final = {
     RequestPhase.RUNNING: "runs",
     RequestPhase.DECODE: "decodes",
     RequestPhase.PREFILL: "prefills",
@@ -44,7 +44,7 @@ QUEUED_SOFT: Final = 0.35
 STOPPED_COLOR: Final = "muted"
 """Colour of all requests while the engine is paused or suspended, whatever their phase."""
 STOPPED_SOFT: Final = 0.45
-STOPPED_WORD: Final = "engine paused or suspended"
+STOPPED_LABEL: Final = "engine paused or suspended"
 STOPPED_GROUND: Final = 0.83
 """Paleness of the background behind the lanes while the engine is paused or suspended."""
 

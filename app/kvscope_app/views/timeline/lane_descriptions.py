@@ -12,7 +12,7 @@ from kvscope_app.session.stop_bands import stop_text_at
 from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.number_text import UNKNOWN, count, percent, plural, seconds
 from kvscope_app.views.events.event_entries import why_text
-from kvscope_app.views.timeline.lane_colors import PHASE_WORDS
+from kvscope_app.views.timeline.lane_colors import PHASE_TEXTS
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES
 from kvscope_app.views.timeline.lane_picture import ShownLanes, gaps, moments_of, usage_shares
 from kvscope_app.views.timeline.request_lanes import OPEN_NS
@@ -23,8 +23,8 @@ from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
-_MOST_NAMED: Final = 3
-STEP_TOLD_NS: Final = 1_000
+_MAX_NAMED: Final = 3
+STEP_MARGIN_NS: Final = 1_000
 """Offset added to a step's end when going to it: times that pass through float seconds then still reach the step."""
 _TOKENS: Final = ("num_steps", "prefill_tokens", "decode_tokens")
 
@@ -34,7 +34,7 @@ class LaneHit:
     """Result of a hit test at a point of the lanes. `number` 0: no request."""
 
     time_ns: int
-    words: str = ""
+    text: str = ""
     epoch: int = 0
     number: int = 0
     batch: tuple[int, ...] = ()
@@ -43,15 +43,15 @@ class LaneHit:
     """Event whose mark was hit."""
 
 
-def found_in_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
+def hit_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
     """Return what lane `name` (one above the requests) shows at `time_ns`, or nearby within `reach_ns`."""
     overview = shown.overview
-    place = overview.place_at(time_ns)
-    is_known = place >= 0 and time_ns - int(overview.time_ns[place]) < SECOND_NS
+    index = overview.place_at(time_ns)
+    is_known = index >= 0 and time_ns - int(overview.time_ns[index]) < SECOND_NS
     if name in ("usage", "running", "waiting"):
-        return LaneHit(time_ns, _state_words(overview, place) if is_known else "no data for this second")
+        return LaneHit(time_ns, _state_text(overview, index) if is_known else "no data for this second")
     if name == STEPS:
-        return _step_found(shown, time_ns, reach_ns, place if is_known else -1)
+        return _hit_step_lane(shown, time_ns, reach_ns, index if is_known else -1)
     if name == MARKS:
         mark = shown.marks.near(time_ns, reach_ns)
         return LaneHit(time_ns) if mark is None else LaneHit(mark.time_ns, mark_text(mark))
@@ -59,21 +59,21 @@ def found_in_lane(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> 
         words = stop_text_at(overview, time_ns)
         return LaneHit(time_ns, f"Engine {words}" if words else "")
     if name == "gaps":
-        return LaneHit(time_ns, _gap_words(overview, time_ns, reach_ns))
+        return LaneHit(time_ns, _gap_text(overview, time_ns, reach_ns))
     near = _near(name, shown, time_ns, reach_ns)
     if near:
         nearest = min(near, key=lambda timed: abs(timed.time_ns - time_ns))
-        words = _event_words(near, nearest)
+        words = _events_text(near, nearest)
         return LaneHit(nearest.time_ns, words, nearest.epoch, nearest.event.number, event=nearest)
     lane = TICK_LANES[name]
-    number = int(np.nan_to_num(overview.column(lane.column)[place])) if is_known and lane.column else 0
+    number = int(np.nan_to_num(overview.column(lane.column)[index])) if is_known and lane.column else 0
     return LaneHit(time_ns, f"{plural(number, lane.counted)} in this second" if number else "")
 
 
-def _step_found(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) -> LaneHit:
+def _hit_step_lane(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) -> LaneHit:
     steps = shown.steps
-    place = None if steps is None else steps.at(time_ns, reach_ns)
-    if steps is None or place is None:
+    index = None if steps is None else steps.index_at(time_ns, reach_ns)
+    if steps is None or index is None:
         if second < 0:
             return LaneHit(time_ns, "no data for this second")
         counts = {name: float(shown.overview.column(name)[second]) for name in _TOKENS}
@@ -82,39 +82,39 @@ def _step_found(shown: ShownLanes, time_ns: int, reach_ns: int, second: int) -> 
         if np.isnan(counts["num_steps"]):
             return LaneHit(time_ns, f"in this second: {tokens}")
         return LaneHit(time_ns, f"{plural(numbers['num_steps'], 'step')} in this second: {tokens}")
-    return found_step(steps, place)
+    return step_hit(steps, index)
 
 
-def found_step(steps: StepColumns, place: int) -> LaneHit:
+def step_hit(steps: StepColumns, index: int) -> LaneHit:
     """Return the hit for a step, at the time when its frame was published: the step's end."""
-    batch, took_s = steps.batch(place), float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9
+    batch, took_s = steps.batch(index), float(steps.end_ns[index] - steps.begin_ns[index]) / 1e9
     words = (
-        f"Step {count(int(steps.step[place]))}: {plural(batch.numbers.size, 'request')}, "
-        f"{count(int(steps.prefill[place]))} prefill and {count(int(steps.decode[place]))} decode tokens, "
+        f"Step {count(int(steps.step[index]))}: {plural(batch.numbers.size, 'request')}, "
+        f"{count(int(steps.prefill[index]))} prefill and {count(int(steps.decode[index]))} decode tokens, "
         f"{seconds(took_s)}"
     )
-    time_ns = int(steps.end_ns[place]) + STEP_TOLD_NS
-    return LaneHit(time_ns, words, int(steps.epoch[place]), 0, tuple(batch.numbers.tolist()))
+    time_ns = int(steps.end_ns[index]) + STEP_MARGIN_NS
+    return LaneHit(time_ns, words, int(steps.epoch[index]), 0, tuple(batch.numbers.tolist()))
 
 
-def found_in_row(row: int, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
+def hit_row(row: int, shown: ShownLanes, time_ns: int, reach_ns: int) -> LaneHit:
     """Return the request phase in `row` at `time_ns`, or the nearest within `reach_ns`."""
     spans = shown.lanes.spans
     ends = np.where(spans["end"] == OPEN_NS, max(shown.until_ns, time_ns), spans["end"])
     near = (spans["begin"] <= time_ns + reach_ns) & (ends >= time_ns - reach_ns)
-    places = np.flatnonzero((shown.rows[spans["request"]] == row) & near)
-    if not places.size:
+    indices = np.flatnonzero((shown.rows[spans["request"]] == row) & near)
+    if not indices.size:
         return LaneHit(time_ns)
-    away = np.maximum(spans["begin"][places] - time_ns, time_ns - ends[places]).clip(0)
-    place = int(places[np.lexsort((-spans["phase"][places].astype(np.int64), away))[0]])
-    return _span_found(place, shown, time_ns)
+    away = np.maximum(spans["begin"][indices] - time_ns, time_ns - ends[indices]).clip(0)
+    index = int(indices[np.lexsort((-spans["phase"][indices].astype(np.int64), away))[0]])
+    return _span_hit(index, shown, time_ns)
 
 
-def _span_found(place: int, shown: ShownLanes, time_ns: int) -> LaneHit:
+def _span_hit(index: int, shown: ShownLanes, time_ns: int) -> LaneHit:
     spans, requests = shown.lanes.spans, shown.lanes.requests
-    request, phase = int(spans["request"][place]), RequestPhase(int(spans["phase"][place]))
+    request, phase = int(spans["request"][index]), RequestPhase(int(spans["phase"][index]))
     number, epoch = int(requests["number"][request]), int(requests["epoch"][request])
-    begin, end = int(spans["begin"][place]), int(spans["end"][place])
+    begin, end = int(spans["begin"][index]), int(spans["end"][index])
     stops, until = shown.overview.stops, min(end, shown.until_ns)
     running_ns = stops.running_ns(begin, until)
     lasted = "" if phase >= RequestPhase.ABORTED else f" for {seconds(running_ns / 1e9)}"
@@ -123,7 +123,7 @@ def _span_found(place: int, shown: ShownLanes, time_ns: int) -> LaneHit:
     going_on = " so far" if end == OPEN_NS else ""
     adapter = shown.adapter_of(epoch, number)
     whose = f"#{count(number)} ({adapter})" if adapter else f"#{count(number)}"
-    words = f"{whose} {PHASE_WORDS[phase]}{lasted}{going_on}"
+    words = f"{whose} {PHASE_TEXTS[phase]}{lasted}{going_on}"
     # the event at the end of waiting states the cause
     at_ns = end if phase is RequestPhase.QUEUED and end != OPEN_NS else begin
     causes = shown.overview.events.find(at_ns, at_ns, request=(epoch, number))
@@ -148,39 +148,39 @@ def _near(name: str, shown: ShownLanes, time_ns: int, reach_ns: int) -> list[Tim
         times = moments_of(name, shown)
         if np.searchsorted(times, first, "left") == np.searchsorted(times, last, "right"):
             return []
-    near = [events[place] for place in events.find(first, last, (lane.kind,)).tolist()]
+    near = [events[index] for index in events.find(first, last, (lane.kind,)).tolist()]
     return [timed for timed in near if name != "swapped" or (timed.event.data and timed.event.data.is_swapped)]
 
 
-def _event_words(near: list[TimedEvent], nearest: TimedEvent) -> str:
+def _events_text(near: list[TimedEvent], nearest: TimedEvent) -> str:
     in_order = sorted(near, key=lambda timed: abs(timed.time_ns - nearest.time_ns))
-    lines = [_one_event(timed) for timed in in_order[:_MOST_NAMED]]
+    lines = [_event_text(timed) for timed in in_order[:_MAX_NAMED]]
     more = len(near) - len(lines)
     return "\n".join([*lines, f"and {count(more)} more here: zoom in"] if more > 0 else lines)
 
 
-def _one_event(timed: TimedEvent) -> str:
+def _event_text(timed: TimedEvent) -> str:
     event = timed.event
     whom = f" #{count(event.number)}" if event.number else ""
     why = why_text(event)
     return f"{clock_text(timed.time_ns)} {kind_text(event.kind)}{whom}" + (f": {why}" if why else "")
 
 
-def _state_words(overview: SessionOverview, place: int) -> str:
-    at = {name: float(overview.column(name)[place]) for name in ("active_blocks", "cached_blocks", "free_blocks")}
+def _state_text(overview: SessionOverview, index: int) -> str:
+    at = {name: float(overview.column(name)[index]) for name in ("active_blocks", "cached_blocks", "free_blocks")}
     active, _ = usage_shares(overview)
-    running, waiting = (int(overview.column(f"num_{name}")[place]) for name in ("running", "waiting"))
+    running, waiting = (int(overview.column(f"num_{name}")[index]) for name in ("running", "waiting"))
     load = f"{count(running)} running, {count(waiting)} waiting"
     if np.isnan([*at.values()]).any():
-        in_use = percent(float(active[place])) if np.isfinite(active[place]) else UNKNOWN
+        in_use = percent(float(active[index])) if np.isfinite(active[index]) else UNKNOWN
         return f"in use: {in_use}, {count(np.nan_to_num(at['cached_blocks']))} keep a prefix · {load}"
     return (
-        f"{percent(float(active[place]))} in use: {plural(int(at['active_blocks']), 'block')} active, "
+        f"{percent(float(active[index]))} in use: {plural(int(at['active_blocks']), 'block')} active, "
         f"{count(at['cached_blocks'])} cached, {count(at['free_blocks'])} free · {load}"
     )
 
 
-def _gap_words(overview: SessionOverview, time_ns: int, reach_ns: int) -> str:
+def _gap_text(overview: SessionOverview, time_ns: int, reach_ns: int) -> str:
     for begin, end in zip(*(times.tolist() for times in gaps(overview)), strict=True):
         if begin - reach_ns <= time_ns <= end + reach_ns:
             return f"nothing came for {seconds((end - begin) / 1e9)}"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from kvscope_app.session.stop_bands import stops_until
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import Theme
-from kvscope_app.views.timeline import raster
+from kvscope_app.views.timeline import lane_raster
 from kvscope_app.views.timeline.lane_colors import (
     PHASE_COLORS,
     QUEUED_SOFT,
@@ -27,8 +27,8 @@ from kvscope_app.views.timeline.lane_colors import (
     softened,
 )
 from kvscope_app.views.timeline.lane_layout import MARKS, PAUSED, STEPS, TICK_LANES, LaneLayout, axis_height, row_height
-from kvscope_app.views.timeline.mark_lane import Marks
-from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
+from kvscope_app.views.timeline.lane_raster import FloatArray, IntArray, Pixels
+from kvscope_app.views.timeline.mark_lane import LaneMarks
 from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes
 from kvscope_app.views.timeline.step_lane import draw_pieces, draw_steps, steps_are_apart
 from kvscope_app.views.timeline.steps import StepColumns
@@ -54,28 +54,28 @@ class ShownLanes:
     """Time up to which open spans are drawn."""
     first_row: int = 0
     by_arrival: bool = False
-    placed_version: int = -1
+    assigned_version: int = -1
     """Version of the lanes for which rows were placed."""
     rows: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Row of each request, -1 if outside the span; computed by `place_rows`."""
+    """Row of each request, -1 if outside the span; computed by `assign_rows`."""
     num_rows: int = 0
-    marks: Marks = field(default_factory=Marks)
+    marks: LaneMarks = field(default_factory=LaneMarks)
     steps: StepColumns | None = None
     """Steps read for the visible span, while it is short enough to show single steps."""
     adapter_of: Callable[[int, int], str] = lambda epoch, number: ""
     """Function (epoch, number) -> LoRA adapter of a request, "" if none or unknown."""
 
-    def place_rows(self) -> None:
+    def assign_rows(self) -> None:
         """Assign rows to requests in the span: packed, or (`by_arrival`) one row each with the newest at the bottom."""
         requests = self.lanes.requests
-        self.placed_version = self.lanes.version
+        self.assigned_version = self.lanes.version
         seen = (requests["begin"] <= self.span.end_ns) & (requests["end"] >= self.span.begin_ns)
-        places = np.flatnonzero(seen)
+        indices = np.flatnonzero(seen)
         self.rows = np.full(len(requests), -1, np.int64)
         if self.by_arrival:
-            self.rows[places[np.argsort(requests["begin"][places], kind="stable")]] = np.arange(places.size)
+            self.rows[indices[np.argsort(requests["begin"][indices], kind="stable")]] = np.arange(indices.size)
         else:  # omit rows without any request in the span
-            self.rows[places] = np.unique(requests["row"][places], return_inverse=True)[1]
+            self.rows[indices] = np.unique(requests["row"][indices], return_inverse=True)[1]
         self.num_rows = int(self.rows.max(initial=-1)) + 1
 
 
@@ -83,9 +83,9 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
     """Return the pixels of the area right of the lane names, including the axis. `scale`: device pixels per pixel."""
     width, height = (max(1, round(side * scale)) for side in (layout.chart_width, layout.height))
     pixels = np.full((height, width), ink("base", theme), np.uint32)
-    edges = raster.column_edges(shown.span, width)
-    seconds = raster.seconds_in(shown.overview.time_ns, edges)
-    stopped = raster.covered(*stops_until(shown.overview, shown.until_ns).stretches, edges)
+    edges = lane_raster.column_edges(shown.span, width)
+    seconds = lane_raster.seconds_in(shown.overview.time_ns, edges)
+    stopped = lane_raster.covered(*stops_until(shown.overview, shown.until_ns).stretches, edges)
     pixels[round(axis_height() * scale) :, stopped] = softened("warn", theme, STOPPED_GROUND)
     for lane, top, lane_height in layout.boxes():
         box = pixels[round(top * scale) : round((top + lane_height) * scale)]
@@ -99,7 +99,7 @@ def draw(shown: ShownLanes, layout: LaneLayout, theme: Theme, scale: float) -> P
         elif lane.name == STEPS:
             draw_steps(box, shown.overview, shown.steps, edges, seconds, theme)
         elif lane.name == PAUSED:
-            raster.fill_below(box, stopped.astype(np.float64), ink(_PAUSED_COLOR, theme))
+            lane_raster.fill_below(box, stopped.astype(np.float64), ink(_PAUSED_COLOR, theme))
         elif lane.name != MARKS:  # bookmarks are drawn later, as signs and text
             _draw_moments(box, lane.name, shown, edges, seconds, theme)
     _draw_requests(pixels, shown, layout, theme, scale, stopped)
@@ -116,8 +116,8 @@ def usage_shares(overview: SessionOverview) -> tuple[FloatArray, FloatArray]:
 def gaps(overview: SessionOverview) -> tuple[IntArray, IntArray]:
     """Return the start and end of each stretch without data."""
     times = overview.time_ns
-    places = np.flatnonzero(np.diff(times) > SECOND_NS)
-    return times[places] + SECOND_NS, times[places + 1]
+    indices = np.flatnonzero(np.diff(times) > SECOND_NS)
+    return times[indices] + SECOND_NS, times[indices + 1]
 
 
 def bare_lanes(overview: SessionOverview) -> frozenset[str]:
@@ -150,10 +150,10 @@ def _counts(name: str, overview: SessionOverview) -> FloatArray:
 
 def _draw_usage(box: Pixels, overview: SessionOverview, seconds: tuple[IntArray, IntArray], theme: Theme) -> None:
     active, held = usage_shares(overview)
-    raster.fill_below(box, raster.least_and_greatest(held, *seconds)[1], ink("block_cached", theme))
-    low, high = raster.least_and_greatest(active, *seconds)
-    raster.fill_below(box, high, softened("block_active", theme, 0.35))
-    raster.fill_below(box, low, ink("block_active", theme))
+    lane_raster.fill_below(box, lane_raster.min_and_max(held, *seconds)[1], ink("block_cached", theme))
+    low, high = lane_raster.min_and_max(active, *seconds)
+    lane_raster.fill_below(box, high, softened("block_active", theme, 0.35))
+    lane_raster.fill_below(box, low, ink("block_active", theme))
 
 
 def peak_requests(overview: SessionOverview, state: str) -> float:
@@ -164,9 +164,9 @@ def peak_requests(overview: SessionOverview, state: str) -> float:
 
 
 def _draw_count(box: Pixels, shares: FloatArray, seconds: tuple[IntArray, IntArray], theme: Theme, color: str) -> None:
-    low, high = raster.least_and_greatest(shares, *seconds)
-    raster.fill_below(box, high, softened(color, theme, 0.5))
-    raster.fill_below(box, low, ink(color, theme))
+    low, high = lane_raster.min_and_max(shares, *seconds)
+    lane_raster.fill_below(box, high, softened(color, theme, 0.5))
+    lane_raster.fill_below(box, low, ink(color, theme))
 
 
 def _draw_moments(
@@ -175,14 +175,14 @@ def _draw_moments(
     overview = shown.overview
     if name == "gaps":
         color = ink(_GAP_COLOR, theme)
-        raster.fill_below(box, raster.covered(*gaps(overview), edges).astype(np.float64), color)
-        raster.draw_ticks(box, raster.sums(overview.column("num_lost_frames"), *seconds), ink("bad", theme))
+        lane_raster.fill_below(box, lane_raster.covered(*gaps(overview), edges).astype(np.float64), color)
+        lane_raster.draw_ticks(box, lane_raster.sums(overview.column("num_lost_frames"), *seconds), ink("bad", theme))
         return
-    lane, counts = TICK_LANES[name], raster.moments(moments_of(name, shown), edges)
+    lane, counts = TICK_LANES[name], lane_raster.moments(moments_of(name, shown), edges)
     values = _counts(name, overview)
     if lane.kind:
         values = np.where(overview.time_ns < _exact_since(overview), values, 0.0)
-    raster.draw_ticks(box, np.maximum(counts, raster.sums(values, *seconds)), ink(lane.color, theme))
+    lane_raster.draw_ticks(box, np.maximum(counts, lane_raster.sums(values, *seconds)), ink(lane.color, theme))
 
 
 def _exact_since(overview: SessionOverview) -> int:
@@ -206,13 +206,13 @@ def _draw_requests(
     top, height = round(layout.requests_top * scale), round(row_height() * scale)
     num_rows = -(-max(pixels.shape[0] - top, 0) // height)
     seen = (rows >= 0) & (rows < num_rows) & (spans["begin"] <= span.end_ns) & (ends >= span.begin_ns)
-    places = np.flatnonzero(seen)
-    if not places.size:
+    indices = np.flatnonzero(seen)
+    if not indices.size:
         return
-    places = places[np.argsort(spans["phase"][places], kind="stable")]
+    indices = indices[np.argsort(spans["phase"][indices], kind="stable")]
     width = pixels.shape[1]
-    first, last = (_columns(times[places], span, width) for times in (spans["begin"], ends))
-    is_moment = spans["phase"][places] >= RequestPhase.ABORTED
+    first, last = (_columns(times[indices], span, width) for times in (spans["begin"], ends))
+    is_moment = spans["phase"][indices] >= RequestPhase.ABORTED
     first, last = first - is_moment * round(scale), last + is_moment * round(2 * scale)
     palette = np.array([ink(PHASE_COLORS[phase], theme) for phase in RequestPhase], np.uint32)
     palette[RequestPhase.QUEUED] = softened(PHASE_COLORS[RequestPhase.QUEUED], theme, QUEUED_SOFT)
@@ -221,7 +221,7 @@ def _draw_requests(
     if steps is not None and steps_are_apart(steps, span, width):
         for phase in (RequestPhase.RUNNING, RequestPhase.DECODE, RequestPhase.PREFILL):
             palette[phase] = softened(PHASE_COLORS[phase], theme, _BETWEEN_SOFT)
-    raster.draw_spans(lines, rows[places], first, last, palette[spans["phase"][places]])
+    lane_raster.draw_spans(lines, rows[indices], first, last, palette[spans["phase"][indices]])
     if steps is not None and steps_are_apart(steps, span, width):
         draw_pieces(lines, steps, span, _rows_of(steps, shown, num_rows), theme, max(round(scale), 1))
     lines[:, stopped] = np.where(lines[:, stopped] != 0, softened(STOPPED_COLOR, theme, STOPPED_SOFT), 0)
@@ -244,9 +244,9 @@ def _rows_of(steps: StepColumns, shown: ShownLanes, num_rows: int) -> IntArray:
         of_epoch = seen[requests["epoch"][seen] == epoch]
         numbers = requests["number"][of_epoch]
         order = np.argsort(numbers, kind="stable")
-        place = np.searchsorted(numbers[order], steps.numbers).clip(max=max(numbers.size - 1, 0))
-        is_it = (numbers[order][place] == steps.numbers) & (epochs == epoch)
-        found[is_it] = rows[of_epoch[order][place]][is_it]
+        index = np.searchsorted(numbers[order], steps.numbers).clip(max=max(numbers.size - 1, 0))
+        is_it = (numbers[order][index] == steps.numbers) & (epochs == epoch)
+        found[is_it] = rows[of_epoch[order][index]][is_it]
     return found
 
 

@@ -17,8 +17,8 @@ from kvscope_app.views.timeline.lane_colors import (
     PHASE_LEGEND,
     QUEUED_SOFT,
     STOPPED_COLOR,
+    STOPPED_LABEL,
     STOPPED_SOFT,
-    STOPPED_WORD,
 )
 from kvscope_app.views.timeline.lane_layout import LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import ShownLanes, peak_requests
@@ -29,7 +29,7 @@ from kvscope_telemetry.request_phase import RequestPhase
 
 _TIMES_APART_PX: Final = 90
 _NAMED_FROM_PX: Final = 34
-_MOST_NAMED: Final = 300
+_MAX_NAMED: Final = 300
 _OWNER_PX: Final = 4
 _LEFT: Final = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
 
@@ -78,7 +78,7 @@ def _legend(painter: QPainter, layout: LaneLayout, theme: Theme, *, has_stops: b
         for phase, text in PHASE_LEGEND.items()
     ]
     if has_stops:
-        entries.append((STOPPED_WORD, STOPPED_COLOR, STOPPED_SOFT, False))
+        entries.append((STOPPED_LABEL, STOPPED_COLOR, STOPPED_SOFT, False))
     for text, name, soft, is_thin in entries:
         width = painter.fontMetrics().horizontalAdvance(text)
         if x + apart + width > layout.width:
@@ -104,9 +104,9 @@ def _requests(
     is_seen = (shown.rows >= 0) & (rows >= 0) & (rows <= layout.num_rows) & (last >= 0) & (first <= layout.chart_width)
     painter.save()
     painter.setClipRect(QRect(gutter(), layout.requests_top - 2, layout.chart_width, layout.height))
-    for place in np.flatnonzero(is_seen & (right - left >= _NAMED_FROM_PX))[:_MOST_NAMED].tolist():
-        box = _box(layout, int(rows[place]), float(left[place]), float(right[place]))
-        _name(painter, box, int(requests["number"][place]), theme)
+    for index in np.flatnonzero(is_seen & (right - left >= _NAMED_FROM_PX))[:_MAX_NAMED].tolist():
+        box = _box(layout, int(rows[index]), float(left[index]), float(right[index]))
+        _name(painter, box, int(requests["number"][index]), theme)
     if selected is not None and (request := shown.lanes.history_of(*selected)) is not None and is_seen[request]:
         painter.setPen(QPen(theme.color("selection"), 2))
         painter.drawRect(_box(layout, int(rows[request]), float(first[request]) - 1, float(last[request]) + 1))

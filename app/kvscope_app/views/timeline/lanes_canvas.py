@@ -28,11 +28,11 @@ from kvscope_app.ui.number_text import seconds
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.views.timeline import lane_text, step_text
-from kvscope_app.views.timeline.lane_descriptions import STEP_TOLD_NS, LaneHit, found_in_lane, found_in_row, found_step
+from kvscope_app.views.timeline.lane_descriptions import STEP_MARGIN_NS, LaneHit, hit_lane, hit_row, step_hit
 from kvscope_app.views.timeline.lane_layout import MARKS, STEPS, LaneLayout, axis_height, gutter, row_height
 from kvscope_app.views.timeline.lane_picture import ShownLanes, bare_lanes, draw
-from kvscope_app.views.timeline.mark_lane import Marks
-from kvscope_app.views.timeline.raster import Pixels
+from kvscope_app.views.timeline.lane_raster import Pixels
+from kvscope_app.views.timeline.mark_lane import LaneMarks
 from kvscope_app.views.timeline.request_lanes import RequestLanes
 from kvscope_app.views.timeline.step_lane import steps_are_apart
 from kvscope_app.views.timeline.steps import StepColumns
@@ -106,7 +106,7 @@ class LanesCanvas(QWidget):
         span = whole if self.length_ns is None else self.shown.span.inside(whole)
         if self.follows and self.length_ns is not None:
             span = span.showing(whole.end_ns if is_at_end and cursor_ns >= whole.end_ns else cursor_ns, whole)
-        self._look_at(span)
+        self._set_span(span)
 
     def show_cursor(self, cursor_ns: int) -> None:
         """Move the cursor without other changes."""
@@ -114,10 +114,10 @@ class LanesCanvas(QWidget):
             self.cursor_ns = cursor_ns
             self.update()
 
-    def show_marks(self, marks: Marks) -> None:
+    def show_marks(self, marks: LaneMarks) -> None:
         if marks != self.shown.marks:
             self.shown.marks = marks
-            self._look_at(self.shown.span)
+            self._set_span(self.shown.span)
 
     def show_steps(self, steps: StepColumns | None) -> None:
         """Show the steps read for the visible span; None if the span is too long to show single steps."""
@@ -143,24 +143,24 @@ class LanesCanvas(QWidget):
         """Show a span of this length, around the cursor if it is visible; None: the whole timeline."""
         self.length_ns = length_ns
         if length_ns is None:
-            self._look_at(self.whole)
+            self._set_span(self.whole)
             return
         span = self.shown.span
         at = min(max(span.share_at(self.cursor_ns), 0.0), 1.0)
-        self._look_at(span.zoomed(length_ns / span.length_ns, at, self.whole))
+        self._set_span(span.zoomed(length_ns / span.length_ns, at, self.whole))
 
     def show_span(self, span: TimeSpan) -> None:
         """Show `span`, clamped to the timeline, and stop following the cursor."""
         self.follows = False
         shown = TimeSpan(span.begin_ns, max(span.end_ns, span.begin_ns + SHORTEST_NS)).inside(self.whole)
         self.length_ns = None if shown == self.whole else shown.length_ns
-        self._look_at(shown)
+        self._set_span(shown)
 
     def set_follows(self, follows: bool) -> None:
         """Set whether the cursor is kept visible."""
         self.follows = follows
         if follows:
-            self._look_at(self.shown.span.showing(min(self.cursor_ns, self.whole.end_ns), self.whole))
+            self._set_span(self.shown.span.showing(min(self.cursor_ns, self.whole.end_ns), self.whole))
         self.moved.emit()
 
     def set_first_row(self, row: int) -> None:
@@ -178,7 +178,7 @@ class LanesCanvas(QWidget):
     def set_by_arrival(self, by_arrival: bool) -> None:
         """Use one row per request in order of arrival, or packed rows."""
         self.shown.by_arrival = by_arrival
-        self._look_at(self.shown.span)
+        self._set_span(self.shown.span)
 
     @property
     def last_first_row(self) -> int:
@@ -187,7 +187,7 @@ class LanesCanvas(QWidget):
 
     def zoom(self, factor: float, at_share: float) -> None:
         """Scale the visible duration by `factor`, keeping the time at `at_share` (0 to 1 of the width) fixed."""
-        self._look_elsewhere(self.shown.span.zoomed(factor, at_share, self.whole))
+        self._choose_span(self.shown.span.zoomed(factor, at_share, self.whole))
 
     def zoom_by(self, steps: int) -> None:
         """Zoom in by `steps` (negative: out) around the cursor if it is visible, else the middle; 0: show
@@ -198,7 +198,7 @@ class LanesCanvas(QWidget):
         self.zoom(_KEY_FACTOR**steps, self._cursor_share)
 
     def pan(self, by_ns: int) -> None:
-        self._look_elsewhere(self.shown.span.moved(by_ns, self.whole))
+        self._choose_span(self.shown.span.moved(by_ns, self.whole))
 
     @property
     def is_measuring(self) -> bool:
@@ -211,23 +211,23 @@ class LanesCanvas(QWidget):
             self.update()
             self.measuring.emit()
 
-    def found_at(self, point: QPoint) -> LaneHit | None:
+    def hit_test(self, point: QPoint) -> LaneHit | None:
         """Return what is at a point, or None left of the time axis."""
         if point.x() < gutter():
             return None
-        self._keep_up()
+        self._update_rows()
         layout, span = self.layout_now, self.shown.span
         time_ns = span.time_at((point.x() - gutter()) / layout.chart_width)
         reach_ns = round(span.length_ns * _NEAR_PX / layout.chart_width)
         row = layout.row_at(point.y())
         if row is not None:
-            return found_in_row(row, self.shown, time_ns, reach_ns)
+            return hit_row(row, self.shown, time_ns, reach_ns)
         lane = layout.lane_at(point.y())
-        return LaneHit(time_ns) if lane is None else found_in_lane(lane.name, self.shown, time_ns, reach_ns)
+        return LaneHit(time_ns) if lane is None else hit_lane(lane.name, self.shown, time_ns, reach_ns)
 
     def paintEvent(self, event: QPaintEvent) -> None:
         layout, scale = self.layout_now, self.devicePixelRatioF()
-        self._keep_up()
+        self._update_rows()
         painter = QPainter(self)
         painter.fillRect(self.rect(), self.theme.color("base"))
         if self._pixels is None:
@@ -236,7 +236,7 @@ class LanesCanvas(QWidget):
         image = QImage(self._pixels.data, columns, rows, columns * 4, QImage.Format.Format_RGB32)
         painter.drawImage(QRect(gutter(), 0, layout.chart_width, layout.height), image)
         lane_text.paint(painter, self.shown, layout, self.theme, self.selected)
-        step_text.paint(painter, self.shown, layout, self.theme, self._pointed_place(), (self.batch_epoch, self.batch))
+        step_text.paint(painter, self.shown, layout, self.theme, self._pointed_step(), (self.batch_epoch, self.batch))
         self._paint_measured(painter, layout)
         self._paint_cursor(painter, layout)
         if self.hasFocus():
@@ -246,12 +246,12 @@ class LanesCanvas(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._look_at(self.shown.span)
+        self._set_span(self.shown.span)
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip and isinstance(event, QHelpEvent):
-            found = self.found_at(event.pos())
-            QToolTip.showText(event.globalPos(), plain_tip(found.words) if found is not None else "", self)
+            found = self.hit_test(event.pos())
+            QToolTip.showText(event.globalPos(), plain_tip(found.text) if found is not None else "", self)
             return True
         if event.type() in (QEvent.Type.DevicePixelRatioChange, QEvent.Type.FontChange):
             self._redraw()
@@ -283,7 +283,7 @@ class LanesCanvas(QWidget):
         if self._drag_from is not None:
             self._drag(self._pointer)
         else:
-            self._tell_pointed()
+            self._emit_pointed()
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
         point, was_dragged = self._drag_from, self._dragged_to is not None
@@ -294,7 +294,7 @@ class LanesCanvas(QWidget):
             self.measuring.emit()
         if point is None or was_dragged or event.button() is not Qt.MouseButton.LeftButton:
             return
-        found = self.found_at(point)
+        found = self.hit_test(point)
         if found is not None:
             self.chosen.emit(found)
 
@@ -359,17 +359,17 @@ class LanesCanvas(QWidget):
             self._pointed_ns = time_ns
             self.update()
 
-    def _pointed_place(self) -> int | None:
+    def _pointed_step(self) -> int | None:
         """Return the index in `shown.steps` of the step under the pointer. The steps may have been read again since."""
         steps = self.shown.steps
-        return None if steps is None or self._pointed_ns is None else steps.at(self._pointed_ns, STEP_TOLD_NS)
+        return None if steps is None or self._pointed_ns is None else steps.index_at(self._pointed_ns, STEP_MARGIN_NS)
 
     def _move_cursor(self, sign: int) -> None:
         """Move to the next or previous step if steps are drawn; otherwise by `_CURSOR_SHARE` of the visible span."""
         span, steps = self.shown.span, self.shown.steps
-        place = None if steps is None else steps.next_to(self.cursor_ns, sign)
-        if steps is not None and place is not None and steps_are_apart(steps, span, self.layout_now.chart_width):
-            self._go_to(found_step(steps, place))
+        index = None if steps is None else steps.neighbor_index(self.cursor_ns, sign)
+        if steps is not None and index is not None and steps_are_apart(steps, span, self.layout_now.chart_width):
+            self._go_to(step_hit(steps, index))
         else:
             by_ns = sign * round(span.length_ns * _CURSOR_SHARE)
             self._go_to(LaneHit(min(max(self.cursor_ns + by_ns, self.whole.begin_ns), self.whole.end_ns)))
@@ -377,7 +377,7 @@ class LanesCanvas(QWidget):
     def _choose_row(self, sign: int) -> None:
         """Select the request in the row below or above the selected one, at the cursor or as close to it as
         possible."""
-        self._keep_up()
+        self._update_rows()
         rows = range(self.shown.first_row, self.shown.first_row + self.layout_now.num_rows)
         found = next_in_rows(self.shown, self.selected, sign, self.cursor_ns, rows)
         if found is not None:
@@ -388,7 +388,7 @@ class LanesCanvas(QWidget):
 
     def _go_to(self, found: LaneHit) -> None:
         """Go to a hit by keyboard, which also brings it into view."""
-        self._look_at(self.shown.span.showing(found.time_ns, self.whole))
+        self._set_span(self.shown.span.showing(found.time_ns, self.whole))
         self.chosen.emit(found)
 
     def _drag(self, point: QPoint) -> None:
@@ -409,37 +409,37 @@ class LanesCanvas(QWidget):
         self.set_first_row(self.first_row - rows)
         self._dragged_to = QPoint(point.x(), self._dragged_to.y() + rows * row_height())
 
-    def _look_at(self, span: TimeSpan) -> None:
+    def _set_span(self, span: TimeSpan) -> None:
         self.shown.span = span
-        self.shown.place_rows()
+        self.shown.assign_rows()
         self._scroll(self.first_row)
         self._redraw()
         self.moved.emit()
 
-    def _look_elsewhere(self, span: TimeSpan) -> None:
+    def _choose_span(self, span: TimeSpan) -> None:
         """Show the span that the user zoomed or panned to. From then on the cursor is not followed."""
         self.length_ns = None if span == self.whole else span.length_ns
         self.follows = self.length_ns is None
-        self._look_at(span)
+        self._set_span(span)
         self.span_chosen.emit(None if self.length_ns is None else span)
 
-    def _keep_up(self) -> None:
+    def _update_rows(self) -> None:
         """Place rows for requests that arrived since the last placement."""
-        if self.shown.placed_version != self.shown.lanes.version:
-            self.shown.place_rows()
+        if self.shown.assigned_version != self.shown.lanes.version:
+            self.shown.assign_rows()
             self._pixels = None
 
     def _redraw(self) -> None:
         self._pixels = None
         self.update()
-        self._tell_pointed()
+        self._emit_pointed()
 
-    def _tell_pointed(self) -> None:
+    def _emit_pointed(self) -> None:
         """Emit what is under the pointer. The data may move below a pointer that does not."""
         if self._pointer is None:
             return
-        found = self.found_at(self._pointer)
-        self.pointed.emit(found.words.partition("\n")[0] if found is not None else "")
+        found = self.hit_test(self._pointer)
+        self.pointed.emit(found.text.partition("\n")[0] if found is not None else "")
         self._point_at_step(found if self._is_in_steps(self._pointer) else None)
 
     def _paint_cursor(self, painter: QPainter, layout: LaneLayout) -> None:
@@ -491,11 +491,11 @@ def next_in_rows(
     else:
         row = min(is_on_screen.start if sign > 0 else is_on_screen.stop - 1, last)
     requests = shown.lanes.requests
-    places = np.flatnonzero(shown.rows == row)
-    begins, ends = requests["begin"][places], np.minimum(requests["end"][places], shown.until_ns)
+    indices = np.flatnonzero(shown.rows == row)
+    begins, ends = requests["begin"][indices], np.minimum(requests["end"][indices], shown.until_ns)
     away = np.maximum(begins - cursor_ns, cursor_ns - ends).clip(0)
     nearest = int(away.argmin())
-    request = int(places[nearest])
+    request = int(indices[nearest])
     time_ns = min(max(cursor_ns, int(begins[nearest])), int(ends[nearest]))
     return row, LaneHit(time_ns, epoch=int(requests["epoch"][request]), number=int(requests["number"][request]))
 

@@ -17,11 +17,11 @@ from kvscope_app.views.timeline.lane_layout import MARKS, LaneLayout, axis_heigh
 from kvscope_telemetry.summaries.bookmark import Bookmark
 
 _APART_PX: Final = 3.0
-_LEAST_TEXT_PX: Final = 30
+_MIN_TEXT_PX: Final = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class LaneMarks:
     """Bookmarks and alarms in order of time, and the loop's (start, end), each None if not set."""
 
     bookmarks: Sequence[Bookmark] = ()
@@ -33,7 +33,7 @@ class Marks:
         return best if best is not None and _away(best, time_ns) <= 2 * reach_ns else None
 
 
-def paint_marks(painter: QPainter, marks: Marks, span: TimeSpan, layout: LaneLayout, theme: Theme) -> None:
+def paint_marks(painter: QPainter, marks: LaneMarks, span: TimeSpan, layout: LaneLayout, theme: Theme) -> None:
     """Draw the signs, with their text where it fits, and the loop."""
     box = QRectF(gutter(), axis_height(), layout.chart_width, layout.height - axis_height())
     left, right = (None if at is None else _x(at, span, layout) for at in marks.loop)
@@ -50,19 +50,19 @@ def paint_marks(painter: QPainter, marks: Marks, span: TimeSpan, layout: LaneLay
             begin, end = (_x(at, span, layout) for at in (mark.time_ns, mark.until_ns))
             painter.fillRect(QRectF(begin, top + height - 3, max(end - begin, 2), 3), sign_color(mark.is_note, theme))
     before = -_APART_PX
-    for place, mark in enumerate(seen):
+    for index, mark in enumerate(seen):
         x = _x(mark.time_ns, span, layout)
         if x - before < _APART_PX:
             continue
         before = x
         paint_sign(painter, x, top + 2, height - 5, is_note=mark.is_note, theme=theme)
-        after = _x(seen[place + 1].time_ns, span, layout) if place + 1 < len(seen) else layout.width
+        after = _x(seen[index + 1].time_ns, span, layout) if index + 1 < len(seen) else layout.width
         _paint_text(painter, mark, QRectF(x + WIDTH, top, after - x - 1.6 * WIDTH, height - 2), theme)
     painter.restore()
 
 
 def _paint_text(painter: QPainter, mark: Bookmark, box: QRectF, theme: Theme) -> None:
-    if box.width() < _LEAST_TEXT_PX or (mark.is_note and not mark.text):
+    if box.width() < _MIN_TEXT_PX or (mark.is_note and not mark.text):
         return
     painter.setPen(theme.color("text"))
     text = painter.fontMetrics().elidedText(name_of(mark), Qt.TextElideMode.ElideRight, int(box.width()))

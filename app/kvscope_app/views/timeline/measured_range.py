@@ -101,16 +101,16 @@ def most_delayed(overview: SessionOverview, lanes: RequestLanes, span: TimeSpan,
     spans = lanes.spans
     ends = np.where(spans["end"] == OPEN_NS, max(until_ns, span.begin_ns), spans["end"]).clip(None, span.end_ns)
     begins = spans["begin"].clip(span.begin_ns, None)
-    places = np.flatnonzero(np.isin(spans["phase"], WAITING_PHASES) & (begins < ends))
-    if not places.size:
+    indices = np.flatnonzero(np.isin(spans["phase"], WAITING_PHASES) & (begins < ends))
+    if not indices.size:
         return []
-    delays = overview.stops.running_between(begins[places], ends[places])
-    requests, first, which = np.unique(spans["request"][places], return_index=True, return_inverse=True)
+    delays = overview.stops.running_between(begins[indices], ends[indices])
+    requests, first, which = np.unique(spans["request"][indices], return_index=True, return_inverse=True)
     totals = np.bincount(which, delays, requests.size).astype(np.int64)
     numbers, epochs = lanes.requests["number"][requests], lanes.requests["epoch"][requests]
     order = [at for at in np.lexsort((numbers, -totals)).tolist() if totals[at] >= _NOTABLE_NS]
     return [
-        Delayed(int(epochs[at]), int(numbers[at]), int(begins[places[first[at]]]), int(totals[at]))
+        Delayed(int(epochs[at]), int(numbers[at]), int(begins[indices[first[at]]]), int(totals[at]))
         for at in order[:_MOST_DELAYED]
     ]
 

@@ -9,14 +9,14 @@ from typing import Final
 
 import numpy as np
 
-from kvscope_app.views.timeline.request_lanes import RequestLanes, Turned
+from kvscope_app.views.timeline.request_lanes import PhaseChange, RequestLanes
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.request_phases import numbers_of
 from kvscope_telemetry.summaries.session_overview import SessionOverview
 from kvscope_telemetry.summaries.summary import SECOND_NS, TimedEvent
 
-Thing = TimedEvent | Turned
-_REMEMBERED: Final = 1024
+LaneEvent = TimedEvent | PhaseChange
+_NUM_REMEMBERED: Final = 1024
 """Number of newest events among which a late event is recognized."""
 
 
@@ -30,9 +30,9 @@ class OverviewFollower:
         """Number of events consumed, including ones dropped since."""
         self._num_phases = 0
         """Number of phase changes consumed, including ones dropped since."""
-        self._newest: deque[TimedEvent] = deque(maxlen=_REMEMBERED)
+        self._newest: deque[TimedEvent] = deque(maxlen=_NUM_REMEMBERED)
 
-    def follow(self, overview: SessionOverview, max_events: int = 600) -> bool:
+    def update(self, overview: SessionOverview, max_events: int = 600) -> bool:
         """Consume at most `max_events` new events. Returns whether more are pending."""
         events = overview.events
         if events is not self._events or events.num_forgotten + len(events) < self._num_seen:
@@ -42,9 +42,9 @@ class OverviewFollower:
             self._restart(events)
             fresh = self._fresh(events, max_events) or []
         self.lanes.has_phases = overview.phases.is_available
-        self._add(overview, self._take(overview, fresh))
+        self._add_to_lanes(overview, self._merge_phases(overview, fresh))
         if len(events):
-            self.lanes.forget_before(int(events.time_ns[0]))
+            self.lanes.drop_before(int(events.time_ns[0]))
         return self._num_seen < events.num_forgotten + len(events)
 
     def _restart(self, events: EventIndex) -> None:
@@ -63,17 +63,17 @@ class OverviewFollower:
         if total == self._num_seen:
             return []
         if not self._newest or begin == 0 or events[begin - 1] is self._newest[-1]:
-            return [events[place] for place in range(begin, min(begin + max_events, len(events)))]
+            return [events[index] for index in range(begin, min(begin + max_events, len(events)))]
         seen = {id(timed) for timed in self._newest}
-        tail = (events[place] for place in range(max(begin - len(seen), 0), len(events)))
+        tail = (events[index] for index in range(max(begin - len(seen), 0), len(events)))
         fresh = [timed for timed in tail if id(timed) not in seen]
         return fresh[:max_events] if len(fresh) == len(events) - begin else None
 
-    def _take(self, overview: SessionOverview, fresh: list[TimedEvent]) -> list[Thing]:
+    def _merge_phases(self, overview: SessionOverview, fresh: list[TimedEvent]) -> list[LaneEvent]:
         """Return events merged in time order with the phase changes up to the last of them, or with all if no event is
         pending."""
         self._num_seen = max(self._num_seen, overview.events.num_forgotten) + len(fresh)
-        self._newest.extend(islice(fresh, max(len(fresh) - _REMEMBERED, 0), None))
+        self._newest.extend(islice(fresh, max(len(fresh) - _NUM_REMEMBERED, 0), None))
         has_more = self._num_seen < overview.events.num_forgotten + len(overview.events)
         phases = overview.phases
         rows = phases.rows[max(self._num_phases - phases.num_forgotten, 0) :]
@@ -81,22 +81,22 @@ class OverviewFollower:
             late = np.flatnonzero(rows["time_ns"] > fresh[-1].time_ns)
             rows = rows[: int(late[0])] if late.size else rows
         self._num_phases = max(self._num_phases, phases.num_forgotten) + rows.size
-        turns = [Turned(*phase) for phase in numbers_of(rows)]
+        turns = [PhaseChange(*phase) for phase in numbers_of(rows)]
         return sorted([*fresh, *turns], key=lambda thing: thing.time_ns) if turns else [*fresh]
 
-    def _add(self, overview: SessionOverview, taken: list[Thing]) -> None:
+    def _add_to_lanes(self, overview: SessionOverview, taken: list[LaneEvent]) -> None:
         since_ns = self._known_since(overview)
         begin = 0
         epoch = self.lanes.epoch
-        for place, thing in enumerate(taken):
-            if isinstance(thing, Turned):  # a late phase change belongs to an engine that has ended
+        for index, thing in enumerate(taken):
+            if isinstance(thing, PhaseChange):  # a late phase change belongs to an engine that has ended
                 continue
             if epoch is not None and thing.epoch != epoch:
-                self.lanes.add(taken[begin:place], since_ns)
+                self.lanes.add_events(taken[begin:index], since_ns)
                 self.lanes.end_epoch(min(thing.time_ns, _end_of(overview, epoch) or thing.time_ns))
-                begin = place
+                begin = index
             epoch = thing.epoch
-        self.lanes.add(taken[begin:], since_ns)
+        self.lanes.add_events(taken[begin:], since_ns)
 
     @staticmethod
     def _known_since(overview: SessionOverview) -> int:
@@ -105,5 +105,5 @@ class OverviewFollower:
 
 
 def _end_of(overview: SessionOverview, epoch: int) -> int | None:
-    places = np.flatnonzero(overview.epoch == epoch)
-    return int(overview.time_ns[places[-1]]) + SECOND_NS if places.size else None
+    indices = np.flatnonzero(overview.epoch == epoch)
+    return int(overview.time_ns[indices[-1]]) + SECOND_NS if indices.size else None

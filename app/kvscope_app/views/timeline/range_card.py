@@ -51,8 +51,8 @@ class RangeCard(QFrame):
         parent = self.parentWidget()
         num_beside = 2 if parent is not None and parent.width() >= scaled(_TWO_FROM_WIDTH) else 1
         num_below = -(-len(measured.rows) // num_beside)
-        for place, (name, value) in enumerate(measured.rows):
-            column, row = divmod(place, num_below)
+        for index, (name, value) in enumerate(measured.rows):
+            column, row = divmod(index, num_below)
             self._grid.addWidget(label(name, "muted"), row, 2 * column)
             self._grid.addWidget(number_label(value), row, 2 * column + 1)
         if measured.delayed:
@@ -64,9 +64,9 @@ class RangeCard(QFrame):
             self._delayed.addWidget(button)
         self._delayed.addStretch()
         self.show()
-        self.place()
+        self.move_to_corner()
 
-    def place(self) -> None:
+    def move_to_corner(self) -> None:
         """Move to the parent's lower right corner, where the upper lanes stay visible."""
         parent = self.parentWidget()
         if parent is None:

@@ -24,7 +24,7 @@ OPEN_NS: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class PhaseChange:
     """Phase change that no event reports."""
 
     time_ns: int
@@ -58,31 +58,31 @@ class RequestLanes:
         """Whether phase changes are available. If so, an admitted request is in prefill until one reports its end."""
         self.version = 0
         """Increases with each change."""
-        self._open: dict[int, int] = {}
+        self._open_requests: dict[int, int] = {}
         """Index in `requests` of each unfinished request of this epoch, by number."""
         self._histories_of: dict[tuple[int, int], int] = {}
         """Index in `requests` of the newest request by (epoch, number)."""
         self._epoch: int | None = None
         self._row_ends = np.full(64, -1, np.int64)
 
-    def add(self, things: Iterable[TimedEvent | Turned], known_since_ns: int = 0) -> None:
+    def add_events(self, events: Iterable[TimedEvent | PhaseChange], known_since_ns: int = 0) -> None:
         """Add events and phase changes in order. A span that started at an unknown time starts at `known_since_ns`."""
-        for thing in things:
-            if isinstance(thing, Turned):
-                self._add_phase(thing)
+        for event in events:
+            if isinstance(event, PhaseChange):
+                self._add_phase(event)
                 continue
-            if thing.epoch != self._epoch:
-                self.end_epoch(thing.time_ns)
-                self._epoch = thing.epoch
-            make = _TAKES.get(thing.event.kind)
-            if make is not None and thing.event.number:
-                make(self, thing.event, thing.time_ns, known_since_ns)
+            if event.epoch != self._epoch:
+                self.end_epoch(event.time_ns)
+                self._epoch = event.epoch
+            make = _HANDLERS.get(event.event.kind)
+            if make is not None and event.event.number:
+                make(self, event.event, event.time_ns, known_since_ns)
                 self.version += 1
 
     def end_epoch(self, time_ns: int) -> None:
         """Close all open requests, because their engine ended."""
-        for number in list(self._open):
-            self._end(number, time_ns)
+        for number in list(self._open_requests):
+            self._close_request(number, time_ns)
         self._epoch = None
         self.version += 1
 
@@ -91,29 +91,31 @@ class RequestLanes:
         """Epoch of the events added last."""
         return self._epoch
 
-    def forget_before(self, time_ns: int) -> None:
+    def drop_before(self, time_ns: int) -> None:
         """Drop requests that ended before `time_ns`, once enough have accumulated."""
-        kept = self.requests["end"] >= time_ns
-        if kept.size - np.count_nonzero(kept) <= max(256, kept.size // 4):
+        is_kept = self.requests["end"] >= time_ns
+        if is_kept.size - np.count_nonzero(is_kept) <= max(256, is_kept.size // 4):
             return
-        place = np.cumsum(kept) - 1
-        spans_kept = kept[self.spans["request"]]
-        span_place = np.cumsum(spans_kept) - 1
-        self.spans.keep(spans_kept)
-        self.spans["request"][:] = place[self.spans["request"]]
+        new_request = np.cumsum(is_kept) - 1
+        is_span_kept = is_kept[self.spans["request"]]
+        new_span = np.cumsum(is_span_kept) - 1
+        self.spans.filter(is_span_kept)
+        self.spans["request"][:] = new_request[self.spans["request"]]
         before = self.spans["before"]
-        before[:] = np.where(before < 0, -1, span_place[before])
-        self.requests.keep(kept)
-        self.requests["newest"][:] = span_place[self.requests["newest"]]
-        self._open = {number: int(place[request]) for number, request in self._open.items()}
-        self._histories_of = {key: int(place[request]) for key, request in self._histories_of.items() if kept[request]}
+        before[:] = np.where(before < 0, -1, new_span[before])
+        self.requests.filter(is_kept)
+        self.requests["newest"][:] = new_span[self.requests["newest"]]
+        self._open_requests = {number: int(new_request[request]) for number, request in self._open_requests.items()}
+        self._histories_of = {
+            key: int(new_request[request]) for key, request in self._histories_of.items() if is_kept[request]
+        }
         self.version += 1
 
     def history_of(self, epoch: int, number: int) -> int | None:
         """Return a request's index in `requests`, or None if it is unknown."""
         return self._histories_of.get((epoch, number))
 
-    def _add_phase(self, phase: Turned) -> None:
+    def _add_phase(self, phase: PhaseChange) -> None:
         """Add a phase change. For a known request only the end of its prefill is new; events reported the rest."""
         request = self._histories_of.get((phase.epoch, phase.number))
         if request is not None:
@@ -123,22 +125,22 @@ class RequestLanes:
         if self._epoch is None:
             self._epoch = phase.epoch
         if phase.epoch == self._epoch:
-            self._begin(phase.number, phase.kind, phase.time_ns)
+            self._open_request(phase.number, phase.kind, phase.time_ns)
             self.version += 1
 
     def _split(self, request: int, time_ns: int) -> None:
         """Split the span that contains `time_ns` into prefill and decode. The span may be closed already."""
         spans, after = self.spans, -1
-        place = int(self.requests["newest"][request])
-        while place >= 0 and spans["begin"][place] > time_ns:
-            after, place = place, int(spans["before"][place])
-        if place < 0 or RequestPhase(int(spans["phase"][place])) not in (RequestPhase.RUNNING, RequestPhase.PREFILL):
+        index = int(self.requests["newest"][request])
+        while index >= 0 and spans["begin"][index] > time_ns:
+            after, index = index, int(spans["before"][index])
+        if index < 0 or RequestPhase(int(spans["phase"][index])) not in (RequestPhase.RUNNING, RequestPhase.PREFILL):
             return
-        spans["phase"][place] = RequestPhase.PREFILL
-        if spans["end"][place] <= time_ns:
+        spans["phase"][index] = RequestPhase.PREFILL
+        if spans["end"][index] <= time_ns:
             return
-        added = spans.append(time_ns, int(spans["end"][place]), RequestPhase.DECODE, request, place)
-        spans["end"][place] = time_ns
+        added = spans.append(time_ns, int(spans["end"][index]), RequestPhase.DECODE, request, index)
+        spans["end"][index] = time_ns
         if after >= 0:
             spans["before"][after] = added
         else:
@@ -147,62 +149,62 @@ class RequestLanes:
 
     def _on_admitted(self, event: Event, time_ns: int, _: int) -> None:
         waited_ns = event.data.waited_ns + event.data.stopped_ns if event.data is not None else 0
-        if event.number in self._open:
-            self._phase(event.number, self._runs_as(event), time_ns)
+        if event.number in self._open_requests:
+            self._change_phase(event.number, self._runs_as(event), time_ns)
             return
         begin_ns = max(0, time_ns - max(waited_ns, 0))
-        self._begin(event.number, RequestPhase.QUEUED if begin_ns < time_ns else self._runs_as(event), begin_ns)
+        self._open_request(event.number, RequestPhase.QUEUED if begin_ns < time_ns else self._runs_as(event), begin_ns)
         if begin_ns < time_ns:
-            self._phase(event.number, self._runs_as(event), time_ns)
+            self._change_phase(event.number, self._runs_as(event), time_ns)
 
     def _on_preempted(self, event: Event, time_ns: int, since_ns: int) -> None:
-        self._known(event.number, RequestPhase.RUNNING, min(since_ns, time_ns))
-        self._phase(event.number, phase_after(event) or RequestPhase.PREEMPTED, time_ns)
+        self._ensure_open(event.number, RequestPhase.RUNNING, min(since_ns, time_ns))
+        self._change_phase(event.number, phase_after(event) or RequestPhase.PREEMPTED, time_ns)
 
     def _on_resumed(self, event: Event, time_ns: int, since_ns: int) -> None:
-        self._known(event.number, RequestPhase.PREEMPTED, min(since_ns, time_ns))
-        self._phase(event.number, self._runs_as(event), time_ns)
+        self._ensure_open(event.number, RequestPhase.PREEMPTED, min(since_ns, time_ns))
+        self._change_phase(event.number, self._runs_as(event), time_ns)
 
     def _on_finished(self, event: Event, time_ns: int, since_ns: int) -> None:
-        self._known(event.number, RequestPhase.RUNNING, min(since_ns, time_ns))
-        self._end(event.number, time_ns)
+        self._ensure_open(event.number, RequestPhase.RUNNING, min(since_ns, time_ns))
+        self._close_request(event.number, time_ns)
 
     def _on_aborted(self, event: Event, time_ns: int, _: int) -> None:
         """Mark the request as aborted; a request that never ran has only this mark."""
-        self._mark(event.number, RequestPhase.ABORTED, time_ns)
+        self._add_mark(event.number, RequestPhase.ABORTED, time_ns)
 
     def _on_refused(self, event: Event, time_ns: int, _: int) -> None:
-        self._mark(event.number, RequestPhase.REFUSED, time_ns)
+        self._add_mark(event.number, RequestPhase.REFUSED, time_ns)
 
-    def _mark(self, number: int, phase: RequestPhase, time_ns: int) -> None:
-        if number in self._open:
-            self._phase(number, phase, time_ns)
+    def _add_mark(self, number: int, phase: RequestPhase, time_ns: int) -> None:
+        if number in self._open_requests:
+            self._change_phase(number, phase, time_ns)
         else:
-            self._begin(number, phase, time_ns)
-        self._end(number, time_ns)
+            self._open_request(number, phase, time_ns)
+        self._close_request(number, time_ns)
 
-    def _known(self, number: int, phase: RequestPhase, begin_ns: int) -> None:
-        if number not in self._open:
-            self._begin(number, phase, begin_ns)
+    def _ensure_open(self, number: int, phase: RequestPhase, begin_ns: int) -> None:
+        if number not in self._open_requests:
+            self._open_request(number, phase, begin_ns)
 
     def _runs_as(self, event: Event) -> RequestPhase:
         phase = phase_after(event) if self.has_phases else None
         return RequestPhase.RUNNING if phase is None else phase
 
-    def _begin(self, number: int, phase: RequestPhase, time_ns: int) -> None:
+    def _open_request(self, number: int, phase: RequestPhase, time_ns: int) -> None:
         row, epoch = self._free_row(time_ns), self._epoch or 0
         request = self.requests.append(time_ns, OPEN_NS, row, number, epoch, len(self.spans))
         self.spans.append(time_ns, OPEN_NS, phase, request, -1)
-        self._open[number] = self._histories_of[epoch, number] = request
+        self._open_requests[number] = self._histories_of[epoch, number] = request
 
-    def _phase(self, number: int, phase: RequestPhase, time_ns: int) -> None:
-        request = self._open[number]
+    def _change_phase(self, number: int, phase: RequestPhase, time_ns: int) -> None:
+        request = self._open_requests[number]
         span = int(self.requests["newest"][request])
         time_ns = self._close_span(span, time_ns)
         self.requests["newest"][request] = self.spans.append(time_ns, OPEN_NS, phase, request, span)
 
-    def _end(self, number: int, time_ns: int) -> None:
-        request = self._open.pop(number)
+    def _close_request(self, number: int, time_ns: int) -> None:
+        request = self._open_requests.pop(number)
         time_ns = self._close_span(int(self.requests["newest"][request]), time_ns)
         self.requests["end"][request] = time_ns
         self._row_ends[self.requests["row"][request]] = time_ns
@@ -224,7 +226,7 @@ class RequestLanes:
         return row
 
 
-_TAKES: Final = {
+_HANDLERS: Final = {
     "admitted": RequestLanes._on_admitted,
     "preempted": RequestLanes._on_preempted,
     "resumed": RequestLanes._on_resumed,
@@ -249,17 +251,17 @@ class GrowingColumns:
 
     def append(self, *values: int) -> int:
         """Append a row with values in the order of the columns, and return its index."""
-        place = self._size
-        if place == next(iter(self._columns.values())).size:
+        index = self._size
+        if index == next(iter(self._columns.values())).size:
             self._columns = {name: np.concatenate((c, np.empty_like(c))) for name, c in self._columns.items()}
         for column, value in zip(self._columns.values(), values, strict=True):
-            column[place] = value
+            column[index] = value
         self._size += 1
-        return place
+        return index
 
-    def keep(self, kept: npt.NDArray[np.bool_]) -> None:
-        """Remove the rows for which `kept`, shape (n,), is False."""
-        self._size = int(np.count_nonzero(kept))
+    def filter(self, mask: npt.NDArray[np.bool_]) -> None:
+        """Remove the rows for which `mask`, shape (n,), is False."""
+        self._size = int(np.count_nonzero(mask))
         for name, column in self._columns.items():
-            left = column[: kept.size][kept]
+            left = column[: mask.size][mask]
             self._columns[name] = np.concatenate((left, np.empty(max(64, left.size // 2), column.dtype)))

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from kvscope_app.session.time_span import TimeSpan
 from kvscope_app.ui.theme import Theme
-from kvscope_app.views.timeline import raster
+from kvscope_app.views.timeline import lane_raster
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS, ink
-from kvscope_app.views.timeline.raster import FloatArray, IntArray, Pixels
+from kvscope_app.views.timeline.lane_raster import FloatArray, IntArray, Pixels
 from kvscope_app.views.timeline.steps import MAX_STEPS, StepColumns
 from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.session_overview import SessionOverview
@@ -50,7 +50,7 @@ def draw_steps(
     """Draw seconds, replaced by steps where these have been read."""
     prefill, decode = overview.column("prefill_tokens"), overview.column("decode_tokens")
     most = float((prefill + decode).max(initial=1.0))
-    total, decoded = (raster.least_and_greatest(values, *seconds)[1] for values in (prefill + decode, decode))
+    total, decoded = (lane_raster.min_and_max(values, *seconds)[1] for values in (prefill + decode, decode))
     if steps is not None:
         middles = (edges[:-1] + edges[1:]) // 2
         is_read = (middles >= steps.first_ns) & (middles <= steps.last_ns)
@@ -87,7 +87,9 @@ def draw_pieces(
         [ink(PHASE_COLORS[phase], theme) for phase in (RequestPhase.DECODE, RequestPhase.PREFILL)], np.uint32
     )
     if shown.any():
-        raster.draw_spans(lines, rows[shown], first[shown], last[shown], palette[(tokens[shown] > 1).astype(np.int64)])
+        lane_raster.draw_spans(
+            lines, rows[shown], first[shown], last[shown], palette[(tokens[shown] > 1).astype(np.int64)]
+        )
 
 
 def _step_columns(steps: StepColumns, edges: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -111,8 +113,8 @@ def _most_in(steps: StepColumns, edges: IntArray) -> float:
 def _fill(box: Pixels, total: FloatArray, decode: FloatArray, most: float, theme: Theme) -> None:
     heights = np.log1p(total) / np.log1p(max(most, 1.0))
     share = np.divide(decode, total, out=np.zeros_like(decode), where=np.nan_to_num(total) > 0)
-    raster.fill_below(box, heights, ink(PHASE_COLORS[RequestPhase.PREFILL], theme))
-    raster.fill_below(box, heights * share, ink(PHASE_COLORS[RequestPhase.DECODE], theme))
+    lane_raster.fill_below(box, heights, ink(PHASE_COLORS[RequestPhase.PREFILL], theme))
+    lane_raster.fill_below(box, heights * share, ink(PHASE_COLORS[RequestPhase.DECODE], theme))
 
 
 def _columns(times: IntArray, span: TimeSpan, width: int) -> IntArray:

@@ -15,7 +15,7 @@ from kvscope_app.views.timeline.lane_picture import ShownLanes
 from kvscope_app.views.timeline.steps import StepColumns
 
 _NAMED_FROM_PX: Final = 46
-_MOST_NAMED: Final = 200
+_MAX_NAMED: Final = 200
 
 
 def paint(
@@ -50,15 +50,15 @@ def _words(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: Lan
     if not height:
         return
     seen = steps.within(shown.span.begin_ns, shown.span.end_ns)
-    if seen.stop - seen.start > _MOST_NAMED:
+    if seen.stop - seen.start > _MAX_NAMED:
         return
-    for place in range(seen.start, seen.stop):
-        left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[place], steps.end_ns[place]))
+    for index in range(seen.start, seen.stop):
+        left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[index], steps.end_ns[index]))
         left, right = max(left, gutter()), min(right, gutter() + layout.chart_width)
         if right - left < _NAMED_FROM_PX:
             continue
         metrics = painter.fontMetrics()
-        texts = _texts(steps, place)
+        texts = _texts(steps, index)
         text = next((text for text in texts if metrics.horizontalAdvance(text) + 8 <= right - left), texts[-1])
         width = metrics.horizontalAdvance(text) + 6
         if width + 2 > right - left:
@@ -69,16 +69,16 @@ def _words(painter: QPainter, steps: StepColumns, shown: ShownLanes, layout: Lan
         painter.drawText(chip, Qt.AlignmentFlag.AlignCenter, text)
 
 
-def _texts(steps: StepColumns, place: int) -> tuple[str, ...]:
-    tokens = f"{count(int(steps.prefill[place] + steps.decode[place]))} tok"
-    who = f"{count(steps.batch(place).numbers.size)} req · {tokens}"
-    return f"{who} · {seconds(float(steps.end_ns[place] - steps.begin_ns[place]) / 1e9)}", who, tokens
+def _texts(steps: StepColumns, index: int) -> tuple[str, ...]:
+    tokens = f"{count(int(steps.prefill[index] + steps.decode[index]))} tok"
+    who = f"{count(steps.batch(index).numbers.size)} req · {tokens}"
+    return f"{who} · {seconds(float(steps.end_ns[index] - steps.begin_ns[index]) / 1e9)}", who, tokens
 
 
 def _band(
-    painter: QPainter, steps: StepColumns, place: int, shown: ShownLanes, layout: LaneLayout, theme: Theme
+    painter: QPainter, steps: StepColumns, index: int, shown: ShownLanes, layout: LaneLayout, theme: Theme
 ) -> None:
-    left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[place], steps.end_ns[place]))
+    left, right = (_x(int(at), shown, layout) for at in (steps.begin_ns[index], steps.end_ns[index]))
     band = QRectF(left, axis_height(), max(right - left, 1.0), layout.height - axis_height())
     painter.fillRect(band, theme.color("selection", 34))
     painter.setPen(QPen(theme.color("selection", 150), 1))

@@ -23,7 +23,7 @@ from kvscope_app.views.range_link import RangeLink
 from kvscope_app.views.time_navigator import TimeNavigator
 from kvscope_app.views.timeline.lane_descriptions import LaneHit
 from kvscope_app.views.timeline.lanes_canvas import LanesCanvas
-from kvscope_app.views.timeline.mark_lane import Marks
+from kvscope_app.views.timeline.mark_lane import LaneMarks
 from kvscope_app.views.timeline.measured_range import Delayed, WholeSeconds, measured
 from kvscope_app.views.timeline.overview_follower import OverviewFollower
 from kvscope_app.views.timeline.range_card import RangeCard
@@ -41,7 +41,7 @@ _LENGTHS: Final[dict[str, int | None]] = {
 }
 _MIN_TEXT_WIDTH: Final = 80
 _SPACING: Final = 8
-_HELPS: Final = (
+_HINTS: Final = (
     "Wheel: zoom. Ctrl+wheel or wheel over the names: scroll. Drag: pan. Shift+drag: measure. Click: go there. "
     "Double-click: show all",
     "Wheel: zoom. Ctrl+wheel: scroll. Drag: pan. Shift+drag: measure. Click: go there. Double-click: show all",
@@ -67,7 +67,7 @@ class TimelineView(View):
         self._choice = TimeNavigator(session)
         self._follower = OverviewFollower()
         self._shown_state: tuple[object, ...] = ()
-        self._wanted_batch: tuple[int, tuple[int, ...]] | None = None
+        self._pending_batch: tuple[int, tuple[int, ...]] | None = None
         self.canvas = LanesCanvas()
         self.canvas.shown.adapter_of = self._adapter_of
         self.card = RangeCard(self.canvas)
@@ -79,7 +79,7 @@ class TimelineView(View):
         self.follow = tool_button("Follow", "Keep the cursor in view", checkable=True, checked=True)
         self.fit = tool_button("Fit", "Show the whole timeline")
         self.link = RangeLink(session.timeline.visible_range, self, self.canvas.show_span, self._show_default)
-        self.pointed = FittingLabel(*_HELPS)
+        self.pointed = FittingLabel(*_HINTS)
         self.pointed.setProperty(HINT, True)
         self.rows = QScrollBar(Qt.Orientation.Vertical)
         self.rows.setAccessibleName("Lanes and request rows")
@@ -92,7 +92,7 @@ class TimelineView(View):
     def refresh(self) -> None:
         session = self.session
         self._choice.select_pending()
-        self._settle_batch()
+        self._select_pending_batch()
         self.canvas.show_selected(self._choice.selected)
         self.canvas.show_batch(session.selection.batch, session.mirror.epoch or 0)
         self._show_marks()
@@ -101,13 +101,13 @@ class TimelineView(View):
         self._stack.setCurrentIndex(0 if whole is None else 1)
         if whole is None:
             return
-        has_more = self._follower.follow(overview)
+        has_more = self._follower.update(overview)
         state = (id(overview), overview.version, self._follower.lanes.version, whole)
         is_moving = self.canvas.follows and self.canvas.length_ns is not None and cursor_ns != self.canvas.cursor_ns
         if is_moving or not self._shown_state or (state != self._shown_state and not has_more):
             self._shown_state = state
             self.canvas.show_overview(overview, self._follower.lanes, whole, cursor_ns)
-            self.link.begin()
+            self.link.start()
         else:
             self.canvas.show_cursor(cursor_ns)
         self._show_steps()
@@ -186,17 +186,17 @@ class TimelineView(View):
 
     def _on_chosen(self, found: LaneHit) -> None:
         if found.batch:
-            self._wanted_batch = (found.epoch, found.batch)
+            self._pending_batch = (found.epoch, found.batch)
         if found.event is not None:
             self._choice.show_event(found.event)
         else:
             self._choice.choose(found.time_ns, found.epoch, found.number)
         self.refresh()
 
-    def _settle_batch(self) -> None:
-        wanted = self._wanted_batch
+    def _select_pending_batch(self) -> None:
+        wanted = self._pending_batch
         if wanted is not None and self.session.mirror.epoch == wanted[0]:
-            self._wanted_batch = None
+            self._pending_batch = None
             self.session.selection.select_batch(wanted[1])
 
     def _show_steps(self) -> None:
@@ -204,19 +204,19 @@ class TimelineView(View):
         if not wants_steps(canvas.shown.overview, canvas.shown.span, canvas.layout_now.chart_width):
             canvas.show_steps(None)
             return
-        self.steps.want(canvas.shown.span, canvas.whole)
+        self.steps.request(canvas.shown.span, canvas.whole)
         canvas.show_steps(self.steps.steps)
 
-    def _tell(self, words: str) -> None:
+    def _show_hint(self, words: str) -> None:
         """Show text on what is under the pointer, else why there are no steps, or help on mouse input."""
         failure = self.steps.failure
         text = words or (f"Steps cannot be read: {failure}" if failure else "")
-        self.pointed.set_lengths(*((text,) if text else _HELPS))
+        self.pointed.set_lengths(*((text,) if text else _HINTS))
 
     def _on_steps(self) -> None:
         self._show_steps()
         if self.steps.failure:
-            self._tell("")
+            self._show_hint("")
 
     def shut_down(self) -> None:
         self.steps.close()
@@ -245,7 +245,7 @@ class TimelineView(View):
         self.card.closed.connect(self.dismiss)
         self.card.chosen.connect(self._on_delayed_chosen)
         self.steps.changed.connect(self._on_steps)
-        canvas.pointed.connect(self._tell)
+        canvas.pointed.connect(self._show_hint)
         canvas.span_chosen.connect(self.link.choose)
         self.lengths.chosen.connect(self._on_length_chosen)
         self.orders.chosen.connect(lambda index: canvas.set_by_arrival(index == 1))
@@ -259,7 +259,7 @@ class TimelineView(View):
 
     def _show_marks(self) -> None:
         loop = self.session.timeline.loop
-        self.canvas.show_marks(Marks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
+        self.canvas.show_marks(LaneMarks(tuple(self.session.bookmarks.shown), (loop.begin_ns, loop.end_ns)))
 
     def _on_overview_changed(self) -> None:
         if is_on_screen(self):
@@ -268,15 +268,15 @@ class TimelineView(View):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Hide buttons that do not fit; mouse wheel and keys do the same."""
         super().resizeEvent(event)
-        self._show_what_fits()
-        self.card.place()
+        self._hide_what_does_not_fit()
+        self.card.move_to_corner()
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
         if event.type() is QEvent.Type.FontChange and hasattr(self, "_stack"):
-            self._show_what_fits()
+            self._hide_what_does_not_fit()
 
-    def _show_what_fits(self) -> None:
+    def _hide_what_does_not_fit(self) -> None:
         room = self.width() - 2 * _SPACING - scaled(_MIN_TEXT_WIDTH)
         for always in (self.fit, self.follow, self.link.button):
             room -= always.sizeHint().width() + _SPACING

@@ -36,7 +36,7 @@ from kvscope_app.views.capability_messages import why_no_addresses, why_no_reque
 from kvscope_app.views.visibility import is_on_screen
 from kvscope_app.views.what_if import policy_text
 from kvscope_app.views.what_if.policy_text import HEADING, HEADING_TIP, map_colors
-from kvscope_app.views.what_if.process import Rows, WhatIfProcess
+from kvscope_app.views.what_if.simulator_process import Rows, WhatIfProcess
 from kvscope_app.views.what_if.what_if_legend import WhatIfLegend
 from kvscope_telemetry.messages.request_state import RequestState
 from kvscope_telemetry.messages.what_if import (

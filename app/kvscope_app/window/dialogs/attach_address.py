@@ -11,7 +11,7 @@ from kvscope_telemetry.collectors import engines
 from kvscope_telemetry.errors import BadInput
 from kvscope_telemetry.transport.connections import Connection
 
-OWN: Final = "kvscope"
+OWN_ENGINE: Final = "kvscope"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class TypedAddress:
     def address(self) -> Address:
         """The address. Raises BadInput if nothing was entered or its scheme contradicts `kind`."""
         if not self.where:
-            raise BadInput("an engine is needed: " + ("its endpoint" if self.kind == OWN else "HOST:PORT"))
-        if self.kind == OWN:
+            raise BadInput("an engine is needed: " + ("its endpoint" if self.kind == OWN_ENGINE else "HOST:PORT"))
+        if self.kind == OWN_ENGINE:
             return Address(self.where, Path(self.key_file) if self.key_file else None)
         scheme, separator, rest = self.where.partition("://")
         if separator and scheme not in ("http", "https", self.kind):
@@ -51,21 +51,21 @@ class TypedAddress:
 
     def connection(self, address: Address, label: str) -> Connection:
         """Return what is saved of the input, which excludes the API key."""
-        if self.kind == OWN:
+        if self.kind == OWN_ENGINE:
             return Connection(address.text, self.key_file, label)
         return Connection(address.text, "", label, self.kv_events, address.tls, self.ca_file)
 
 
 def kinds() -> tuple[str, ...]:
     """Return the kinds of engines in the dialog's order: kvscope's own, then the schemes of other engines."""
-    return (OWN, *[engine.scheme for engine in engines.ENGINES])
+    return (OWN_ENGINE, *[engine.scheme for engine in engines.ENGINES])
 
 
 def kind_of(text: str) -> str:
     scheme = text.partition("://")[0]
-    return scheme if engines.find_engine(scheme) is not None else OWN
+    return scheme if engines.find_engine(scheme) is not None else OWN_ENGINE
 
 
 def shown_of(text: str) -> str:
     """Return the address as the dialog shows it: for other engines without the scheme, which the kind implies."""
-    return text.partition("://")[2] if kind_of(text) != OWN else text
+    return text.partition("://")[2] if kind_of(text) != OWN_ENGINE else text

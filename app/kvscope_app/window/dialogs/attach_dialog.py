@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QPushButton, QWidget
 
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.sheet import Sheet
-from kvscope_app.window.dialogs.attach_address import OWN, kind_of, kinds, shown_of
+from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, kind_of, kinds, shown_of
 from kvscope_app.window.dialogs.attach_fields import AttachFields
 from kvscope_telemetry.addresses import Address
 from kvscope_telemetry.collectors.engines import find_engine
@@ -49,16 +49,16 @@ class AttachDialog(Sheet):
         super().__init__(title, parent)
         self._attach, self._action = attach, action
         self._connections: list[Connection] = []
-        self._words = PlainLabel()
-        self._words.setProperty("look", "muted")
-        self._words.setWordWrap(True)
+        self._message = PlainLabel()
+        self._message.setProperty("look", "muted")
+        self._message.setWordWrap(True)
         self.fields = AttachFields()
         self._complaint = PlainLabel()
         self._complaint.setProperty("look", "warning")
         self._complaint.setWordWrap(True)
         self._complaint.hide()
         self.column.addWidget(self.fields.kinds, 0, Qt.AlignmentFlag.AlignLeft)
-        self.column.addWidget(self._words)
+        self.column.addWidget(self._message)
         self.column.addLayout(self.fields.grid)
         self.column.addWidget(self._complaint)
         self.column.addStretch(1)
@@ -71,7 +71,7 @@ class AttachDialog(Sheet):
 
     def _connect(self) -> None:
         fields = self.fields
-        fields.kinds.chosen.connect(lambda place: self._show_kind(kinds()[place]))
+        fields.kinds.chosen.connect(lambda index: self._show_kind(kinds()[index]))
         fields.where.textEdited.connect(self._follow_typed)
         fields.known.activated.connect(self._choose)
         fields.name.editingFinished.connect(self._rename)
@@ -95,21 +95,21 @@ class AttachDialog(Sheet):
     def _show_kind(self, kind: str) -> None:
         self.fields.show_kind(kind)
         engine = find_engine(kind)
-        self._words.setText(_HOW_TO_ATTACH if engine is None else engine.how_to_attach)
+        self._message.setText(_HOW_TO_ATTACH if engine is None else engine.how_to_attach)
         self._complaint.hide()
-        self._take_height()
+        self._fit_height()
 
     def _follow_typed(self, text: str) -> None:
         """Switch to the kind of engine that a complete address implies."""
         kind = kind_of(text)
-        if kind != OWN and kind != self.fields.kind:
+        if kind != OWN_ENGINE and kind != self.fields.kind:
             self._show_kind(kind)
 
     def _recall(self) -> None:
         try:
             self._connections = read_connections()
         except BadInput as error:
-            self._complain(str(error))
+            self._show_error(str(error))
         self._list()
         self.fields.where.setFocus()
 
@@ -137,7 +137,7 @@ class AttachDialog(Sheet):
         try:
             return read_api_keys().get(endpoint, "")
         except BadInput as error:
-            self._complain(str(error))
+            self._show_error(str(error))
             return ""
 
     def _forget_it(self) -> None:
@@ -148,7 +148,7 @@ class AttachDialog(Sheet):
             forget(self._connections[row - 1].endpoint)
             keep_api_key(self._connections[row - 1].endpoint, "")
         except BadInput as error:
-            self._complain(str(error))
+            self._show_error(str(error))
             return
         del self._connections[row - 1]
         self._list()
@@ -165,7 +165,7 @@ class AttachDialog(Sheet):
         try:
             rename(chosen.endpoint, label)
         except BadInput as error:
-            self._complain(str(error))
+            self._show_error(str(error))
             return
         self._connections[row - 1] = replace(chosen, label=label)
         self._list(row)
@@ -193,7 +193,7 @@ class AttachDialog(Sheet):
             if address.is_external:
                 keep_api_key(address.text, typed.api_key if self.fields.keeps_key.isChecked() else "")
         except BadInput as error:
-            self._complain(str(error))
+            self._show_error(str(error))
             return
         self.close()
 
@@ -203,12 +203,12 @@ class AttachDialog(Sheet):
         known = [] if is_chosen else self._connections
         return next((connection.label for connection in known if connection.endpoint == endpoint), "")
 
-    def _complain(self, words: str) -> None:
-        self._complaint.setText(words)
+    def _show_error(self, text: str) -> None:
+        self._complaint.setText(text)
         self._complaint.show()
-        self._take_height()
+        self._fit_height()
 
-    def _take_height(self) -> None:
+    def _fit_height(self) -> None:
         """Enlarge the dialog to fit its contents, so that fields are not squeezed."""
         needed = self.column.totalHeightForWidth(self.width())
         self.resize(self.width(), max(self.height(), needed))

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QGridLayout, QLineEdit, QPus
 
 from kvscope_app.ui.plain_text import PlainLabel
 from kvscope_app.ui.widgets import SegmentedControl
-from kvscope_app.window.dialogs.attach_address import OWN, TypedAddress, kinds
+from kvscope_app.window.dialogs.attach_address import OWN_ENGINE, TypedAddress, kinds
 from kvscope_telemetry.collectors.engines import engine_name, find_engine
 from kvscope_telemetry.transport.connections import Connection
 
@@ -39,7 +39,7 @@ class AttachFields:
         self.forget = _button("Forget", "Remove it from the list (the key file is kept)")
         self.pick_key = _button("Choose…", "Choose a key file")
         self.pick_ca = _button("Choose…", "Choose a file of certificates")
-        self.kind = OWN
+        self.kind = OWN_ENGINE
         self._rows: dict[str, list[QWidget]] = {}
         self.grid = QGridLayout()
         self.grid.setColumnStretch(2, 1)
@@ -49,7 +49,7 @@ class AttachFields:
     @property
     def typed(self) -> TypedAddress:
         """Contents of the fields of the shown kind."""
-        own = self.kind == OWN
+        own = self.kind == OWN_ENGINE
         return TypedAddress(
             kind=self.kind,
             where=self.where.text().strip(),
@@ -69,7 +69,7 @@ class AttachFields:
         """Show only the fields that apply to this kind of engine."""
         self.kind = kind
         self.kinds.set_current(kinds().index(kind))
-        own = kind == OWN
+        own = kind == OWN_ENGINE
         engine = find_engine(kind)
         self.where.setPlaceholderText(_OWN_ENDPOINT if engine is None else f"HOST:{engine.port}")
         self._label_of("where").setText("Endpoint" if own else "Server")
@@ -91,28 +91,28 @@ class AttachFields:
         self.keeps_key.setChecked(bool(api_key))
 
     def _lay_out(self) -> None:
-        self._add("known", "Engine", self.known, self.forget)
-        self._add("where", "Endpoint", self.where)
-        self._add("key", "Key", self.key, self.pick_key)
-        self._add("api_key", "API key", self.api_key, self.keeps_key)
-        self._add("tls", "TLS", self.ca, self.pick_ca, before=self.tls)
-        self._add("kv_events", "KV events", self.kv_events)
-        self._add("name", "Name", self.name)
+        self._add_field("known", "Engine", self.known, self.forget)
+        self._add_field("where", "Endpoint", self.where)
+        self._add_field("key", "Key", self.key, self.pick_key)
+        self._add_field("api_key", "API key", self.api_key, self.keeps_key)
+        self._add_field("tls", "TLS", self.ca, self.pick_ca, before=self.tls)
+        self._add_field("kv_events", "KV events", self.kv_events)
+        self._add_field("name", "Name", self.name)
         self.tls.toggled.connect(self._show_ca)
 
-    def _add(
-        self, name: str, words: str, widget: QWidget, beside: QWidget | None = None, before: QWidget | None = None
+    def _add_field(
+        self, name: str, text: str, widget: QWidget, side_widget: QWidget | None = None, before: QWidget | None = None
     ) -> None:
-        row, label = self.grid.rowCount(), PlainLabel(words)
+        row, label = self.grid.rowCount(), PlainLabel(text)
         label.setBuddy(before or widget)
         self.grid.addWidget(label, row, 0)
         if before is not None:
             self.grid.addWidget(before, row, 1)
         first = 1 if before is None else 2
-        self.grid.addWidget(widget, row, first, 1, 4 - first if beside is None else 3 - first)
-        if beside is not None:
-            self.grid.addWidget(beside, row, 3)
-        self._rows[name] = [label, widget, *(each for each in (beside, before) if each is not None)]
+        self.grid.addWidget(widget, row, first, 1, 4 - first if side_widget is None else 3 - first)
+        if side_widget is not None:
+            self.grid.addWidget(side_widget, row, 3)
+        self._rows[name] = [label, widget, *(each for each in (side_widget, before) if each is not None)]
 
     def _label_of(self, name: str) -> PlainLabel:
         label = self._rows[name][0]

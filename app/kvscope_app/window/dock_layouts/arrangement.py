@@ -20,7 +20,7 @@ from kvscope_app.window.dock_state import AREAS
 from kvscope_app.window.view_choices import choices_of, choose
 from kvscope_app.window.window_body import WindowBody
 
-KNOWN: Final = KnownNames(tuple(spec.name for spec in DOCKS), MODE_NAMES)
+KNOWN_NAMES: Final = KnownNames(tuple(spec.name for spec in DOCKS), MODE_NAMES)
 _AREAS: Final = {
     "left": Qt.DockWidgetArea.LeftDockWidgetArea,
     "right": Qt.DockWidgetArea.RightDockWidgetArea,
@@ -50,7 +50,7 @@ def layout_of(window: WindowBody) -> WindowLayout:
             around = _around(found)
             is_side = name in ("left", "right")
             share = around.width() / window.width() if is_side else around.height() / window.height()
-            areas[name] = _part(found, share)
+            areas[name] = _layout_part(found, share)
     return WindowLayout(**areas, floating=_floating(window), choices=choices_of(window.views))
 
 
@@ -59,7 +59,7 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
 
     Raises BadInput for unknown names, before changing anything.
     """
-    layout.check(KNOWN)
+    layout.check(KNOWN_NAMES)
     docks, size = window.docks, window.size()
     for dock in docks.values():
         dock.setFloating(False)
@@ -71,7 +71,7 @@ def show_layout(window: WindowBody, layout: WindowLayout) -> None:
         for leaf in part.leaves():
             for name in leaf.tabs[1:]:
                 window.tabifyDockWidget(docks[leaf.tabs[0]], docks[name])
-    _place_others(window, layout)
+    _place_unlisted(window, layout)
     for name in layout.view_names():
         docks[name].show()
     for part in layout.areas.values():
@@ -119,7 +119,7 @@ def _share_out(window: WindowBody, part: LayoutPart, across: float, down: float)
         _share_out(window, each, size if part.across else across, size if part.down else down)
 
 
-def _place_others(window: WindowBody, layout: WindowLayout) -> None:
+def _place_unlisted(window: WindowBody, layout: WindowLayout) -> None:
     """Place floating views, and closed views, which reopen as a tab of their default area."""
     screen, names = window.screen().availableGeometry(), layout.view_names()
     for spec in DOCKS:
@@ -191,7 +191,7 @@ def _floating(window: WindowBody) -> dict[str, tuple[float, float, float, float]
     return found
 
 
-def _part(stacks: Sequence[_Stack], share: float) -> LayoutPart:
+def _layout_part(stacks: Sequence[_Stack], share: float) -> LayoutPart:
     share = round(min(max(share, 0.01), 1.0), _DIGITS)
     if len(stacks) > 1:
         for orientation in (_DOWN, _ACROSS):
@@ -199,7 +199,7 @@ def _part(stacks: Sequence[_Stack], share: float) -> LayoutPart:
             if len(bundles) > 1:
                 lengths = [_length(_around(bundle), orientation) for bundle in bundles]
                 parts = tuple(
-                    _part(bundle, length / sum(lengths)) for bundle, length in zip(bundles, lengths, strict=True)
+                    _layout_part(bundle, length / sum(lengths)) for bundle, length in zip(bundles, lengths, strict=True)
                 )
                 across, down = (parts, ()) if orientation is _ACROSS else ((), parts)
                 return LayoutPart(share=share, across=across, down=down)
@@ -210,14 +210,14 @@ def _part(stacks: Sequence[_Stack], share: float) -> LayoutPart:
 
 def _cut(stacks: Sequence[_Stack], orientation: Qt.Orientation) -> list[list[_Stack]]:
     """Return groups of stacks that straight cuts separate, in order of position."""
-    begin: Callable[[QRect], int] = QRect.left if orientation is _ACROSS else QRect.top
+    start_of: Callable[[QRect], int] = QRect.left if orientation is _ACROSS else QRect.top
     bundles: list[list[_Stack]] = []
     end = -1
-    for stack in sorted(stacks, key=lambda each: begin(each.rect)):
-        if not bundles or begin(stack.rect) >= end:
+    for stack in sorted(stacks, key=lambda each: start_of(each.rect)):
+        if not bundles or start_of(stack.rect) >= end:
             bundles.append([])
         bundles[-1].append(stack)
-        end = max(end, begin(stack.rect) + _length(stack.rect, orientation))
+        end = max(end, start_of(stack.rect) + _length(stack.rect, orientation))
     return bundles
 
 

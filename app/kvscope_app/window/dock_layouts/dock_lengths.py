@@ -24,23 +24,23 @@ _ACROSS, _DOWN = Qt.Orientation.Horizontal, Qt.Orientation.Vertical
 
 
 class DockLengths(QObject):
-    """Dock lengths of one window, recorded from the first `settled` of `watch` on."""
+    """Dock lengths of one window, recorded from the first `settled` of `undo` on."""
 
     edge_moved = Signal()
     """Emitted after the user moved the edge of a dock."""
 
-    def __init__(self, window: WindowBody, watch: LayoutUndo) -> None:
+    def __init__(self, window: WindowBody, undo: LayoutUndo) -> None:
         super().__init__(window)
         self._window = window
-        self._wanted: dict[str, int] = {}
-        self._noted_at = QSize()
+        self._lengths: dict[str, int] = {}
+        self._window_size = QSize()
         """Window size at which all lengths were recorded."""
         self._pressed: dict[str, int] = {}
         self._later = QTimer(self, singleShot=True, interval=0)
-        self._later.timeout.connect(self._give_back)
+        self._later.timeout.connect(self._restore)
         self._moved = QTimer(self, singleShot=True, interval=0)
-        self._moved.timeout.connect(self._take_moved)
-        watch.settled.connect(self._take)
+        self._moved.timeout.connect(self._record_moved)
+        undo.settled.connect(self._record)
         window.installEventFilter(self)
 
     def restore(self, settings: QSettings, group: str) -> None:
@@ -48,11 +48,11 @@ class DockLengths(QObject):
         kept = settings.value(lengths_name(group))
         if isinstance(kept, Mapping):
             size, known = kept.get(_WINDOW), {name: kept.get(name) for name in self._window.docks}
-            self._noted_at = size if isinstance(size, QSize) else QSize()
-            self._wanted = {name: n for name, n in known.items() if isinstance(n, int) and 0 < n <= _MAX_LENGTH}
+            self._window_size = size if isinstance(size, QSize) else QSize()
+            self._lengths = {name: n for name, n in known.items() if isinstance(n, int) and 0 < n <= _MAX_LENGTH}
 
     def save(self, settings: QSettings, group: str) -> None:
-        settings.setValue(lengths_name(group), {**self._wanted, _WINDOW: self._noted_at})
+        settings.setValue(lengths_name(group), {**self._lengths, _WINDOW: self._window_size})
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
         if isinstance(event, QResizeEvent):
@@ -65,26 +65,27 @@ class DockLengths(QObject):
             self._moved.start()
         return False
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         now, docks = self._now(), self._window.docks
         for orientation in (_ACROSS, _DOWN):
-            short = [name for name in now if now[name] < self._wanted.get(name, 0) and self._along(name) is orientation]
-            lengths = [self._wanted[name] for name in short]
+            along = [name for name in now if self._along(name) is orientation]
+            short = [name for name in along if now[name] < self._lengths.get(name, 0)]
+            lengths = [self._lengths[name] for name in short]
             self._window.resizeDocks([docks[name] for name in short], lengths, orientation)
 
-    def _take(self, is_whole: bool) -> None:
+    def _record(self, is_whole: bool) -> None:
         """Record the lengths after docks were moved: the whole layout, or some docks while others may be too short."""
         size, now = self._window.size(), self._now()
-        is_smaller = size.width() < self._noted_at.width() or size.height() < self._noted_at.height()
+        is_smaller = size.width() < self._window_size.width() or size.height() < self._window_size.height()
         if is_whole or not is_smaller:
-            self._wanted, self._noted_at = self._wanted | now, size
+            self._lengths, self._window_size = self._lengths | now, size
         else:
-            self._wanted |= {name: length for name, length in now.items() if length > self._wanted.get(name, 0)}
+            self._lengths |= {name: length for name, length in now.items() if length > self._lengths.get(name, 0)}
 
-    def _take_moved(self) -> None:
+    def _record_moved(self) -> None:
         """Record the lengths that changed while the mouse button was pressed, because the user moved an edge."""
         moved = {name: length for name, length in self._now().items() if length != self._pressed.get(name)}
-        self._wanted |= moved
+        self._lengths |= moved
         if moved:
             self.edge_moved.emit()
 

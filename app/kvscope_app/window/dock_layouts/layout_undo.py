@@ -12,7 +12,7 @@ from shiboken6 import isValid
 from kvscope_app.setting_names import LAYOUT_VERSION
 from kvscope_app.window.window_body import WindowBody
 
-_SETTLE_MS: Final = 250
+_DEBOUNCE_MS: Final = 250
 """Moving one dock moves others, and sizes follow in later turns of the event loop."""
 
 
@@ -25,63 +25,63 @@ class LayoutUndo(QObject):
     def __init__(self, window: WindowBody) -> None:
         super().__init__(window)
         self._window = window
-        self._settled: QByteArray | None = None
+        self._recorded_state: QByteArray | None = None
         self._stood: dict[str, tuple[bool, bool]] = {}
-        self._words = ""
+        self._text = ""
         self._beside: tuple[Callable[[], object], Callable[[], object]] | None = None
         self._moved = ""
-        self._clock = QTimer(self, singleShot=True, interval=_SETTLE_MS)
-        self._clock.timeout.connect(self._settle)
+        self._clock = QTimer(self, singleShot=True, interval=_DEBOUNCE_MS)
+        self._clock.timeout.connect(self._record_change)
         for name, dock in window.docks.items():
             for signal in (dock.toggleViewAction().toggled, dock.topLevelChanged, dock.dockLocationChanged):
-                signal.connect(partial(self._note, name))
+                signal.connect(partial(self._on_change, name))
 
     def begin(self, *, is_whole: bool = False) -> None:
         """Take the present arrangement as the state that the next undo restores.
 
         `is_whole`: whether the layout was replaced.
         """
-        self._settled, self._stood = self._window.saveState(LAYOUT_VERSION), self._stand()
+        self._recorded_state, self._stood = self._window.saveState(LAYOUT_VERSION), self._dock_states()
         self.settled.emit(is_whole)
 
     def take_over(self) -> None:
         """Accept a change that the window made itself, so that it cannot be undone by the user."""
-        if self._settled is not None:
+        if self._recorded_state is not None:
             self.begin()
 
-    def about_to(self, words: str, beside: tuple[Callable[[], object], Callable[[], object]] | None = None) -> None:
+    def about_to(self, text: str, choices: tuple[Callable[[], object], Callable[[], object]] | None = None) -> None:
         """Announce that the whole layout will be replaced.
 
-        `beside` has functions that undo and redo accompanying changes.
+        `choices` has functions that undo and redo accompanying changes.
         """
-        if self._settled is not None and not self._window.undo.is_at_work:
-            self._settled = self._window.saveState(LAYOUT_VERSION)  # with the current sizes
-            self._words, self._beside = words, beside
+        if self._recorded_state is not None and not self._window.undo.is_at_work:
+            self._recorded_state = self._window.saveState(LAYOUT_VERSION)  # with the current sizes
+            self._text, self._beside = text, choices
             self._clock.start()
 
-    def _note(self, name: str, *_: object) -> None:
+    def _on_change(self, name: str, *_: object) -> None:
         if not isValid(self._window):  # being deleted: its docks emit signals meanwhile
             return
-        if self._settled is not None and not self._window.undo.is_at_work and self._window.isVisible():
+        if self._recorded_state is not None and not self._window.undo.is_at_work and self._window.isVisible():
             self._moved = name
             self._clock.start()
 
-    def _settle(self) -> None:
-        before, words = self._settled, self._words or self._what_changed()
-        self.begin(is_whole=bool(self._words))
-        beside, self._beside = self._beside, None
-        self._words = ""
-        now = self._settled
-        if before is not None and now is not None and (now != before or beside is not None):
-            undo, redo = beside or (None, None)
-            self._window.undo.did(words, partial(self._put, before, undo), partial(self._put, now, redo))
+    def _record_change(self) -> None:
+        before, text = self._recorded_state, self._text or self._what_changed()
+        self.begin(is_whole=bool(self._text))
+        choices, self._beside = self._beside, None
+        self._text = ""
+        now = self._recorded_state
+        if before is not None and now is not None and (now != before or choices is not None):
+            undo, redo = choices or (None, None)
+            self._window.undo.did(text, partial(self._restore, before, undo), partial(self._restore, now, redo))
 
     def _what_changed(self) -> str:
         """Describe the change for undo.
 
         A dock that was opened, closed, floated or docked takes precedence over moved docks.
         """
-        for name, (hidden, floats) in self._stand().items():
+        for name, (hidden, floats) in self._dock_states().items():
             title = self._window.docks[name].windowTitle().lower()
             was_hidden, floated = self._stood.get(name, (hidden, floats))
             if hidden != was_hidden:
@@ -90,12 +90,12 @@ class LayoutUndo(QObject):
                 return f"{'taking out' if floats else 'putting back'} {title}"
         return f"moving {self._window.docks[self._moved].windowTitle().lower()}"
 
-    def _stand(self) -> dict[str, tuple[bool, bool]]:
+    def _dock_states(self) -> dict[str, tuple[bool, bool]]:
         """Return (is closed, is floating) of each dock."""
         return {name: (dock.isHidden(), dock.isFloating()) for name, dock in self._window.docks.items()}
 
-    def _put(self, state: QByteArray, beside: Callable[[], object] | None = None) -> None:
+    def _restore(self, state: QByteArray, choices: Callable[[], object] | None = None) -> None:
         self._window.restoreState(state, LAYOUT_VERSION)
-        if beside is not None:
-            beside()
+        if choices is not None:
+            choices()
         self.begin(is_whole=True)

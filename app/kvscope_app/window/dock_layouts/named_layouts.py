@@ -13,7 +13,7 @@ from kvscope_app.actions.action_registry import Actions, ActionSpec
 from kvscope_app.settings.layout_value import WindowLayout, read_layout, write_layout
 from kvscope_app.settings.settings import Settings
 from kvscope_app.ui.file_dialogs import ask_open, ask_save
-from kvscope_app.window.dock_layouts.arrangement import KNOWN, layout_of, show_layout
+from kvscope_app.window.dock_layouts.arrangement import KNOWN_NAMES, layout_of, show_layout
 from kvscope_app.window.dock_layouts.layout_undo import LayoutUndo
 from kvscope_app.window.view_choices import choices_of, choose
 from kvscope_app.window.window_body import WindowBody
@@ -28,9 +28,9 @@ _NOTICE_MS: Final = 6000
 class NamedLayouts(QObject):
     """Maintains an action in `actions` and in `menu` for each named layout."""
 
-    def __init__(self, window: WindowBody, actions: Actions, watch: LayoutUndo) -> None:
+    def __init__(self, window: WindowBody, actions: Actions, layout_undo: LayoutUndo) -> None:
         super().__init__(window)
-        self._window, self._actions, self._watch = window, actions, watch
+        self._window, self._actions, self._layout_undo = window, actions, layout_undo
         self._choices = window.themes.settings
         self.menu: QMenu | None = None
         self._names: list[str] = []
@@ -42,7 +42,7 @@ class NamedLayouts(QObject):
             ActionSpec("reset_layout", "Reset to default layout", LAYOUTS, self._reset, (), "layout"),
         ):
             actions.add_action(spec)
-        self._follow()
+        self._sync_actions()
         self._choices.changed.connect(self._on_settings)
 
     def fill(self, menu: QMenu) -> None:
@@ -58,10 +58,10 @@ class NamedLayouts(QObject):
             return
         fresh = layout_of(self._window)
         old = self._choices.values.layouts.get(name)
-        self._put(name, fresh)
+        self._store(name, fresh)
         if old is not None:
             self._window.undo.did(
-                f"overwriting the layout “{name}”", partial(self._put, name, old), partial(self._put, name, fresh)
+                f"overwriting the layout “{name}”", partial(self._store, name, old), partial(self._store, name, fresh)
             )
         self._window.statusBar().showMessage(f"Layout saved as “{name}”", _NOTICE_MS)
 
@@ -69,9 +69,9 @@ class NamedLayouts(QObject):
         """Delete the layout. Can be undone."""
         old = self._choices.values.layouts.get(name)
         if old is not None:
-            self._put(name, None)
+            self._store(name, None)
             self._window.undo.did(
-                f"deleting the layout “{name}”", partial(self._put, name, old), partial(self._put, name, None)
+                f"deleting the layout “{name}”", partial(self._store, name, old), partial(self._store, name, None)
             )
 
     def show(self, name: str) -> None:
@@ -83,15 +83,15 @@ class NamedLayouts(QObject):
         except BadInput as error:
             self._window.banner.show_message(f"The layout “{name}” cannot be used", str(error), is_temporary=True)
 
-    def put(self, layout: WindowLayout, words: str) -> None:
+    def put(self, layout: WindowLayout, text: str) -> None:
         """Apply `layout`.
 
-        Raises BadInput for an unknown name, before changing anything. `words` describes the change for undo.
+        Raises BadInput for an unknown name, before changing anything. `text` describes the change for undo.
         """
-        layout.check(KNOWN)
+        layout.check(KNOWN_NAMES)
         views = self._window.views
         before = partial(choose, views, choices_of(views))
-        self._watch.about_to(words, (before, partial(choose, views, layout.choices)))
+        self._layout_undo.about_to(text, (before, partial(choose, views, layout.choices)))
         show_layout(self._window, layout)
 
     def write(self, path: str) -> None:
@@ -105,15 +105,15 @@ class NamedLayouts(QObject):
     def read(self, path: str) -> None:
         """Apply the layout in a file. An unreadable file is reported in the window and changes nothing."""
         try:
-            self.put(read_layout(path, KNOWN), f"opening the layout {Path(path).name}")
+            self.put(read_layout(path, KNOWN_NAMES), f"opening the layout {Path(path).name}")
         except BadInput as error:
             self._window.banner.show_message("The layout cannot be opened", str(error), is_temporary=True)
 
     def _reset(self) -> None:
-        self._watch.about_to("resetting the layout")
+        self._layout_undo.about_to("resetting the layout")
         self._window.reset_layout()
 
-    def _put(self, name: str, layout: WindowLayout | None) -> None:
+    def _store(self, name: str, layout: WindowLayout | None) -> None:
         def change(now: Settings) -> dict[str, object]:
             others = {key: value for key, value in now.layouts.items() if key != name}
             return {"layouts": others if layout is None else {**others, name: layout}}
@@ -122,15 +122,15 @@ class NamedLayouts(QObject):
 
     def _on_settings(self, before: Settings) -> None:
         if list(before.layouts) != list(self._choices.values.layouts):
-            self._follow()
+            self._sync_actions()
 
-    def _follow(self) -> None:
+    def _sync_actions(self) -> None:
         wanted = sorted(self._choices.values.layouts, key=str.casefold)
         for name in self._names:
             self._actions.remove(f"layout_{name}")
         for name in wanted:
-            words = name.replace("&", "&&")
-            spec = ActionSpec(f"layout_{name}", f"Layout: {words}", LAYOUTS, partial(self.show, name))
+            text = name.replace("&", "&&")
+            spec = ActionSpec(f"layout_{name}", f"Layout: {text}", LAYOUTS, partial(self.show, name))
             action = self._actions.add_action(spec)
             if self.menu is not None:
                 self.menu.addAction(action)
@@ -156,9 +156,9 @@ class NamedLayouts(QObject):
             dialog.textValueSelected.connect(self.forget)
             dialog.open()
 
-    def _dialog(self, title: str, words: str) -> QInputDialog:
+    def _dialog(self, title: str, text: str) -> QInputDialog:
         dialog = QInputDialog(self._window)
         dialog.setWindowTitle(title)
-        dialog.setLabelText(words)
+        dialog.setLabelText(text)
         dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         return dialog

@@ -16,9 +16,9 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow
 
 from kvscope_app.ui.theming.theme_manager import ThemeManager
 
-_SETTLE_MS: Final = 50
+_RETRY_MS: Final = 50
 """Views are laid out again in later turns of the event loop."""
-_NUM_LOOKS: Final = 6
+_NUM_RETRIES: Final = 6
 """Number of size checks after a zoom change. On a busy machine, views are laid out late."""
 
 
@@ -35,16 +35,16 @@ class ZoomedSizes(QObject):
     def __init__(self, window: QMainWindow, docks: Mapping[str, QDockWidget], themes: ThemeManager) -> None:
         super().__init__(window)
         self._window, self._docks, self._themes = window, docks, themes
-        self._wanted: _Sizes | None = None
-        self._left: _Sizes | None = None
+        self._target: _Sizes | None = None
+        self._restored: _Sizes | None = None
         """Sizes after the last zoom change."""
         self._was_moved = False
         """Whether the user moved an edge since the last zoom change."""
         self._is_resizing = False
-        self._looks_left = 0
-        self._later = QTimer(self, singleShot=True, interval=_SETTLE_MS)
-        self._later.timeout.connect(self._settle)
-        themes.zooming.connect(self._note)
+        self._retries_left = 0
+        self._later = QTimer(self, singleShot=True, interval=_RETRY_MS)
+        self._later.timeout.connect(self._retry)
+        themes.zooming.connect(self._on_zoom)
         window.installEventFilter(self)
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
@@ -52,7 +52,7 @@ class ZoomedSizes(QObject):
             self._was_moved |= not self._is_resizing and not self._is_forced(event.oldSize(), event.size())
         return False
 
-    def note_moved_edge(self) -> None:
+    def on_edge_moved(self) -> None:
         """Keep the present sizes, because the user moved the edge of a dock."""
         self._was_moved = True
 
@@ -62,40 +62,40 @@ class ZoomedSizes(QObject):
         width_is_forced = now.width() in (before.width(), least.width())
         return width_is_forced and now.height() in (before.height(), least.height())
 
-    def _note(self) -> None:
+    def _on_zoom(self) -> None:
         """Record the sizes before a zoom change."""
         if not self._window.isVisible():
             return
         now = self._now()
         is_settled = not self._later.isActive()
-        if self._wanted is None or self._was_moved or (is_settled and now != self._left):
-            self._wanted = now
-        self._was_moved, self._left = False, None
-        self._looks_left = _NUM_LOOKS
+        if self._target is None or self._was_moved or (is_settled and now != self._restored):
+            self._target = now
+        self._was_moved, self._restored = False, None
+        self._retries_left = _NUM_RETRIES
         self._later.start()
 
-    def _settle(self) -> None:
+    def _retry(self) -> None:
         self._themes.finish()  # hidden widgets need space, too
-        wanted = self._wanted
-        if wanted is None or self._was_moved or not self._window.isVisible():
+        target = self._target
+        if target is None or self._was_moved or not self._window.isVisible():
             return
-        self._looks_left -= 1
-        if self._now() != self._left:
-            self._give_back(wanted)
-        if self._looks_left:
+        self._retries_left -= 1
+        if self._now() != self._restored:
+            self._restore(target)
+        if self._retries_left:
             self._later.start()
 
-    def _give_back(self, wanted: _Sizes) -> None:
+    def _restore(self, target: _Sizes) -> None:
         window = self._window
         self._is_resizing = True
         try:
             if not window.isMaximized() and not window.isFullScreen():
-                window.resize(wanted.window)
-            docks = ((self._docks[name], size) for name, size in wanted.docks.items())
+                window.resize(target.window)
+            docks = ((self._docks[name], size) for name, size in target.docks.items())
             docked = {dock: size for dock, size in docks if not dock.isFloating()}
             window.resizeDocks(list(docked), [size.width() for size in docked.values()], Qt.Orientation.Horizontal)
             window.resizeDocks(list(docked), [size.height() for size in docked.values()], Qt.Orientation.Vertical)
-            self._left = self._now()
+            self._restored = self._now()
         finally:
             self._is_resizing = False
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from kvscope_telemetry.transport.client_sockets import NO_ENGINE
 
 RETRY_AFTER_S: Final = 1
-KINDS: Final = {
+TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -26,7 +26,13 @@ KINDS: Final = {
 """OpenAI's error `type` by status; other 4xx are "invalid_request_error", other 5xx "server_error"."""
 BUSY: Final = ("the engine is behind", " already, and ")
 """Parts of refusals that are temporary."""
-AWAY: Final = (NO_ENGINE, "the engine has ended", "the engine is loading", "the engine died", "the connection ")
+UNAVAILABLE_REASONS: Final = (
+    NO_ENGINE,
+    "the engine has ended",
+    "the engine is loading",
+    "the engine died",
+    "the connection ",
+)
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -56,11 +62,11 @@ class ApiError(Exception):
     @property
     def body(self) -> ErrorBody:
         """Body of the response."""
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return ErrorBody(ErrorDetail(sendable(str(self)), kind, self.param, self.code))
 
 
-class ClientGone(ApiError):
+class ClientDisconnected(ApiError):
     """The client closed the connection."""
 
     def __init__(self) -> None:
@@ -81,7 +87,7 @@ def refused(reason: str) -> ApiError:
     """Return the error for a request that the engine refused."""
     if any(words in reason for words in BUSY):
         return ApiError(429, reason, code="engine_busy")
-    if reason.startswith(AWAY):
+    if reason.startswith(UNAVAILABLE_REASONS):
         return ApiError(503, reason, code="engine_away")
     if reason.startswith("the engine failed"):
         return ApiError(500, reason)
@@ -94,7 +100,7 @@ def refused(reason: str) -> ApiError:
 
 def failed(reason: str) -> ApiError:
     """Return the error for a request that the engine ended with an error."""
-    is_away = reason.startswith(AWAY)
+    is_away = reason.startswith(UNAVAILABLE_REASONS)
     return ApiError(503 if is_away else 500, reason or "the engine ended the request with an error")
 
 

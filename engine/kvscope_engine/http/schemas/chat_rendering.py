@@ -16,7 +16,7 @@ from kvscope_engine.tokenization import chat_template
 from kvscope_engine.tokenization.tokenizer import Tokenizer
 from kvscope_telemetry.errors import BadInput
 
-OURS: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
+RESERVED_VARIABLES: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 """Template variables that are always set, and therefore refused in `chat_template_kwargs`."""
 
 
@@ -29,17 +29,19 @@ def conversation_text(
     add_generation_prompt: bool = True,
 ) -> str:
     """Render the conversation. Raises BadInput if the model has no chat template or the template fails."""
-    return _rendered(tokenizer, [turn(message) for message in messages], tools, extra or {}, add_generation_prompt)
+    return _rendered(
+        tokenizer, [template_message(message) for message in messages], tools, extra or {}, add_generation_prompt
+    )
 
 
-def turn(message: MessageBody) -> dict[str, Any]:
+def template_message(message: MessageBody) -> dict[str, Any]:
     """Return one message in the form that templates expect: text content, and arguments of calls as objects."""
-    shown: dict[str, Any] = {
+    rendered: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": message_text(message),
     }
     if message.tool_calls:
-        shown["tool_calls"] = [
+        rendered["tool_calls"] = [
             {
                 "type": "function",
                 "id": call.id or "",
@@ -49,8 +51,8 @@ def turn(message: MessageBody) -> dict[str, Any]:
         ]
     for name in ("name", "tool_call_id", "reasoning_content"):
         if value := getattr(message, name):
-            shown[name] = value
-    return shown
+            rendered[name] = value
+    return rendered
 
 
 def message_text(message: MessageBody) -> str:
@@ -88,19 +90,19 @@ def _arguments(text: str) -> Any:
 
 def _rendered(
     tokenizer: Tokenizer,
-    turns: Sequence[dict[str, Any]],
+    messages: Sequence[dict[str, Any]],
     tools: Sequence[Tool],
     extra: Mapping[str, Any],
     add_generation_prompt: bool,
 ) -> str:
     if tokenizer.chat_template is None:
         raise BadInput("this model has no chat template: /v1/completions takes its prompts as they are")
-    if ours := OURS & extra.keys():
+    if ours := RESERVED_VARIABLES & extra.keys():
         raise BadInput(f"chat_template_kwargs may not have {sorted(ours)}: they are fields of the request")
     try:
         variables = {
-            "messages": list(tokenizer.as_read(turns)),
-            "tools": [_shown(tool) for tool in tools] or None,
+            "messages": list(tokenizer.as_read(messages)),
+            "tools": [_template_tool(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -110,7 +112,7 @@ def _rendered(
         raise BadInput(f"the model's chat template refuses the conversation: {line:.200}") from error
 
 
-def _shown(tool: Tool) -> dict[str, Any]:
+def _template_tool(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.function.name, "description": tool.function.description or ""}
     return {
         "type": "function",

@@ -14,7 +14,7 @@ def chat_logprobs(tokens: Tokens, tokenizer: Tokenizer | None) -> ChatLogprobs |
     if not tokens.logprobs:
         return None
     return ChatLogprobs(
-        [_of_chat(one, texts) for one, texts in zip(tokens.logprobs, _texts(tokens, tokenizer), strict=True)]
+        [_chat_entry(entry, texts) for entry, texts in zip(tokens.logprobs, _texts(tokens, tokenizer), strict=True)]
     )
 
 
@@ -32,13 +32,13 @@ def completion_logprobs(tokens: Tokens, tokenizer: Tokenizer | None, offset: int
         offset += len(own[0])
     return CompletionLogprobs(
         tokens=[own[0] for own in texts],
-        token_logprobs=[_finite(one.logprob) for one in tokens.logprobs],
-        top_logprobs=[_top(one, own) for one, own in zip(tokens.logprobs, texts, strict=True)],
+        token_logprobs=[_finite(entry.logprob) for entry in tokens.logprobs],
+        top_logprobs=[_top(entry, own) for entry, own in zip(tokens.logprobs, texts, strict=True)],
         text_offset=offsets,
     )
 
 
-def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
+def concatenated(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
     """Concatenate the log-probabilities of a whole completion; None if there are none."""
     if not parts:
         return None
@@ -58,25 +58,27 @@ def _texts(tokens: Tokens, tokenizer: Tokenizer | None) -> Sequence[Sequence[str
     texts: Sequence[Sequence[str]] = getattr(tokens, "logprob_texts", ())
     if len(texts) == len(tokens.logprobs):
         return texts
-    return [[_text(token, tokenizer) for token in (one.token_id, *(t for t, _ in one.top))] for one in tokens.logprobs]
+    return [
+        [_text(token, tokenizer) for token in (entry.token_id, *(t for t, _ in entry.top))] for entry in tokens.logprobs
+    ]
 
 
 def _text(token_id: int, tokenizer: Tokenizer | None) -> str:
     return f"token_id:{token_id}" if tokenizer is None else tokenizer.token_text(token_id)
 
 
-def _top(one: TokenLogprobs, texts: Sequence[str]) -> dict[str, float]:
-    top = {text: _finite(value) for text, (_, value) in zip(texts[1:], one.top, strict=True)}
-    top.setdefault(texts[0], _finite(one.logprob))
+def _top(entry: TokenLogprobs, texts: Sequence[str]) -> dict[str, float]:
+    top = {text: _finite(value) for text, (_, value) in zip(texts[1:], entry.top, strict=True)}
+    top.setdefault(texts[0], _finite(entry.logprob))
     return top
 
 
-def _of_chat(one: TokenLogprobs, texts: Sequence[str]) -> TokenLogprob:
+def _chat_entry(entry: TokenLogprobs, texts: Sequence[str]) -> TokenLogprob:
     tops = [
         TopLogprob(text, _finite(value), list(text.encode()))
-        for text, (_, value) in zip(texts[1:], one.top, strict=True)
+        for text, (_, value) in zip(texts[1:], entry.top, strict=True)
     ]
-    return TokenLogprob(texts[0], _finite(one.logprob), list(texts[0].encode()), tops)
+    return TokenLogprob(texts[0], _finite(entry.logprob), list(texts[0].encode()), tops)
 
 
 def _finite(logprob: float) -> float:

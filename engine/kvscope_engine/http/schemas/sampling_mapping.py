@@ -75,7 +75,7 @@ def submission(request_id: str, body: SamplingBody, sampling: SamplingParams, *,
         accepted = f"a whole number from {-MAX_PRIORITY} to {MAX_PRIORITY}"
         raise ApiError(400, f"priority={body.priority} is not accepted: {accepted}", param="priority")
     if body.cache_salt:
-        _known(Submit, "cache_salt")
+        _require_field(Submit, "cache_salt")
         if len(body.cache_salt) > 1024:
             raise ApiError(400, "cache_salt is not accepted: at most 1024 characters", param="cache_salt")
         fields["cache_salt"] = body.cache_salt
@@ -105,8 +105,8 @@ def _check_neutral(body: SamplingBody, accepted: Mapping[str, tuple[Any, ...]]) 
     for name, values in accepted.items():
         value = getattr(body, name)
         if value is not None and value not in values:
-            words = " or ".join(msgspec.json.encode(one).decode() for one in (*values, None))
-            raise ApiError(400, f"{name}={value!r:.60} is not accepted: {words}", param=name)
+            accepted_text = " or ".join(msgspec.json.encode(one).decode() for one in (*values, None))
+            raise ApiError(400, f"{name}={value!r:.60} is not accepted: {accepted_text}", param=name)
 
 
 def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
@@ -115,16 +115,16 @@ def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) 
     for name in SAME:
         value = getattr(body, name)
         if value is not None and value != []:
-            _known(SamplingParams, name)
+            _require_field(SamplingParams, name)
             fields[name] = value
     if body.stop is not None:
         fields["stop"] = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     if body.logit_bias:
-        _known(SamplingParams, "logit_bias")
-        fields["logit_bias"] = _bias(body.logit_bias)
+        _require_field(SamplingParams, "logit_bias")
+        fields["logit_bias"] = _logit_bias(body.logit_bias)
     structured = _structured(body)
     if structured is not None:
-        _known(SamplingParams, "structured")
+        _require_field(SamplingParams, "structured")
         fields["structured"] = structured
     try:
         return msgspec.convert(fields, SamplingParams, str_keys=False)
@@ -132,13 +132,13 @@ def _sampling(body: SamplingBody, max_tokens: int | None, logprobs: int | None) 
         raise ApiError(400, str(error), param=str(error).partition("=")[0].partition(" ")[0]) from error
 
 
-def _known(kind: type[msgspec.Struct], name: str) -> None:
+def _require_field(kind: type[msgspec.Struct], name: str) -> None:
     """Raise ApiError for a field that the engine's messages lack."""
     if name not in kind.__struct_fields__:
         raise ApiError(400, f"{name} is not accepted: this engine has no such option", param=name)
 
 
-def _bias(given: dict[str, float]) -> dict[int, float]:
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     biases: dict[int, float] = {}
     for token, bias in given.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
@@ -152,13 +152,13 @@ def _structured(body: SamplingBody) -> dict[str, str] | None:
 
     Raises ApiError if there are several.
     """
-    forms = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
-    if len(forms) > 1:
-        names = " and ".join(kind for kind, _ in forms)
+    constraints = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
+    if len(constraints) > 1:
+        names = " and ".join(kind for kind, _ in constraints)
         raise ApiError(400, f"{names} are not accepted together: one form of the answer is", param="response_format")
-    if not forms:
+    if not constraints:
         return None
-    kind, text = forms[0]
+    kind, text = constraints[0]
     return {"kind": kind, "text": text}
 
 
@@ -177,27 +177,27 @@ def _structured_outputs(body: SamplingBody) -> list[tuple[str, str]]:
     asked = body.structured_outputs
     if asked is None:
         return []
-    forms = _forms(asked.json, asked.regex, asked.choice, asked.grammar)
-    return [*forms, ("json_object", "")] if asked.json_object else forms
+    constraints = _constraints(asked.json, asked.regex, asked.choice, asked.grammar)
+    return [*constraints, ("json_object", "")] if asked.json_object else constraints
 
 
 def _guided(body: SamplingBody) -> list[tuple[str, str]]:
-    return _forms(body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+    return _constraints(body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
 
 
-def _forms(
+def _constraints(
     schema: str | dict[str, Any] | None, regex: str | None, choice: Sequence[str] | None, grammar: str | None
 ) -> list[tuple[str, str]]:
-    forms: list[tuple[str, str]] = []
+    constraints: list[tuple[str, str]] = []
     if schema is not None:
-        forms.append(("json_schema", schema if isinstance(schema, str) else _json(schema)))
+        constraints.append(("json_schema", schema if isinstance(schema, str) else _json(schema)))
     if regex is not None:
-        forms.append(("regex", regex))
+        constraints.append(("regex", regex))
     if choice is not None:
-        forms.append(("choice", _json(choice)))
+        constraints.append(("choice", _json(choice)))
     if grammar is not None:
-        forms.append(("grammar", grammar))
-    return forms
+        constraints.append(("grammar", grammar))
+    return constraints
 
 
 def _json(value: object) -> str:

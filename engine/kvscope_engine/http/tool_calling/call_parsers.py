@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kvscope_engine.http.tool_calling.streamed_text import JSON_TOKENS, PYTHON_TOKENS, Search, StreamedText
-from kvscope_engine.http.tool_calling.tool_call import Call, Tools, as_object, decoded, encoded, field_value
+from kvscope_engine.http.tool_calling.tool_call import ParsedCall, Tools, as_object, decoded, encoded, field_value
 
 SPACE: Final = " \t\r\n"
 SEPARATORS: Final = f"{SPACE},;"
@@ -23,23 +23,23 @@ PYTHON_NAMES: Final = {"true": True, "false": False, "null": None}
 """JSON's constants, which models write for Python's."""
 
 
-class BodyResult(NamedTuple):
+class ParseResult(NamedTuple):
     """Calls, and the index where they end. If `calls` is None, the text up to `end` contains no call."""
 
-    calls: list[Call] | None
+    calls: list[ParsedCall] | None
     end: int
 
 
-Body: TypeAlias = Callable[[StreamedText, int, Tools], Search[BodyResult]]
+CallParser: TypeAlias = Callable[[StreamedText, int, Tools], Search[ParseResult]]
 
 
-def read_json(text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+def read_json(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
     """Read JSON calls or lists of calls, one after another, up to anything else."""
-    calls: list[Call] = []
+    calls: list[ParsedCall] = []
     while True:
         start = yield from text.skip(SEPARATORS if calls else SPACE, start)
         if text.text[start : start + 1] not in ("{", "["):
-            return BodyResult(calls or None, start)
+            return ParseResult(calls or None, start)
         one = yield from read_json_value(text, start, tools)
         if one.calls is None:
             return one
@@ -47,23 +47,23 @@ def read_json(text: StreamedText, start: int, tools: Tools) -> Search[BodyResult
         start = one.end
 
 
-def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+def read_json_value(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
     """Read one call `{"name": ..., "arguments": {...}}` (Llama: `parameters`), or a list of them."""
     start = yield from text.skip(SPACE, start)
     if text.text[start : start + 1] not in ("{", "["):
-        return BodyResult(None, start)
+        return ParseResult(None, start)
     end = yield from text.closing(JSON_TOKENS, start)
     value = decoded(text.text[start:end])
     calls = [_json_call(one) for one in (value if isinstance(value, list) else [value])]
     complete = [call for call in calls if call is not None]
-    return BodyResult(complete if complete and len(complete) == len(calls) else None, end)
+    return ParseResult(complete if complete and len(complete) == len(calls) else None, end)
 
 
-def first_of(*bodies: Body) -> Body:
+def first_of(*bodies: CallParser) -> CallParser:
     """Return a body that is read as the first of `bodies` that the text begins as."""
 
-    def read(text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
-        result = BodyResult(None, start)
+    def read(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
+        result = ParseResult(None, start)
         for body in bodies:
             if result.calls is None and not text.text[start : result.end].strip():
                 result = yield from body(text, start, tools)
@@ -72,12 +72,12 @@ def first_of(*bodies: Body) -> Body:
     return read
 
 
-def _json_call(value: Any) -> Call | None:
+def _json_call(value: Any) -> ParsedCall | None:
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         return None
     arguments = as_object(value.get("arguments", value.get("parameters")))
-    return None if arguments is None else Call(name, arguments)
+    return None if arguments is None else ParsedCall(name, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +86,20 @@ class NamedJson:
 
     head: re.Pattern[str]
 
-    def __call__(self, text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+    def __call__(self, text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
         head = yield from text.match(self.head, start)
         if head is None:
-            return BodyResult(None, start)
+            return ParseResult(None, start)
         end = yield from text.closing(JSON_TOKENS, head.end())
         arguments = as_object(text.text[head.end() : end])
         if arguments is None:
-            return BodyResult(None, end)
-        return BodyResult([Call(head["name"], arguments, head.groupdict().get("id") or "")], end)
+            return ParseResult(None, end)
+        return ParseResult([ParsedCall(head["name"], arguments, head.groupdict().get("id") or "")], end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fields:
-    """A name and fields without quotes, as in `<function=NAME><parameter=KEY>VALUE</parameter></function>`.
+class NamedFields:
+    """A name and fields without quotes, as in `<function=NAME_PLACEHOLDER><parameter=KEY>VALUE</parameter></function>`.
 
     A value ends at a `close` that is followed by the next field or by `tail`; any other one is a part of the value.
     Nothing in these formats tells the end of a value from the same text within a value.
@@ -115,17 +115,17 @@ class Fields:
     has_value_lines: bool = False
     """Whether each value is on separate lines."""
 
-    def __call__(self, text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+    def __call__(self, text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
         head = yield from text.match(self.head, start)
         if head is None:
-            return BodyResult(None, start)
+            return ParseResult(None, start)
         name, end = head["name"].strip(), head.end()
         schema, arguments = tools.get(name, {}), {}
         mark, after = yield from text.expect((self.field_begin, self.tail), end)
         while mark == self.field_begin:
             field = yield from text.match(self.field, after - len(mark))
             if field is None:
-                return BodyResult(None, end)
+                return ParseResult(None, end)
             close = end = field.end()
             mark = ""
             while not mark:
@@ -137,26 +137,26 @@ class Fields:
                 value = value.removeprefix("\n").removesuffix("\n")
             arguments[field["key"].strip()] = field_value(value, field["key"].strip(), schema)
         if not mark:
-            return BodyResult(None, end)
-        return BodyResult([Call(name, encoded(arguments))], after)
+            return ParseResult(None, end)
+        return ParseResult([ParsedCall(name, encoded(arguments))], after)
 
 
-def read_python(text: StreamedText, start: int, tools: Tools) -> Search[BodyResult]:
+def read_python(text: StreamedText, start: int, tools: Tools) -> Search[ParseResult]:
     """Read Python calls like `[weather(city="Rome", days=3)]`, in lists or one a line, of functions in `tools` alone.
 
     They are parsed as expressions of constants; nothing is ever run.
     """
-    calls: list[Call] = []
+    calls: list[ParsedCall] = []
     while True:
         start = yield from text.skip(SEPARATORS if calls else SPACE, start)
         first = text.text[start : start + 1]
         head = (yield from text.match(_PYTHON_HEAD, start)) if first == "[" or first.isidentifier() else None
         if head is None:
-            return BodyResult(calls or None, start)
+            return ParseResult(calls or None, start)
         end = yield from text.closing(PYTHON_TOKENS, head.end())
         found = _python_calls(text.text[start:end])
         if not found or any(call.name not in tools for call in found):
-            return BodyResult(None, end)
+            return ParseResult(None, end)
         calls += found
         start = end
 
@@ -164,7 +164,7 @@ def read_python(text: StreamedText, start: int, tools: Tools) -> Search[BodyResu
 _PYTHON_HEAD: Final = re.compile(r"(?=\[)|[^\W\d][\w.]*(?=\()")
 
 
-def _python_calls(text: str) -> list[Call]:
+def _python_calls(text: str) -> list[ParsedCall]:
     """Return the calls in an expression; none if there is anything else in it."""
     if len(text) > MAX_PYTHON_CHARACTERS:
         return []
@@ -178,7 +178,7 @@ def _python_calls(text: str) -> list[Call]:
         return []
 
 
-def _python_call(node: ast.expr) -> Call:
+def _python_call(node: ast.expr) -> ParsedCall:
     """Return a call whose arguments are constants by name. Raises ValueError for any other expression."""
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("not a call with arguments by name")
@@ -187,7 +187,7 @@ def _python_call(node: ast.expr) -> Call:
         if keyword.arg is None:
             raise ValueError("an argument without a name")
         arguments[keyword.arg] = _python_value(keyword.value)
-    return Call(_python_name(node.func), encoded(arguments))
+    return ParsedCall(_python_name(node.func), encoded(arguments))
 
 
 def _python_name(node: ast.expr) -> str:

@@ -14,7 +14,12 @@ from typing import Any, Final
 import msgspec
 
 from kvscope_engine.http.schemas.request_bodies import Function
-from kvscope_engine.http.tool_calling.tool_call_formats import NAME, PLAIN, Forced, ToolFormat
+from kvscope_engine.http.tool_calling.tool_call_formats import (
+    JSON_LIST_FORMAT,
+    NAME_PLACEHOLDER,
+    ForcedFormat,
+    ToolFormat,
+)
 
 MAX_WHITESPACE: Final = 32
 """Maximum white space characters between two parts of arguments, since a model may otherwise emit them forever."""
@@ -26,10 +31,10 @@ def forced_format(tool_format: ToolFormat, functions: Sequence[Function], specia
     has_names = all(PLAIN_NAME.fullmatch(function.name) for function in functions)
     if tool_format.can_force and has_names and not any(text and text in tool_format.marks for text in special):
         return tool_format
-    return replace(PLAIN, has_short_ids=tool_format.has_short_ids)
+    return replace(JSON_LIST_FORMAT, has_short_ids=tool_format.has_short_ids)
 
 
-def structural_tag(forced: Forced, functions: Sequence[Function], *, is_one: bool) -> str:
+def structural_tag(forced: ForcedFormat, functions: Sequence[Function], *, is_one: bool) -> str:
     """Return XGrammar's structural tag, as JSON, for one call (`is_one`) or for one or more."""
     calls = {
         "type": "tags_with_separator",
@@ -44,7 +49,7 @@ def structural_tag(forced: Forced, functions: Sequence[Function], *, is_one: boo
     ).decode()
 
 
-def _tag(forced: Forced, function: Function) -> dict[str, Any]:
+def _tag(forced: ForcedFormat, function: Function) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "type": "json_schema",
         "json_schema": function.parameters or {"type": "object"},
@@ -55,7 +60,12 @@ def _tag(forced: Forced, function: Function) -> dict[str, Any]:
         parts = [{"type": "regex", "pattern": "[0-9]{1,3}"}, *_text(forced.arguments), arguments]
         arguments = {"type": "sequence", "elements": parts}
     name = msgspec.json.encode(function.name).decode()[1:-1]
-    return {"type": "tag", "begin": forced.begin.replace(NAME, name), "content": arguments, "end": forced.end}
+    return {
+        "type": "tag",
+        "begin": forced.begin.replace(NAME_PLACEHOLDER, name),
+        "content": arguments,
+        "end": forced.end,
+    }
 
 
 def _text(text: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ParsedCall:
     """A complete call. `arguments` is a JSON object as text; `call_id` is the model's own, where its format has one."""
 
     name: str

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvscope_engine.http.tool_calling.call_parsers import (
-    Body,
-    Fields,
+    CallParser,
+    NamedFields,
     NamedJson,
     first_of,
     read_json,
@@ -20,14 +20,14 @@ from kvscope_engine.http.tool_calling.call_parsers import (
 )
 from kvscope_telemetry.errors import BadInput
 
-OPEN: Final = "<tool_call>"
-CLOSE: Final = "</tool_call>"
-NAME: Final = "NAME"
-"""Placeholder of a function's name in `Forced`."""
+OPEN_TAG: Final = "<tool_call>"
+CLOSE_TAG: Final = "</tool_call>"
+NAME_PLACEHOLDER: Final = "NAME"
+"""Placeholder of a function's name in `ForcedFormat`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forced:
+class ForcedFormat:
     """Text around forced calls: around all of them, around each, and between two."""
 
     before: str = ""
@@ -41,7 +41,9 @@ class Forced:
     """XGrammar's name of the format of the arguments."""
 
 
-LIST: Final = Forced(before="[", begin=f'{{"name": "{NAME}", "arguments": ', end="}", between=", ", after="]")
+JSON_LIST: Final = ForcedFormat(
+    before="[", begin=f'{{"name": "{NAME_PLACEHOLDER}", "arguments": ', end="}", between=", ", after="]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class CallSpan:
     """Calls between two marks in an answer. They are complete at `end`, or where the body ends if that is empty."""
 
     begin: str
-    body: Body
+    body: CallParser
     end: str = ""
 
 
@@ -63,13 +65,13 @@ class ToolFormat:
     """Prefixes of an answer that may consist only of calls to functions in the request."""
     prefixes: tuple[str, ...] = ()
     """Prefixes like `starts` that are marks and are followed by the calls."""
-    whole: tuple[Body, ...] = ()
+    whole: tuple[CallParser, ...] = ()
     """Parsers of an answer that consists only of calls; the first one that succeeds is used."""
     silent: tuple[str, ...] = ()
     """Marks around spans, which are not text."""
     closers: tuple[str, ...] = ()
     """Marks that are not text if they follow a call."""
-    forced: Forced = LIST
+    forced: ForcedFormat = JSON_LIST
     inner: tuple[str, ...] = ()
     """Marks within a span."""
     has_short_ids: bool = False
@@ -84,13 +86,18 @@ class ToolFormat:
     @property
     def can_force(self) -> bool:
         """Whether calls can be forced in the model's own format."""
-        return self.forced is not LIST
+        return self.forced is not JSON_LIST
 
 
-_HERMES: Final = Forced(begin=f'{OPEN}\n{{"name": "{NAME}", "arguments": ', end=f"}}\n{CLOSE}", between="\n")
-_LLAMA: Final = Forced(begin=f'{{"name": "{NAME}", "parameters": ', end="}", between="; ")
-_QWEN_XML: Final = Forced(
-    begin=f"{OPEN}\n<function={NAME}>\n", end=f"\n</function>\n{CLOSE}", between="\n", style="qwen_xml"
+_HERMES: Final = ForcedFormat(
+    begin=f'{OPEN_TAG}\n{{"name": "{NAME_PLACEHOLDER}", "arguments": ', end=f"}}\n{CLOSE_TAG}", between="\n"
+)
+_LLAMA: Final = ForcedFormat(begin=f'{{"name": "{NAME_PLACEHOLDER}", "parameters": ', end="}", between="; ")
+_QWEN_XML: Final = ForcedFormat(
+    begin=f"{OPEN_TAG}\n<function={NAME_PLACEHOLDER}>\n",
+    end=f"\n</function>\n{CLOSE_TAG}",
+    between="\n",
+    style="qwen_xml",
 )
 _DEEPSEEK: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _DEEPSEEK_CALL: Final = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
@@ -106,11 +113,11 @@ _DEEPSEEK_V31_BODY: Final = NamedJson(re.compile(rf"\s*(?P<name>[^\s<]+)\s*{_DEE
 _KIMI_BODY: Final = NamedJson(
     re.compile(rf"\s*(?P<id>(?:functions\.)?(?P<name>[^\s<]+):\d+)\s*{re.escape(_KIMI_SEPARATOR)}\s*(?={{)")
 )
-"""The id `functions.NAME:3` contains the name; the model looks for the same id in the message with the result."""
+"""The id `functions.NAME:3` contains the name. The model looks for the same id in the message with the result."""
 _MISTRAL_BODY: Final = NamedJson(
     re.compile(r"\s*(?P<name>[^\W\d][\w.-]*)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)")
 )
-_QWEN_BODY: Final = Fields(
+_QWEN_BODY: Final = NamedFields(
     head=re.compile(r"\s*<function=(?P<name>[^>\n]+)>"),
     field_begin="<parameter=",
     field=re.compile(r"<parameter=(?P<key>[^>\n]+)>"),
@@ -118,16 +125,16 @@ _QWEN_BODY: Final = Fields(
     tail="</function>",
     has_value_lines=True,
 )
-_GLM_BODY: Final = Fields(
+_GLM_BODY: Final = NamedFields(
     head=re.compile(r"\s*(?P<name>[^\s<{]+)\s*(?=<)"),
     field_begin="<arg_key>",
     field=re.compile(r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>"),
     close="</arg_value>",
-    tail=CLOSE,
+    tail=CLOSE_TAG,
 )
-_HERMES_SPAN: Final = CallSpan(OPEN, read_json, CLOSE)
+_HERMES_SPAN: Final = CallSpan(OPEN_TAG, read_json, CLOSE_TAG)
 _QWEN_SPANS: Final = (
-    CallSpan(OPEN, _QWEN_BODY),
+    CallSpan(OPEN_TAG, _QWEN_BODY),
     # Qwen3-Coder often leaves out the opening mark, and then the body's head is the first that shows the call.
     CallSpan("<function=", replace(_QWEN_BODY, head=re.compile(r"(?P<name>[^>\n]+)>"))),
 )
@@ -135,7 +142,7 @@ _QWEN_SPANS: Final = (
 REASONING: Final = {"<think>": "</think>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
 """Marks around a model's reasoning, whose text is never read as calls."""
 
-UNKNOWN: Final = ToolFormat(
+UNKNOWN_FORMAT: Final = ToolFormat(
     name="auto",
     spans=(_HERMES_SPAN,),
     starts=("{", "["),
@@ -166,23 +173,25 @@ FORMATS: Final = (
     ),
     ToolFormat(name="olmo3", spans=(CallSpan("<function_calls>", read_python, "</function_calls>"),)),
     *(
-        ToolFormat(name=name, spans=_QWEN_SPANS, closers=(CLOSE,), forced=_QWEN_XML)
+        ToolFormat(name=name, spans=_QWEN_SPANS, closers=(CLOSE_TAG,), forced=_QWEN_XML)
         for name in ("qwen3_coder", "qwen3_xml")
     ),
     ToolFormat(
         name="glm45",
-        spans=(CallSpan(OPEN, _GLM_BODY),),
-        inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", CLOSE),
-        forced=Forced(begin=f"{OPEN}{NAME}\n", end=f"\n{CLOSE}", between="\n", style="glm_xml"),
+        spans=(CallSpan(OPEN_TAG, _GLM_BODY),),
+        inner=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", CLOSE_TAG),
+        forced=ForcedFormat(
+            begin=f"{OPEN_TAG}{NAME_PLACEHOLDER}\n", end=f"\n{CLOSE_TAG}", between="\n", style="glm_xml"
+        ),
     ),
     ToolFormat(
         name="deepseek_v3",
         spans=(CallSpan(_DEEPSEEK_CALL[0], _DEEPSEEK_V3_BODY, f"```{_DEEPSEEK_CALL[1]}"),),
         silent=_DEEPSEEK,
         inner=(_DEEPSEEK_SEPARATOR,),
-        forced=Forced(
+        forced=ForcedFormat(
             before=_DEEPSEEK[0],
-            begin=f"{_DEEPSEEK_CALL[0]}function{_DEEPSEEK_SEPARATOR}{NAME}\n```json\n",
+            begin=f"{_DEEPSEEK_CALL[0]}function{_DEEPSEEK_SEPARATOR}{NAME_PLACEHOLDER}\n```json\n",
             end=f"\n```{_DEEPSEEK_CALL[1]}",
             between="\n",
             after=_DEEPSEEK[1],
@@ -193,9 +202,9 @@ FORMATS: Final = (
         spans=(CallSpan(_DEEPSEEK_CALL[0], _DEEPSEEK_V31_BODY, _DEEPSEEK_CALL[1]),),
         silent=_DEEPSEEK,
         inner=(_DEEPSEEK_SEPARATOR,),
-        forced=Forced(
+        forced=ForcedFormat(
             before=_DEEPSEEK[0],
-            begin=f"{_DEEPSEEK_CALL[0]}{NAME}{_DEEPSEEK_SEPARATOR}",
+            begin=f"{_DEEPSEEK_CALL[0]}{NAME_PLACEHOLDER}{_DEEPSEEK_SEPARATOR}",
             end=_DEEPSEEK_CALL[1],
             between="",
             after=_DEEPSEEK[1],
@@ -206,9 +215,9 @@ FORMATS: Final = (
         spans=(CallSpan(_KIMI_CALL[0], _KIMI_BODY, _KIMI_CALL[1]),),
         silent=_KIMI,
         inner=(_KIMI_SEPARATOR,),
-        forced=Forced(
+        forced=ForcedFormat(
             before=_KIMI[0],
-            begin=f"{_KIMI_CALL[0]}functions.{NAME}:",
+            begin=f"{_KIMI_CALL[0]}functions.{NAME_PLACEHOLDER}:",
             arguments=_KIMI_SEPARATOR,
             end=_KIMI_CALL[1],
             between="",
@@ -225,16 +234,20 @@ FORMATS: Final = (
     ToolFormat(
         name="jamba",
         spans=(CallSpan("<tool_calls>", read_json, "</tool_calls>"),),
-        forced=Forced(
-            before="<tool_calls>[", begin=LIST.begin, end=LIST.end, between=LIST.between, after="]</tool_calls>"
+        forced=ForcedFormat(
+            before="<tool_calls>[",
+            begin=JSON_LIST.begin,
+            end=JSON_LIST.end,
+            between=JSON_LIST.between,
+            after="]</tool_calls>",
         ),
     ),
 )
-BY_NAME: Final = {one.name: one for one in (UNKNOWN, *FORMATS)}
-PLAIN: Final = ToolFormat(name="list", starts=("[",), whole=(read_json,))
+FORMATS_BY_NAME: Final = {one.name: one for one in (UNKNOWN_FORMAT, *FORMATS)}
+JSON_LIST_FORMAT: Final = ToolFormat(name="list", starts=("[",), whole=(read_json,))
 """Format of a JSON list alone, in which calls are forced if a model's own marks cannot be."""
 
-_SIGNS: Final = (
+_TEMPLATE_SIGNS: Final = (
     (("<｜tool▁call▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁call▁begin｜>",), "deepseek_v31"),
     (("<|tool_call_argument_begin|>",), "kimi_k2"),
@@ -243,7 +256,7 @@ _SIGNS: Final = (
     (("<|tool_call|>",), "granite"),
     (("functools[",), "phi4_mini_json"),
     (("<|tool|>",), "phi4_mini_json"),
-    ((OPEN,), "hermes"),
+    ((OPEN_TAG,), "hermes"),
     (("[TOOL_CALLS]",), "mistral"),
     (("[func_name1(", "<|python_start|>"), "llama4_pythonic"),
     (("[func_name1(",), "pythonic"),
@@ -264,9 +277,9 @@ def format_of(template: str | None, name: str = "") -> ToolFormat:
     Raises BadInput for an unknown name.
     """
     if name:
-        if name not in BY_NAME:
-            raise BadInput(f"tool call parser {name!r:.40} is not accepted: {', '.join(BY_NAME)}")
-        if name != UNKNOWN.name:
-            return BY_NAME[name]
-    found = (name for signs, name in _SIGNS if all(sign in (template or "") for sign in signs))
-    return BY_NAME[next(found, UNKNOWN.name)]
+        if name not in FORMATS_BY_NAME:
+            raise BadInput(f"tool call parser {name!r:.40} is not accepted: {', '.join(FORMATS_BY_NAME)}")
+        if name != UNKNOWN_FORMAT.name:
+            return FORMATS_BY_NAME[name]
+    found = (name for signs, name in _TEMPLATE_SIGNS if all(sign in (template or "") for sign in signs))
+    return FORMATS_BY_NAME[next(found, UNKNOWN_FORMAT.name)]

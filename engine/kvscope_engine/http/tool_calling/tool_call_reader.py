@@ -15,9 +15,9 @@ from enum import Enum, auto
 from typing import Final
 
 from kvscope_engine.http.schemas.responses import CalledFunction, CalledTool
-from kvscope_engine.http.tool_calling.call_parsers import BodyResult
+from kvscope_engine.http.tool_calling.call_parsers import ParseResult
 from kvscope_engine.http.tool_calling.streamed_text import EndOfTextError, Search, StreamedText
-from kvscope_engine.http.tool_calling.tool_call import Call, Tools
+from kvscope_engine.http.tool_calling.tool_call import ParsedCall, Tools
 from kvscope_engine.http.tool_calling.tool_call_formats import REASONING, CallSpan, ToolFormat
 
 MAX_CALLS: Final = 128
@@ -58,7 +58,7 @@ class ToolCallReader:
         self._reasoning_end = reasoning_end
         self._hidden = hidden
         self._text = StreamedText()
-        self._span: Search[BodyResult] | None = None
+        self._span: Search[ParseResult] | None = None
         self._spans = {span.begin: span for span in tool_format.spans}
         self._marks = (*self._spans, *tool_format.silent, *REASONING)
         self._mark_pattern = re.compile("|".join(map(re.escape, self._marks)))
@@ -98,7 +98,7 @@ class ToolCallReader:
             return self._skip_after_call()
         return self._scan()
 
-    def _continue_span(self, span: Search[BodyResult]) -> str | None:
+    def _continue_span(self, span: Search[ParseResult]) -> str | None:
         result = _resume(span, self._text)
         if result is None:
             return None
@@ -185,17 +185,17 @@ class ToolCallReader:
     def _pop_before_mark(self, marks: Collection[str]) -> str | None:
         """Return all text but an end that may become one of `marks`; None if there is no other."""
         text = self._text.text
-        held = 0 if self._text.is_complete else _open_length(text, marks)
+        held = 0 if self._text.is_complete else _partial_mark_length(text, marks)
         return self._text.pop(len(text) - held) or None
 
-    def _read_span(self, span: CallSpan) -> Search[BodyResult]:
+    def _read_span(self, span: CallSpan) -> Search[ParseResult]:
         calls, end = yield from span.body(self._text, len(span.begin), self._tools)
         if calls and span.end:
             mark, end = yield from self._text.expect((span.end,), end)
             calls = calls if mark else None
-        return BodyResult(calls, end)
+        return ParseResult(calls, end)
 
-    def _record(self, calls: list[Call] | None) -> bool:
+    def _record(self, calls: list[ParsedCall] | None) -> bool:
         for call in calls or ():
             if self.num_calls < self._max_calls:
                 function = CalledFunction(call.name, call.arguments)
@@ -203,7 +203,7 @@ class ToolCallReader:
                 self.num_calls += 1
         return bool(calls)
 
-    def _id(self, call: Call) -> str:
+    def _id(self, call: ParsedCall) -> str:
         own = call.call_id
         if not own or own in self._ids:
             own = f"call_{secrets.token_hex(12)}"
@@ -213,19 +213,19 @@ class ToolCallReader:
         return own
 
 
-def _resume(search: Search[BodyResult], text: StreamedText) -> BodyResult | None:
+def _resume(search: Search[ParseResult], text: StreamedText) -> ParseResult | None:
     """Continue a search; None if it needs more text. If the answer ends within a call, all of it is text."""
     try:
         next(search)
     except StopIteration as stop:
-        result: BodyResult = stop.value
+        result: ParseResult = stop.value
         return result
     except EndOfTextError:
-        return BodyResult(None, len(text.text))
+        return ParseResult(None, len(text.text))
     return None
 
 
-def _open_length(text: str, marks: Collection[str]) -> int:
+def _partial_mark_length(text: str, marks: Collection[str]) -> int:
     """Return the length of the longest end of `text` that one of `marks` begins with."""
     start = max(0, len(text) - max(map(len, marks)) + 1)
     firsts = {mark[0] for mark in marks}

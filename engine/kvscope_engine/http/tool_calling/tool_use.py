@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kvscope_engine.http.schemas.api_errors import ApiError
 from kvscope_engine.http.schemas.request_bodies import ChatBody, Function
 from kvscope_engine.http.tool_calling.structural_tags import forced_format, structural_tag
-from kvscope_engine.http.tool_calling.tool_call_formats import REASONING, UNKNOWN, ToolFormat, format_of
+from kvscope_engine.http.tool_calling.tool_call_formats import REASONING, UNKNOWN_FORMAT, ToolFormat, format_of
 from kvscope_engine.http.tool_calling.tool_call_reader import MAX_CALLS, ToolCallReader
 from kvscope_engine.tokenization.tokenizer import IncrementalDecoder, Tokenizer
 from kvscope_telemetry.errors import BadInput
@@ -26,12 +26,12 @@ PROMPT_END: Final = 16
 CHOICES: Final = "none, auto, required or a function by its name"
 
 
-class _Named(msgspec.Struct, forbid_unknown_fields=True):
+class _NamedFunction(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-class _Choice(msgspec.Struct, forbid_unknown_fields=True):
-    function: _Named
+class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+    function: _NamedFunction
     type: str = "function"
 
 
@@ -43,21 +43,21 @@ class ToolUse:
     """
 
     functions: Sequence[Function]
-    tool_format: ToolFormat = UNKNOWN
-    form: str = ""
+    tool_format: ToolFormat = UNKNOWN_FORMAT
+    structural_tag_json: str = ""
     """Structural tag that answers must match; empty if they are free."""
     max_calls: int = MAX_CALLS
     hidden: frozenset[int] | None = None
 
     def sampling(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters with the structural tag. Raises ApiError if they contain another structured output."""
-        if not self.form:
+        if not self.structural_tag_json:
             return sampling
         if sampling.structured is not None:
             message = "a form of the answer is not accepted with a tool_choice that makes it calls"
             raise ApiError(400, message, param="tool_choice")
         try:
-            return replace(sampling, structured=Structured(kind="structural_tag", text=self.form))
+            return replace(sampling, structured=Structured(kind="structural_tag", text=self.structural_tag_json))
         except BadInput as error:
             raise ApiError(400, str(error), param="tools") from error
 
@@ -68,7 +68,7 @@ class ToolUse:
         tools = {function.name: function.parameters or {} for function in self.functions}
         hidden = REASONING_MARKS & tokenizer.special_texts.keys() if tokenizer is not None else ()
         # The structural tag of forced calls does not permit reasoning.
-        reasoning_end = "" if self.form or tokenizer is None else _reasoning_end(tokenizer, prompt)
+        reasoning_end = "" if self.structural_tag_json or tokenizer is None else _reasoning_end(tokenizer, prompt)
         return ToolCallReader(self.tool_format, tools, self.max_calls, reasoning_end=reasoning_end, hidden=hidden)
 
     def marked_text(self, tokenizer: Tokenizer | None) -> MarkedText | None:
@@ -121,7 +121,7 @@ def _forced(body: ChatBody, functions: Sequence[Function]) -> list[Function]:
 
 def _name(choice: dict[str, Any]) -> str:
     try:
-        return msgspec.convert(choice, _Choice).function.name
+        return msgspec.convert(choice, _ToolChoice).function.name
     except msgspec.ValidationError as error:
         message = f"tool_choice={choice!r:.60} is not accepted: {CHOICES} ({error})"
         raise ApiError(400, message, param="tool_choice") from None

@@ -1,4 +1,4 @@
-"""Looking things up in a recording on a thread: found also for who asks without a rest, the newest question first."""
+"""Tests of looking up values in a recording on a thread."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from kvscope_app.session.recording.recording_handle import RecordingHandle
 
 
 class KeptSession:
-    """Has a recording that nobody looks into."""
+    """Session whose recording is never opened."""
 
     def new_recording_handle(self):
         return RecordingHandle(lambda watch: None, lambda: None)
 
 
 @pytest.fixture
-def looked_up():
+def read_keys():
     return []
 
 
 @pytest.fixture
-def gate():
-    """Reading waits for it."""
+def may_read():
+    """Event that reading waits for; set unless a test clears it."""
     made = threading.Event()
     made.set()
     return made
 
 
 @pytest.fixture
-def lookup(qtbot, gate, looked_up):
+def lookup(qtbot, may_read, read_keys):
     def read(recorded, key, at_ns, watch):
-        gate.wait(30)
-        looked_up.append(key)
+        may_read.wait(30)
+        read_keys.append(key)
         return None if key < 0 else key * 10
 
     made = RecordedLookup(KeptSession(), read, "kvscope-test-lookup", 2)
     yield made
-    gate.set()
+    may_read.set()
     made.close()
 
 
-def test_who_asks_again_and_again_gets_the_answer(lookup, qtbot):
-    """A view asks at each of its frames, sooner one after the other than the lookup looks."""
+def test_frequent_queries_for_the_same_key_get_the_answer(lookup, qtbot):
+    """A view asks at each of its frames, more often than the lookup polls."""
     answers = []
     asking = QTimer(interval=1)
     asking.timeout.connect(lambda: answers.append(lookup.get(4, 0)))
@@ -55,19 +55,19 @@ def test_who_asks_again_and_again_gets_the_answer(lookup, qtbot):
     assert not lookup.is_reading
 
 
-def test_of_what_is_asked_meanwhile_only_the_last_is_looked_up(lookup, gate, looked_up, qtbot):
-    gate.clear()
+def test_only_the_newest_query_made_during_a_read_is_looked_up(lookup, may_read, read_keys, qtbot):
+    may_read.clear()
     assert lookup.get(1, 0) is None
     qtbot.waitUntil(lambda: lookup.is_reading, timeout=30_000)
     for key in (2, 3, 4):
         assert lookup.get(key, 0) is None
-    gate.set()
+    may_read.set()
     qtbot.waitUntil(lambda: not lookup.is_reading, timeout=30_000)
-    assert looked_up == [1, 4]
+    assert read_keys == [1, 4]
     assert (lookup.get(1, 0), lookup.get(4, 0)) == (10, 40)
 
 
-def test_only_the_newest_answers_are_kept_and_what_is_not_there_is_known(lookup, looked_up, qtbot):
+def test_newest_answers_are_cached_including_missing_values(lookup, read_keys, qtbot):
     for key in (1, -2, 3):
         lookup.get(key, 0)
         qtbot.waitUntil(lambda: not lookup.is_reading, timeout=30_000)
@@ -76,4 +76,4 @@ def test_only_the_newest_answers_are_kept_and_what_is_not_there_is_known(lookup,
     assert lookup.get(3, 0) == 30
     assert lookup.get(1, 0) is None
     qtbot.waitUntil(lambda: not lookup.is_reading, timeout=30_000)
-    assert looked_up == [1, -2, 3, 1]
+    assert read_keys == [1, -2, 3, 1]

@@ -1,4 +1,4 @@
-"""One reading at a time, told when it is over: also one that fails, which nobody waits for for ever."""
+"""Tests of reading from a recording on a thread, one read at a time: results, failures and retries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_MS = 60_000
 
 
 class KeptSession:
-    """What it has recorded cannot be opened while `is_broken`; counts who tries."""
+    """Session whose recording cannot be opened while `is_broken`; counts the attempts."""
 
     def __init__(self):
         self.num_opened = 0
@@ -38,19 +38,19 @@ class KeptSession:
 
 
 @pytest.fixture
-def kept(qapp):
+def kept_session(qapp):
     return KeptSession()
 
 
 @pytest.fixture
-def reading(kept):
-    made = RecordingReader(kept, "kvscope-test-reading")
+def reading(kept_session):
+    made = RecordingReader(kept_session, "kvscope-test-reading")
     yield made
     made.close()
 
 
-def test_what_was_read_is_told(reading, kept, qtbot):
-    kept.is_broken = False
+def test_result_is_available_when_reading_is_over(reading, kept_session, qtbot):
+    kept_session.is_broken = False
     with qtbot.waitSignal(reading.finished, timeout=WAIT_MS):
         assert reading.start(lambda recorded, watch: recorded.upper())
         assert reading.is_reading
@@ -58,14 +58,14 @@ def test_what_was_read_is_told(reading, kept, qtbot):
     assert (reading.result, reading.failure) == ("WHAT WAS RECORDED", "")
 
 
-def test_one_that_fails_is_over_and_says_why(reading, kept, qtbot):
+def test_failed_reading_is_over_and_has_the_reason(reading, kept_session, qtbot):
     with qtbot.waitSignal(reading.finished, timeout=WAIT_MS):
         reading.start(lambda recorded, watch: recorded)
     assert not reading.is_reading
     assert (reading.result, reading.failure) == (None, "it is gone")
 
 
-def test_one_that_is_closed_tells_nothing(reading, kept, qtbot):
+def test_closed_reading_does_not_emit_over(reading, kept_session, qtbot):
     received = []
     reading.finished.connect(lambda: received.append(True))
     reading.start(lambda recorded, watch: recorded)
@@ -74,7 +74,7 @@ def test_one_that_is_closed_tells_nothing(reading, kept, qtbot):
     assert not received
 
 
-def test_where_nothing_was_recorded_nothing_begins(qapp):
+def test_reading_does_not_begin_without_a_recording(qapp):
     class Nothing:
         def new_recording_handle(self):
             return None
@@ -84,44 +84,44 @@ def test_where_nothing_was_recorded_nothing_begins(qapp):
     assert not reading.is_reading
 
 
-def test_a_lookup_that_fails_says_why_and_goes_on_with_the_next(kept, qtbot):
-    lookup = RecordedLookup(kept, lambda recorded, key, at_ns, watch: key, "kvscope-test-lookup", 2)
+def test_failed_lookup_has_the_reason_and_the_next_one_succeeds(kept_session, qtbot):
+    lookup = RecordedLookup(kept_session, lambda recorded, key, at_ns, watch: key, "kvscope-test-lookup", 2)
     lookup.get(1, 0)
     qtbot.waitUntil(lambda: not lookup.is_reading, timeout=WAIT_MS)
     assert (lookup.get(1, 0), lookup.failure) == (None, "it is gone")
-    kept.is_broken = False
+    kept_session.is_broken = False
     lookup.get(2, 0)
     qtbot.waitUntil(lambda: not lookup.is_reading, timeout=WAIT_MS)
     assert (lookup.get(2, 0), lookup.failure) == (2, "")
     lookup.close()
 
 
-def test_steps_that_cannot_be_read_are_not_asked_for_without_end(kept, qtbot, monkeypatch):
-    """Whoever draws asks again as soon as it is told."""
-    monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 1e9)
+def test_failed_step_reading_is_not_retried_immediately(kept_session, qtbot, monkeypatch):
+    """A view asks again whenever `changed` is emitted."""
+    monkeypatch.setattr(step_feed, "RETRY_DELAY_S", 1e9)
     monkeypatch.setattr(step_feed, "read_steps", lambda *_: NO_STEPS)
-    feed, span, received = StepFeed(kept), TimeSpan(0, 10**9), []
+    feed, span, received = StepFeed(kept_session), TimeSpan(0, 10**9), []
 
     def ask():
         received.append(feed.failure)
-        feed.want(span, span)
+        feed.request(span, span)
 
     feed.changed.connect(ask)
-    feed.want(span, span)
+    feed.request(span, span)
     qtbot.waitUntil(lambda: bool(received) and not feed.is_reading, timeout=WAIT_MS)
     assert received == ["it is gone"]
-    assert kept.num_opened == 1
-    monkeypatch.setattr(step_feed, "AFTER_FAILURE_S", 0.0)
-    kept.is_broken = False
+    assert kept_session.num_opened == 1
+    monkeypatch.setattr(step_feed, "RETRY_DELAY_S", 0.0)
+    kept_session.is_broken = False
     with qtbot.waitSignal(feed.changed, timeout=WAIT_MS):
-        feed.want(span, span)
+        feed.request(span, span)
     assert feed.failure == ""
     feed.close()
 
 
-def test_steps_are_read_again_once_there_are_more(kept, qtbot, monkeypatch):
-    """While an engine idles time goes on, and no step with it; who looks elsewhere is shown what is there."""
-    monkeypatch.setattr(step_feed, "_AGAIN_S", 0.0)
+def test_steps_are_read_again_only_if_there_may_be_more(kept_session, qtbot, monkeypatch):
+    """While an engine is idle, time passes without new steps."""
+    monkeypatch.setattr(step_feed, "_MIN_INTERVAL_S", 0.0)
     read = []
 
     def read_steps(_recorded, first_ns, last_ns, _watch):
@@ -129,26 +129,30 @@ def test_steps_are_read_again_once_there_are_more(kept, qtbot, monkeypatch):
         return replace(NO_STEPS, first_ns=first_ns, last_ns=last_ns)
 
     monkeypatch.setattr(step_feed, "read_steps", read_steps)
-    kept.is_broken, kept.timeline.is_file, kept.live_mirror = False, False, SimpleNamespace(epoch=7, seq=5)
-    monkeypatch.setattr(kept, "_open", lambda watch: SimpleNamespace(may_grow=False))
-    feed = StepFeed(kept)
+    kept_session.is_broken, kept_session.timeline.is_file, kept_session.live_mirror = (
+        False,
+        False,
+        SimpleNamespace(epoch=7, seq=5),
+    )
+    monkeypatch.setattr(kept_session, "_open", lambda watch: SimpleNamespace(may_grow=False))
+    feed = StepFeed(kept_session)
 
     def num_read(begin_ns, end_ns, whole_ns):
         read.clear()
-        feed.want(TimeSpan(begin_ns, end_ns), TimeSpan(0, whole_ns))
+        feed.request(TimeSpan(begin_ns, end_ns), TimeSpan(0, whole_ns))
         qtbot.waitUntil(lambda: not feed.is_reading, timeout=WAIT_MS)
         assert not feed.failure
         return len(read)
 
     assert num_read(0, 100, 1000) == 1
-    assert num_read(100, 500, 1000) == 1, "not all was read"
+    assert num_read(100, 500, 1000) == 1, "this range has not been read yet"
     assert num_read(500, 1000, 1000) == 1
-    assert num_read(500, 2000, 2000) == 0, "only time went on"
-    kept.live_mirror.seq = 6
+    assert num_read(500, 2000, 2000) == 0, "there is no new step"
+    kept_session.live_mirror.seq = 6
     assert num_read(500, 3000, 3000) == 1
-    kept.live_mirror.seq, kept.live_mirror.epoch = 1, 8
+    kept_session.live_mirror.seq, kept_session.live_mirror.epoch = 1, 8
     assert num_read(500, 4000, 4000) == 1
     assert num_read(500, 5000, 5000) == 0
-    kept.timeline.is_file = True
-    assert num_read(500, 6000, 6000) == 1, "a file may grow beyond what is shown"
+    kept_session.timeline.is_file = True
+    assert num_read(500, 6000, 6000) == 1, "a file may have grown"
     feed.close()

@@ -1,4 +1,4 @@
-"""The stylesheet remembers nothing of widgets that are gone, and a change of theme reaches all that live."""
+"""Tests that the stylesheet forgets deleted widgets and that a theme change reaches all living ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvscope_app.ui.theming.apply_theme import apply_theme, forget_rules
 
 NUM_WIDGETS = 300
 MAX_BYTES_EACH = 250
-"""What stayed of each was about 1,000 bytes."""
+"""Bytes retained per deleted widget; without `forget_rules` it was about 1,000."""
 
 
 class MallocInfo(ctypes.Structure):
-    """What glibc's `mallinfo2` returns."""
+    """Return value of glibc's `mallinfo2`."""
 
     _fields_ = (
         ("ignored", ctypes.c_size_t * 7),
@@ -29,7 +29,7 @@ class MallocInfo(ctypes.Structure):
 
 @pytest.fixture
 def live_bytes():
-    """How much is allocated and not freed: no resident memory, which depends on what malloc gives back."""
+    """Return a function that measures allocated bytes; resident memory would depend on what malloc returns."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):
         pytest.skip("only glibc says how much is allocated")
@@ -43,8 +43,8 @@ def live_bytes():
 
 
 @pytest.fixture
-def themed(qapp):
-    """The application in the dark theme."""
+def themed_app(qapp):
+    """Application in the dark theme."""
     apply_theme(qapp, DARK)
     return qapp
 
@@ -56,15 +56,15 @@ def combo_box(parent):
 
 
 @pytest.mark.parametrize("make", [QSpinBox, combo_box])
-def test_widgets_that_are_gone_leave_no_rules(themed, live_bytes, make):
+def test_deleted_widgets_leave_no_style_rules(themed_app, live_bytes, make):
     def come_and_go():
         root = QWidget()
         for _ in range(NUM_WIDGETS):
             make(root)
         shiboken6.delete(root)
-        forget_rules(themed)
+        forget_rules(themed_app)
 
-    come_and_go()  # the first brings what stays
+    come_and_go()  # the first run creates lasting objects
     before = live_bytes()
     come_and_go()
     come_and_go()
@@ -75,7 +75,7 @@ def text_colors(*labels):
     return {label.palette().color(label.foregroundRole()).name() for label in labels}
 
 
-def test_a_theme_reaches_those_whose_rules_were_forgotten(themed, qtbot):
+def test_theme_change_reaches_widgets_after_rules_were_forgotten(themed_app, qtbot):
     window = QWidget()
     qtbot.addWidget(window)
     seen, hidden = QLabel("seen", window), QLabel("hidden", window)
@@ -83,21 +83,21 @@ def test_a_theme_reaches_those_whose_rules_were_forgotten(themed, qtbot):
         label.setProperty("look", "muted")
     window.show()
     hidden.hide()
-    themed.processEvents()
+    themed_app.processEvents()
     assert text_colors(seen, hidden) == {DARK.muted}
-    forget_rules(themed)
-    apply_theme(themed, LIGHT)
+    forget_rules(themed_app)
+    apply_theme(themed_app, LIGHT)
     assert text_colors(seen, hidden) == {LIGHT.muted}
 
 
-def test_another_theme_is_no_other_style(themed, monkeypatch):
-    """Each widget of each window is polished anew for a style: as long again as for the stylesheet."""
+def test_theme_change_does_not_set_the_style_again(themed_app, monkeypatch):
+    """Setting a style polishes every widget, which takes as long again as the stylesheet."""
     styles = []
     monkeypatch.setattr(QApplication, "setStyle", styles.append)
-    apply_theme(themed, LIGHT)
-    apply_theme(themed, DARK)
+    apply_theme(themed_app, LIGHT)
+    apply_theme(themed_app, DARK)
     assert styles == []
     monkeypatch.undo()
-    themed.setStyleSheet("")
-    assert themed.style().objectName() == "fusion"
-    apply_theme(themed, DARK)
+    themed_app.setStyleSheet("")
+    assert themed_app.style().objectName() == "fusion"
+    apply_theme(themed_app, DARK)

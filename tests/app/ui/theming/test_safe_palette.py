@@ -1,4 +1,4 @@
-"""The palette for colour-blind eyes: what can stand side by side is told apart by eyes of all kinds."""
+"""Tests of the colour-blind safe palette: adjacent colours can be distinguished with every kind of vision."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
 from kvscope_app.views.page_map.drawing.ink import sign_color
 from kvscope_app.views.timeline.lane_colors import PHASE_COLORS
 
-LEAST = 10.0
+MIN_DIFFERENCE = 10.0
 THEMES_IN_TEST = pytest.mark.parametrize("theme", [SAFE_DARK, SAFE_LIGHT], ids=lambda theme: theme.name)
 
 
-def states(theme):
-    """Of the page map; what has no memory behind it is an outline alone."""
+def state_colors(theme):
+    """Return the colours of page map states; blocks without memory have only an outline."""
     return {
         "free": theme.block_free,
         "active": theme.block_active,
@@ -34,17 +34,17 @@ def states(theme):
     }
 
 
-def flashes(theme):
-    """Each kind at its strongest, over each state."""
+def flash_colors(theme):
+    """Return the colours of each kind of flash at its strongest, over each state."""
     strongest = {level.kind: level for level in LEVELS if level.kind in MOVES}
     return {
-        kind.name: [mix(c, getattr(theme, level.color), level.share_dark) for c in states(theme).values()]
+        kind.name: [mix(c, getattr(theme, level.color), level.share_dark) for c in state_colors(theme).values()]
         for kind, level in strongest.items()
     }
 
 
-def least(groups):
-    """The least difference between colours of two groups, over all kinds of eyes: (it, the eyes, the groups)."""
+def smallest_difference(groups):
+    """Return (smallest difference between colours of two groups, kind of vision, first group, second group)."""
     found = []
     for kind in MACHADO:
         seen = {name: lab_seen(colors, kind) for name, colors in groups.items()}
@@ -54,27 +54,27 @@ def least(groups):
     return min(found)
 
 
-def on_the_map(theme):
-    return {name: [color] for name, color in states(theme).items()} | flashes(theme)
+def page_map_colors(theme):
+    return {name: [color] for name, color in state_colors(theme).items()} | flash_colors(theme)
 
 
 @THEMES_IN_TEST
-def test_the_page_map_is_told_apart(theme):
-    apart, *where = least(on_the_map(theme))
-    assert apart >= LEAST, where
+def test_page_map_colors_can_be_distinguished(theme):
+    apart, *where = smallest_difference(page_map_colors(theme))
+    assert apart >= MIN_DIFFERENCE, where
 
 
 @THEMES_IN_TEST
-def test_phases_of_requests_are_told_apart(theme):
+def test_request_phase_colors_can_be_distinguished(theme):
     colors = {name: [getattr(theme, name)] for name in set(PHASE_COLORS.values())}
-    apart, *where = least(colors)
-    assert apart >= LEAST, where
+    apart, *where = smallest_difference(colors)
+    assert apart >= MIN_DIFFERENCE, where
 
 
 @THEMES_IN_TEST
-def test_curves_are_told_apart(theme):
-    apart, *where = least({str(index): [color] for index, color in enumerate(theme.series)})
-    assert apart >= LEAST, where
+def test_curve_colors_can_be_distinguished(theme):
+    apart, *where = smallest_difference({str(index): [color] for index, color in enumerate(theme.series)})
+    assert apart >= MIN_DIFFERENCE, where
 
 
 @pytest.mark.parametrize(("dark", "light"), [(SAFE_DARK, SAFE_LIGHT), (DARK, LIGHT)], ids=["safe", "usual"])
@@ -86,15 +86,14 @@ def test_color_has_the_same_hue_in_dark_and_light(dark, light, name):
     assert abs((hues[0] - hues[1] + 180) % 360 - 180) < 30
 
 
-def test_words_are_read():
+def test_text_and_curve_colors_have_enough_contrast():
     for theme in SAFE_THEMES.values():
         for name in ("good", "warn", "bad"):
             assert contrast(getattr(theme, name), theme.panel) >= 4.5, (theme.name, name)
         assert all(contrast(color, theme.base) >= 3 for color in theme.series)
 
 
-def test_signs_are_seen_on_their_flashes():
-    """They say without colour what the flash says."""
+def test_flash_symbols_have_enough_contrast():
     for theme in (*THEMES.values(), *SAFE_THEMES.values()):
         for kind in MOVES:
             flash = getattr(theme, f"flash_{kind.name.lower()}")
@@ -102,32 +101,31 @@ def test_signs_are_seen_on_their_flashes():
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)
-def test_what_stays_on_the_usual_map_is_told_apart(theme):
-    """What is there for long: states, flashes beside each other, phases. Curves have names beside them."""
+def test_lasting_colors_of_the_default_palette_can_be_distinguished(theme):
+    """Checks states, flashes and phases. Curves may be closer, because they are labelled."""
     groups = (
-        {name: [color] for name, color in states(theme).items()},
+        {name: [color] for name, color in state_colors(theme).items()},
         {kind: [getattr(theme, f"flash_{kind.name.lower()}")] for kind in MOVES},
         {name: [getattr(theme, name)] for name in set(PHASE_COLORS.values())},
     )
     for group in groups:
-        apart, *where = least(group)
-        assert apart >= LEAST, where
-    apart, *where = least({str(index): [color] for index, color in enumerate(theme.series)})
+        apart, *where = smallest_difference(group)
+        assert apart >= MIN_DIFFERENCE, where
+    apart, *where = smallest_difference({str(index): [color] for index, color in enumerate(theme.series)})
     assert apart >= 6, where
     for name in ("good", "warn", "bad", "muted"):
         assert contrast(getattr(theme, name), theme.panel) >= 4.5, (theme.name, name)
     assert all(contrast(color, theme.base) >= 3 for color in theme.series)
 
 
-def test_the_usual_palette_is_not_safe():
-    """What lights up over a state can be near to another one: its sign says it as well. Or one would do."""
-    """Or there would be no need for two."""
+def test_default_palette_is_not_colour_blind_safe():
+    """Otherwise a second palette would not be needed."""
     for theme in THEMES.values():
-        assert least(on_the_map(theme))[0] < 5
+        assert smallest_difference(page_map_colors(theme))[0] < 5
 
 
-def test_differences_are_those_that_were_published():
-    """Pairs 1, 4, 7, 17 and 25 of Sharma, Wu and Dalal."""
+def test_ciede2000_equals_published_values():
+    """Uses pairs 1, 4, 7, 17 and 25 of Sharma, Wu and Dalal."""
     pairs = (
         ((50, 2.6772, -79.7751), (50, 0, -82.7485), 2.0425),
         ((50, -1.3802, -84.2814), (50, 0, -82.7485), 1.0000),
@@ -139,7 +137,7 @@ def test_differences_are_those_that_were_published():
         assert ciede2000(np.array(first), np.array(second)) == pytest.approx(published, abs=1e-4)
 
 
-def test_a_gray_is_gray_to_all_eyes():
+def test_gray_stays_gray_for_every_kind_of_vision():
     for kind in MACHADO:
         assert lab_seen(["#808080"], kind)[0, 1:] == pytest.approx([0, 0], abs=0.05)
     seen = lab_seen([DARK.block_disk, DARK.flash_evicted], "deuteranopia")
@@ -147,7 +145,7 @@ def test_a_gray_is_gray_to_all_eyes():
 
 
 def contrast(first, second):
-    """As WCAG 2 has it."""
+    """Return the WCAG 2 contrast ratio."""
     low, high = sorted(_luminance(color) for color in (first, second))
     return (high + 0.05) / (low + 0.05)
 

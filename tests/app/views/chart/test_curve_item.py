@@ -1,4 +1,4 @@
-"""A curve's line is as wide as it looks, however many pixels that are."""
+"""Test of the line width of curves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_app.views.chart.panel import CurveItem
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3])
-def test_a_line_is_as_wide_in_a_picture_of_any_scale(qtbot, scale):
+def test_line_width_scales_with_the_picture(qtbot, scale):
     room, plot = QWidget(), pg.GraphicsView()
     qtbot.addWidget(room)
     room.resize(200, 150)

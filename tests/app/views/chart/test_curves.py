@@ -1,4 +1,4 @@
-"""Curves: means, decimation, gaps."""
+"""Tests of curve data: areas, means, decimation and gaps."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from kvscope_app.views.chart.curves import close_areas, decimate, gaps, join_nea
 NAN = np.nan
 
 
-def test_an_area_goes_down_to_zero_at_a_gap():
+def test_area_goes_down_to_zero_at_a_gap():
     x, y, joined = close_areas(np.array([0.0, 1, 5, 6]), np.array([3.0, 4, 7, 8]), np.array([True, False, True, False]))
     assert x.tolist() == [0, 1, 1, 5, 5, 6]
     assert y.tolist() == [3, 4, 0, 0, 7, 8]
     assert joined.tolist() == [True] * 5 + [False]
 
 
-def test_an_area_without_a_gap_stays():
+def test_area_without_a_gap_is_unchanged():
     x, y, joined = close_areas(np.array([0.0, 1]), np.array([3.0, 4]), np.array([True, False]))
     assert (x.tolist(), y.tolist(), joined.tolist()) == ([0, 1], [3, 4], [True, False])
     assert close_areas(np.empty(0), np.empty(0), np.empty(0, bool))[0].size == 0
 
 
-def test_a_trailing_mean_looks_back_and_skips_what_is_unknown():
+def test_trailing_mean_ignores_unknown_values():
     mean = trailing_mean(np.array([2.0, 4.0, NAN, 8.0]), 3)
     assert mean[:2].tolist() == [2.0, 3.0]
     assert np.isnan(mean[2])
@@ -33,7 +33,7 @@ def test_a_trailing_mean_looks_back_and_skips_what_is_unknown():
 
 
 @given(st.integers(1, 3000), st.integers(20, 300), st.integers(0, 50), st.integers(0, 2**31))
-def test_decimation_keeps_the_extremes_and_the_bound(size, max_columns, phase, seed):
+def test_decimation_keeps_extremes_and_limits_the_number_of_points(size, max_columns, phase, seed):
     y = np.random.default_rng(seed).normal(size=size)
     x = np.arange(size, dtype=float)
     thin_x, thin_y = decimate(x, y, max_columns, phase)
@@ -43,7 +43,7 @@ def test_decimation_keeps_the_extremes_and_the_bound(size, max_columns, phase, s
     assert (np.diff(thin_x) >= 0).all()
 
 
-def test_decimation_does_not_shimmer_as_the_window_moves_on():
+def test_decimated_points_stay_the_same_as_the_window_moves():
     y = np.random.default_rng(1).normal(size=1001)
     x = np.arange(1001, dtype=float)
     _, before = decimate(x[:1000], y[:1000], 100, phase=0)
@@ -51,7 +51,7 @@ def test_decimation_does_not_shimmer_as_the_window_moves_on():
     assert np.array_equal(before[2:-2], after[2 : before.size - 2])
 
 
-def test_unknown_points_are_not_joined_and_far_ones_neither():
+def test_unknown_and_distant_points_are_not_joined():
     x, y, joined = join_near(np.array([0.0, 1, 2, 3, 9]), np.array([1.0, NAN, 2, 3, 4]), 1.5)
     assert x.tolist() == [0, 2, 3, 9]
     assert y.tolist() == [1, 2, 3, 4]
@@ -69,13 +69,13 @@ def test_gaps_begin_after_the_first_known_point():
 
 
 @pytest.mark.parametrize(("value", "top"), [(0, 1), (0.7, 0.8), (1, 1), (1.01, 2), (13, 20), (95, 100), (2.5e-4, 3e-4)])
-def test_an_axis_ends_on_a_round_number(value, top):
+def test_axis_ends_on_a_round_number(value, top):
     assert nice_ceiling(value) == pytest.approx(top)
 
 
 @pytest.mark.parametrize(
     ("at", "point"), [(10.0, 10.0), (11.4, 11.0), (11.6, 12.0), (9.2, 10.0), (13.9, 13.0), (8.0, 8.0), (15.0, 15.0)]
 )
-def test_nearest_point_is_returned_and_a_time_beyond_the_ends_stays(at, point):
+def test_nearest_returns_a_point_or_a_time_far_beyond_the_ends_unchanged(at, point):
     assert nearest(np.array([10.0, 11.0, 12.0, 13.0]), at) == point
     assert nearest(np.empty(0), at) == at

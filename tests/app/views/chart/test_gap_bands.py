@@ -1,4 +1,4 @@
-"""Stretches where nothing was heard: seen where they are, and however many there are, no more is kept for them."""
+"""Tests of the shaded bands of a chart where no telemetry was received."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvscope_app.ui.theme import DARK, LIGHT, mix
 from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 
 BOOT_S = 5_000_000.0
-"""Seconds since the boot of a machine that has run for two months."""
+"""Time in seconds since boot on a machine that has run for two months."""
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def panel(qtbot):
     return panel
 
 
-def shaded(panel, *, theme=DARK, at=(5.0, 15.0, 25.0, 35.0, 45.0, 55.0)):
-    """At which of the seconds shown the plot is shaded, in the middle and near its edges."""
-    panel.settle()
+def shaded_seconds(panel, *, theme=DARK, at=(5.0, 15.0, 25.0, 35.0, 45.0, 55.0)):
+    """Return those of the given seconds at which the plot is shaded, in its middle and near its edges."""
+    panel.finish_layout()
     plot = panel.plot
     image = plot.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
     scale = image.width() / plot.width()
@@ -40,39 +40,39 @@ def shaded(panel, *, theme=DARK, at=(5.0, 15.0, 25.0, 35.0, 45.0, 55.0)):
     return found
 
 
-def test_bands_are_seen_where_they_are(panel):
-    assert shaded(panel) == []
+def test_bands_are_drawn_at_their_times(panel):
+    assert shaded_seconds(panel) == []
     panel.show_gaps([(BOOT_S + 12, BOOT_S + 27), (BOOT_S + 50, BOOT_S + 90)])
-    assert shaded(panel) == [15.0, 25.0, 55.0]
+    assert shaded_seconds(panel) == [15.0, 25.0, 55.0]
     panel.show_time(BOOT_S + 20, BOOT_S + 80, None)
-    assert shaded(panel) == [5.0, 35.0, 45.0, 55.0]
+    assert shaded_seconds(panel) == [5.0, 35.0, 45.0, 55.0]
     panel.show_gaps([])
-    assert shaded(panel) == []
+    assert shaded_seconds(panel) == []
 
 
 def test_bands_follow_the_theme(panel):
     panel.show_gaps([(BOOT_S, BOOT_S + 30)])
     panel.apply_theme(LIGHT)
-    assert shaded(panel, theme=LIGHT) == [5.0, 15.0, 25.0]
+    assert shaded_seconds(panel, theme=LIGHT) == [5.0, 15.0, 25.0]
 
 
-def test_bands_reach_as_far_as_the_plot_after_another_size_and_values(panel):
+def test_bands_fill_the_plot_height_after_resizing_and_rescaling(panel):
     panel.show_gaps([(BOOT_S + 10, BOOT_S + 20)])
-    assert shaded(panel) == [15.0]
+    assert shaded_seconds(panel) == [15.0]
     panel.resize(640, 320)
     panel.fit(1e6)
-    assert shaded(panel) == [15.0]
+    assert shaded_seconds(panel) == [15.0]
 
 
-def test_many_stretches_are_no_more_items(panel):
+def test_many_gaps_add_no_scene_items(panel):
     num_items = len(panel.plot.scene().items())
     panel.show_gaps([(BOOT_S + number / 10, BOOT_S + (number + 0.5) / 10) for number in range(600)])
-    panel.settle()
+    panel.finish_layout()
     panel.grab()
     assert len(panel.plot.scene().items()) == num_items
 
 
-def test_bands_in_no_plot_have_no_size():
+def test_bands_without_a_plot_have_no_size():
     from kvscope_app.views.chart.gap_bands import GapBands
 
     assert GapBands().boundingRect().isNull()

@@ -1,4 +1,4 @@
-"""A chart brings no menus: nobody can open them, and each window would build dozens of widgets for them."""
+"""Tests of chart panels: number of widgets, cursor, keyboard, maxima, legend and accessibility."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvscope_app.views.chart.panel import ChartPanel, CurveSpec
 from kvscope_app.views.chart.peak_line import CurvePeak
 
 MAX_WIDGETS = 20
-"""With pyqtgraph's menus it is five times as many, and each change of theme or text size styles all of them."""
+"""With pyqtgraph's menus there would be five times as many, all restyled with each change of theme or zoom."""
 
 
-def test_a_chart_is_few_widgets(qtbot):
+def test_chart_creates_few_widgets_and_no_menu(qtbot):
     before = len(QApplication.allWidgets())
     panel = ChartPanel("Tokens", [CurveSpec("tokens", "tokens", "accent")], str)
     qtbot.addWidget(panel)
@@ -25,17 +25,17 @@ def test_a_chart_is_few_widgets(qtbot):
     assert len(QApplication.allWidgets()) - before < MAX_WIDGETS
 
 
-def test_a_silence_is_no_stretch_of_zeros(qtbot):
+def test_gap_is_not_drawn_as_zeros(qtbot):
     panel = ChartPanel("Use", [CurveSpec("used", "in use", "accent", filled=True)], str, top=1.0)
     qtbot.addWidget(panel)
     x = np.arange(100.0)
     y = np.where((x > 30) & (x < 60), np.nan, 0.5)
     panel.show_curve("used", x, y, 0)
     drawn = panel.curve_items["used"].getData()[1]
-    assert set(drawn[drawn < 0.5]) == {-0.1}, "what joins both sides is below what is seen"
+    assert set(drawn[drawn < 0.5]) == {-0.1}, "the line that joins both sides is below the visible range"
 
 
-def test_enter_goes_to_the_moment_that_is_read(qtbot):
+def test_enter_chooses_the_time_under_the_cursor(qtbot):
     panel = ChartPanel("Tokens", [CurveSpec("tokens", "tokens", "accent")], str)
     qtbot.addWidget(panel)
     chosen: list[float] = []
@@ -43,13 +43,13 @@ def test_enter_goes_to_the_moment_that_is_read(qtbot):
     panel.hovered.connect(panel.show_cursor)
     panel.show_time(0.0, 100.0, None)
     qtbot.keyClick(panel.plot, Qt.Key.Key_Return)
-    assert chosen == [], "nothing is read yet"
+    assert chosen == [], "there is no cursor yet"
     qtbot.keyClick(panel.plot, Qt.Key.Key_Left, Qt.KeyboardModifier.ShiftModifier)
     qtbot.keyClick(panel.plot, Qt.Key.Key_Return)
     assert chosen == [99.0]
 
 
-def test_arrow_keys_move_the_pointer_by_at_least_one_point(qtbot):
+def test_arrow_keys_move_the_cursor_by_at_least_one_point(qtbot):
     panel = ChartPanel("Tokens", [CurveSpec("tokens", "tokens", "accent")], str)
     qtbot.addWidget(panel)
     panel.hovered.connect(panel.show_cursor)
@@ -59,7 +59,7 @@ def test_arrow_keys_move_the_pointer_by_at_least_one_point(qtbot):
     assert panel.cursor_line.value() == 19.0
 
 
-def test_menu_goes_to_a_maximum_and_keeps_the_actions_of_the_dock(qtbot, monkeypatch):
+def test_context_menu_offers_maxima_and_the_actions_of_the_dock(qtbot, monkeypatch):
     opened: list[QMenu] = []
     monkeypatch.setattr(QMenu, "popup", lambda menu, _position: opened.append(menu))
     panel = ChartPanel("Requests", [CurveSpec("run", "running", 0), CurveSpec("wait", "waiting", 1)], str)
@@ -81,7 +81,7 @@ def test_menu_goes_to_a_maximum_and_keeps_the_actions_of_the_dock(qtbot, monkeyp
     menu.close()
 
 
-def test_maxima_without_space_are_left_out_and_only_a_link_can_be_clicked(qtbot):
+def test_maxima_without_space_are_left_out_and_only_links_are_clickable(qtbot):
     panel = ChartPanel("Requests", [CurveSpec("run", "running", 0), CurveSpec("wait", "waiting", 1)], str)
     qtbot.addWidget(panel)
     line = panel.peak_line
@@ -98,7 +98,7 @@ def test_maxima_without_space_are_left_out_and_only_a_link_can_be_clicked(qtbot)
     assert [peak.x for _, peak in line.links] == [12.0]
 
 
-def test_legend_shows_the_time_under_the_pointer_where_the_title_has_no_space(qtbot):
+def test_narrow_legend_shows_the_time_under_the_pointer(qtbot):
     def inked(text, *, is_read):
         legend = ChartLegend("External fragmentation", [LegendEntry("a", "cached"), LegendEntry("b", "in use")])
         qtbot.addWidget(legend)
@@ -107,20 +107,20 @@ def test_legend_shows_the_time_under_the_pointer_where_the_title_has_no_space(qt
         legend.resize(330, legend.sizeHint().height())
         return legend.grab().toImage()
 
-    assert inked("current", is_read=False) == inked("last 10 s", is_read=False), "no space"
+    assert inked("current", is_read=False) == inked("last 10 s", is_read=False), "there is no space for the time"
     assert inked("23:49:43", is_read=True) != inked("23:49:44", is_read=True)
 
 
-def test_the_values_are_told_to_who_cannot_see_them(qtbot, monkeypatch):
+def test_accessible_description_contains_the_values(qtbot, monkeypatch):
     panel = ChartPanel("Requests", [CurveSpec("run", "running", 0), CurveSpec("wait", "waiting", 1)], str)
     qtbot.addWidget(panel)
     panel.apply_theme(DARK)
     panel.show_time(0.0, 60.0, 60.0)
     panel.legend.set_values({"run": "5", "wait": "9"})
-    assert panel.plot.accessibleDescription() == ""  # nobody listens, and it is not looked at
+    assert panel.plot.accessibleDescription() == ""  # not updated without focus or a screen reader
     panel.plot.focused.emit()
     assert panel.plot.accessibleDescription() == "running 5, waiting 9"
-    monkeypatch.setattr(panel_module, "is_listened_to", lambda: True)
+    monkeypatch.setattr(panel_module, "is_screen_reader_active", lambda: True)
     panel.legend.set_values({"run": "6", "wait": "9"})
     assert panel.plot.accessibleDescription() == "running 6, waiting 9"
     panel.hovered.connect(panel.show_cursor)
@@ -128,7 +128,7 @@ def test_the_values_are_told_to_who_cannot_see_them(qtbot, monkeypatch):
     assert panel.plot.accessibleDescription() == f"{panel.clock_text(59.4)}: running 6, waiting 9"
 
 
-def test_a_long_title_gives_way_to_what_tells_two_curves_apart(qtbot):
+def test_long_title_is_elided_in_favour_of_the_curve_labels(qtbot):
     def inked(labels):
         legend = ChartLegend("External fragmentation", [LegendEntry(name, label) for name, label in labels])
         qtbot.addWidget(legend)

@@ -1,4 +1,4 @@
-"""The bar of time ranges: narrow, it leaves out; nothing in it is cut."""
+"""Tests of the bar of time ranges at narrow widths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QToolButton, QWidget
 from kvscope_app.views.chart.time_bar import TimeBar
 
 
-def test_as_narrow_as_it_gets_no_word_is_cut(qtbot, themes):
+def test_time_bar_at_minimum_width_truncates_no_text(qtbot, themes):
     dock, bar = QWidget(), TimeBar(QToolButton())
     qtbot.addWidget(dock)
     bar.setParent(dock)
@@ -21,7 +21,7 @@ def test_as_narrow_as_it_gets_no_word_is_cut(qtbot, themes):
     assert all(button.width() >= button.fontMetrics().horizontalAdvance(button.text()) for button in shown)
 
 
-def test_ranges_stand_closer_together_before_one_of_them_is_hidden(qtbot, themes):
+def test_narrow_time_bar_reduces_spacing_before_hiding_ranges(qtbot, themes):
     dock, bar = QWidget(), TimeBar(QToolButton())
     qtbot.addWidget(dock)
     bar.setParent(dock)
@@ -40,7 +40,7 @@ def test_ranges_stand_closer_together_before_one_of_them_is_hidden(qtbot, themes
         assert bool(bar.ranges.saved_width) is (width < wide)
 
 
-def test_time_under_the_mouse_is_shortened_or_hidden_and_never_cut(qtbot, themes):
+def test_time_under_the_mouse_is_shortened_or_hidden_but_not_truncated(qtbot, themes):
     dock, bar = QWidget(), TimeBar(QToolButton())
     qtbot.addWidget(dock)
     bar.setParent(dock)

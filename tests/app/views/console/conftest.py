@@ -1,4 +1,4 @@
-"""A console on a scripted engine."""
+"""Fixtures: a console on a scripted engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from kvscope_app.views.console.console_view import ConsoleView
 from kvscope_telemetry.messages.commands import Accepted, Finished, RequestTiming, Submit, Tokens, Usage
 
 
-class Talk:
-    """A console and the scripted engine behind it."""
+class ConsoleDriver:
+    """Console, and the scripted engine behind it."""
 
     def __init__(self, engine, session, view):
         self.engine, self.session, self.view = engine, session, view
@@ -35,11 +35,11 @@ class Talk:
 
     @property
     def texts(self):
-        """What is read of the prompts and answers that are shown."""
+        """Texts of the prompts and answers shown."""
         return [card.body.toPlainText() for card in self.page.transcript.cards]
 
     def ask(self, prompt, answer=None):
-        """Send a prompt; `answer` comes whole where it is given."""
+        """Send a prompt, and optionally receive its whole answer."""
         self.page.composer.set_text(prompt)
         self.page.composer.button.click()
         if answer is not None:
@@ -61,21 +61,21 @@ class Talk:
 
 
 @pytest.fixture
-def make_talk(engine, session, qtbot, tmp_path):
+def make_console(engine, session, qtbot, tmp_path):
     def make():
         view = ConsoleView(session, folder=tmp_path / "conversations")
         qtbot.addWidget(view)
         view.resize(420, 560)
         view.apply_theme(THEMES["dark"])
-        with qtbot.waitActive(view):  # shortcuts work in an active window alone
+        with qtbot.waitActive(view):  # shortcuts work only in an active window
             view.show()
             view.activateWindow()
         session.status_changed.emit()
-        return Talk(engine, session, view)
+        return ConsoleDriver(engine, session, view)
 
     return make
 
 
 @pytest.fixture
-def talk(make_talk):
-    return make_talk()
+def console(make_console):
+    return make_console()

@@ -1,11 +1,11 @@
-"""The tree of messages: versions, the shown path, and two windows' copies joined."""
+"""Tests of the message tree: versions, the shown path, and joining two copies."""
 
 from __future__ import annotations
 
 from kvscope_app.views.console.conversation import Conversation, Message, join_messages
 
 
-def talk():
+def make_conversation():
     made = Conversation(key="a")
     made.append("user", "One")
     made.append("assistant", "re One")
@@ -16,8 +16,8 @@ def contents(conversation):
     return [message.content for message in conversation.path]
 
 
-def test_message_after_an_earlier_one_is_a_version():
-    made = talk()
+def test_message_after_an_earlier_message_becomes_a_version():
+    made = make_conversation()
     prompt, answer = made.path
     made.append("user", "Two")
     made.last = prompt.key
@@ -33,14 +33,14 @@ def test_messages_without_keys_are_chained():
     assert contents(Conversation(key="a", messages=messages)) == ["One", "re One"]
 
 
-def test_path_of_a_damaged_conversation_ends():
+def test_path_of_a_cyclic_conversation_ends():
     messages = [Message(role="user", key="x", parent="y"), Message(role="user", key="y", parent="x")]
     damaged = Conversation(key="a", messages=messages, last="x")
     assert len(damaged.path) == 2
     assert damaged.newest_end(messages[0]) in ("x", "y")
 
 
-def test_joined_copies_have_every_message_as_far_as_either_has_it():
+def test_joined_copies_contain_the_longer_text_of_every_message():
     ours = [Message(role="user", key="1", content="One"), Message(role="assistant", key="2", parent="1", content="ha")]
     theirs = [ours[0], Message(role="assistant", key="2", parent="1", content="half"), Message(role="user", key="3")]
     more = Message(role="user", key="4", parent="1", content="only ours")

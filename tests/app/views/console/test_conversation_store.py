@@ -1,4 +1,4 @@
-"""Conversations on disk: whole or not at all, shared by windows and processes, and nothing bad hides the others."""
+"""Tests of the conversation store: saving, damaged data, concurrent windows and processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def conversation(key="a", changed_s=1.0):
     )
 
 
-def test_what_was_saved_comes_back_newest_first(store):
+def test_saved_conversations_are_loaded_newest_first(store):
     store.save(conversation("a", 1.0))
     store.save(conversation("b", 2.0))
     loaded = store.load()
@@ -42,13 +42,13 @@ def test_what_was_saved_comes_back_newest_first(store):
     assert loaded.warnings == []
 
 
-def test_nothing_saved_is_nothing_wrong(store):
+def test_missing_folder_loads_as_empty_and_is_not_created(store):
     assert store.load().conversations == []
     assert not store.folder.exists()
 
 
-def rescued_file(store, data, name="bad"):
-    """As a conversation is written that the database does not take."""
+def write_rescue_file(store, data, name="bad"):
+    """Write a rescue file, as for a conversation that the database did not accept."""
     store.folder.mkdir(exist_ok=True)
     (store.folder / f"{name}.json").write_bytes(data)
 
@@ -56,9 +56,9 @@ def rescued_file(store, data, name="bad"):
 @pytest.mark.parametrize(
     "data", [b"", b"{", b"[]", b'{"key":"bad","messages":[{"role":"robot"}]}', b'{"key":"other"}', b"\xff\xfe"]
 )
-def test_an_unreadable_file_is_kept_aside_and_told(store, data):
-    rescued_file(store, msgspec.json.encode(conversation()), "a")
-    rescued_file(store, data)
+def test_unreadable_rescue_file_is_set_aside_and_reported(store, data):
+    write_rescue_file(store, msgspec.json.encode(conversation()), "a")
+    write_rescue_file(store, data)
     loaded = store.load()
     assert [c.key for c in loaded.conversations] == ["a"]
     assert len(loaded.warnings) == 1
@@ -67,16 +67,16 @@ def test_an_unreadable_file_is_kept_aside_and_told(store, data):
     assert store.load().warnings == []
 
 
-def test_rescued_files_are_taken_in_once_and_stay(store):
-    rescued_file(store, msgspec.json.encode(conversation("a", 1.0)), "a")
-    rescued_file(store, msgspec.json.encode(conversation("b", 2.0)), "b")
+def test_rescue_files_are_imported_once_and_kept(store):
+    write_rescue_file(store, msgspec.json.encode(conversation("a", 1.0)), "a")
+    write_rescue_file(store, msgspec.json.encode(conversation("b", 2.0)), "b")
     assert store.load().conversations == [conversation("b", 2.0), conversation("a", 1.0)]
     assert sorted(path.name for path in store.folder.glob("*.imported")) == ["a.json.imported", "b.json.imported"]
     store.delete("a")
     assert [c.key for c in ConversationStore(store.folder).load().conversations] == ["b"]
 
 
-def test_options_out_of_range_are_not_believed_and_kept_aside(store):
+def test_conversation_with_invalid_options_is_set_aside(store):
     store.save(conversation())
     with sqlite3.connect(store.folder / FILE_NAME) as database:
         text = database.execute("SELECT data FROM conversations").fetchone()[0].decode()
@@ -88,7 +88,7 @@ def test_options_out_of_range_are_not_believed_and_kept_aside(store):
 
 
 @pytest.mark.parametrize("damage", [b"not a database, but long enough to be one" * 40, b""])
-def test_a_damaged_database_is_set_aside_and_told(store, damage):
+def test_damaged_database_is_set_aside_and_reported(store, damage):
     store.save(conversation())
     store.close()
     path = store.folder / FILE_NAME
@@ -102,7 +102,7 @@ def test_a_damaged_database_is_set_aside_and_told(store, damage):
     assert [c.key for c in store.load().conversations] == ["b"]
 
 
-def test_a_full_disk_keeps_what_was_there(store):
+def test_full_disk_keeps_the_saved_version(store):
     store.save(conversation())
     pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
     store._connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -111,11 +111,11 @@ def test_a_full_disk_keeps_what_was_there(store):
     with pytest.raises(KvscopeError, match="not saved: database or disk is full"):
         store.save(changed)
     assert [c.messages[-1].content for c in store.load().conversations] == ["ho"]
-    store.save(changed)  # there is room again
+    store.save(changed)  # there is space again
     assert ConversationStore(store.folder).load().conversations == [changed]
 
 
-def test_where_there_can_be_no_folder_it_is_told(tmp_path):
+def test_failure_to_create_the_folder_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     store = ConversationStore(tmp_path / "file" / "conversations")
     with pytest.raises(KvscopeError, match="not saved: Not a directory"):
@@ -123,7 +123,7 @@ def test_where_there_can_be_no_folder_it_is_told(tmp_path):
     assert store.load().conversations == []
 
 
-def test_only_who_saw_the_newest_may_write(store):
+def test_save_requires_the_newest_revision(store):
     store.save(conversation())
     other = ConversationStore(store.folder)
     (theirs,) = other.load().conversations
@@ -137,7 +137,7 @@ def test_only_who_saw_the_newest_may_write(store):
     assert ConversationStore(store.folder).load().conversations == [conversation()]
 
 
-def test_what_others_write_and_delete_is_noticed_once(store):
+def test_changes_of_other_stores_are_returned_once(store):
     other = ConversationStore(store.folder)
     other.save(conversation("a"))
     other.save(conversation("b"))
@@ -146,13 +146,12 @@ def test_what_others_write_and_delete_is_noticed_once(store):
     other.delete("a")
     assert store.take_changes().deleted == ["a"]
     other.save(conversation("b", 9.0))
-    assert store.take_changes(but={"b"}).written == []  # changed here as well: its save will tell
+    assert store.take_changes(but={"b"}).written == []  # also changed here: its save will raise
     with pytest.raises(ChangedElsewhere):
         store.save(conversation("b", 8.0))
 
 
-def test_processes_take_turns_and_lose_nothing(store):
-    """Each adds conversations of its own while the others do."""
+def test_concurrent_processes_lose_no_conversation(store):
     script = (
         "import sys, pathlib\n"
         "from kvscope_app.views.console.conversation_store import ConversationStore\n"
@@ -168,8 +167,8 @@ def test_processes_take_turns_and_lose_nothing(store):
     assert len(store.load().conversations) == 120
 
 
-def test_an_answer_whose_desktop_was_killed_is_marked(store):
-    """A living writer is waited for; a killed one is not."""
+def test_answer_of_a_killed_desktop_is_marked_as_interrupted(store):
+    """While its writer lives, the answer is unfinished but not interrupted."""
     script = (
         "import sys, pathlib, time\n"
         "from kvscope_app.views.console.conversation_store import ConversationStore\n"
@@ -190,7 +189,7 @@ def test_an_answer_whose_desktop_was_killed_is_marked(store):
     assert store.written_elsewhere == set()
 
 
-def test_an_answer_cut_off_by_the_end_of_the_desktop_is_marked(store):
+def test_unfinished_answer_without_a_writer_is_marked_as_interrupted(store):
     unfinished = conversation()
     unfinished.messages[-1].ending = ""
     store.save(unfinished)
@@ -199,7 +198,7 @@ def test_an_answer_cut_off_by_the_end_of_the_desktop_is_marked(store):
     assert loaded.messages[-1].content == "ho"
 
 
-def test_deleting_twice_is_no_error(store):
+def test_deleting_twice_raises_nothing(store):
     store.save(conversation())
     store.delete("a")
     store.delete("a")
@@ -214,8 +213,8 @@ def test_refused_prompts_are_not_sent_again():
         Message(role="assistant", content="part", ending="stopped"),
         Message(role="user", content="go on"),
     ]
-    talk = Conversation(key="a", system="be kind", messages=messages)
-    assert [(turn.role, turn.content) for turn in to_send(talk)] == [
+    conversation = Conversation(key="a", system="be kind", messages=messages)
+    assert [(turn.role, turn.content) for turn in to_send(conversation)] == [
         ("system", "be kind"),
         ("user", "short"),
         ("assistant", "part"),
@@ -223,6 +222,6 @@ def test_refused_prompts_are_not_sent_again():
     ]
 
 
-def test_titles_are_one_short_line():
+def test_title_is_one_short_line():
     assert title_from("a\n  b") == "a b"
     assert len(title_from("word " * 40)) <= 60

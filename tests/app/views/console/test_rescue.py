@@ -1,4 +1,4 @@
-"""Words that cannot be saved when the window closes are written beside the database, and come back."""
+"""Tests of conversations that cannot be saved when the window closes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def conversation(text):
 
 
 @pytest.fixture
-def keeper(qapp, tmp_path):
+def saver_and_conversation(qapp, tmp_path):
     ours = conversation("words that matter")
     made = ConversationSaver(ConversationStore(tmp_path / "c"), [ours], {}, lambda key: False, qapp)
     yield made, ours
     made.deleteLater()
 
 
-def test_what_fails_once_is_tried_again_and_leaves_no_file(keeper, monkeypatch):
-    made, ours = keeper
+def test_failed_save_is_retried_once_and_leaves_no_rescue_file(saver_and_conversation, monkeypatch):
+    made, ours = saver_and_conversation
     real, calls = made.store.save, []
 
     def save(*args, **more):
@@ -42,8 +42,8 @@ def test_what_fails_once_is_tried_again_and_leaves_no_file(keeper, monkeypatch):
     assert not list(made.store.folder.glob("*.json"))
 
 
-def test_what_still_fails_is_in_a_file_that_the_next_start_takes_in(keeper, monkeypatch):
-    made, ours = keeper
+def test_unsaved_conversation_is_written_to_a_file_and_imported_at_the_next_start(saver_and_conversation, monkeypatch):
+    made, ours = saver_and_conversation
 
     def save(*args, **more):
         raise KvscopeError("the disk is full")
@@ -62,7 +62,7 @@ def test_what_still_fails_is_in_a_file_that_the_next_start_takes_in(keeper, monk
     assert not path.exists()
 
 
-def test_where_the_folder_takes_nothing_the_home_does(tmp_path, monkeypatch):
+def test_rescue_uses_the_home_folder_if_the_data_folder_is_unusable(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     folder, home = tmp_path / "file" / "c", tmp_path / "me"
     home.mkdir()

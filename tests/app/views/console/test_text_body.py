@@ -1,4 +1,4 @@
-"""Text of models as a person reads it: line breaks, formulas, images and reasoning."""
+"""Tests of the rendering of answer text: line breaks, formulas, images and reasoning."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_markdown_keeps_line_breaks_formulas_and_alternative_texts(body, text, s
     assert body.toPlainText() == shown
 
 
-def test_lines_of_a_verse_are_closer_than_paragraphs(body):
+def test_line_breaks_have_less_spacing_than_paragraphs(body):
     body.show_markdown("one\ntwo\n\nthree")
     one, two, three = (body.document().findBlockByNumber(number).blockFormat() for number in range(3))
     assert one.bottomMargin() + two.topMargin() < two.bottomMargin() + three.topMargin()
@@ -61,11 +61,11 @@ def test_link_at_the_end_of_a_line_is_not_changed(body):
         ("plain", "", "plain"),
     ],
 )
-def test_reasoning_is_apart_from_the_answer(text, reasoning, answer):
+def test_reasoning_is_separated_from_the_answer(text, reasoning, answer):
     assert split_reasoning(text) == (reasoning, answer)
 
 
-def test_plain_text_grows_and_is_replaced(body):
+def test_plain_text_can_be_extended_or_replaced(body):
     for text in ("**a", "**a b**", "other"):
         body.show_plain(text)
         assert body.toPlainText() == text

@@ -1,4 +1,4 @@
-"""Two windows on the same conversations: what one writes the other shows, and no word is lost."""
+"""Tests of two windows that share conversations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from kvscope_app.views.console.conversation_store import ConversationStore
 from kvscope_telemetry.messages.commands import Finished, RequestTiming, Tokens, Usage
 
 
-class Window:
-    """One window's console, with an engine of its own."""
+class ConsoleWindow:
+    """Console of one window, with its own engine."""
 
     def __init__(self, engine, session, view):
         self.engine, self.session, self.view = engine, session, view
@@ -53,20 +53,20 @@ def open_window(make_engine, make_session, qtbot, tmp_path):
         view.apply_theme(THEMES["dark"])
         view.show()
         session.status_changed.emit()
-        return Window(engine, session, view)
+        return ConsoleWindow(engine, session, view)
 
     return open_one
 
 
-def kept(tmp_path):
-    """All words on the disk."""
+def saved_texts(tmp_path):
+    """Return the texts of all saved messages, sorted."""
     store = ConversationStore(tmp_path / "conversations")
     found = [m.content for c in store.load().conversations for m in c.messages]
     store.close()
     return sorted(found)
 
 
-def test_an_answer_is_followed_in_the_other_window_which_waits_its_turn(open_window):
+def test_answer_written_in_another_window_is_shown_and_blocks_sending(open_window):
     one, two = open_window(), open_window()
     one.send("Hello")
     one.token("Half an")
@@ -74,7 +74,7 @@ def test_an_answer_is_followed_in_the_other_window_which_waits_its_turn(open_win
     two.chat.look()
     two.page.show_conversation(two.chat.conversations[0])
     assert two.shown == ["Hello", "Half an"]
-    two.send("Me too")  # it is being written over there
+    two.send("Me too")  # the other window is still writing
     assert two.page.composer.edit.toPlainText() == "Me too"
     assert "Another window" in two.page.composer.edit.placeholderText()
     one.token(" answer")
@@ -86,7 +86,7 @@ def test_an_answer_is_followed_in_the_other_window_which_waits_its_turn(open_win
     assert two.texts == ["Hello", "Half an answer", "Me too", ""]
 
 
-def test_turns_written_in_two_windows_at_once_are_versions(open_window, tmp_path):
+def test_concurrent_turns_of_two_windows_become_versions(open_window, tmp_path):
     one = open_window()
     one.send("Hello")
     one.token("Hi")
@@ -94,14 +94,14 @@ def test_turns_written_in_two_windows_at_once_are_versions(open_window, tmp_path
     one.chat.save()
     two = open_window()
     for window, prompt in ((one, "from one"), (two, "from two")):
-        window.chat.look = lambda: None  # neither has seen the other yet
+        window.chat.look = lambda: None  # prevent each window from seeing the other's turn
         window.send(prompt)
         window.token(f"answer {prompt}")
         window.finish()
         window.chat.save()
     two.chat.save()
     wanted = ["Hello", "Hi", "from one", "answer from one", "from two", "answer from two"]
-    assert kept(tmp_path) == sorted(wanted)
+    assert saved_texts(tmp_path) == sorted(wanted)
     assert "both versions are kept" in two.page.notice.text()
     assert two.texts == ["Hello", "Hi", "from two", "answer from two"]
     assert len(two.chat.conversations) == 1
@@ -109,7 +109,7 @@ def test_turns_written_in_two_windows_at_once_are_versions(open_window, tmp_path
     assert two.texts == ["Hello", "Hi", "from one", "answer from one"]
 
 
-def test_what_one_deletes_goes_from_the_other(open_window):
+def test_conversation_deleted_or_restored_in_one_window_follows_in_the_other(open_window):
     one = open_window()
     one.send("Hello")
     one.token("Hi")
@@ -127,7 +127,7 @@ def test_what_one_deletes_goes_from_the_other(open_window):
     assert two.chat.conversations[0].messages[0].content == "Hello"
 
 
-def test_a_failed_save_is_said_held_and_tried_again(open_window, tmp_path, monkeypatch, qtbot):
+def test_failed_save_is_reported_and_retried(open_window, tmp_path, monkeypatch, qtbot):
     monkeypatch.setattr("kvscope_app.views.console.conversation_saver.RETRY_MS", 20)
     window = open_window()
     (tmp_path / "conversations").write_text("in the way")
@@ -139,12 +139,12 @@ def test_a_failed_save_is_said_held_and_tried_again(open_window, tmp_path, monke
     assert "retrying" in window.page.notice.text()
     (tmp_path / "conversations").unlink()
     qtbot.waitUntil(lambda: "saved again" in window.page.notice.text(), timeout=120_000)
-    assert kept(tmp_path) == ["Hello", "Hi"]
+    assert saved_texts(tmp_path) == ["Hello", "Hi"]
 
 
-def test_closing_the_window_keeps_an_answer_as_far_as_it_came(open_window, tmp_path):
+def test_closing_the_window_saves_the_partial_answer(open_window, tmp_path):
     window = open_window()
     window.send("Hello")
     window.token("Half")
     window.view.shut_down()
-    assert kept(tmp_path) == ["Half", "Hello"]
+    assert saved_texts(tmp_path) == ["Half", "Hello"]

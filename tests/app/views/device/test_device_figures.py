@@ -1,11 +1,11 @@
-"""Devices in words and numbers: whose the memory is, how a GPU is, and what is unknown is said so."""
+"""Tests of the texts and numbers of the devices view."""
 
 from __future__ import annotations
 
 import pytest
 
 from kvscope_app.views.device.device_figures import gpu_figures, gpu_state
-from kvscope_app.views.device.memory_parts import MAX_NAMED, gpu_pieces, host_pieces
+from kvscope_app.views.device.memory_users import MAX_NAMED, gpu_pieces, host_pieces
 from kvscope_telemetry.messages.devices import Gpu, GpuProcess, Host, HostProcess
 
 GIB = 1 << 30
@@ -21,7 +21,7 @@ HOST = Host(
 )
 
 
-def test_the_segments_of_a_bar_add_up_to_what_is_taken():
+def test_memory_bar_pieces_sum_to_the_used_memory():
     processes = tuple(GpuProcess(pid=pid, used_bytes=pid * GIB) for pid in range(1, 10))
     gpu = Gpu(
         index=0,
@@ -49,16 +49,16 @@ def test_the_segments_of_a_bar_add_up_to_what_is_taken():
         (Gpu(index=0, ecc_uncorrected=2), ("2 errors in its memory, uncorrected", "bad")),
     ],
 )
-def test_the_state_of_a_gpu_in_words(gpu, state):
+def test_gpu_state_names_throttling_and_errors(gpu, state):
     assert gpu_state(gpu) == state
 
 
-def test_a_link_is_explained_by_its_lanes_and_errors_by_what_became_of_them():
+def test_gpu_figures_explain_pcie_lanes_and_ecc_errors():
     gpu = Gpu(index=0, pcie_generation=5, pcie_width=16, pcie_sent_bytes_s=1, ecc_corrected=3, ecc_uncorrected=0)
     figures = {figures.name: figures for figures in gpu_figures(gpu)}
     assert figures["PCIe"].meaning == "Sent ↑ and received ↓ by the GPU per second, over 16 lanes of generation 5"
     assert figures["ECC errors"].value == "3 corrected, 0 uncorrected"
 
 
-def test_nothing_known_is_unknown_and_never_zero():
+def test_unreported_gpu_figures_are_unknown():
     assert {figure.value for figure in gpu_figures(Gpu(index=0))} == {"unknown"}

@@ -1,4 +1,4 @@
-"""Devices: each GPU with its memory by process, and what is unknown is said so."""
+"""Tests of the devices view."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from PySide6.QtGui import QGuiApplication, QKeySequence, QResizeEvent
 from PySide6.QtTest import QTest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "telemetry" / "devices"))
-from fake_nvml import GIB, LOST, NVMLError, liven, two_gpus
+from fake_nvml import GIB, LOST, NVMLError, animate, two_gpus
 
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.chart.time_bar import RANGES_S
 from kvscope_app.views.device.device_view import EMPTY_TEXT, DeviceView
-from kvscope_app.views.device.memory_parts import process_rows
+from kvscope_app.views.device.memory_users import process_rows
 from kvscope_telemetry.devices.gpus import Gpus
 from kvscope_telemetry.messages.devices import Devices, Host, HostProcess
 from kvscope_telemetry.source import Update
@@ -39,25 +39,25 @@ def nvml():
 
 
 @pytest.fixture
-def tell(engine, session, poll, nvml):
+def publish_devices(engine, session, poll, nvml):
     gpus = Gpus(lambda name: nvml)
 
-    def tell(**fields):
+    def publish_devices(**fields):
         devices = Devices(epoch=7, time_ns=1, gpus=gpus.sample(), host=HOST, **fields)
         engine.source.updates.append(Update(devices=(devices,)))
         poll(session)
         return devices
 
-    return tell
+    return publish_devices
 
 
 @pytest.fixture
-def tell_host(engine, session, poll):
-    def tell_host(**fields):
+def publish_host(engine, session, poll):
+    def publish_host(**fields):
         engine.source.updates.append(Update(devices=(Devices(epoch=7, time_ns=1, host=HOST, **fields),)))
         poll(session)
 
-    return tell_host
+    return publish_host
 
 
 @pytest.fixture
@@ -70,14 +70,14 @@ def view(session, qtbot):
     return view
 
 
-def test_before_anything_is_told_there_is_a_sentence(view):
+def test_empty_view_shows_an_explanation(view):
     view.refresh()
     assert view.stack.currentIndex() == 0
     assert "kvscope-engine sample" in EMPTY_TEXT
 
 
-def test_every_gpu_has_a_card_and_so_has_the_machine(view, tell):
-    tell(used_gpus=(0,))
+def test_each_gpu_and_the_machine_have_a_card(view, publish_devices):
+    publish_devices(used_gpus=(0,))
     view.refresh()
     first, second, machine = view.cards.values()
     assert first.title.text() == "GPU 0 · NVIDIA H100 80GB HBM3 · the engine's"
@@ -91,26 +91,26 @@ def test_every_gpu_has_a_card_and_so_has_the_machine(view, tell):
     assert machine.value("Swap used") == "none"
 
 
-def test_a_gpu_that_is_lost_says_so_and_comes_back(view, tell, nvml):
-    tell()
+def test_lost_gpu_is_shown_as_not_answering_until_it_returns(view, publish_devices, nvml):
+    publish_devices()
     view.refresh()
     nvml.gpus[0].broken = dict.fromkeys(
         ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"), NVMLError(LOST)
     )
-    tell()
+    publish_devices()
     view.refresh()
     card = next(iter(view.cards.values()))
     assert card.state.text() == "Does not answer: GPU is lost"
     assert (card.memory.text(), card.value("Busy")) == ("Memory unknown", "unknown")
     assert card.bar.accessibleDescription() == ""
     nvml.gpus[0].broken = {}
-    tell()
+    publish_devices()
     view.refresh()
     assert card.value("Busy") == "75 %"
 
 
-def test_a_machine_without_a_gpu_says_why(view, tell_host):
-    tell_host(fault="no library")
+def test_machine_without_a_gpu_shows_the_reason(view, publish_host):
+    publish_host(fault="no library")
     view.refresh()
     assert view.note.isVisible()
     assert view.note.text() == "No NVIDIA GPU detected: no library"
@@ -121,34 +121,34 @@ def test_a_machine_without_a_gpu_says_why(view, tell_host):
     ]
 
 
-def test_charts_are_resized_before_there_are_any(view, tell_host):
-    """Called by Qt, the error would be lost, and the next view would crash."""
-    tell_host()
+def test_charts_can_be_resized_before_there_are_any(view, publish_host):
+    """If Qt called the handler, the error would be lost and the next view would crash."""
+    publish_host()
     view.charts.resizeEvent(QResizeEvent(QSize(300, 200), QSize(400, 200)))
     assert view.charts.panels == {}
 
 
 @pytest.mark.parametrize("attempt", range(4))
-def test_it_is_shown_and_closed_again_and_again(view, tell_host, attempt):
-    tell_host()
+def test_view_can_be_opened_and_closed_repeatedly(view, publish_host, attempt):
+    publish_host()
     view.refresh()
     assert list(view.cards) == ["host"]
 
 
-def test_a_range_is_shown_though_nothing_is_told(view, tell_host):
+def test_range_can_be_shown_before_there_is_data(view, publish_host):
     view.show_range(0, 10**10)
     view.charts.show_last(RANGES_S["10 min"])
     assert view.charts.panels == {}
-    tell_host()
+    publish_host()
     view.charts.show_last(RANGES_S["30 s"])
     view.refresh()
     assert list(view.cards) == ["host"]
 
 
-def test_charts_of_what_was_told(view, tell, nvml, session):
+def test_charts_show_the_reported_values(view, publish_devices, nvml, session):
     for at_s in range(4):
-        liven(nvml, at_s)
-        tell()
+        animate(nvml, at_s)
+        publish_devices()
     view.draw_all()
     shown = [title for title, panel in view.charts.panels.items() if panel.isVisibleTo(view)]
     assert shown[:4] == ["GPU utilization", "GPU memory", "Power", "Temperature"]
@@ -163,8 +163,8 @@ def test_charts_of_what_was_told(view, tell, nvml, session):
     assert not view.charts.bar.live.isChecked()
 
 
-def test_both_themes_and_every_width(view, tell):
-    tell()
+def test_view_can_be_drawn_in_all_themes_and_widths(view, publish_devices):
+    publish_devices()
     for theme in THEMES.values():
         view.apply_theme(theme)
         for width in (300, 420, 900, 1600):
@@ -174,20 +174,20 @@ def test_both_themes_and_every_width(view, tell):
     assert view.minimumSizeHint().width() < 300
 
 
-def test_what_is_as_before_is_not_shown_again(view, tell, monkeypatch):
-    tell()
+def test_unchanged_devices_are_not_shown_again(view, publish_devices, monkeypatch):
+    publish_devices()
     view.refresh()
     shown = []
     monkeypatch.setattr(view, "_show", shown.append)
     view.refresh()
-    assert shown == [], "it was shown already"
-    tell()
+    assert shown == [], "the devices are unchanged"
+    publish_devices()
     view.refresh()
     assert len(shown) == 1
 
 
-def test_processes_are_listed_sorted_and_copied(view, tell, nvml):
-    devices = tell()
+def test_processes_are_listed_and_can_be_sorted_and_copied(view, publish_devices, nvml):
+    devices = publish_devices()
     view.refresh()
     rows = process_rows(devices)
     assert [(row.device, row.pid) for row in rows] == [

@@ -1,4 +1,4 @@
-"""The table of events: readable at any width, and choosable whatever the epoch."""
+"""Tests of the event table: columns or cards, tooltips, selection and filters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvscope_app.views.events.event_table import NARROW, EventTable
 from kvscope_telemetry.messages.telemetry import Event
 
 EPOCH = 4_812_049_538_478_226_247
-"""As random as the engine's: 63 bits."""
+"""Random epoch of 63 bits, as of a real engine."""
 LONG = "request 49 needed 1 block and none could be had; " * 8
 
 
@@ -36,22 +36,22 @@ def table(log, qtbot):
     return made
 
 
-def test_where_columns_leave_no_room_an_event_is_a_card(table, qtbot):
+def test_narrow_event_table_shows_cards(table, qtbot):
     low = table.rowHeight(0)
     assert not table.isColumnHidden(0)
     table.resize(300, 300)
     assert [table.isColumnHidden(column) for column in range(4)] == [True, True, True, False]
     assert not table.horizontalHeader().isVisible()
     line = table.fontMetrics().height()
-    assert table.rowHeight(1) >= 5 * line, "a long reason takes all lines there are"
-    assert 2 * line <= table.rowHeight(0) < 4 * line, "a short one takes what it needs"
+    assert table.rowHeight(1) >= 5 * line, "a long reason takes the maximum number of lines"
+    assert 2 * line <= table.rowHeight(0) < 4 * line, "a short reason takes only the lines it needs"
     qtbot.waitUntil(lambda: not table.horizontalScrollBar().isVisible())
     table.resize(NARROW + 100, 300)
     assert table.rowHeight(0) == low
     assert not table.isColumnHidden(0)
 
 
-def test_cards_that_come_in_sight_are_as_high_as_they_need(table, log):
+def test_cards_scrolled_into_view_have_the_needed_height(table, log):
     table.resize(300, 300)
     log.extend([Event(kind="evicted", time_ns=3 + n, cause=f"{n} cached") for n in range(90)], EPOCH, 0)
     table.model().follow(log)
@@ -63,10 +63,10 @@ def test_cards_that_come_in_sight_are_as_high_as_they_need(table, log):
     assert table.rowAt(0) == 50
     assert table.rowHeight(50) == short
     table.resize(NARROW + 100, 300)
-    assert table.rowHeight(table.rowAt(0)) < short, "in columns a row is a line"
+    assert table.rowHeight(table.rowAt(0)) < short, "with columns, a row is one line high"
 
 
-def test_larger_text_makes_higher_cards(table):
+def test_larger_font_makes_cards_higher(table):
     table.resize(300, 300)
     before = table.rowHeight(1)
     font = table.font()
@@ -76,7 +76,7 @@ def test_larger_text_makes_higher_cards(table):
 
 
 @pytest.mark.parametrize("theme", list(THEMES.values()))
-def test_a_card_fills_its_lines_and_stays_inside(table, theme):
+def test_card_text_wraps_and_stays_inside_the_card(table, theme):
     table.model().theme = theme
     table.resize(300, 300)
     image = table.viewport().grab().toImage()
@@ -93,23 +93,23 @@ def test_a_card_fills_its_lines_and_stays_inside(table, theme):
     assert max(x for x, _ in inked) < 294
 
 
-def test_the_tooltip_has_all_of_it_and_wraps(table):
+def test_tooltip_contains_the_whole_reason_and_wraps(table):
     tip = table.model().index(1, WHY).data(Qt.ItemDataRole.ToolTipRole)
     assert tip == f"<p>{LONG}</p>"
 
 
-def test_any_epoch_can_be_told(table, qtbot):
+def test_request_chosen_carries_a_63_bit_epoch(table, qtbot):
     with qtbot.waitSignal(table.request_chosen) as signal:
         table.clicked.emit(table.model().index(1, WHY))
     assert signal.args == [EPOCH, 51]
 
 
-def test_evictions_can_be_left_out(table, log):
+def test_evictions_can_be_filtered_out(table, log):
     table.model().show_only(EventFilter.REQUESTS, log)
     assert [table.model().index(row, 1).data() for row in range(table.model().rowCount())] == ["preempted"]
 
 
-def test_what_the_cause_says_is_not_said_again():
+def test_reason_text_does_not_repeat_figures_of_the_cause():
     event = Event(kind="preempted", time_ns=0, cause="365 tokens in 23 blocks moved", num_blocks=23, num_tokens=365)
     assert why_text(event) == "365 tokens in 23 blocks moved"
     assert why_text(Event(kind="finished", time_ns=0, cause="after 24", num_blocks=2)) == "after 24 · 2 blocks"

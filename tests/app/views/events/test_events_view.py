@@ -1,4 +1,4 @@
-"""The dock of events: what it shows of an overview, what choosing a line does, and what is copied and written."""
+"""Tests of the events view: order, selection, filters, copying, export and search."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def kinds_shown(view):
     return [view.model.entry_at(row).event.kind for row in range(view.model.rowCount())]
 
 
-def choose(view, row, qtbot, keys=Qt.KeyboardModifier.NoModifier):
+def click_row(view, row, qtbot, keys=Qt.KeyboardModifier.NoModifier):
     box = view.table.visualRect(view.model.index(row, 3))
     qtbot.mouseClick(view.table.viewport(), Qt.MouseButton.LeftButton, keys, box.center())
 
 
-def test_where_it_is_narrow_the_number_of_events_is_whole(view):
+def test_narrow_view_does_not_truncate_the_number_of_events(view):
     view.resize(720, 300)
     assert view.count.text() == "7 events"
     view.resize(625, 300)
@@ -60,7 +60,7 @@ def test_where_it_is_narrow_the_number_of_events_is_whole(view):
     assert view.count.fontMetrics().horizontalAdvance(view.count.text()) <= view.count.width()
 
 
-def test_the_newest_is_at_the_top_and_new_ones_come_above(view, timed_session):
+def test_newest_event_is_at_the_top(view, timed_session):
     assert kinds_shown(view) == ["finished", "refused", "evicted", "resumed", "preempted", "admitted", "admitted"]
     assert view.count.text() == "7 events"
     timed_session.overview.extend((), [timed(95, "finished", 2)])
@@ -69,15 +69,15 @@ def test_the_newest_is_at_the_top_and_new_ones_come_above(view, timed_session):
     assert view.model.entry_at(0).event.number == 2
 
 
-def test_a_line_goes_there_and_selects_its_request(view, timed_session, qtbot):
-    choose(view, 4, qtbot)
+def test_click_on_an_event_seeks_and_selects_its_request(view, timed_session, qtbot):
+    click_row(view, 4, qtbot)
     assert timed_session.timeline.went_to == [START_NS + 30 * SECOND_NS]
     assert timed_session.selection.request == 1
-    choose(view, 2, qtbot)
+    click_row(view, 2, qtbot)
     assert timed_session.timeline.went_to[-1] == START_NS + 45 * SECOND_NS
 
 
-def test_it_shows_where_the_window_stands(view, timed_session):
+def test_cursor_position_is_marked_between_the_events(view, timed_session):
     timed_session.timeline.is_live = False
     timed_session.timeline.cursor_ns = START_NS + 42 * SECOND_NS
     view.refresh()
@@ -90,7 +90,7 @@ def test_it_shows_where_the_window_stands(view, timed_session):
     assert not any(view.model.is_ahead(view.model.entry_at(row)) for row in range(7))
 
 
-def test_a_jump_brings_its_place_in_sight_and_new_rows_leave_it(view, timed_session):
+def test_seek_scrolls_to_the_cursor_and_new_events_do_not(view, timed_session):
     timed_session.timeline.is_live = False
     timed_session.overview.extend((), [timed(100 + at, "admitted", at) for at in range(200)])
     timed_session.timeline.cursor_ns = START_NS + 30 * SECOND_NS
@@ -103,7 +103,7 @@ def test_a_jump_brings_its_place_in_sight_and_new_rows_leave_it(view, timed_sess
     assert view.table.verticalScrollBar().value() == 0
 
 
-def test_kinds_words_and_the_selected_request_filter(view, timed_session, qtbot):
+def test_events_are_filtered_by_kind_text_and_selected_request(view, timed_session, qtbot):
     view.kind_actions["preempted"].trigger()
     assert kinds_shown(view) == ["preempted"]
     assert view.kinds.text() == "preempted ▾"
@@ -123,7 +123,7 @@ def test_kinds_words_and_the_selected_request_filter(view, timed_session, qtbot)
     assert len(kinds_shown(view)) == 7
 
 
-def test_preemptions_alone_are_one_click_away_and_the_menu_agrees(view):
+def test_preemptions_button_and_kind_menu_stay_in_agreement(view):
     view.preemptions.click()
     assert kinds_shown(view) == ["preempted"]
     assert view.kind_actions["preempted"].isChecked()
@@ -137,9 +137,9 @@ def test_preemptions_alone_are_one_click_away_and_the_menu_agrees(view):
     assert view.kind_actions["engine_paused"].text() == "engine paused"
 
 
-def test_rows_are_copied_with_tabs(view, timed_session, qtbot):
-    choose(view, 4, qtbot)
-    choose(view, 5, qtbot, Qt.KeyboardModifier.ShiftModifier)
+def test_selected_events_are_copied_as_tab_separated_rows(view, timed_session, qtbot):
+    click_row(view, 4, qtbot)
+    click_row(view, 5, qtbot, Qt.KeyboardModifier.ShiftModifier)
     assert len(timed_session.timeline.went_to) == 1
     qtbot.keyClick(view.table, Qt.Key.Key_C, Qt.KeyboardModifier.ControlModifier)
     head, *rows = QGuiApplication.clipboard().text().splitlines()
@@ -150,7 +150,7 @@ def test_rows_are_copied_with_tabs(view, timed_session, qtbot):
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("events.csv", ","), ("events.tsv", "\t")])
-def test_what_is_shown_is_written(view, tmp_path, qtbot, name, delimiter):
+def test_shown_events_are_exported_in_time_order(view, tmp_path, qtbot, name, delimiter):
     view.text.setText("request 1")
     with qtbot.waitSignal(view.export_to(str(tmp_path / name)).done):
         pass
@@ -162,7 +162,7 @@ def test_what_is_shown_is_written(view, tmp_path, qtbot, name, delimiter):
     assert name in view.count.text()
 
 
-def test_a_file_that_cannot_be_written_is_told(view, tmp_path, qtbot):
+def test_export_to_an_unusable_path_is_reported(view, tmp_path, qtbot):
     with qtbot.waitSignal(view.export_to(str(tmp_path / "no" / "where.csv")).done):
         pass
     assert "No such file" in view.count.text()
@@ -174,14 +174,14 @@ def test_a_file_that_cannot_be_written_is_told(view, tmp_path, qtbot):
     assert pipe.is_fifo()
 
 
-def test_export_asks_for_a_file_and_leaves_the_window_alive(view, qtbot):
+def test_export_button_opens_a_save_dialog(view, qtbot):
     view.export.click()
     (dialog,) = view.findChildren(QFileDialog)
     assert dialog.acceptMode() is QFileDialog.AcceptMode.AcceptSave
     dialog.reject()
 
 
-def test_who_reads_further_down_goes_on_reading_the_same_lines(view, timed_session, qtbot):
+def test_new_events_do_not_move_the_scrolled_or_selected_rows(view, timed_session, qtbot):
     timed_session.overview.extend((), [timed(200 + at, "evicted", 0) for at in range(500)])
     view.refresh()
     view.table.scroll_by(300)
@@ -194,7 +194,7 @@ def test_who_reads_further_down_goes_on_reading_the_same_lines(view, timed_sessi
     assert view.model.timed_at(view.table.currentIndex().row()) is chosen
 
 
-def test_what_is_forgotten_leaves_the_end(view, timed_session):
+def test_forgotten_events_are_removed_from_the_end(view, timed_session):
     timed_session.overview.forget_before(START_NS + 40 * SECOND_NS)
     view.refresh()
     assert kinds_shown(view) == ["finished", "refused", "evicted", "resumed"]
@@ -202,7 +202,7 @@ def test_what_is_forgotten_leaves_the_end(view, timed_session):
 
 @pytest.mark.parametrize("theme", list(THEMES.values()), ids=list(THEMES))
 @pytest.mark.parametrize("width", [400, 1_200])
-def test_it_is_painted_in_both_themes_narrow_and_wide(view, theme, width):
+def test_event_colors_are_painted_in_all_themes_and_widths(view, theme, width):
     view.apply_theme(theme)
     view.resize(width, 400)
     image = view.table.viewport().grab().toImage()
@@ -210,7 +210,7 @@ def test_it_is_painted_in_both_themes_narrow_and_wide(view, theme, width):
     assert theme.bad in colours
 
 
-def test_nothing_yet_is_said_in_words(qtbot):
+def test_empty_view_shows_an_explanation(qtbot):
     empty = EventsView(FakeTimedSession())
     qtbot.addWidget(empty)
     empty.show()
@@ -218,7 +218,7 @@ def test_nothing_yet_is_said_in_words(qtbot):
     assert EMPTY_TEXT in [label.text() for label in empty.findChildren(QLabel) if label.isVisibleTo(empty)]
 
 
-def test_many_events_are_looked_through_some_at_a_time(view, timed_session, qtbot):
+def test_search_in_many_events_runs_in_parts(view, timed_session, qtbot):
     timed_session.overview.extend((), [timed(200 + at / 100, "evicted", at % 50 + 10, 5) for at in range(20_000)])
     view.text.setText("because #12")
     assert "looking" in view.count.text()
@@ -230,7 +230,7 @@ word_lists = st.sampled_from(("", "evicted", "because 3", "#3", "#3 admitted", "
 
 @settings(max_examples=examples(40), deadline=None)
 @given(st.data())
-def test_a_search_finds_what_looking_at_each_finds(data):
+def test_search_results_equal_those_of_checking_each_event(data):
     events, search, at = EventIndex(max_events=64), EventSearch(), 0.0
     for _ in range(data.draw(st.integers(1, 12))):
         fresh = []

@@ -1,4 +1,4 @@
-"""Courses made by hand, and a session on a timeline that has one."""
+"""Fixtures: summaries made by hand, and a heatmap on a session with an overview."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ BEGIN_NS = 1_790_000_000 * SECOND_NS
 
 
 class TimedSession(Session):
-    """A session with an overview, and a cursor that goes where it is told."""
+    """Session with a given overview and a cursor that jumps immediately."""
 
     def __init__(self, source, overview):
         super().__init__(source)
         self.overview = overview
         self.timeline.deleteLater()
-        self.timeline = TimelineToGoOn(source, overview, self)
+        self.timeline = FakeTimeline(source, overview, self)
 
 
-class TimelineToGoOn(SourceTimeline):
-    """All of it is there, though nothing is kept."""
+class FakeTimeline(SourceTimeline):
+    """Timeline whose cursor can be set, although nothing is recorded."""
 
     cursor_ns = 0
 
@@ -35,7 +35,7 @@ class TimelineToGoOn(SourceTimeline):
 
 
 def make_second(index, ledger, *, num_pool=None, epoch=7, block_size=16):
-    """The summary of second `index` with the ledger as it is."""
+    """Return the summary of second `index` with the given ledger."""
     pool = ledger.part(0, num_pool or ledger.num_blocks)
     runs = free_run_lengths(pool.state)
     return Summary(
@@ -54,7 +54,7 @@ def make_second(index, ledger, *, num_pool=None, epoch=7, block_size=16):
 
 
 def scramble_ledger(ledger, rng):
-    """Some of every state."""
+    """Fill the ledger with random states."""
     size = ledger.num_blocks
     ledger.state[:] = rng.integers(0, 3, size)
     ledger.ref_count[:] = np.where(ledger.state == 1, rng.integers(1, 3, size), 0)
@@ -64,19 +64,19 @@ def scramble_ledger(ledger, rng):
 
 @pytest.fixture
 def begin_ns():
-    """When second 0 begins."""
+    """Start time of second 0."""
     return BEGIN_NS
 
 
 @pytest.fixture
-def second():
-    """`second(index, ledger, …)`: a summary."""
+def make_summary():
+    """Function `make_summary(index, ledger, …)` that returns a summary."""
     return make_second
 
 
 @pytest.fixture
 def scramble():
-    """`scramble(ledger, rng)`: some of every state."""
+    """Function `scramble(ledger, rng)` that fills a ledger with random states."""
     return scramble_ledger
 
 
@@ -92,7 +92,7 @@ def overview():
 
 @pytest.fixture
 def make_view(qtbot, poll):
-    """`make_view(engine, overview)`: the view, shown, in a size with all its parts."""
+    """Function `make_view(engine, overview)` that returns a visible view, large enough for all its parts."""
     from kvscope_app.views.heatmap.heatmap_view import HeatmapView
 
     sessions = []

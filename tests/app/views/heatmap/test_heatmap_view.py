@@ -1,4 +1,4 @@
-"""The heatmap's pixels against the page map's colours of the same ledger, and what mouse and keys do."""
+"""Tests of the heatmap view: pixels compared with page map colours, time axis, mouse and keyboard."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from PySide6.QtWidgets import QApplication
 
 from kvscope_app.ui.theme import DARK, LIGHT, mix
 from kvscope_app.views.heatmap.cell_keys import FREE, HeatMode
-from kvscope_app.views.heatmap.cell_text import cell_words
+from kvscope_app.views.heatmap.cell_text import cell_text
 from kvscope_app.views.heatmap.heatmap_view import EMPTY_TEXT, HeatmapView
 from kvscope_app.views.heatmap.pools import PoolRegistry
-from kvscope_app.views.heatmap.time_frame import Stance
+from kvscope_app.views.heatmap.time_frame import TimeFrameMode
 from kvscope_app.views.page_map.color_modes import FILL, OWNER, STATE
 from kvscope_app.views.page_map.drawing.ink import pixel
 from kvscope_telemetry.ledger import BlockState, Ledger, Tier
@@ -22,12 +22,12 @@ from kvscope_telemetry.summaries.summary import SECOND_NS
 
 
 def column_of(view, time_ns):
-    """The pixels of the column that the moment is in."""
+    """Return the pixels of the column at a time."""
     return view.map.raster.pixels[:, int(view.frame.scale.x_of(time_ns))]
 
 
 def cells_of(view, time_ns, num_rows):
-    """The pixel in the middle of each row."""
+    """Return the pixel in the middle of each row."""
     column = column_of(view, time_ns)
     return column[((np.arange(num_rows) + 0.5) * column.size / num_rows).astype(int)].tolist()
 
@@ -53,7 +53,7 @@ def wheel(widget, x, steps):
 
 
 def hover(widget, x, y):
-    """As the mouse does, but for what the window system adds on its own."""
+    """Move the mouse without the events that a window system would add."""
     at = QPointF(x, y)
     none = Qt.MouseButton.NoButton
     event = QMouseEvent(QEvent.Type.MouseMove, at, widget.mapToGlobal(at), none, none, Qt.KeyboardModifier.NoModifier)
@@ -61,24 +61,26 @@ def hover(widget, x, y):
 
 
 @pytest.fixture
-def filled(engine, overview, rng, second, scramble):
-    """Twelve seconds of 64 blocks, and the ledger of the last."""
+def filled_ledger(engine, overview, rng, make_summary, scramble):
+    """Ledger of the last of twelve recorded seconds with 64 blocks."""
     for index in range(12):
         scramble(engine.ledger, rng)
-        overview.extend([second(index, engine.ledger)])
+        overview.extend([make_summary(index, engine.ledger)])
     return engine.ledger
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
 @pytest.mark.parametrize(("mode", "same"), [(HeatMode.STATE, STATE), (HeatMode.USED, FILL)], ids=str)
-def test_a_column_is_the_page_map(make_engine, overview, make_view, rng, second, scramble, begin_ns, theme, mode, same):
+def test_heatmap_column_has_the_colors_of_the_page_map(
+    make_engine, overview, make_view, rng, make_summary, scramble, begin_ns, theme, mode, same
+):
     engine = make_engine(num_blocks=48, num_host=16, num_disk=8)
     ledgers = []
     for index in range(5):
         scramble(engine.ledger, rng)
-        overview.extend([second(index, engine.ledger, num_pool=48)])
+        overview.extend([make_summary(index, engine.ledger, num_pool=48)])
         expected = page_map_pixels(same, engine.ledger, theme)
-        # The overview's shares have 255 steps: colours of used slots are the nearest of theirs.
+        # The overview's shares have 255 steps, so colours of used slots may differ slightly.
         ledgers.append(expected)
     view = make_view(engine, overview, theme)
     view.set_mode(mode)
@@ -88,20 +90,20 @@ def test_a_column_is_the_page_map(make_engine, overview, make_view, rng, second,
         assert np.abs(channels[0] - channels[1]).max() <= (0 if mode is HeatMode.STATE else 8)
 
 
-def test_owners_have_the_page_maps_colours(engine, filled, overview, make_view, begin_ns):
+def test_owner_mode_has_the_colors_of_the_page_map(engine, filled_ledger, overview, make_view, begin_ns):
     view = make_view(engine, overview)
     view.set_mode(HeatMode.OWNER)
     shown = cells_of(view, begin_ns + 11 * SECOND_NS, 64)
-    expected = page_map_pixels(OWNER, filled, DARK)
-    for row, state in enumerate(filled.state.tolist()):
+    expected = page_map_pixels(OWNER, filled_ledger, DARK)
+    for row, state in enumerate(filled_ledger.state.tolist()):
         wanted = expected[row] if state != 2 else pixel(mix(DARK.block_cached, DARK.block_free, 0.62))
         assert shown[row] == wanted
 
 
-def test_tiers_have_colours(make_engine, overview, make_view, second, begin_ns):
+def test_tier_mode_has_a_color_and_label_per_tier(make_engine, overview, make_view, make_summary, begin_ns):
     engine = make_engine(num_blocks=8, num_host=8, num_disk=8)
     engine.ledger.state[::2] = 1
-    overview.extend([second(0, engine.ledger, num_pool=8)])
+    overview.extend([make_summary(0, engine.ledger, num_pool=8)])
     view = make_view(engine, overview)
     view.set_mode(HeatMode.TIER)
     colors = [DARK.block_active, DARK.block_host, DARK.block_disk]
@@ -114,10 +116,10 @@ def test_tiers_have_colours(make_engine, overview, make_view, second, begin_ns):
     ]
 
 
-def test_one_active_block_among_thousands_is_seen(make_engine, overview, make_view, second, begin_ns):
+def test_single_active_block_among_thousands_is_visible(make_engine, overview, make_view, make_summary, begin_ns):
     engine = make_engine(num_blocks=50_000)
     engine.ledger.state[31_234] = 1
-    overview.extend(second(index, engine.ledger) for index in range(3))
+    overview.extend(make_summary(index, engine.ledger) for index in range(3))
     view = make_view(engine, overview)
     column = column_of(view, begin_ns + SECOND_NS)
     others = column != pixel(DARK.block_free)
@@ -126,8 +128,8 @@ def test_one_active_block_among_thousands_is_seen(make_engine, overview, make_vi
     assert column[others][0] == pixel(mix(DARK.block_free, DARK.block_active, 0.45))
 
 
-def test_a_silence_is_hatched_and_what_is_not_yet_is_empty(engine, overview, make_view, second, begin_ns):
-    overview.extend(second(index, engine.ledger) for index in (*range(5), *range(15, 20)))
+def test_missing_seconds_are_hatched_and_future_ones_empty(engine, overview, make_view, make_summary, begin_ns):
+    overview.extend(make_summary(index, engine.ledger) for index in (*range(5), *range(15, 20)))
     view = make_view(engine, overview)
     view.frame.set_following(False)
     view.frame.zoom(0.5, 0)
@@ -139,45 +141,45 @@ def test_a_silence_is_hatched_and_what_is_not_yet_is_empty(engine, overview, mak
     assert "not recorded" in view.legend.accessibleName()
 
 
-def count_made(view):
-    """How many seconds the rows of the map were made of since; what was made before is forgotten."""
+def count_converted_seconds(view):
+    """Return a function that returns the number of seconds converted to keys since this call."""
     made, keys = [], view.pools.keys
     view.pools.keys = lambda mode, overview, places, num: (made.extend(places), keys(mode, overview, places, num))[1]
     view.set_mode(view.mode)
     return lambda: len(made)
 
 
-def test_a_second_more_draws_few_columns(make_engine, overview, make_view, second):
+def test_new_second_redraws_few_columns(make_engine, overview, make_view, make_summary):
     engine = make_engine(num_blocks=2_000)
-    overview.extend(second(index, engine.ledger) for index in range(200))
+    overview.extend(make_summary(index, engine.ledger) for index in range(200))
     view = make_view(engine, overview)
-    num_made = count_made(view)
+    num_made = count_converted_seconds(view)
     view.frame.set_following(True)
     view.refresh()
     for index in range(200, 210):
         before, made = view.map.raster.num_drawn, num_made()
         engine.ledger.state[index] = 1
-        overview.extend([second(index, engine.ledger)])
+        overview.extend([make_summary(index, engine.ledger)])
         view.refresh()
         per_second = SECOND_NS / view.frame.scale.column_ns
         assert num_made() - made == 2
         assert view.map.raster.num_drawn - before <= 2 * per_second + 3
     shown = view.map.raster.pixels.copy()
-    view.map.raster.forget()
+    view.map.raster.invalidate()
     view.map.redraw()
-    assert np.array_equal(view.map.raster.pixels, shown), "scrolled is as drawn at once"
+    assert np.array_equal(view.map.raster.pixels, shown), "scrolled pixels must equal freshly drawn ones"
 
 
-def test_two_hours_are_made_once_and_drawn_by_columns(make_engine, overview, make_view, second):
+def test_long_overview_is_converted_once_and_drawn_by_columns(make_engine, overview, make_view, make_summary):
     engine = make_engine(num_blocks=4_096)
-    summary = second(0, engine.ledger)
+    summary = make_summary(0, engine.ledger)
     overview.extend(
         msgspec.structs.replace(summary, time_ns=summary.time_ns + index * SECOND_NS) for index in range(7_200)
     )
     view = make_view(engine, overview)
     width = view.frame.scale.width
     assert view.map.raster.num_drawn <= 2 * width + 2
-    num_made = count_made(view)
+    num_made = count_converted_seconds(view)
     assert num_made() == 7_200
     before = view.map.raster.num_drawn
     view.refresh()
@@ -188,39 +190,41 @@ def test_two_hours_are_made_once_and_drawn_by_columns(make_engine, overview, mak
     assert num_made() == 7_200
 
 
-def test_the_wheel_keeps_the_moment_under_the_pointer(engine, filled, overview, make_view):
+def test_wheel_zoom_keeps_the_time_under_the_pointer(engine, filled_ledger, overview, make_view):
     view = make_view(engine, overview)
     moment = view.map.time_at(300)
     wheel(view.map, 300, 5)
-    assert view.frame.stance is Stance.STAND
+    assert view.frame.mode is TimeFrameMode.FIXED
     assert abs(view.map.time_at(300) - moment) <= 2 * view.frame.scale.column_ns
     assert not view.fit_button.isChecked()
 
 
-def test_dragging_moves_and_a_double_click_shows_all(engine, filled, overview, make_view, qtbot):
+def test_dragging_pans_and_a_double_click_fits_all(engine, filled_ledger, overview, make_view, qtbot):
     view = make_view(engine, overview)
     fitted = view.frame.scale
     qtbot.mousePress(view.map, Qt.MouseButton.LeftButton, pos=QPoint(300, 50))
     qtbot.mouseMove(view.map, QPoint(280, 50))
     qtbot.mouseRelease(view.map, Qt.MouseButton.LeftButton, pos=QPoint(280, 50))
     assert view.frame.scale == fitted.moved(20)
-    assert view.session.timeline.cursor_ns == 0, "a drag is no click"
+    assert view.session.timeline.cursor_ns == 0, "a drag must not seek"
     qtbot.mouseDClick(view.map, Qt.MouseButton.LeftButton, pos=QPoint(280, 50))
     assert view.frame.scale == fitted
     assert view.fit_button.isChecked()
 
 
-def test_following_keeps_the_newest_at_the_right(engine, filled, overview, make_view, second, begin_ns):
+def test_follow_keeps_the_newest_second_at_the_right(
+    engine, filled_ledger, overview, make_view, make_summary, begin_ns
+):
     view = make_view(engine, overview)
     view.follow_button.click()
-    overview.extend([second(12, engine.ledger)])
+    overview.extend([make_summary(12, engine.ledger)])
     view.refresh()
     assert 0 <= view.frame.scale.end_ns - (begin_ns + 13 * SECOND_NS) < view.frame.scale.column_ns
     assert view.follow_button.isChecked()
     assert not view.fit_button.isChecked()
 
 
-def test_the_wheel_zooms_at_the_pointer_while_following(engine, filled, overview, make_view):
+def test_wheel_zoom_at_the_pointer_ends_following(engine, filled_ledger, overview, make_view):
     view = make_view(engine, overview)
     view.follow_button.click()
     x = view.map.width() * 0.4
@@ -230,7 +234,7 @@ def test_the_wheel_zooms_at_the_pointer_while_following(engine, filled, overview
     assert not view.follow_button.isChecked()
 
 
-def test_a_click_goes_to_how_that_second_ended(engine, filled, overview, make_view, qtbot, begin_ns):
+def test_click_seeks_to_the_end_of_the_second(engine, filled_ledger, overview, make_view, qtbot, begin_ns):
     view = make_view(engine, overview)
     x = round(view.map.x_of(begin_ns + 3 * SECOND_NS + SECOND_NS // 2))
     qtbot.mouseClick(view.map, Qt.MouseButton.LeftButton, pos=QPoint(x, 50))
@@ -240,25 +244,25 @@ def test_a_click_goes_to_how_that_second_ended(engine, filled, overview, make_vi
     assert image.pixelColor(line, 20).name() == DARK.selection
 
 
-def test_hovering_tells_what_is_there(engine, filled, overview, make_view, second, begin_ns):
-    filled.state[5], filled.owner[5], filled.filled[5], filled.ref_count[5] = 1, 42, 8, 1
+def test_hovering_describes_the_cell(engine, filled_ledger, overview, make_view, make_summary, begin_ns):
+    filled_ledger.state[5], filled_ledger.owner[5], filled_ledger.filled[5], filled_ledger.ref_count[5] = 1, 42, 8, 1
     view = make_view(engine, overview)
-    overview.extend([second(12, filled)])
+    overview.extend([make_summary(12, filled_ledger)])
     view.refresh()
     x = round(view.map.x_of(begin_ns + 12 * SECOND_NS + SECOND_NS // 2))
     y = round(5.5 * view.map.height() / 64)
     hover(view.map, x, y)
     words = view.caption.text()
-    assert words == cell_words(overview, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
+    assert words == cell_text(overview, view.pools, begin_ns + 12 * SECOND_NS + SECOND_NS // 2, 5)
     assert "Block 5" in words
     assert "active" in words
     assert "50 % of slots used" in words
     assert "request #42" in words
 
 
-def test_a_cell_of_several_blocks_is_named_as_it_is_binned(make_engine, overview, make_view, qtbot, second):
+def test_cell_of_several_blocks_is_named_by_its_bin(make_engine, overview, make_view, qtbot, make_summary):
     engine = make_engine(num_blocks=1_500)
-    overview.extend([second(0, engine.ledger)])
+    overview.extend([make_summary(0, engine.ledger)])
     view = make_view(engine, overview)
     view.map.setFocus()
     qtbot.keyClick(view.map, Qt.Key.Key_Down)
@@ -269,7 +273,7 @@ def test_a_cell_of_several_blocks_is_named_as_it_is_binned(make_engine, overview
     assert names == ["Block 0", "Block 1", "Block 2 to 3", "Block 4", "Block 5 to 6"]
 
 
-def test_keys_move_a_cell_and_enter_goes_there(engine, filled, overview, make_view, qtbot, begin_ns):
+def test_arrow_keys_move_the_cell_and_enter_seeks(engine, filled_ledger, overview, make_view, qtbot, begin_ns):
     view = make_view(engine, overview)
     view.activateWindow()
     view.map.setFocus()
@@ -285,35 +289,35 @@ def test_keys_move_a_cell_and_enter_goes_there(engine, filled, overview, make_vi
     qtbot.keyClick(view.map, Qt.Key.Key_Return)
     assert view.session.timeline.cursor_ns == begin_ns + 5 * SECOND_NS - 1
     view.map.zoom_by(1)
-    assert view.frame.stance is Stance.STAND
+    assert view.frame.mode is TimeFrameMode.FIXED
     view.map.zoom_by(0)
-    assert view.frame.stance is Stance.FIT
+    assert view.frame.mode is TimeFrameMode.FIT
     qtbot.keyClick(view.map, Qt.Key.Key_Escape)
     assert view.map.cell is None
 
 
-def test_a_larger_pool_after_a_restart(make_engine, overview, make_view, second, begin_ns):
+def test_smaller_pool_before_a_restart_leaves_rows_empty(make_engine, overview, make_view, make_summary, begin_ns):
     engine = make_engine(num_blocks=200, epoch=8)
     small = Ledger(100)
     small.state[:] = 1
-    overview.extend(second(index, small, epoch=7) for index in range(4))
-    overview.extend(second(index, engine.ledger, epoch=8) for index in range(4, 8))
+    overview.extend(make_summary(index, small, epoch=7) for index in range(4))
+    overview.extend(make_summary(index, engine.ledger, epoch=8) for index in range(4, 8))
     view = make_view(engine, overview)
     before = cells_of(view, begin_ns + SECOND_NS, 200)
     assert before == [pixel(DARK.block_active)] * 100 + [pixel(DARK.base)] * 100
     assert cells_of(view, begin_ns + 5 * SECOND_NS, 200) == [pixel(DARK.block_free)] * 200
 
 
-def test_nothing_yet_is_said_in_words(engine, session, overview, make_view, qtbot, second):
+def test_empty_view_shows_an_explanation(engine, session, overview, make_view, qtbot, make_summary):
     view = make_view(engine, overview)
     assert view.stack.currentIndex() == 0
     assert view.stack.currentWidget().text() == EMPTY_TEXT
-    overview.extend([second(0, engine.ledger)])
+    overview.extend([make_summary(0, engine.ledger)])
     view.session.overview_changed.emit()
     assert view.stack.currentIndex() == 1
 
 
-def test_a_session_without_a_overview_has_nothing_to_show(session, qtbot):
+def test_session_without_an_overview_shows_the_explanation(session, qtbot):
     view = HeatmapView(session)
     qtbot.addWidget(view)
     view.show()
@@ -321,27 +325,27 @@ def test_a_session_without_a_overview_has_nothing_to_show(session, qtbot):
     assert view.stack.currentIndex() == 0
 
 
-def test_small_docks_keep_the_map(engine, filled, overview, make_view, qtbot):
+def test_small_view_hides_other_parts_but_keeps_the_map(engine, filled_ledger, overview, make_view, qtbot):
     view = make_view(engine, overview)
     assert view.runs.isVisible()
     assert view.strips.number.isVisible()
     view.resize(320, 230)
     assert not view.runs.isVisible()
     assert view.map.isVisible()
-    qtbot.waitUntil(lambda: view.map.height() >= 90)  # what went leaves it its height
+    qtbot.waitUntil(lambda: view.map.height() >= 90)  # the map takes the height of the hidden parts
     view.resize(620, 700)
     assert view.runs.raster.pixels.shape[1] == view.frame.scale.width
 
 
-def test_tiers_of_what_is_known(make_engine, overview, make_view):
+def test_tiers_are_known_only_for_recorded_epochs(make_engine, overview, make_view):
     engine = make_engine(num_blocks=6, num_host=2, num_disk=2)
     view = make_view(engine, overview)
-    view.pools.note(7, engine.hello.cache)
+    view.pools.record(7, engine.hello.cache)
     assert view.pools.tiers(7, 10).tolist() == [*[Tier.HBM] * 6, *[Tier.HOST] * 2, *[Tier.DISK] * 2]
     assert view.pools.tiers(3, 11).tolist() == [0] * 11
 
 
-def test_a_cursor_that_moves_has_no_curve_drawn_anew(engine, filled, overview, make_view):
+def test_moving_the_cursor_does_not_redraw_curves(engine, filled_ledger, overview, make_view):
     view = make_view(engine, overview)
     strip, begin_ns = view.strips.external, int(overview.time_ns[0])
 
@@ -360,14 +364,14 @@ def test_a_cursor_that_moves_has_no_curve_drawn_anew(engine, filled, overview, m
 
 
 @pytest.mark.parametrize("mode", list(HeatMode))
-def test_recurrent_states_have_rows_of_their_own(make_engine, make_view, overview, second, mode):
+def test_recurrent_states_have_separate_rows(make_engine, make_view, overview, make_summary, mode):
     engine = make_engine(num_states=6)
     engine.hold([64, 65], owner=3)
     engine.hold([66], owner=2, ref_count=0, state=BlockState.CACHED)
-    overview.extend([second(0, engine.ledger, num_pool=64)])
+    overview.extend([make_summary(0, engine.ledger, num_pool=64)])
     view = make_view(engine, overview)
     pools = PoolRegistry()
-    pools.note(7, engine.hello.cache)
+    pools.record(7, engine.hello.cache)
     keys = pools.keys(mode, overview, np.array([0]), 70)
     assert keys.shape == (1, 70)
     assert (keys[0, 64:67] > FREE).all()

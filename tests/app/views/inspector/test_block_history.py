@@ -1,4 +1,4 @@
-"""The life of the selected block: what was recorded, and what comes, on real files, rings and sockets."""
+"""Tests of the history of the selected block, with recordings and with a live engine over real sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Clock:
-    """A frame every 20 ms."""
+    """Clock that advances by 20 ms with each call."""
 
     now_ns = SECOND_NS
 
@@ -40,8 +40,8 @@ class Clock:
 
 
 @pytest.fixture
-def recording(tmp_path):
-    """Ten seconds of 200 blocks, in which block `busy` changes most."""
+def recording_and_block(tmp_path):
+    """Return a recording of ten seconds with 200 blocks, and the block that changes most."""
     engine = SimulatedEngine(num_blocks=200, num_running=8, clock=Clock())
     messages = [engine.hello, engine.snapshot(), *(engine.advance() for _ in range(500))]
     with RecordingWriter(tmp_path / "r.mcap", keyframe_interval_ns=SECOND_NS) as writer:
@@ -53,8 +53,8 @@ def recording(tmp_path):
 
 
 @pytest.fixture
-def played(recording, qtbot):
-    session = Session(PlaybackSource(recording[0], is_playing=False))
+def playback_session(recording_and_block, qtbot):
+    session = Session(PlaybackSource(recording_and_block[0], is_playing=False))
     qtbot.waitUntil(lambda: session.poll() or session.mirror.hello is not None, timeout=WAIT_MS)
     session.start()
     yield session
@@ -63,7 +63,7 @@ def played(recording, qtbot):
 
 
 @pytest.fixture
-def show(qtbot):
+def show_inspector(qtbot):
     views = []
 
     def make(session):
@@ -81,7 +81,7 @@ def show(qtbot):
         view.shut_down()
 
 
-def read(view, qtbot):
+def read_history(view, qtbot):
     history = view.block_history.history
     qtbot.waitUntil(lambda: history.part is not None and not history.is_reading, timeout=WAIT_MS)
     view.refresh()
@@ -93,12 +93,12 @@ def row_at(part, time_ns):
     return tuple(int(part.rows[name][place]) for name in LASTING)
 
 
-def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
-    file, block = recording
-    view = show(played)
-    played.selection.select_block(block)
-    part = read(view, qtbot)
-    assert (part.begin_ns, part.end_ns) == played.timeline.range_ns
+def test_block_history_covers_the_whole_recording(recording_and_block, playback_session, show_inspector, qtbot):
+    file, block = recording_and_block
+    view = show_inspector(playback_session)
+    playback_session.selection.select_block(block)
+    part = read_history(view, qtbot)
+    assert (part.begin_ns, part.end_ns) == playback_session.timeline.range_ns
     for seconds in np.linspace(1.0, file.info.duration_s, 30):
         mirror = file.state_at(float(seconds))
         expected = tuple(int(getattr(mirror.ledger, name)[block]) for name in LASTING)
@@ -108,10 +108,10 @@ def test_a_recordings_block_has_its_whole_life(recording, played, show, qtbot):
     assert view.block_history.strip.grab().width() > 0
 
 
-def test_a_click_in_the_list_and_on_the_strip_goes_there(recording, played, show, qtbot):
-    view = show(played)
-    played.selection.select_block(recording[1])
-    part = read(view, qtbot)
+def test_clicks_in_the_list_and_on_the_strip_seek(recording_and_block, playback_session, show_inspector, qtbot):
+    view = show_inspector(playback_session)
+    playback_session.selection.select_block(recording_and_block[1])
+    part = read_history(view, qtbot)
     moment = view.block_history.model.moment_at(3)
     index = view.block_history.model.index(3, 1)
     qtbot.mouseClick(
@@ -119,59 +119,59 @@ def test_a_click_in_the_list_and_on_the_strip_goes_there(recording, played, show
         Qt.MouseButton.LeftButton,
         pos=view.block_history.table.visualRect(index).center(),
     )
-    qtbot.waitUntil(lambda: abs(played.timeline.cursor_ns - moment.time_ns) < 1000, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: abs(playback_session.timeline.cursor_ns - moment.time_ns) < 1000, timeout=WAIT_MS)
     strip = view.block_history.strip
     qtbot.mouseClick(strip, Qt.MouseButton.LeftButton, pos=QPoint(strip.width() // 4, 30))
     expected = part.begin_ns + (part.end_ns - part.begin_ns) // 4
-    qtbot.waitUntil(lambda: abs(played.timeline.cursor_ns - expected) < SECOND_NS, timeout=WAIT_MS)
+    qtbot.waitUntil(lambda: abs(playback_session.timeline.cursor_ns - expected) < SECOND_NS, timeout=WAIT_MS)
     qtbot.keyClick(strip, Qt.Key.Key_Right)
-    later = [at.time_ns for at in part.moments if at.time_ns > played.timeline.cursor_ns]
-    qtbot.waitUntil(lambda: abs(played.timeline.cursor_ns - later[0]) < SECOND_NS, timeout=WAIT_MS)
-    assert view.block_history.history.part is part  # going about in it reads nothing anew
+    later = [at.time_ns for at in part.moments if at.time_ns > playback_session.timeline.cursor_ns]
+    qtbot.waitUntil(lambda: abs(playback_session.timeline.cursor_ns - later[0]) < SECOND_NS, timeout=WAIT_MS)
+    assert view.block_history.history.part is part  # seeking within the history does not read it again
 
 
-def test_the_list_marks_where_the_cursor_is(recording, played, show, qtbot):
-    view = show(played)
-    played.selection.select_block(recording[1])
-    part = read(view, qtbot)
+def test_list_marks_the_event_at_the_cursor(recording_and_block, playback_session, show_inspector, qtbot):
+    view = show_inspector(playback_session)
+    playback_session.selection.select_block(recording_and_block[1])
+    part = read_history(view, qtbot)
     middle = part.moments[len(part.moments) // 2]
-    played.timeline.go_to(middle.time_ns)
-    qtbot.waitUntil(lambda: abs(played.timeline.cursor_ns - middle.time_ns) < 1000, timeout=WAIT_MS)
+    playback_session.timeline.go_to(middle.time_ns)
+    qtbot.waitUntil(lambda: abs(playback_session.timeline.cursor_ns - middle.time_ns) < 1000, timeout=WAIT_MS)
     view.refresh()
     marked = view.block_history.model.moment_at(view.block_history.model.now_row)
-    assert marked.time_ns <= played.timeline.cursor_ns + 1000
+    assert marked.time_ns <= playback_session.timeline.cursor_ns + 1000
     assert view.block_history.model.row_at(part.begin_ns - 1) == -1
     assert view.block_history.table.visualRect(
         view.block_history.model.index(view.block_history.model.now_row, 0)
     ).isValid()
 
 
-def test_the_list_is_copied_oldest_first(recording, played, show, qtbot):
-    view = show(played)
-    played.selection.select_block(recording[1])
-    part = read(view, qtbot)
+def test_list_is_copied_oldest_first(recording_and_block, playback_session, show_inspector, qtbot):
+    view = show_inspector(playback_session)
+    playback_session.selection.select_block(recording_and_block[1])
+    part = read_history(view, qtbot)
     lines = view.block_history.table.copy().splitlines()
     assert len(lines) == len(part.moments)
     assert lines[0].split("\t")[2].startswith("Known from here")
     assert QGuiApplication.clipboard().text() == "\n".join(lines)
 
 
-def test_another_block_gives_the_reading_up(recording, played, show, qtbot):
-    view = show(played)
-    for block in (3, 4, 5, recording[1]):
-        played.selection.select_block(block)
-    part = read(view, qtbot)
+def test_selecting_another_block_cancels_the_reading(recording_and_block, playback_session, show_inspector, qtbot):
+    view = show_inspector(playback_session)
+    for block in (3, 4, 5, recording_and_block[1]):
+        playback_session.selection.select_block(block)
+    part = read_history(view, qtbot)
     assert set(part.rows["epoch"].tolist()) == {1}
-    mirror = recording[0].state_at(5.0)
-    expected = tuple(int(getattr(mirror.ledger, name)[recording[1]]) for name in LASTING)
-    assert row_at(part, recording[0].start_ns + 5 * SECOND_NS) == expected
+    mirror = recording_and_block[0].state_at(5.0)
+    expected = tuple(int(getattr(mirror.ledger, name)[recording_and_block[1]]) for name in LASTING)
+    assert row_at(part, recording_and_block[0].start_ns + 5 * SECOND_NS) == expected
 
 
-def test_a_key_held_down_does_not_put_off_the_reading(recording, played, qtbot):
-    """It goes from block to block, sooner one after the other than it is looked at."""
-    history, blocks = BlockHistory(played), itertools.cycle((3, recording[1]))
+def test_fast_block_changes_do_not_delay_the_reading(recording_and_block, playback_session, qtbot):
+    """A held key changes the block more often than the history polls."""
+    history, blocks = BlockHistory(playback_session), itertools.cycle((3, recording_and_block[1]))
     stepping = QTimer(interval=1)
-    stepping.timeout.connect(lambda: history.show(next(blocks)))
+    stepping.timeout.connect(lambda: history.set_block(next(blocks)))
     stepping.start()
     qtbot.waitUntil(lambda: history._work is not None, timeout=WAIT_MS)
     stepping.stop()
@@ -181,27 +181,27 @@ def test_a_key_held_down_does_not_put_off_the_reading(recording, played, qtbot):
     history.close()
 
 
-def test_a_block_that_is_left_at_once_is_not_read(played, qtbot):
-    history = BlockHistory(played)
-    history.show(3)
-    history.show(None)
+def test_block_deselected_immediately_is_not_read(playback_session, qtbot):
+    history = BlockHistory(playback_session)
+    history.set_block(3)
+    history.set_block(None)
     assert not history.is_reading
     qtbot.waitUntil(lambda: driver.is_at_rest(history), timeout=WAIT_MS)
     history.close()
 
 
-def test_a_step_tells_who_ran_in_it(recording, played, show, qtbot):
-    file, _ = recording
-    view = show(played)
-    played.timeline.go_to(file.start_ns + 4 * SECOND_NS)
-    qtbot.waitUntil(lambda: played.mirror.seq == file.state_at(4.0).seq, timeout=WAIT_MS)
+def test_step_page_lists_the_requests_of_the_step(recording_and_block, playback_session, show_inspector, qtbot):
+    file, _ = recording_and_block
+    view = show_inspector(playback_session)
+    playback_session.timeline.go_to(file.start_ns + 4 * SECOND_NS)
+    qtbot.waitUntil(lambda: playback_session.mirror.seq == file.state_at(4.0).seq, timeout=WAIT_MS)
     view.show_subject(STEP)
 
     def names():
         return driver.facts(view.table)
 
     qtbot.waitUntil(lambda: "Requests run" not in names(), timeout=WAIT_MS)
-    frame = next(frame for frame in file.frames() if frame.seq == played.mirror.seq)
+    frame = next(frame for frame in file.frames() if frame.seq == playback_session.mirror.seq)
     numbers = np.frombuffer(frame.batch.number, "<u4").tolist()
     assert names()["Requests"] == str(len(numbers))
     assert {f"Request #{number}" for number in numbers} <= names().keys()
@@ -210,32 +210,34 @@ def test_a_step_tells_who_ran_in_it(recording, played, show, qtbot):
     assert sum(sizes) == frame.batch.num_decode_tokens + frame.batch.num_prefill_tokens
 
 
-def test_a_step_after_which_nothing_happened_is_found(recording, played, show, qtbot):
-    """The cursor may stand long after the newest frame."""
-    view = show(played)
-    played.timeline.go_to(recording[0].end_ns)
-    qtbot.waitUntil(lambda: played.mirror.seq == 500, timeout=WAIT_MS)
+def test_last_step_is_found_if_the_cursor_is_at_the_end(recording_and_block, playback_session, show_inspector, qtbot):
+    """The cursor may be long after the newest frame."""
+    view = show_inspector(playback_session)
+    playback_session.timeline.go_to(recording_and_block[0].end_ns)
+    qtbot.waitUntil(lambda: playback_session.mirror.seq == 500, timeout=WAIT_MS)
     asked = []
     view.steps.get = lambda place, at_ns: asked.append((place, at_ns))
     view.show_subject(STEP)
-    hello, mirror = played.mirror.hello, played.mirror
+    hello, mirror = playback_session.mirror.hello, playback_session.mirror
     assert asked[0] == ((1, 500), mirror.time_ns + hello.wall_time_ns - hello.time_ns)
 
 
-def test_a_life_is_not_read_again_for_a_look_at_the_step(recording, played, show, qtbot):
-    view = show(played)
-    played.selection.select_block(recording[1])
-    part = read(view, qtbot)
+def test_switching_to_the_step_page_does_not_read_the_history_again(
+    recording_and_block, playback_session, show_inspector, qtbot
+):
+    view = show_inspector(playback_session)
+    playback_session.selection.select_block(recording_and_block[1])
+    part = read_history(view, qtbot)
     view.show_subject(STEP)
     view.show_subject(BLOCK)
     assert view.block_history.history.part is part
     assert not view.block_history.history.is_reading
 
 
-def test_without_a_ring_it_begins_where_one_looks(engine, session, show, poll):
+def test_without_recorded_history_it_begins_at_the_selection(engine, session, show_inspector, poll):
     engine.hold([7], owner=2)
     poll(session)
-    view = show(session)
+    view = show_inspector(session)
     session.selection.select_block(7)
     engine.hold([7], owner=2, ref_count=2)
     engine.hold([7], owner=2, ref_count=0, state=2)
@@ -246,7 +248,7 @@ def test_without_a_ring_it_begins_where_one_looks(engine, session, show, poll):
     assert kinds == ["known", "shared", "idle"]
 
 
-def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
+def test_recorded_and_live_history_are_joined_without_loss(qapp, qtbot, tmp_path, show_inspector):
     settings = QSettings(str(tmp_path / "s.ini"), QSettings.Format.IniFormat)
     engine = SimulatedEngine(num_blocks=120, num_running=8)
     with closing(SimulatedServer(engine, f"ipc://{tmp_path}/telemetry", rate=60.0)):
@@ -255,10 +257,10 @@ def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
         session.set_disk_history(DiskHistory(make_ring(settings), source.set_sink))
         session.start()
         qtbot.waitUntil(lambda: len(session.overview) >= 2, timeout=WAIT_MS)
-        view = show(session)
+        view = show_inspector(session)
         block = int(session.mirror.ledger.last_used_step.argmax())
         session.selection.select_block(block)
-        read(view, qtbot)
+        read_history(view, qtbot)
         begin_ns, num_rows = view.block_history.history.part.begin_ns, len(view.block_history.history.part.rows)
         assert begin_ns <= session.timeline.range_ns[0] + SECOND_NS
         seen = []
@@ -271,7 +273,7 @@ def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
 
         qtbot.waitUntil(compare, timeout=WAIT_MS)
         part = view.block_history.history.part
-        assert not (part.rows["how"] == 2).any()  # nothing is lost where the two meet
+        assert not (part.rows["how"] == 2).any()  # no event is lost where the two are joined
         assert (part.rows["how"] == 1).sum() == 1
         assert view.subject == BLOCK
         view.shut_down()
@@ -279,7 +281,7 @@ def test_live_what_was_and_what_comes_are_one_life(qapp, qtbot, tmp_path, show):
         session.deleteLater()
 
 
-def test_what_is_near_the_cursor_is_read_first():
+def test_history_near_the_cursor_is_read_first():
     order = list(reading_order(100 * SECOND_NS, 0, 130 * SECOND_NS))
     assert order[0] == (80 * SECOND_NS, 100 * SECOND_NS)
     assert order[1] == (100 * SECOND_NS, 120 * SECOND_NS)
@@ -288,7 +290,7 @@ def test_what_is_near_the_cursor_is_read_first():
     assert list(reading_order(5, 5, 5)) == [(5, 5)]
 
 
-def test_in_the_end_all_is_read_in_slices_that_touch():
+def test_history_is_read_completely_in_adjacent_slices():
     order = list(reading_order(700 * SECOND_NS, 0, 7_200 * SECOND_NS))
     known = (700 * SECOND_NS, 700 * SECOND_NS)
     for begin_ns, end_ns in order:

@@ -1,4 +1,4 @@
-"""The inspector as a person uses it: selects, reads, follows links, copies."""
+"""Tests of the inspector: facts about blocks, requests and steps, links, copying and updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvscope_telemetry.source import Update
 
 
 @pytest.fixture
-def show(qtbot):
+def show_inspector(qtbot):
     def make(session, size=(360, 800)):
         view = InspectorView(session)
         qtbot.addWidget(view)
@@ -37,7 +37,7 @@ def show(qtbot):
 
 
 def shown_facts(view):
-    """Names and values of the table."""
+    """Return names and values of the table."""
     facts = [view.table.facts.fact_at(row) for row in range(view.table.facts.rowCount())]
     return [(fact.name, fact.value) for fact in facts if fact is not None]
 
@@ -47,7 +47,7 @@ def row_of(view, name):
     return next(row for row in range(model.rowCount()) if (f := model.fact_at(row)) is not None and f.name == name)
 
 
-def click(view, qtbot, name, column=1):
+def click_fact(view, qtbot, name, column=1):
     table = view.table
     index = table.facts.index(row_of(view, name), column)
     table.scrollTo(index)
@@ -55,8 +55,8 @@ def click(view, qtbot, name, column=1):
 
 
 @pytest.fixture
-def shared(engine, session, poll):
-    """Requests 2 and 5 share block 7; 2 goes on in 20."""
+def shared_session(engine, session, poll):
+    """Session in which requests 2 and 5 share block 7, and request 2 continues in block 20."""
     engine.request(2, blocks=[7, 20])
     engine.request(5, blocks=[7])
     engine.hold([7], owner=2, ref_count=2)
@@ -65,28 +65,28 @@ def shared(engine, session, poll):
     return session
 
 
-def test_a_request_says_its_adapter(engine, session, poll, show):
+def test_request_page_shows_its_adapter(engine, session, poll, show_inspector):
     engine.request(2, blocks=[7], adapter="sql")
     engine.request(5, blocks=[8])
     poll(session)
-    view = show(session)
+    view = show_inspector(session)
     session.selection.select_request(2)
     assert ("LoRA", "sql") in shown_facts(view)
     session.selection.select_request(5)
     assert "LoRA" not in [name for name, _ in shown_facts(view)]
 
 
-def test_nothing_selected_says_how_to(session, show):
-    view = show(session)
+def test_empty_inspector_explains_how_to_select(session, show_inspector):
+    view = show_inspector(session)
     assert EMPTY_TEXTS[BLOCK] in driver.lines(view)
     assert not view.copy_button.isEnabled()
     view.show_subject(REQUEST)
     assert EMPTY_TEXTS[REQUEST] in driver.lines(view)
 
 
-def test_a_block_is_told_with_who_holds_it_and_what_is_next_to_it(shared, show):
-    view = show(shared)
-    shared.selection.select_block(7)
+def test_block_page_shows_its_holders_and_neighbours(shared_session, show_inspector):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_block(7)
     facts = shown_facts(view)
     assert view.heading.text() == "Block 7"
     assert ("State", "shared") in facts
@@ -98,93 +98,93 @@ def test_a_block_is_told_with_who_holds_it_and_what_is_next_to_it(shared, show):
     assert ("Size", "360.0 KiB") in facts
 
 
-def test_where_attention_fell_is_told_of_blocks_and_of_requests(engine, shared, show, poll):
+def test_attention_is_shown_for_blocks_and_requests(engine, shared_session, show_inspector, poll):
     engine.ledger.attention[[7, 20]] = attention_units(np.array([0.031, 0.0002], np.float32))
     engine.ledger.attention_step[[7, 20]] = 2
     engine.hold([7], owner=2, ref_count=2)
     engine.hold([20], owner=2, filled=5)
     engine.frame()
-    poll(shared)
-    view = show(shared)
-    shared.selection.select_block(20)
-    ago = shared.mirror.step - 2
+    poll(shared_session)
+    view = show_inspector(shared_session)
+    shared_session.selection.select_block(20)
+    ago = shared_session.mirror.step - 2
     assert ("Attention", f"0.02 % of request #2's, {ago} steps ago") in shown_facts(view)
-    shared.selection.select_block(7)
+    shared_session.selection.select_block(7)
     assert ("Attention", f"3.1 % of a request's, {ago} steps ago") in shown_facts(view)
-    shared.selection.select_request(2)
+    shared_session.selection.select_request(2)
     words = "2 of 2 blocks get less than a tenth of an even share; together 3.1 % of the attention"
     assert ("Cold blocks", words) in shown_facts(view)
     assert ("Coldest block", "Block 20, 0.02 %") in shown_facts(view)
-    shared.selection.select_block(6)
+    shared_session.selection.select_block(6)
     assert "Attention" not in dict(shown_facts(view))
 
 
-def test_guesses_are_told_of_a_request_that_has_some(engine, shared, show, poll):
-    view = show(shared)
-    shared.selection.select_request(2)
+def test_speculation_is_shown_for_requests_with_drafts(engine, shared_session, show_inspector, poll):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_request(2)
     assert "Speculation" not in dict(shown_facts(view))
-    standing = shared.mirror.requests.pack(np.array([0]), np.array([2]))
+    standing = shared_session.mirror.requests.pack(np.array([0]), np.array([2]))
     guessed = msgspec.structs.replace(standing, num_draft_tokens=b"\x08\0\0\0", num_accepted_tokens=b"\6\0\0\0")
     engine.frame(requests=(guessed,))
-    poll(shared)
+    poll(shared_session)
     view.refresh()
     assert ("Speculation", "6 of 8 drafts accepted, 75.0 %") in shown_facts(view)
 
 
-def test_how_many_passed_a_block_over_is_told(engine, shared, show, poll):
+def test_share_of_layers_that_skipped_a_block_is_shown(engine, shared_session, show_inspector, poll):
     engine.ledger.skipped[[7, 20]] = attention_units(np.array([0.25, 0.0], np.float32))
     engine.hold([7], owner=2, ref_count=2)
     engine.hold([20], owner=2, filled=5)
-    poll(shared)
-    view = show(shared)
-    shared.selection.select_block(7)
+    poll(shared_session)
+    view = show_inspector(shared_session)
+    shared_session.selection.select_block(7)
     assert ("Skipped by attention", "by 25.0 % of the sparse layers and heads") in shown_facts(view)
-    shared.selection.select_block(20)
+    shared_session.selection.select_block(20)
     assert ("Skipped by attention", "by none") in shown_facts(view)
-    shared.selection.select_block(6)
+    shared_session.selection.select_block(6)
     assert "Skipped by attention" not in dict(shown_facts(view))
 
 
-def test_links_lead_to_blocks_and_requests(shared, show, qtbot):
-    view = show(shared)
-    shared.selection.select_block(7)
-    click(view, qtbot, "Next block")
-    assert shared.selection.block == 20
+def test_links_select_blocks_and_requests(shared_session, show_inspector, qtbot):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_block(7)
+    click_fact(view, qtbot, "Next block")
+    assert shared_session.selection.block == 20
     assert view.heading.text() == "Block 20"
-    click(view, qtbot, "Owner")
-    assert shared.selection.request == 2
+    click_fact(view, qtbot, "Owner")
+    assert shared_session.selection.request == 2
     assert view.subject == REQUEST
     assert view.heading.text() == "Request #2"
     assert ("Holds", "Request #2: 2 blocks, 720.0 KiB, 21 of 32 slots filled") in shown_facts(view)
-    click(view, qtbot, "First block")
-    assert (shared.selection.block, view.subject) == (7, BLOCK)
+    click_fact(view, qtbot, "First block")
+    assert (shared_session.selection.block, view.subject) == (7, BLOCK)
 
 
-def test_a_name_can_be_clicked_without_going_anywhere(shared, show, qtbot):
-    view = show(shared)
-    shared.selection.select_block(7)
-    click(view, qtbot, "Next block", column=0)
-    assert shared.selection.block == 7
+def test_click_on_the_name_of_a_fact_does_not_follow_its_link(shared_session, show_inspector, qtbot):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_block(7)
+    click_fact(view, qtbot, "Next block", column=0)
+    assert shared_session.selection.block == 7
 
 
-def test_what_was_selected_last_is_what_is_told(shared, show):
-    view = show(shared)
-    shared.selection.select_request(5)
+def test_inspector_shows_the_last_selection(shared_session, show_inspector):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_request(5)
     assert view.heading.text() == "Request #5"
-    shared.selection.select_block(20)
+    shared_session.selection.select_block(20)
     assert view.heading.text() == "Block 20"
-    shared.selection.clear()
+    shared_session.selection.clear()
     assert view.empty_label.isVisible()
 
 
-def test_what_was_selected_before_it_was_made_is_what_is_told(shared, show):
-    shared.selection.select_request(5)
-    assert show(shared).heading.text() == "Request #5"
+def test_new_inspector_shows_the_existing_selection(shared_session, show_inspector):
+    shared_session.selection.select_request(5)
+    assert show_inspector(shared_session).heading.text() == "Request #5"
 
 
-def test_rows_are_copied_as_tab_separated_lines(shared, show, qtbot):
-    view = show(shared)
-    shared.selection.select_block(20)
+def test_facts_are_copied_as_tab_separated_lines(shared_session, show_inspector, qtbot):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_block(20)
     qtbot.mouseClick(view.copy_button, Qt.MouseButton.LeftButton)
     text = QGuiApplication.clipboard().text()
     assert "State\tactive\n" in text
@@ -195,66 +195,66 @@ def test_rows_are_copied_as_tab_separated_lines(shared, show, qtbot):
     assert QGuiApplication.clipboard().text() == "Filled\t5 of 16 tokens"
 
 
-def test_values_follow_and_the_selected_row_stays(engine, shared, show, poll):
-    view = show(shared)
-    shared.selection.select_block(20)
+def test_values_are_updated_and_the_selected_row_stays(engine, shared_session, show_inspector, poll):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_block(20)
     row = row_of(view, "Filled")
     view.table.selectRow(row)
     engine.hold([20], owner=2, filled=9)
-    poll(shared)
+    poll(shared_session)
     view.refresh()
     assert ("Filled", "9 of 16 tokens") in shown_facts(view)
     assert {index.row() for index in view.table.selectedIndexes()} == {row}
 
 
-def test_a_selected_fact_stays_where_others_come_before_it(engine, shared, show, poll):
-    view = show(shared)
-    shared.selection.select_block(20)
+def test_selected_fact_stays_selected_when_rows_are_inserted(engine, shared_session, show_inspector, poll):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_block(20)
     view.table.selectRow(row_of(view, "Filled"))
     before = row_of(view, "Filled")
     engine.ledger.hash[20], engine.ledger.prefix_hits[20] = 7, 3
     engine.hold([20], owner=2, filled=9)
-    poll(shared)
+    poll(shared_session)
     view.refresh()
     assert [name for name, _ in shown_facts(view)].count("Filled") == 1
     assert {index.row() for index in view.table.selectedIndexes()} == {row_of(view, "Filled")}, before
 
 
-def test_an_operator_reads_the_text(engine, shared, show, poll, qtbot):
-    view = show(shared)
-    shared.selection.select_block(20)
+def test_operator_sees_the_text_and_tokens_of_a_block(engine, shared_session, show_inspector, poll, qtbot):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_block(20)
     qtbot.waitUntil(lambda: engine.source.sent != [], timeout=120_000)
     question = engine.source.sent[0]
     assert isinstance(question, GetBlockText)
     content = BlockContent(block=20, start=16, token_ids=(4, 5), text=" blue\nsky", notes=(("LoRA", "sql"),))
     engine.source.replies.append(BlockText(contents=(content,), tag=question.tag))
-    poll(shared)
+    poll(shared_session)
     assert ("Text", " blue⏎\nsky") in shown_facts(view)
     assert ("Tokens", "16 to 17") in shown_facts(view)
     assert ("LoRA", "sql") in shown_facts(view)
     assert ("Token ids", "4 5") in shown_facts(view)
 
 
-def test_a_block_of_the_past_is_not_asked_about(engine, shared, show, poll, qtbot):
-    shared.timeline.pause()
+def test_text_of_a_past_block_is_not_requested(engine, shared_session, show_inspector, poll, qtbot):
+    shared_session.timeline.pause()
     engine.hold([20], owner=9, filled=11)
-    poll(shared)
-    show(shared)
-    shared.selection.select_block(20)
+    poll(shared_session)
+    show_inspector(shared_session)
+    shared_session.selection.select_block(20)
     qtbot.wait(120)  # longer than the pause between questions
     assert engine.source.sent == []
 
 
-def test_a_request_that_is_not_known_says_so(shared, show):
-    view = show(shared)
-    shared.selection.select_request(77)
+def test_unknown_request_shows_a_message(shared_session, show_inspector):
+    view = show_inspector(shared_session)
+    shared_session.selection.select_request(77)
     assert "Nothing is known of this request" in view.empty_label.text()
 
 
-def test_a_step_tells_its_parts_and_that_time_must_stand_for_more(engine, session, show, poll):
+def test_step_page_shows_counts_and_that_requests_need_a_pause(engine, session, show_inspector, poll):
     engine.frame((), counters=Counters(num_running=3, num_waiting=1))
     poll(session)
-    view = show(session)
+    view = show_inspector(session)
     view.show_subject(STEP)
     engine.hold([1, 2], counters=Counters(num_running=4))
     poll(session)
@@ -265,28 +265,28 @@ def test_a_step_tells_its_parts_and_that_time_must_stand_for_more(engine, sessio
     assert view.heading.text() == f"Step {session.mirror.step}"
 
 
-def test_light_and_narrow_it_still_fits(shared, show):
-    view = show(shared, size=(300, 600))
-    shared.selection.select_block(7)
+def test_narrow_inspector_fits_in_the_light_theme(shared_session, show_inspector):
+    view = show_inspector(shared_session, size=(300, 600))
+    shared_session.selection.select_block(7)
     view.apply_theme(LIGHT)
     assert view.minimumSizeHint().width() <= 300
     assert view.table.columnWidth(0) + view.table.columnWidth(1) == view.table.viewport().width()
 
 
-def test_a_large_pool_costs_no_more(make_engine, make_session, show, poll):
+def test_block_of_a_large_pool_is_described(make_engine, make_session, show_inspector, poll):
     engine = make_engine(num_blocks=1_000_000)
     session = make_session(engine)
     engine.request(1, blocks=list(range(500_000, 500_100)))
     engine.hold(np.arange(500_000, 500_100), owner=1)
     poll(session)
-    view = show(session)
+    view = show_inspector(session)
     session.selection.select_block(500_050)
     assert ("Request #1", "51 of 100 blocks, tokens 800 to 815") in shown_facts(view)
     assert int(session.mirror.ledger.state[500_050]) == BlockState.ACTIVE
 
 
 @pytest.mark.parametrize("width", [220, 280, 360, 600])
-def test_a_value_that_wraps_has_the_height_it_needs(qtbot, width):
+def test_wrapped_values_have_the_needed_height(qtbot, width):
     table = FactTable()
     qtbot.addWidget(table)
     values = ["short", "15 blocks, 10.5 MiB, 240 of 240 slots filled", "needed 3 blocks and none was free", "a " * 40]
@@ -295,13 +295,13 @@ def test_a_value_that_wraps_has_the_height_it_needs(qtbot, width):
     table.show_page(page("Request", ("Facts", [Fact(f"fact {at}", value) for at, value in enumerate(values)])))
     QApplication.processEvents()
     larger = table.font()
-    larger.setPointSizeF(1.75 * larger.pointSizeF())  # as all text is made larger
+    larger.setPointSizeF(1.75 * larger.pointSizeF())  # as the zoom does
     table.setFont(larger)
     for row in range(table.facts.rowCount()):
         assert table.rowHeight(row) >= table.sizeHintForRow(row) or table.facts.fact_at(row) is None
 
 
-def test_a_request_says_what_it_holds_of_each_kv_group(engine, make_session, show, poll):
+def test_request_page_lists_its_blocks_per_kv_group(engine, make_session, show_inspector, poll):
     groups = (KVGroup(kind="full"), KVGroup(kind="window", window=40))
     cache = msgspec.structs.replace(engine.hello.cache, groups=groups, num_reserved_blocks=1)
     state = CacheState(msgspec.structs.replace(engine.hello, cache=cache))
@@ -314,14 +314,14 @@ def test_a_request_says_what_it_holds_of_each_kv_group(engine, make_session, sho
     session = make_session(engine)
     poll(session)
     session.selection.select_request(1)
-    facts = dict(shown_facts(show(session)))
+    facts = dict(shown_facts(show_inspector(session)))
     assert facts["Holds"] == "Request #1: 8 blocks, 2.81 MiB, 0 of 128 slots filled"
     assert (facts["First block"], facts["Last block"]) == ("Block 3", "Block 7")
     assert facts["KV group 0"] == "full attention: 5 blocks; 3 found in the cache"
     assert facts["KV group 1"] == "sliding window of 40: 3 blocks, 2 let go; 1 found in the cache"
 
 
-def test_a_block_of_a_window_says_where_it_is_in_that_table(engine, make_session, show, poll):
+def test_block_of_a_sliding_window_shows_its_position_in_the_group_table(engine, make_session, show_inspector, poll):
     groups = (KVGroup(kind="full"), KVGroup(kind="window", window=40))
     cache = msgspec.structs.replace(engine.hello.cache, groups=groups, num_reserved_blocks=1)
     state = CacheState(msgspec.structs.replace(engine.hello, cache=cache))
@@ -334,7 +334,7 @@ def test_a_block_of_a_window_says_where_it_is_in_that_table(engine, make_session
     session = make_session(engine)
     poll(session)
     session.selection.select_block(9)
-    facts = dict(shown_facts(show(session)))
+    facts = dict(shown_facts(show_inspector(session)))
     assert facts["Request #1"] == "3 of 4 blocks, tokens 32 to 47"
-    assert "Previous block" not in facts, "it was let go"
+    assert "Previous block" not in facts, "the previous block was freed"
     assert facts["Next block"].startswith("Block 10")

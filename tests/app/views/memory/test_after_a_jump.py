@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvscope_app.session.session import Session
-from kvscope_app.views.memory.account import account
+from kvscope_app.views.memory.memory_breakdown import account
 from kvscope_telemetry.playback.playback_source import PlaybackSource
 from kvscope_telemetry.recordings.overview import read_overview
 from kvscope_telemetry.recordings.reader import Recording

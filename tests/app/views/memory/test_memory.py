@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QLabel
 
 from kvscope_app.ui.number_text import num_bytes
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.memory.account import account, kv_detail
+from kvscope_app.views.memory.memory_breakdown import account, kv_detail
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.workspace import allocator_rows
 from kvscope_telemetry.ledger import BlockState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.memory.account import account, kv_detail
+from kvscope_app.views.memory.memory_breakdown import account, kv_detail
 from kvscope_app.views.memory.memory_view import MemoryView
 from kvscope_app.views.memory.tiers import moved_text, tier_uses
 from kvscope_app.views.page_map.color_modes import lower_cached

@@ -50,7 +50,7 @@ def test_charts_of_what_was_told(session, view):
     view.draw_all()
     pool, lower, device = view.charts.panels.values()
     assert (pool.isVisible(), lower.isVisible(), device.isVisible()) == (True, False, True)
-    view.charts.read_at(time.monotonic() - 5)
+    view.charts.show_values_at(time.monotonic() - 5)
     assert device.legend.values == {"memory_used_bytes": "900.0 MiB", "process_bytes": "700.0 MiB"}
     unit = view.charts.scales["KV pool"].unit_bytes
     cached, active = (pool.curve_items[name].getData()[1][1] for name in ("cached_blocks", "active_blocks"))

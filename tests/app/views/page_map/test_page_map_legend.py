@@ -73,16 +73,16 @@ def test_what_finds_no_room_is_counted(legend, width, is_low):
     swatches, shown = STATE.legend(DARK, ALL), [swatch for swatch, *_ in legend.fitting]
     assert shown == swatches[: len(shown)]
     hidden = len(swatches) - len(shown)
-    assert legend.more_words == (f"+{hidden} more" if hidden else "")
+    assert legend.more_label == (f"+{hidden} more" if hidden else "")
     assert hidden == 0 or width < 2000
-    assert all(swatch.word in legend.toolTip() for swatch in swatches)
+    assert all(swatch.label in legend.toolTip() for swatch in swatches)
     assert legend.grab().toImage().width() > 0
 
 
 def test_a_plain_pool_that_finds_no_room_is_explained(legend):
     legend.show_mode(STATE, DARK, ShownItems())
     legend.resize(90, 20)
-    assert legend.more_words
+    assert legend.more_label
     assert "free" in legend.toolTip()
 
 
@@ -131,14 +131,14 @@ def test_owners_have_their_colours_and_the_others_are_counted(legend, width):
     legend.resize(width, 20)
     swatches = [swatch for swatch, *_ in legend.fitting]
     for swatch, number in zip(swatches, shown.owners, strict=False):
-        assert (swatch.word, swatch.color) == (f"#{number}", owner_color(number, DARK).name())
-    assert legend.more_words == f"+{40 + 4 - len(swatches)} more", "free blocks have a colour as well"
+        assert (swatch.label, swatch.color) == (f"#{number}", owner_color(number, DARK).name())
+    assert legend.more_label == f"+{40 + 4 - len(swatches)} more", "free blocks have a colour as well"
     assert "#17" in legend.toolTip()
     assert legend.sizeHint().height() == PageMapLegend().sizeHint().height(), (
         "requests come and go: the map stays where it is"
     )
     legend.show_mode(STATE, DARK, shown)
-    assert not any(swatch.word.startswith("#") for swatch, *_ in legend.fitting)
+    assert not any(swatch.label.startswith("#") for swatch, *_ in legend.fitting)
 
 
 def test_owners_are_those_that_hold_most_blocks(make_engine, make_session, poll):

@@ -13,7 +13,7 @@ from tests.app import window_driver as driver
 from kvscope_app.session.block_texts import session_texts
 from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.inspector.findings import findings
-from kvscope_app.views.page_map import canvas as canvas_module
+from kvscope_app.views.page_map import page_map_canvas as canvas_module
 from kvscope_app.views.page_map.block_facts import block_facts
 from kvscope_app.views.page_map.color_modes import ATTENTION, COLOR_MODES, PASSED_OVER, STATE, UNMEASURED
 from kvscope_app.views.page_map.page_map_view import PageMapView

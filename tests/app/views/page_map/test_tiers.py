@@ -57,7 +57,7 @@ def tiered_scene(sizes, size=(640, 400), mode=STATE):
     ledger = Ledger(sum(sizes))
     for tier, start in zip(Tier, np.cumsum((0, *sizes)).tolist()[: len(sizes)], strict=False):
         ledger.tier[start:] = tier
-    scene.show(ledger, 16, 1, sizes)
+    scene.set_ledger(ledger, 16, 1, sizes)
     return scene, ledger
 
 

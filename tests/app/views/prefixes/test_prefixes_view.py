@@ -16,10 +16,10 @@ from kvscope_app.session.session import Session
 from kvscope_app.setting_names import PREFIX_ORDER
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.page_map.page_map_view import PageMapView
-from kvscope_app.views.prefixes import tree_keeper
+from kvscope_app.views.prefixes import tree_builder
 from kvscope_app.views.prefixes.prefix_columns import COLUMNS
 from kvscope_app.views.prefixes.prefixes_view import NO_CACHE, NO_PARENTS, NOTHING_YET, SEVERAL_GROUPS, PrefixesView
-from kvscope_app.views.prefixes.shown_nodes import Which
+from kvscope_app.views.prefixes.shown_nodes import PrefixFilter
 from kvscope_app.views.prefixes.step_times import UNKNOWN, StepTimes
 from kvscope_telemetry.block_texts.block_texts import Asked
 from kvscope_telemetry.ledger import BlockState
@@ -284,13 +284,13 @@ def test_a_viewer_asks_for_nothing(view, engine, session, poll, qtbot):
 @pytest.mark.parametrize(
     ("which", "num_rows"),
     [
-        (Which.ALL, 4),
-        (Which.SHARED, 1),
-        (Which.HELD, 2),
-        (Which.IDLE, 3),
-        (Which.HIT, 1),
-        (Which.LOWER, 1),
-        (Which.CUT, 0),
+        (PrefixFilter.ALL, 4),
+        (PrefixFilter.SHARED, 1),
+        (PrefixFilter.HELD, 2),
+        (PrefixFilter.IDLE, 3),
+        (PrefixFilter.HIT, 1),
+        (PrefixFilter.LOWER, 1),
+        (PrefixFilter.CUT, 0),
     ],
 )
 def test_filters_show_who_matches_and_all_above(view, which, num_rows):
@@ -334,7 +334,7 @@ def test_beginnings_that_are_gone_are_said(view, engine, session, poll, qtbot):
     poll(session)
     view.refresh()
     qtbot.waitUntil(lambda: "beginning evicted" in column(view, "Prefix"))
-    view.which.setCurrentText(Which.CUT.value)
+    view.which.setCurrentText(PrefixFilter.CUT.value)
     assert view.model.rowCount() == 1
     view.model.set_all_open(True)
     view.table.selectRow(0)
@@ -404,7 +404,7 @@ def test_says_why_there_is_no_tree(engine, make_session, qtbot, caching, parents
 
 
 def test_large_trees_are_made_beside_the_window(engine, session, poll, qtbot, monkeypatch):
-    monkeypatch.setattr(tree_keeper, "AT_ONCE_ROWS", 0)
+    monkeypatch.setattr(tree_builder, "MAX_SYNC_ROWS", 0)
     fill(engine)
     poll(session)
     made = PrefixesView(session)
@@ -417,7 +417,7 @@ def test_large_trees_are_made_beside_the_window(engine, session, poll, qtbot, mo
     poll(session)
     made.refresh()
     qtbot.waitUntil(lambda: made.model.rowCount() == 3)
-    assert made.keeper.is_loaded
+    assert made.builder.is_loaded
     made.shut_down()
 
 
@@ -425,9 +425,9 @@ def test_a_tree_that_cannot_be_made_is_told_and_made_later(engine, session, poll
     def broken(blocks):
         raise MemoryError("for a tree")
 
-    monkeypatch.setattr(tree_keeper, "AT_ONCE_ROWS", 0)
-    monkeypatch.setattr(tree_keeper, "_AFTER_FAILURE_S", 0.0)
-    monkeypatch.setattr(tree_keeper, "build", broken)
+    monkeypatch.setattr(tree_builder, "MAX_SYNC_ROWS", 0)
+    monkeypatch.setattr(tree_builder, "_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr(tree_builder, "build", broken)
     fill(engine)
     poll(session)
     made = PrefixesView(session)
@@ -436,9 +436,9 @@ def test_a_tree_that_cannot_be_made_is_told_and_made_later(engine, session, poll
     made.refresh()
     qtbot.waitUntil(lambda: made.empty_label.text() == "The tree could not be made: MemoryError: for a tree")
     monkeypatch.undo()
-    monkeypatch.setattr(tree_keeper, "AT_ONCE_ROWS", 0)
+    monkeypatch.setattr(tree_builder, "MAX_SYNC_ROWS", 0)
     qtbot.waitUntil(lambda: made.model.rowCount() == 2)
-    assert made.keeper.failure == ""
+    assert made.builder.failure == ""
     made.shut_down()
 
 
@@ -464,14 +464,14 @@ def test_steps_lie_between_the_seconds_of_the_overview(session):
     seconds = [Summary(time_ns=at * SECOND_NS, epoch=7, step=10 * at) for at in range(2, 9)]
     overview.extend([*seconds, Summary(time_ns=9 * SECOND_NS, epoch=8, step=3)])
     times = StepTimes(overview, mirror)
-    assert times.of(np.array([20, 25, 100, 19])).tolist() == [
+    assert times.times_of(np.array([20, 25, 100, 19])).tolist() == [
         3 * SECOND_NS,
         int(3.5 * SECOND_NS),
-        times.of(np.array([100]))[0],
+        times.times_of(np.array([100]))[0],
         UNKNOWN,
     ]
     assert times.first_ns == 3 * SECOND_NS
-    assert StepTimes(SessionOverview(), mirror).of(np.array([99, 100])).tolist() == [UNKNOWN, 10 * SECOND_NS + 1]
+    assert StepTimes(SessionOverview(), mirror).times_of(np.array([99, 100])).tolist() == [UNKNOWN, 10 * SECOND_NS + 1]
 
 
 def test_what_is_chosen_is_chosen_again_where_it_is_there_again(view, engine, session, poll, qtbot):
@@ -491,14 +491,14 @@ def test_what_is_chosen_is_chosen_again_where_it_is_there_again(view, engine, se
 
 
 def test_filter_and_order_are_remembered(view, session, settings, qtbot):
-    view.which.setCurrentText(Which.IDLE.value)
+    view.which.setCurrentText(PrefixFilter.IDLE.value)
     view.table.sortByColumn(next(i for i, c in enumerate(COLUMNS) if c.title == "Hits"), Qt.SortOrder.AscendingOrder)
     view.save_settings(settings)
     other = PrefixesView(session)
     qtbot.addWidget(other)
     other.restore_settings(settings)
     header = other.table.horizontalHeader()
-    assert other.model.which is Which.IDLE
+    assert other.model.which is PrefixFilter.IDLE
     assert COLUMNS[header.sortIndicatorSection()].title == "Hits"
     assert header.sortIndicatorOrder() == Qt.SortOrder.AscendingOrder
     settings.setValue(PREFIX_ORDER, "Nonsense sideways")

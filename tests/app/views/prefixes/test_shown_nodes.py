@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvscope_app.views.prefixes import shown_nodes
-from kvscope_app.views.prefixes.shown_nodes import show
+from kvscope_app.views.prefixes.shown_nodes import visible_nodes
 from kvscope_telemetry.prefixes.cached_blocks import CachedBlocks
 from kvscope_telemetry.prefixes.tree import ROOT, build
 
@@ -48,11 +48,11 @@ def test_rows_are_those_of_a_plain_walk(seed, monkeypatch):
         kept[tree.path_to(node)] = True
     for descending, sign in ((False, 1), (True, -1)):
         wanted = list(walked(tree, ROOT, opened, sign * values, kept))
-        shown = show(tree, opened, values, descending, passing)
+        shown = visible_nodes(tree, opened, values, descending, passing)
         assert (shown.nodes.tolist(), shown.num_left_out) == (wanted, 0)
         assert shown.num_matching == int(passing.sum())
         monkeypatch.setattr(shown_nodes, "MAX_SHOWN", 7)
-        shown = show(tree, opened, values, descending, passing)
+        shown = visible_nodes(tree, opened, values, descending, passing)
         assert shown.nodes.tolist() == wanted[:7]
         assert (shown.num_left_out > 0) == (len(wanted) > 7)
         monkeypatch.undo()

@@ -12,8 +12,8 @@ from PySide6.QtGui import QGuiApplication
 
 from kvscope_app.session.request_times import RequestTimes
 from kvscope_app.ui.theme import THEMES
-from kvscope_app.views.requests.model import COLUMNS
 from kvscope_app.views.requests.phase_text import phases
+from kvscope_app.views.requests.request_model import COLUMNS
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_app.views.requests.waiting_text import first_waiting, num_ahead, queue_note, why_waits
 from kvscope_telemetry.ledger import BlockState

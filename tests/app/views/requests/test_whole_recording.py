@@ -10,7 +10,7 @@ from kvscope_app.ui.clock_text import clock_text
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.inspector.inspector_view import REQUEST, InspectorView
 from kvscope_app.views.inspector.request_page import request_page
-from kvscope_app.views.requests.model import COLUMNS, REASON_COLUMN
+from kvscope_app.views.requests.request_model import COLUMNS, REASON_COLUMN
 from kvscope_app.views.requests.requests_view import RequestsView
 from kvscope_telemetry.exports.content import Content
 from kvscope_telemetry.exports.goals_kept import goals_kept

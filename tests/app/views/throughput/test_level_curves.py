@@ -42,8 +42,8 @@ def test_level_curves_are_drawn_more_rarely(engine, session, view, monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: now_ns[0] / 1e9, monotonic_ns=lambda: now_ns[0])
     monkeypatch.setattr(view_module, "time", clock)
     drawn = []
-    draw = view.charts.draw
-    monkeypatch.setattr(view.charts, "draw", lambda names, span: (drawn.append(names), draw(names, span)))
+    draw = view.charts._draw_panels
+    monkeypatch.setattr(view.charts, "_draw_panels", lambda names, span: (drawn.append(names), draw(names, span)))
 
     def times_in_a_minute(*, level):
         monkeypatch.setattr(view_module, "is_level", lambda _: level)
@@ -63,11 +63,11 @@ def test_who_points_at_level_curves_sees_them_as_they_are_now(session, view, mon
     monkeypatch.setattr(view.charts, "refresh_all", lambda: drawn.append(1))
     monkeypatch.setattr(view_module, "is_level", lambda _: True)
     draw_all()
-    view.charts.read_at(1.0)
-    view.charts.read_at(2.0)
+    view.charts.show_values_at(1.0)
+    view.charts.show_values_at(2.0)
     assert len(drawn) == 1, "when the mouse comes, and not with each of its moves"
-    view.charts.read_at(None)
+    view.charts.show_values_at(None)
     monkeypatch.setattr(view_module, "is_level", lambda _: False)
     draw_all()
-    view.charts.read_at(1.0)
+    view.charts.show_values_at(1.0)
     assert len(drawn) == 1

@@ -56,8 +56,8 @@ def test_before_an_engine_there_is_a_sentence(make_engine, make_session, qtbot):
 
 def test_values_and_curves(session, view):
     end_s = feed(session, ago_s=1, decode_tokens=3, prefill_tokens=7, num_running=5, num_waiting=2) / 1e9
-    view.charts.look_back(end_s - 5, end_s)
-    view.charts.read_at(end_s)
+    view.charts.show_fixed(end_s - 5, end_s)
+    view.charts.show_values_at(end_s)
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "300 tok/s"
     assert view.charts.panels["prefill"].legend.values["prefill_tokens"] == "700 tok/s"
     assert view.charts.panels["tokens"].legend.values["all_tokens"] == "1\u202f000 tok/s"
@@ -70,12 +70,12 @@ def test_values_and_curves(session, view):
 def test_maximum_of_a_live_session_is_that_of_the_visible_range(session, view):
     end_s = feed(session, ago_s=1, decode_tokens=3, num_running=5) / 1e9
     panel = view.charts.panels["requests"]
-    view.charts.look_back(end_s - 2, end_s)
+    view.charts.show_fixed(end_s - 2, end_s)
     (peak,) = panel.peak_line.peaks
     assert end_s - 2 <= peak.x <= end_s
     assert peak.text == f"running 5 at {panel.clock_text(peak.x)}"
     assert view.charts.panels["decode"].peak_line.peaks[0].text.startswith("300 tok/s at ")
-    view.charts.look_back(end_s - 20, end_s - 10)
+    view.charts.show_fixed(end_s - 20, end_s - 10)
     assert panel.peak_line.peaks == ()
 
 
@@ -88,8 +88,8 @@ def test_the_share_of_right_guesses_has_a_panel_once_there_are_guesses(session, 
         counters = Counters(draft_tokens=drafts, accepted_tokens=accepted)
         now_ns = end_ns - (2 - second) * SECOND_NS
         session.history.add_update(Update(series=frames(now_ns, 1), counters=counters), session.mirror, now_ns)
-    view.charts.look_back(end_ns / 1e9 - 5, end_ns / 1e9)
-    view.charts.read_at(end_ns / 1e9 - 1)
+    view.charts.show_fixed(end_ns / 1e9 - 5, end_ns / 1e9)
+    view.charts.show_values_at(end_ns / 1e9 - 1)
     assert view.charts.panels["drafts"].isVisible()
     assert view.charts.panels["drafts"].legend.values == {"draft_share": "75.0 %"}
 
@@ -174,7 +174,7 @@ def test_calls_that_come_rarely_draw_all_panels_for_one_time(session, view, monk
     feed(session, decode_tokens=1)
     view.refresh()
     drawn = []
-    monkeypatch.setattr(view.charts, "draw", lambda names, span: drawn.append(names))
+    monkeypatch.setattr(view.charts, "_draw_panels", lambda names, span: drawn.append(names))
     for _ in range(4):
         now_s[0] += 2.0
         view.refresh()
@@ -215,7 +215,7 @@ def test_a_lone_value_is_a_dot(session, view):
     update = Update(series=frames(end_ns, 1), first_token_ns=np.array([250_000_000]))
     session.history.add_update(update, session.mirror, end_ns)
     session.history.add_update(Update(), session.mirror, end_ns + BIN_NS)
-    view.charts.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 0.5)
+    view.charts.show_fixed(end_ns / 1e9 - 2, end_ns / 1e9 + 0.5)
     _, y = view.charts.panels["ttft"].dot_items["ttft_p50_s"].getData()
     assert y.tolist() == [0.25]
 
@@ -245,14 +245,14 @@ def test_a_silence_is_shaded(session, view):
     end_ns = feed(session, seconds=1, ago_s=4, decode_tokens=1)
     later_ns = end_ns + 4_000_000_000
     session.history.add_update(Update(series=frames(later_ns, 1, decode_tokens=1)), session.mirror, later_ns)
-    view.charts.look_back(end_ns / 1e9 - 2, later_ns / 1e9)
+    view.charts.show_fixed(end_ns / 1e9 - 2, later_ns / 1e9)
     ((first, last),) = view.charts.panels["decode"].gap_bands.gaps
     assert 3.5 < last - first < 4.5
 
 
 def test_the_pause_between_two_heartbeats_is_no_silence(session, view):
     end_ns = feed(session, ago_s=3, decode_tokens=1)  # well before the snapshot, after which a gap would be over
-    view.charts.look_back(end_ns / 1e9 - 2, end_ns / 1e9 + 1)
+    view.charts.show_fixed(end_ns / 1e9 - 2, end_ns / 1e9 + 1)
     assert not view.charts.panels["decode"].gap_bands.gaps
 
 
@@ -336,11 +336,11 @@ def test_all_reaches_over_the_whole_overview(session, view):
 def test_what_is_older_than_the_history_is_the_overviews(session, view):
     fill_overview(session, 3600, decode_tokens=40)
     end_s = feed(session, ago_s=1, decode_tokens=4) / 1e9
-    view.charts.look_back(end_s - 1860, end_s - 1800)
-    view.charts.read_at(end_s - 1800)
+    view.charts.show_fixed(end_s - 1860, end_s - 1800)
+    view.charts.show_values_at(end_s - 1800)
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "40 tok/s"
-    view.charts.look_back(end_s - 60, end_s)
-    view.charts.read_at(end_s)
+    view.charts.show_fixed(end_s - 60, end_s)
+    view.charts.show_values_at(end_s)
     assert view.charts.panels["decode"].legend.values["decode_tokens"] == "400 tok/s"
 
 
@@ -352,7 +352,7 @@ def test_panels_of_the_overview_are_there_whatever_the_history_saw(session, view
     view.charts.refresh_all()
     assert "hits" not in view.charts.shown
     view.charts.show_last(math.inf)
-    view.charts.read_at(time.monotonic() - 60)
+    view.charts.show_values_at(time.monotonic() - 60)
     shown = {key: view.charts.panels[key].legend.values for key in ("hits", "evicted", "copied")}
     assert [list(values.values()) for values in shown.values()] == [["25.0 %"], ["2/s"], ["1/s"]]
 

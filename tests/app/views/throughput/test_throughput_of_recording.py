@@ -141,11 +141,11 @@ def test_chart_of_which_only_the_plot_is_visible_is_drawn(session, view, go, qtb
     go(20.0)
     qtbot.waitUntil(shows_only_the_plot, timeout=WAIT_MS)
     view.charts.drawn.clear()
-    view.charts.refresh_seen()
+    view.charts.refresh_visible()
     assert "decode" in view.charts.drawn
     bar.setValue(bar.maximum())
     view.charts.drawn.clear()
-    view.charts.refresh_seen()
+    view.charts.refresh_visible()
     assert "decode" not in view.charts.drawn
 
 

@@ -38,7 +38,7 @@ def span(begin_s, end_s):
 
 def lanes_of(overview):
     lanes = RequestLanes()
-    lanes.add(overview.events[place] for place in range(len(overview.events)))
+    lanes.add_events(overview.events[place] for place in range(len(overview.events)))
     return lanes
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.conftest import examples
 
 from kvscope_app.session.time_span import SHORTEST_NS, TimeSpan, whole_span
-from kvscope_app.views.timeline import raster
+from kvscope_app.views.timeline import lane_raster
 from kvscope_app.views.timeline.time_axis import axis_times
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
@@ -22,8 +22,8 @@ spans = st.builds(
 def test_least_and_greatest_are_those_of_the_seconds_touched(seconds, span, num_columns):
     times = np.array(sorted(seconds), np.int64) * SECOND_NS
     values = np.array([(second * 37) % 11 for second in sorted(seconds)], float)
-    edges = raster.column_edges(span, num_columns)
-    low, high = raster.least_and_greatest(values, *raster.seconds_in(times, edges)) if seconds else (None, None)
+    edges = lane_raster.column_edges(span, num_columns)
+    low, high = lane_raster.min_and_max(values, *lane_raster.seconds_in(times, edges)) if seconds else (None, None)
     for column in range(num_columns if seconds else 0):
         touched = [
             value
@@ -39,14 +39,14 @@ def test_least_and_greatest_are_those_of_the_seconds_touched(seconds, span, num_
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 10**9), max_size=40), st.integers(1, 30))
 def test_no_moment_is_lost_or_counted_twice(times, num_columns):
-    edges = raster.column_edges(TimeSpan(0, 10**9 + 1), num_columns)
-    counts = raster.moments(np.array(sorted(times), np.int64), edges)
+    edges = lane_raster.column_edges(TimeSpan(0, 10**9 + 1), num_columns)
+    counts = lane_raster.moments(np.array(sorted(times), np.int64), edges)
     assert counts.sum() == len(times)
 
 
 def test_a_span_shorter_than_a_pixel_is_one_pixel():
     lines = np.zeros((2, 10), np.uint32)
-    raster.draw_spans(
+    lane_raster.draw_spans(
         lines, np.array([0, 1, 0]), np.array([-3, 4, 9]), np.array([2, 4, 50]), np.array([1, 2, 3], np.uint32)
     )
     assert lines.tolist() == [[1, 1, 0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 2, 0, 0, 0, 0, 0]]

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from timed_fakes import EPOCH, START_NS, second, small_overview, timed
 
 from kvscope_app.views.timeline.overview_follower import OverviewFollower
-from kvscope_app.views.timeline.request_lanes import OPEN_NS, RequestLanes, Turned
+from kvscope_app.views.timeline.request_lanes import OPEN_NS, PhaseChange, RequestLanes
 from kvscope_telemetry.request_phase import RequestPhase
 from kvscope_telemetry.summaries.event_index import EventIndex
 from kvscope_telemetry.summaries.request_phases import packed_phases
@@ -111,7 +111,7 @@ def histories(draw):
 def test_spans_are_those_of_a_plain_model(events):
     lanes, plain = RequestLanes(), PlainLives()
     for event in events:
-        lanes.add((event,), START_NS)
+        lanes.add_events((event,), START_NS)
         plain.add(event)
     assert spans_of(lanes) == [tuple(span) for span in plain.spans]
 
@@ -120,7 +120,7 @@ def test_spans_are_those_of_a_plain_model(events):
 @given(histories())
 def test_in_a_row_one_request_ends_before_the_next_begins(events):
     lanes = RequestLanes()
-    lanes.add(events, START_NS)
+    lanes.add_events(events, START_NS)
     requests = lanes.requests
     for row in np.unique(requests["row"]):
         places = np.flatnonzero(requests["row"] == row)
@@ -137,10 +137,10 @@ def test_coming_bit_by_bit_they_are_the_same(events, sizes, at_once):
     for size in [*sizes, len(left)]:
         overview.extend((), left[:size])
         left = left[size:]
-        while follower.follow(overview, at_once):
+        while follower.update(overview, at_once):
             pass
     whole = OverviewFollower()
-    while whole.follow(overview):
+    while whole.update(overview):
         pass
     assert spans_of(follower.lanes) == spans_of(whole.lanes)
 
@@ -148,9 +148,9 @@ def test_coming_bit_by_bit_they_are_the_same(events, sizes, at_once):
 def test_what_comes_late_is_taken_once():
     overview, follower = SessionOverview(), OverviewFollower()
     overview.extend((), [timed(1, "admitted", 1), timed(5, "admitted", 2)])
-    follower.follow(overview)
+    follower.update(overview)
     overview.extend((), [timed(4, "finished", 1), timed(6, "finished", 2)])
-    follower.follow(overview)
+    follower.update(overview)
     assert [(number, end) for _, number, _, _, end in spans_of(follower.lanes)] == [
         (1, START_NS + 4 * SECOND_NS),
         (2, START_NS + 6 * SECOND_NS),
@@ -163,16 +163,16 @@ def test_what_is_forgotten_goes_and_what_runs_stays():
     overview.extend((), (timed(0, "admitted", 7),))
     for number in range(8, 3_008):
         overview.extend((), (timed(number, "admitted", number), timed(number + 0.5, "finished", number)))
-        while number % 100 == 0 and follower.follow(overview):
+        while number % 100 == 0 and follower.update(overview):
             pass
-    while follower.follow(overview):
+    while follower.update(overview):
         pass
     numbers = {number for _, number, *_ in spans_of(follower.lanes)}
     assert 7 in numbers
     assert 3_007 in numbers
     assert len(numbers) < 2_000
     overview.extend((), (timed(4_000, "finished", 7),))
-    follower.follow(overview)
+    follower.update(overview)
     assert (EPOCH, 7, RequestPhase.RUNNING, START_NS, START_NS + 4_000 * SECOND_NS) in spans_of(follower.lanes)
     assert follower.lanes.history_of(EPOCH, 7) is not None
 
@@ -180,14 +180,14 @@ def test_what_is_forgotten_goes_and_what_runs_stays():
 def test_an_engine_that_ended_ends_its_requests_when_it_was_last_seen():
     overview, follower = small_overview(), OverviewFollower()
     overview.extend((), (timed(300, "admitted", 1, epoch=EPOCH + 1),))
-    follower.follow(overview)
+    follower.update(overview)
     assert (EPOCH, 2, RequestPhase.RUNNING, START_NS + 12 * SECOND_NS, START_NS + 100 * SECOND_NS) in spans_of(
         follower.lanes
     )
 
 
 def phase(at, number, kind, epoch=EPOCH):
-    return Turned(START_NS + round(at * SECOND_NS), epoch, number, kind)
+    return PhaseChange(START_NS + round(at * SECOND_NS), epoch, number, kind)
 
 
 def told_by(lanes):
@@ -207,8 +207,10 @@ def started(at, number, known=100, kept=0, kind="admitted"):
 def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add([started(1, 5), timed(3, "preempted", 5), started(4, 5, kind="resumed"), timed(9, "finished", 5)])
-    lanes.add([phase(5, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE)])
+    lanes.add_events([started(1, 5), timed(3, "preempted", 5), started(4, 5, kind="resumed"), timed(9, "finished", 5)])
+    lanes.add_events(
+        [phase(5, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE), phase(2, 5, RequestPhase.DECODE)]
+    )
     assert told_by(lanes) == {
         5: [
             (RequestPhase.PREFILL, 1.0, 2.0),
@@ -223,24 +225,26 @@ def test_a_turn_says_when_the_prompt_was_done_even_after_the_end():
 def test_who_comes_back_with_all_its_blocks_decodes_at_once():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add([started(1, 5, known=100, kept=99), phase(1.5, 5, RequestPhase.DECODE)])
+    lanes.add_events([started(1, 5, known=100, kept=99), phase(1.5, 5, RequestPhase.DECODE)])
     assert told_by(lanes) == {5: [(RequestPhase.DECODE, 1.0, None)]}
 
 
 def test_who_waits_has_a_lane_before_it_runs_and_when_it_never_does():
     lanes = RequestLanes()
     lanes.has_phases = True
-    lanes.add([phase(1, 5, RequestPhase.QUEUED), phase(1, 6, RequestPhase.QUEUED), phase(0, 7, RequestPhase.DECODE)])
+    lanes.add_events(
+        [phase(1, 5, RequestPhase.QUEUED), phase(1, 6, RequestPhase.QUEUED), phase(0, 7, RequestPhase.DECODE)]
+    )
     assert told_by(lanes) == {
         5: [(RequestPhase.QUEUED, 1, None)],
         6: [(RequestPhase.QUEUED, 1, None)],
         7: [(RequestPhase.DECODE, 0, None)],
     }
-    lanes.add([started(4, 5), phase(1, 5, RequestPhase.QUEUED), timed(6, "aborted", 6)])
+    lanes.add_events([started(4, 5), phase(1, 5, RequestPhase.QUEUED), timed(6, "aborted", 6)])
     found = told_by(lanes)
     assert found[5] == [(RequestPhase.QUEUED, 1, 4), (RequestPhase.PREFILL, 4, None)]
     assert found[6] == [(RequestPhase.QUEUED, 1, 6), (RequestPhase.ABORTED, 6, 6)]
-    lanes.add(
+    lanes.add_events(
         [timed(8, "admitted", 1, epoch=EPOCH + 1), phase(7, 9, RequestPhase.QUEUED), phase(5, 5, RequestPhase.DECODE)]
     )
     assert told_by(lanes)[5] == [(RequestPhase.QUEUED, 1, 4), (RequestPhase.PREFILL, 4, 5), (RequestPhase.DECODE, 5, 8)]
@@ -249,7 +253,7 @@ def test_who_waits_has_a_lane_before_it_runs_and_when_it_never_does():
 
 def test_without_turns_it_just_runs():
     lanes = RequestLanes()
-    lanes.add([started(1, 5)])
+    lanes.add_events([started(1, 5)])
     assert told_by(lanes) == {5: [(RequestPhase.RUNNING, 1, None)]}
 
 
@@ -272,9 +276,9 @@ def test_however_late_turns_come_lives_are_the_same(data):
     lanes = RequestLanes()
     lanes.has_phases = True
     cut = data.draw(st.integers(0, len(late)))
-    lanes.add(events)
-    lanes.add([phase(*each) for each in late[:cut]])
-    lanes.add([phase(*each) for each in late[cut:]])
+    lanes.add_events(events)
+    lanes.add_events([phase(*each) for each in late[:cut]])
+    lanes.add_events([phase(*each) for each in late[cut:]])
     assert told_by(lanes) == expected
 
 
@@ -282,11 +286,11 @@ def test_a_follower_takes_turns_with_the_seconds_that_tell_them():
     overview, follower = SessionOverview(), OverviewFollower()
     packed = packed_phases([(START_NS + 2 * SECOND_NS, 5, RequestPhase.DECODE), (START_NS, 6, RequestPhase.QUEUED)])
     overview.extend([second(1, phases=b"")], [started(1, 5)])
-    follower.follow(overview)
+    follower.update(overview)
     assert told_by(follower.lanes) == {5: [(RequestPhase.PREFILL, 1, None)]}
     overview.extend([second(2, phases=packed)])
-    follower.follow(overview)
-    follower.follow(overview)
+    follower.update(overview)
+    follower.update(overview)
     assert told_by(follower.lanes) == {
         5: [(RequestPhase.PREFILL, 1, 2), (RequestPhase.DECODE, 2, None)],
         6: [(RequestPhase.QUEUED, 0, None)],

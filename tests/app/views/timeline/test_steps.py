@@ -141,10 +141,10 @@ def test_a_step_tells_its_batch_and_a_click_selects_it_everywhere(view, session,
     seen = steps.within(view.canvas.shown.span.begin_ns, view.canvas.shown.span.end_ns)
     place = max(range(seen.start + 1, seen.stop - 1), key=lambda at: int(steps.end_ns[at] - steps.begin_ns[at]))
     point = step_point(view, steps, place)
-    found = view.canvas.found_at(point)
+    found = view.canvas.hit_test(point)
     numbers = steps.batch(place).numbers.tolist()
-    assert found.words.startswith(f"Step {count(int(steps.step[place]))}: ")
-    assert f"{len(numbers)} request" in found.words
+    assert found.text.startswith(f"Step {count(int(steps.step[place]))}: ")
+    assert f"{len(numbers)} request" in found.text
     assert list(found.batch) == numbers
     qtbot.mouseMove(view.canvas, point)
     qtbot.mouseClick(view.canvas, Qt.MouseButton.LeftButton, pos=point)

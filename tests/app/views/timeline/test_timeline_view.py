@@ -126,23 +126,23 @@ def test_what_is_selected_elsewhere_is_outlined(view, timed_session):
 
 
 def test_what_is_under_the_pointer_is_told_with_its_cause(view):
-    words = view.canvas.found_at(point(view, 35, row=0)).words
+    words = view.canvas.hit_test(point(view, 35, row=0)).text
     assert "#1 preempted, swapped" in words
     assert "request #1 was chosen, being the newest" in words
-    assert "preempted #1: request #2 needed" in view.canvas.found_at(point(view, 30, lane="preempted")).words
-    assert "50.0 % in use: 50 blocks active" in view.canvas.found_at(point(view, 30.5, lane="usage")).words
-    assert view.canvas.found_at(point(view, 65, lane="gaps")).words == "nothing came for 10.0 s"
-    assert view.canvas.found_at(point(view, 80.5, lane="gaps")).words == "5 frames lost here"
-    assert "3 copied blocks" in view.canvas.found_at(point(view, 20.5, lane="copied")).words
-    assert "#3 refused" in view.canvas.found_at(point(view, 70, row=2)).words
-    assert view.canvas.found_at(QPoint(5, 100)) is None
+    assert "preempted #1: request #2 needed" in view.canvas.hit_test(point(view, 30, lane="preempted")).text
+    assert "50.0 % in use: 50 blocks active" in view.canvas.hit_test(point(view, 30.5, lane="usage")).text
+    assert view.canvas.hit_test(point(view, 65, lane="gaps")).text == "nothing came for 10.0 s"
+    assert view.canvas.hit_test(point(view, 80.5, lane="gaps")).text == "5 frames lost here"
+    assert "3 copied blocks" in view.canvas.hit_test(point(view, 20.5, lane="copied")).text
+    assert "#3 refused" in view.canvas.hit_test(point(view, 70, row=2)).text
+    assert view.canvas.hit_test(QPoint(5, 100)) is None
 
 
 def test_whose_adapter_a_request_has_is_told_where_it_is_known(view, timed_session):
     told = RequestInfo(number=1, request_id="r", arrival_ns=1, num_prompt_tokens=2, max_tokens=3, adapter="sql")
     timed_session.mirror.requests.apply([told], RequestRows(), time_ns=1)
-    assert "#1 (sql) preempted, swapped" in view.canvas.found_at(point(view, 35, row=0)).words
-    assert "#3 refused" in view.canvas.found_at(point(view, 70, row=2)).words
+    assert "#1 (sql) preempted, swapped" in view.canvas.hit_test(point(view, 35, row=0)).text
+    assert "#3 refused" in view.canvas.hit_test(point(view, 70, row=2)).text
 
 
 def turn_wheel(view, at, phases, *, keys=Qt.KeyboardModifier.NoModifier):
@@ -286,7 +286,7 @@ def test_many_requests_are_scrolled_by_arrival_newest_at_the_bottom(view, timed_
     assert view.rows.isVisibleTo(view)
     view.rows.setValue(view.rows.maximum())
     row = view.canvas.shown.num_rows - 1 - view.canvas.shown.first_row
-    assert view.canvas.found_at(point(view, 96, row=row)).number == 209
+    assert view.canvas.hit_test(point(view, 96, row=row)).number == 209
     most = view.rows.maximum()
     qtbot.keyClick(view.canvas, Qt.Key.Key_PageUp)
     assert view.rows.value() == most - view.canvas.layout_now.num_rows
@@ -295,7 +295,7 @@ def test_many_requests_are_scrolled_by_arrival_newest_at_the_bottom(view, timed_
 def test_up_and_down_go_from_request_to_request(view, timed_session, qtbot):
     view.orders.chosen.emit(1)
     view.canvas.setFocus()
-    there = [view.canvas.found_at(point(view, at, row=row)).number for row, at in enumerate((8, 20, 70))]
+    there = [view.canvas.hit_test(point(view, at, row=row)).number for row, at in enumerate((8, 20, 70))]
     assert sorted(there) == [1, 2, 3]
     timed_session.timeline.go_to(START_NS + 50 * SECOND_NS)
     view.refresh()
@@ -326,7 +326,7 @@ def test_up_begins_at_the_last_row_that_is_seen(view, timed_session, qtbot):
     timed_session.timeline.go_to(START_NS + 99 * SECOND_NS)
     qtbot.keyClick(view.canvas, Qt.Key.Key_Up)
     row = view.canvas.layout_now.num_rows - 1
-    assert timed_session.selection.request == view.canvas.found_at(point(view, 96, row=row)).number
+    assert timed_session.selection.request == view.canvas.hit_test(point(view, 96, row=row)).number
     qtbot.keyClick(view.canvas, Qt.Key.Key_Down)
     assert view.canvas.shown.first_row == 1, "what is gone to is seen"
 
@@ -371,7 +371,7 @@ def test_low_dock_shows_request_rows_instead_of_the_last_lanes(low_view):
     assert shown == LANES_IN_USE[: len(shown)]
     assert canvas.height() >= layout.requests_top + 4 * ROW_HEIGHT
     assert colour(low_view, 60, row=0) == DARK.good
-    assert canvas.found_at(point(low_view, 35, row=0)).number == 1
+    assert canvas.hit_test(point(low_view, 35, row=0)).number == 1
 
 
 def test_low_dock_scrolls_to_the_lanes_that_do_not_fit(low_view, timed_session):
@@ -387,7 +387,7 @@ def test_low_dock_scrolls_to_the_lanes_that_do_not_fit(low_view, timed_session):
     assert lane_names(low_view) == LANES_IN_USE
     rows.setValue(rows.maximum())
     assert lane_names(low_view) == fixed
-    assert canvas.found_at(point(low_view, 96, row=canvas.layout_now.num_rows - 1)).number == 59
+    assert canvas.hit_test(point(low_view, 96, row=canvas.layout_now.num_rows - 1)).number == 59
 
 
 def test_wheel_over_names_and_ctrl_wheel_scroll_without_zooming(low_view):
@@ -415,10 +415,10 @@ def test_a_long_overview_is_taken_in_by_turns_and_painted_meanwhile(view, timed_
     view.refresh()
     while not driver.is_at_rest(view):
         view.canvas.grab()
-        view.canvas.found_at(point(view, 92, row=2))
+        view.canvas.hit_test(point(view, 92, row=2))
         QApplication.processEvents()
     assert view.canvas.shown.lanes.history_of(EPOCH, 2_099) is not None
-    assert view.canvas.found_at(point(view, 92.5, row=0)).number
+    assert view.canvas.hit_test(point(view, 92.5, row=0)).number
 
 
 def test_nothing_yet_is_said_in_words(qtbot):

@@ -10,7 +10,7 @@ import pytest
 
 from kvscope_app.ui.theme import DARK, LIGHT
 from kvscope_app.views.what_if import policy_text
-from kvscope_app.views.what_if.process import NOT_INSTALLED
+from kvscope_app.views.what_if.simulator_process import NOT_INSTALLED
 from kvscope_app.views.what_if.what_if_view import (
     NO_ENGINE,
     NOTHING,

@@ -1,4 +1,4 @@
-"""The attach sheet: endpoints and key files are checked before anything is opened, and remembered."""
+"""Tests of the attach dialog: validation of addresses and key files, and remembered connections."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from kvscope_telemetry.transport.connections import Connection, connections_path
 
 
 @pytest.fixture
-def opened():
+def opened_addresses():
     return []
 
 
 @pytest.fixture
-def open_sheet(qtbot, opened):
+def open_dialog(qtbot, opened_addresses):
     parent = QWidget()
     qtbot.addWidget(parent)
 
     def make():
-        sheet = AttachDialog(parent, lambda address: opened.append((address.text, address.key)))
+        sheet = AttachDialog(parent, lambda address: opened_addresses.append((address.text, address.key)))
         sheet.show()
         return sheet
 
@@ -36,39 +36,39 @@ def open_sheet(qtbot, opened):
 
 
 @pytest.fixture
-def key(tmp_path):
+def key_file(tmp_path):
     KeyRing(tmp_path / "elsewhere").new("laptop", Role.OPERATOR, tmp_path / "laptop.key")
     return tmp_path / "laptop.key"
 
 
-def test_a_key_is_chosen_and_remembered(open_sheet, opened, key, monkeypatch):
-    sheet = open_sheet()
-    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (str(key), ""))
+def test_chosen_key_file_is_remembered_with_the_address(open_dialog, opened_addresses, key_file, monkeypatch):
+    sheet = open_dialog()
+    monkeypatch.setattr(QFileDialog, "getOpenFileName", lambda *_: (str(key_file), ""))
     sheet.fields.pick_key.click()
     sheet.fields.where.setText("tcp://192.0.2.1:7710")
     driver.press(sheet, "Attach")
-    assert opened == [("tcp://192.0.2.1:7710", key)]
-    assert read_connections() == [Connection("tcp://192.0.2.1:7710", str(key))]
-    again = open_sheet()
+    assert opened_addresses == [("tcp://192.0.2.1:7710", key_file)]
+    assert read_connections() == [Connection("tcp://192.0.2.1:7710", str(key_file))]
+    again = open_dialog()
     driver.choose(again.fields.known, 1)
-    assert (again.fields.where.text(), again.fields.key.text()) == ("tcp://192.0.2.1:7710", str(key))
+    assert (again.fields.where.text(), again.fields.key.text()) == ("tcp://192.0.2.1:7710", str(key_file))
     driver.press(again, "Attach")
-    assert len(opened) == 2
+    assert len(opened_addresses) == 2
 
 
-def test_labels_are_shown_and_kept(open_sheet, key):
-    remember(Connection("tcp://192.0.2.1:7710", str(key), "GPU box"))
-    sheet = open_sheet()
+def test_labels_of_connections_are_shown_and_saved(open_dialog, key_file):
+    remember(Connection("tcp://192.0.2.1:7710", str(key_file), "GPU box"))
+    sheet = open_dialog()
     assert sheet.fields.known.itemText(1).startswith("GPU box")
     driver.choose(sheet.fields.known, 1)
     driver.press(sheet, "Attach")
     assert read_connections()[0].label == "GPU box"
 
 
-def test_a_remembered_engine_is_named_and_forgotten(open_sheet, opened):
+def test_remembered_engine_can_be_named_and_forgotten(open_dialog, opened_addresses):
     for number in (1, 2):
         remember(Connection(f"tcp://127.0.0.1:{number}", label=""))
-    sheet = open_sheet()
+    sheet = open_dialog()
     assert not sheet.fields.forget.isEnabled()
     driver.choose(sheet.fields.known, 2)
     sheet.fields.name.setText("old box")
@@ -79,11 +79,11 @@ def test_a_remembered_engine_is_named_and_forgotten(open_sheet, opened):
     assert [known.endpoint for known in read_connections()] == ["tcp://127.0.0.1:2"]
     assert (sheet.fields.where.text(), sheet.fields.name.text(), sheet.fields.known.count()) == ("", "", 2)
     assert not sheet.fields.forget.isEnabled()
-    assert opened == []
+    assert opened_addresses == []
 
 
-def test_a_name_goes_with_a_new_engine(open_sheet):
-    sheet = open_sheet()
+def test_name_of_a_new_engine_is_saved(open_dialog):
+    sheet = open_dialog()
     sheet.fields.where.setText("ipc:///tmp/a")
     sheet.fields.name.setText(" mine ")
     driver.press(sheet, "Attach")
@@ -99,21 +99,21 @@ def test_a_name_goes_with_a_new_engine(open_sheet):
         ("http://x", "", "http://x"),
     ],
 )
-def test_what_cannot_work_is_told_and_opens_nothing(open_sheet, opened, endpoint, text, words):
-    sheet = open_sheet()
+def test_invalid_address_or_key_is_reported_and_opens_nothing(open_dialog, opened_addresses, endpoint, text, words):
+    sheet = open_dialog()
     sheet.fields.where.setText(endpoint)
     sheet.fields.key.setText(text)
     driver.press(sheet, "Attach")
     assert words in driver.text(sheet)
     assert sheet.isVisible()
     assert sheet.height() >= sheet.layout().totalHeightForWidth(sheet.width())
-    assert opened == []
+    assert opened_addresses == []
 
 
-def test_a_damaged_connections_file_is_told_and_not_overwritten(open_sheet, opened):
+def test_damaged_connections_file_is_reported_and_not_overwritten(open_dialog, opened_addresses):
     connections_path().parent.mkdir(parents=True)
     connections_path().write_text("[[nonsense")
-    sheet = open_sheet()
+    sheet = open_dialog()
     assert "connections.toml is not accepted" in driver.text(sheet)
     sheet.fields.where.setText("ipc:///tmp/a")
     driver.press(sheet, "Attach")
@@ -121,14 +121,14 @@ def test_a_damaged_connections_file_is_told_and_not_overwritten(open_sheet, open
 
 
 @pytest.fixture
-def external(monkeypatch):
-    """Addresses of other engines are taken as they are."""
+def without_address_checks(monkeypatch):
+    """Accept addresses of other engines without checking them."""
     monkeypatch.setattr(addresses, "external_address", lambda address: None)
 
 
 @pytest.fixture
-def given(qtbot):
-    """A sheet, and the addresses that it gave."""
+def dialog_and_addresses(qtbot):
+    """Open attach dialog, and the list of addresses that it passed on."""
     parent, found = QWidget(), []
     qtbot.addWidget(parent)
     sheet = AttachDialog(parent, found.append)
@@ -137,8 +137,8 @@ def given(qtbot):
     parent.close()
 
 
-def test_the_fields_are_those_of_the_kind(given):
-    fields = given[0].fields
+def test_visible_fields_follow_the_kind_of_engine(dialog_and_addresses):
+    fields = dialog_and_addresses[0].fields
     assert (fields.key.isVisible(), fields.api_key.isVisible(), fields.kv_events.isVisible()) == (True, False, False)
     fields.kinds.chosen.emit(1)
     assert (fields.key.isVisible(), fields.api_key.isVisible(), fields.kv_events.isVisible()) == (False, True, True)
@@ -148,8 +148,8 @@ def test_the_fields_are_those_of_the_kind(given):
     assert fields.ca.isEnabled()
 
 
-def test_another_engine_is_attached_and_its_key_is_not_kept_unless_asked(given, external):
-    sheet, found = given
+def test_api_key_is_not_saved_by_default(dialog_and_addresses, without_address_checks):
+    sheet, found = dialog_and_addresses
     sheet.fields.kinds.chosen.emit(1)
     sheet.fields.where.setText("gpu-box:8000")
     sheet.fields.api_key.setText("sk-secret")
@@ -164,8 +164,10 @@ def test_another_engine_is_attached_and_its_key_is_not_kept_unless_asked(given, 
     assert not api_keys_path().exists()
 
 
-def test_a_key_that_is_kept_is_private_comes_back_and_is_forgotten_with_its_engine(given, external, qtbot):
-    sheet, _ = given
+def test_saved_api_key_is_private_restored_and_forgotten_with_its_engine(
+    dialog_and_addresses, without_address_checks, qtbot
+):
+    sheet, _ = dialog_and_addresses
     sheet.fields.kinds.chosen.emit(2)
     sheet.fields.where.setText("box:30000")
     sheet.fields.api_key.setText("sk-secret")
@@ -183,8 +185,8 @@ def test_a_key_that_is_kept_is_private_comes_back_and_is_forgotten_with_its_engi
     assert read_api_keys() == {}
 
 
-def test_a_whole_address_says_its_kind(given):
-    sheet, _ = given
+def test_address_with_a_scheme_selects_the_kind_of_engine(dialog_and_addresses):
+    sheet, _ = dialog_and_addresses
     sheet.fields.where.setText("sglang://box:30000")
     sheet.fields.where.textEdited.emit("sglang://box:30000")
     assert sheet.fields.kind == "sglang"
@@ -200,7 +202,7 @@ def test_a_whole_address_says_its_kind(given):
         (TypedAddress("kvscope", "ipc:///tmp/a"), Address("ipc:///tmp/a")),
     ],
 )
-def test_what_is_typed_becomes_an_address(typed, address):
+def test_typed_text_becomes_an_address(typed, address):
     assert typed.address == address
 
 
@@ -208,6 +210,6 @@ def test_what_is_typed_becomes_an_address(typed, address):
     ("typed", "words"),
     [(TypedAddress("vllm", ""), "HOST:PORT"), (TypedAddress("vllm", "tcp://box:1"), "not accepted for vLLM")],
 )
-def test_what_is_typed_may_make_no_sense(typed, words):
+def test_invalid_typed_text_raises_bad_input(typed, words):
     with pytest.raises(BadInput, match=words):
         assert typed.address

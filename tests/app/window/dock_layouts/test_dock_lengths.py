@@ -1,4 +1,4 @@
-"""Docks that a smaller window squeezed get their widths back when it grows, also after a restart."""
+"""Tests that docks squeezed by a small window return to their widths when it grows, even after a restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def open_window(engine, session, make_window, poll):
     return lambda size=LARGE: make_window(session, with_views=True, size=size)
 
 
-def widths(window):
+def dock_widths(window):
     return {name: window.docks[name].width() for name in SIDES}
 
 
@@ -28,31 +28,31 @@ def resize(window, qtbot, size):
     qtbot.wait(10)
 
 
-def test_docks_get_their_widths_back(open_window, qtbot):
+def test_dock_widths_return_when_the_window_grows(open_window, qtbot):
     window = open_window()
-    before = widths(window)
+    before = dock_widths(window)
     resize(window, qtbot, SMALL)
-    squeezed = widths(window)
+    squeezed = dock_widths(window)
     assert all(squeezed[name] < before[name] for name in SIDES)
     resize(window, qtbot, (1000, 700))
     resize(window, qtbot, LARGE)
-    assert widths(window) == before
+    assert dock_widths(window) == before
 
 
-def test_also_in_a_window_that_was_closed_while_it_was_small(open_window, qtbot):
+def test_dock_widths_return_in_a_window_that_was_closed_while_small(open_window, qtbot):
     window = open_window()
-    before = widths(window)
+    before = dock_widths(window)
     resize(window, qtbot, SMALL)
     window.close()
     again = open_window(SMALL)
     assert again.width() < LARGE[0]
     resize(again, qtbot, LARGE)
-    assert widths(again) == before
+    assert dock_widths(again) == before
 
 
-def test_an_edge_that_a_person_moves_stays_where_it_is(open_window, qtbot):
+def test_dock_edge_moved_by_the_user_keeps_its_position(open_window, qtbot):
     window = open_window()
-    before = widths(window)
+    before = dock_widths(window)
     resize(window, qtbot, (1100, 700))
 
     driver.move_dock_edge(window, "console", 240)
@@ -60,16 +60,16 @@ def test_an_edge_that_a_person_moves_stays_where_it_is(open_window, qtbot):
     assert window.docks["console"].width() == 240
     resize(window, qtbot, SMALL)
     resize(window, qtbot, LARGE)
-    assert widths(window) == before | {"console": 240}
+    assert dock_widths(window) == before | {"console": 240}
 
 
-def test_the_default_layout_replaces_them(open_window, qtbot):
+def test_default_layout_resets_the_dock_widths(open_window, qtbot):
     window = open_window()
-    before = widths(window)
+    before = dock_widths(window)
     window.resizeDocks([window.docks["console"]], [before["console"] + 150], Qt.Orientation.Horizontal)
     QApplication.processEvents()
     window.actions_by_name["reset_layout"].trigger()
     qtbot.wait(300)
     resize(window, qtbot, SMALL)
     resize(window, qtbot, LARGE)
-    assert widths(window) == before
+    assert dock_widths(window) == before

@@ -1,4 +1,4 @@
-"""Layouts under names: kept, shown, replaced, forgotten, in all windows; each change can be taken back."""
+"""Tests of named layouts: saving, applying, replacing, forgetting and undo, in all windows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def window(session, make_window):
     return made
 
 
-def names(window):
+def layout_names(window):
     return [window.actions_by_name[spec.name].text() for spec in window.actions_by_name.in_group(LAYOUTS)][5:]
 
 
-def test_a_layout_is_kept_and_shown_again(window, settings, qtbot):
+def test_saved_layout_can_be_applied_and_undone(window, settings, qtbot):
     window.docks["memory"].close()
     window.layouts.save("  no memory & more ")
     assert list(read_settings(settings).layouts) == ["no memory & more"]
@@ -35,19 +35,19 @@ def test_a_layout_is_kept_and_shown_again(window, settings, qtbot):
     assert not window.docks["memory"].isHidden()
 
 
-def test_every_window_has_it_in_its_menu(window, session, make_window):
+def test_saved_layout_is_in_the_menu_of_every_window(window, session, make_window):
     other = make_window(session)
     window.layouts.save("b")
     window.layouts.save("A")
-    assert names(other) == names(window) == ["Layout: A", "Layout: b"]
+    assert layout_names(other) == layout_names(window) == ["Layout: A", "Layout: b"]
     texts = [action.text() for action in other.layouts.menu.actions()]
     assert texts[-2:] == ["Layout: A", "Layout: b"]
     other.layouts.forget("b")
-    assert names(window) == ["Layout: A"]
+    assert layout_names(window) == ["Layout: A"]
     assert len(window.layouts.menu.actions()) == len(texts) - 1 or window.layouts.menu.actions()
 
 
-def test_what_was_replaced_or_forgotten_comes_back(window):
+def test_replaced_or_forgotten_layout_is_restored_by_undo(window):
     layouts = window.themes.settings
     window.layouts.save("mine")
     first = layouts.values.layouts["mine"]
@@ -62,7 +62,7 @@ def test_what_was_replaced_or_forgotten_comes_back(window):
     assert layouts.values.layouts["mine"] == first
 
 
-def test_it_asks_for_the_name(window, settings):
+def test_save_and_forget_ask_for_the_name_of_the_layout(window, settings):
     assert not window.actions_by_name["forget_layout"].isEnabled()
     window.actions_by_name["save_layout"].trigger()
     (dialog,) = window.findChildren(QInputDialog)
@@ -76,7 +76,7 @@ def test_it_asks_for_the_name(window, settings):
     assert read_settings(settings).layouts == {}
 
 
-def test_one_that_names_a_view_that_there_is_not_is_told(window):
+def test_layout_with_an_unknown_view_is_reported(window):
     window.themes.settings.change(layouts={"odd": WindowLayout(left=LayoutPart(tabs=("newer",)))})
     window.layouts.show("odd")
     assert "'newer'" in window.banner.accessibleName()

@@ -1,4 +1,4 @@
-"""Neither larger text nor going back to the default layout makes a window or its docks larger for good."""
+"""Tests that zooming and resetting the layout do not change the size of a window and its docks permanently."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ def window(engine, session, make_window, poll, qtbot, themes):
 
 
 def sizes(window):
-    """Of the window and the docks that are seen."""
+    """Return the size of the window and of its visible docks."""
     seen = {name: dock.size().toTuple() for name, dock in window.docks.items() if not dock.visibleRegion().isEmpty()}
     return window.size().toTuple(), seen
 
 
-def test_larger_text_and_back_leaves_all_as_it_was(window, qtbot, storm):
+def test_zooming_in_and_out_restores_all_sizes(window, qtbot, storm):
     before, steps = sizes(window), storm(2, 5)
     for name in ("larger",) * steps + ("smaller",) * steps:
         window.actions_by_name[name].trigger()
         qtbot.wait(80)
     qtbot.waitUntil(lambda: sizes(window) == before)
     for name in ("larger",) * steps + ("usual_size",):
-        window.actions_by_name[name].trigger()  # one right after the other
+        window.actions_by_name[name].trigger()  # in immediate succession
     qtbot.waitUntil(lambda: sizes(window) == before)
 
 
-def test_an_edge_that_was_moved_meanwhile_stays_where_it_is(window, qtbot):
+def test_window_resized_between_two_zoom_steps_keeps_its_size(window, qtbot):
     window.actions_by_name["larger"].trigger()
     qtbot.wait(80)
     window.resize(1400, 820)
@@ -42,7 +42,7 @@ def test_an_edge_that_was_moved_meanwhile_stays_where_it_is(window, qtbot):
     assert window.size().toTuple() == (1400, 820)
 
 
-def test_dock_edge_that_the_user_drags_between_two_zoom_steps_stays_where_it_is(window, qtbot):
+def test_dock_edge_dragged_between_two_zoom_steps_keeps_its_position(window, qtbot):
     window.actions_by_name["larger"].trigger()
     qtbot.wait(80)
     driver.move_dock_edge(window, "console", 420)
@@ -53,7 +53,7 @@ def test_dock_edge_that_the_user_drags_between_two_zoom_steps_stays_where_it_is(
 
 
 @pytest.mark.parametrize("size", [(1280, 800), (880, 620)])
-def test_the_default_layout_keeps_the_size_of_the_window(window, qtbot, size):
+def test_resetting_the_layout_keeps_the_window_size(window, qtbot, size):
     window.resize(*size)
     for dock in window.docks.values():
         dock.show()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvscope_engine.http.schemas.request_bodies import Function
-from kvscope_engine.http.tool_calling.tool_call_formats import BY_NAME
+from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME
 from kvscope_engine.http.tool_calling.tool_call_reader import ToolCallReader
 from kvscope_engine.http.tool_calling.tool_use import MarkedText, ToolUse, hidden_tokens
 from kvscope_engine.tokenization.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ TOKENIZER = Tokenizer(Codec(), {})
 
 
 def test_marks_are_shown_and_calls_are_read() -> None:
-    mistral = BY_NAME["mistral"]
+    mistral = FORMATS_BY_NAME["mistral"]
     hidden = hidden_tokens(mistral, TOKENIZER)
     assert hidden == {0, 6}
     marked, reader = MarkedText(TOKENIZER, hidden), ToolCallReader(mistral, {"time": {}})
@@ -57,11 +57,11 @@ def test_marks_are_shown_and_calls_are_read() -> None:
 
 
 def test_marks_that_are_text_need_nothing() -> None:
-    assert hidden_tokens(BY_NAME["hermes"], TOKENIZER) is None
+    assert hidden_tokens(FORMATS_BY_NAME["hermes"], TOKENIZER) is None
 
 
 def test_prompt_that_ends_with_the_reasoning_mark_begins_reasoning() -> None:
-    use = ToolUse([Function(name="time")], BY_NAME["mistral"])
+    use = ToolUse([Function(name="time")], FORMATS_BY_NAME["mistral"])
     answer = "[TOOL_CALLS]time{} </think>[TOOL_CALLS]time{}"
     for prompt, num_calls in (([5, 7, 9], 1), ([5, 7, 8], 2), ([], 2)):
         reader = use.reader(TOKENIZER, prompt)

@@ -11,7 +11,7 @@ import pytest
 
 from kvscope_engine.http.schemas.request_bodies import Function
 from kvscope_engine.http.tool_calling.structural_tags import forced_format, structural_tag
-from kvscope_engine.http.tool_calling.tool_call_formats import BY_NAME, PLAIN
+from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME, JSON_LIST_FORMAT
 from kvscope_engine.http.tool_calling.tool_call_reader import ToolCallReader
 
 xgrammar = pytest.importorskip("xgrammar")
@@ -49,10 +49,10 @@ def walk(compiler: Any, tag: str, seed: int) -> str:
     return text.decode()
 
 
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", sorted(FORMATS_BY_NAME))
 @pytest.mark.parametrize("is_one", [True, False])
 def test_what_is_forced_is_read(compiler: Any, name: str, is_one: bool) -> None:
-    tool_format = forced_format(BY_NAME[name], FUNCTIONS, ())
+    tool_format = forced_format(FORMATS_BY_NAME[name], FUNCTIONS, ())
     tag = structural_tag(tool_format.forced, FUNCTIONS, is_one=is_one)
     tools = {function.name: function.parameters or {} for function in FUNCTIONS}
     for seed in range(4):
@@ -69,7 +69,9 @@ def test_what_is_forced_is_read(compiler: Any, name: str, is_one: bool) -> None:
 
 
 def test_marks_that_no_form_may_have_are_not_forced() -> None:
-    assert forced_format(BY_NAME["kimi_k2"], FUNCTIONS, ("<|tool_call_end|>", "<s>")).name == PLAIN.name
-    assert forced_format(BY_NAME["kimi_k2"], FUNCTIONS, ("<s>",)) is BY_NAME["kimi_k2"]
-    assert forced_format(BY_NAME["mistral"], FUNCTIONS, ()).has_short_ids
-    assert forced_format(BY_NAME["qwen3_coder"], [Function(name="a>b")], ()).name == "list"
+    assert (
+        forced_format(FORMATS_BY_NAME["kimi_k2"], FUNCTIONS, ("<|tool_call_end|>", "<s>")).name == JSON_LIST_FORMAT.name
+    )
+    assert forced_format(FORMATS_BY_NAME["kimi_k2"], FUNCTIONS, ("<s>",)) is FORMATS_BY_NAME["kimi_k2"]
+    assert forced_format(FORMATS_BY_NAME["mistral"], FUNCTIONS, ()).has_short_ids
+    assert forced_format(FORMATS_BY_NAME["qwen3_coder"], [Function(name="a>b")], ()).name == "list"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvscope_engine.http.tool_calling.tool_call_formats import BY_NAME, format_of
+from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME, format_of
 from kvscope_telemetry.errors import BadInput
 
 TEMPLATES = [
@@ -34,6 +34,6 @@ def test_a_template_s_format(template: str | None, name: str) -> None:
 
 
 def test_a_name_is_believed() -> None:
-    assert all(format_of("<tool_call>", name).name == name for name in BY_NAME if name != "auto")
+    assert all(format_of("<tool_call>", name).name == name for name in FORMATS_BY_NAME if name != "auto")
     with pytest.raises(BadInput, match="'xlam' is not accepted: auto, hermes"):
         format_of(None, "xlam")

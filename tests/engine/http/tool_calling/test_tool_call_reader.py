@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvscope_engine.http.schemas.responses import CalledTool
-from kvscope_engine.http.tool_calling.tool_call_formats import BY_NAME
+from kvscope_engine.http.tool_calling.tool_call_formats import FORMATS_BY_NAME
 from kvscope_engine.http.tool_calling.tool_call_reader import ToolCallReader
 
 CITY = {"type": "string"}
@@ -111,7 +111,7 @@ CASES = [
 
 
 def read(name: str, pieces: list[str], max_calls: int = 9) -> tuple[str, list[CalledTool]]:
-    reader = ToolCallReader(BY_NAME[name], TOOLS, max_calls)
+    reader = ToolCallReader(FORMATS_BY_NAME[name], TOOLS, max_calls)
     said = [*map(reader.add, pieces), reader.flush()]
     calls = [call for _, calls in said for call in calls]
     assert reader.num_calls == len(calls)
@@ -155,10 +155,11 @@ def call_text(name: str, arguments: Any) -> str:
     }[name]
 
 
-FORMATS = pytest.mark.parametrize("name", sorted(BY_NAME))
+FORMATS = pytest.mark.parametrize("name", sorted(FORMATS_BY_NAME))
 NOT_AN_OBJECT = pytest.mark.parametrize("arguments", ["ls -la", [1, 2], 5, True], ids=str)
 WITHOUT_FIELDS = pytest.mark.parametrize(
-    "name", sorted(BY_NAME.keys() - {"pythonic", "llama4_pythonic", "olmo3", "qwen3_coder", "qwen3_xml", "glm45"})
+    "name",
+    sorted(FORMATS_BY_NAME.keys() - {"pythonic", "llama4_pythonic", "olmo3", "qwen3_coder", "qwen3_xml", "glm45"}),
 )
 
 
@@ -191,14 +192,14 @@ def test_call_drafted_in_reasoning_stays_text(name: str) -> None:
 @FORMATS
 def test_reasoning_that_the_prompt_began_contains_no_call(name: str) -> None:
     draft, call = call_text(name, ROME[1]), call_text(name, DAYS[1])
-    reader = ToolCallReader(BY_NAME[name], TOOLS, reasoning_end="</think>")
+    reader = ToolCallReader(FORMATS_BY_NAME[name], TOOLS, reasoning_end="</think>")
     said = [*map(reader.add, f"{draft}</think>{call}"), reader.flush()]
     assert "".join(content for content, _ in said) == f"{draft}</think>"
     assert arguments_of([call for _, calls in said for call in calls]) == [DAYS]
 
 
 def test_hidden_reasoning_marks_are_no_text() -> None:
-    reader = ToolCallReader(BY_NAME["mistral"], TOOLS, hidden={"[THINK]", "[/THINK]"})
+    reader = ToolCallReader(FORMATS_BY_NAME["mistral"], TOOLS, hidden={"[THINK]", "[/THINK]"})
     content, calls = reader.add("[THINK]so [TOOL_CALLS]time{}[/THINK]It is noon. ")
     assert (content, calls) == ("so [TOOL_CALLS]time{}It is noon. ", [])
 
@@ -206,7 +207,7 @@ def test_hidden_reasoning_marks_are_no_text() -> None:
 @FORMATS
 def test_marks_in_a_string_argument_belong_to_the_argument(name: str) -> None:
     marks = ["</tool_call>", "<tool_call>", "<parameter=x>", "</function>", "<think>", "</think>", "\"]}'", "\\"]
-    tool_format = BY_NAME[name]
+    tool_format = FORMATS_BY_NAME[name]
     marks += [mark for span in tool_format.spans for mark in (span.begin, span.end)]
     for value in [" ".join(marks), *(f"grep '{mark}' x" for mark in marks)]:
         text = call_text(name, {"city": value})
@@ -263,14 +264,14 @@ PIECES = st.sampled_from(
 
 
 @settings(max_examples=25)
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", sorted(FORMATS_BY_NAME))
 @given(data=st.data())
 def test_nonsense_stays_text_however_it_is_cut(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.one_of(PIECES, st.text(max_size=3)), max_size=12)))
     whole, calls = read(name, [text])
     again, same = read(name, cut(text, data))
     assert (whole, [call.function for call in calls]) == (again, [call.function for call in same])
-    assert calls or set(whole) == set(text) or any(mark in text for mark in BY_NAME[name].silent)
+    assert calls or set(whole) == set(text) or any(mark in text for mark in FORMATS_BY_NAME[name].silent)
     assert all(isinstance(json.loads(call.function.arguments), dict) for call in calls)
 
 

@@ -14,7 +14,7 @@ from kvscope_engine.http.schemas.sampling_mapping import chat_sampling
 from kvscope_engine.http.tool_calling.tool_use import check_tool_choice, tool_use
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("weather", "time")]
-BY_NAME = {"type": "function", "function": {"name": "time"}}
+FORMATS_BY_NAME = {"type": "function", "function": {"name": "time"}}
 
 
 def chat(**fields: Any) -> ChatBody:
@@ -26,7 +26,7 @@ def chat(**fields: Any) -> ChatBody:
     [
         {"tool_choice": "required"},
         {"tool_choice": "auto"},
-        {"tool_choice": BY_NAME},
+        {"tool_choice": FORMATS_BY_NAME},
         {"tools": TOOLS, "tool_choice": "any"},
         {"tools": TOOLS, "tool_choice": {"type": "function"}},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sing"}}},
@@ -45,7 +45,7 @@ def test_choices_that_are_refused(fields: dict[str, Any]) -> None:
         ({"parallel_tool_calls": False}, [], True),
         ({"tool_choice": "required"}, ["weather", "time"], False),
         ({"tool_choice": "required", "parallel_tool_calls": False}, ["weather", "time"], True),
-        ({"tool_choice": BY_NAME}, ["time"], True),
+        ({"tool_choice": FORMATS_BY_NAME}, ["time"], True),
     ],
 )
 def test_what_is_forced(fields: dict[str, Any], forced: list[str], is_one: bool) -> None:

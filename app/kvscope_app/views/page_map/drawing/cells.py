@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvscope_app.views.page_map.color_modes import HAS_CONTENT, ColorMode
-from kvscope_app.views.page_map.drawing.flash_glyphs import glyph_places
+from kvscope_app.views.page_map.drawing.flash_glyphs import glyph_pixels
 from kvscope_app.views.page_map.drawing.flash_kinds import LEVELS, MOVES
 from kvscope_app.views.page_map.drawing.grid import Camera, Grid
 from kvscope_app.views.page_map.drawing.ink import Emphasis, Ink, Pixels
@@ -145,13 +145,13 @@ class CellShape:
         gap = 1 if pitch < 10 else 2 if pitch < 24 else 3 if pitch < 48 else 4
         self.low = gap // 2
         self.high = pitch - (gap - self.low)
-        place = np.arange(pitch)
-        inside = (place >= self.low) & (place < self.high)
+        index = np.arange(pitch)
+        inside = (index >= self.low) & (index < self.high)
         self.gap = np.flatnonzero(~(inside[:, None] & inside[None, :]))
         self.corners, self.smooth = self._corners()
         self.mark = self._mark()
         self.outline = self._outline()
-        self._glyphs = {kind: glyph_places(kind, pitch, self.low, self.width) for kind in MOVES}
+        self._glyphs = {kind: glyph_pixels(kind, pitch, self.low, self.width) for kind in MOVES}
 
     @property
     def width(self) -> int:
@@ -170,10 +170,10 @@ class CellShape:
         cut, most, some = [(0, 0), (0, 1), (1, 0)], [(1, 1), (0, 3), (3, 0)], [(0, 2), (2, 0)]
         return self._mirrored(cut), [self._mirrored(most), self._mirrored(some)]
 
-    def _mirrored(self, places: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    def _mirrored(self, pixels: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
         low, last = self.low, self.high - 1
-        ys = [(low + y, last - y) for y, _ in places]
-        xs = [(low + x, last - x) for _, x in places]
+        ys = [(low + y, last - y) for y, _ in pixels]
+        xs = [(low + x, last - x) for _, x in pixels]
         flat = {y * self.pitch + x for y2, x2 in zip(ys, xs, strict=True) for y in y2 for x in x2}
         return np.array(sorted(flat), np.int64)
 
@@ -189,9 +189,9 @@ class CellShape:
         if self.pitch < _OUTLINE_FROM:
             return np.empty(0, np.int64)
         thick = 1 if self.pitch < 24 else 2
-        place = np.arange(self.pitch)
-        inside = (place >= self.low) & (place < self.high)
-        deep = (place >= self.low + thick) & (place < self.high - thick)
+        index = np.arange(self.pitch)
+        inside = (index >= self.low) & (index < self.high)
+        deep = (index >= self.low + thick) & (index < self.high - thick)
         ring = (inside[:, None] & inside[None, :]) & ~(deep[:, None] & deep[None, :])
         return np.setdiff1d(np.flatnonzero(ring), self.corners)
 
@@ -249,8 +249,8 @@ class CellRaster:
     def _scatter(self, tiles: Pixels, tops: npt.NDArray[np.int64], lefts: npt.NDArray[np.int64]) -> None:
         """Write tiles of shape (n, pitch, pitch) at their positions, clipped at the edges of the window."""
         height, width = self._pixels.shape
-        place = np.arange(self._shape.pitch)
-        ys, xs = tops[:, None] + place, lefts[:, None] + place
+        index = np.arange(self._shape.pitch)
+        ys, xs = tops[:, None] + index, lefts[:, None] + index
         if ys.min() >= 0 and xs.min() >= 0 and ys.max() < height and xs.max() < width:
             self._pixels[ys[:, :, None], xs[:, None, :]] = tiles
             return
@@ -268,9 +268,9 @@ class CellRaster:
         rows = self._row_pattern(ids, ranks, 0, level, ink)
         tiles = np.repeat(rows[:, None, :], shape.pitch, axis=1)
         flat = tiles.reshape(len(ids), -1)
-        for coverage, places in enumerate(shape.smooth, start=1):
+        for coverage, indices in enumerate(shape.smooth, start=1):
             blended = self._row_pattern(ids, ranks, coverage, level, ink)
-            flat[:, places] = blended[:, places % shape.pitch]
+            flat[:, indices] = blended[:, indices % shape.pitch]
         flat[:, shape.gap] = ink.background
         flat[:, shape.corners] = ink.background
         self._decorate(flat, ids, ranks, ink)

@@ -31,7 +31,7 @@ def glyph(kind: FlashKind, size: int) -> npt.NDArray[np.bool_]:
     return shapes.get(kind, np.zeros((size, size), np.bool_))
 
 
-def glyph_places(kind: FlashKind, pitch: int, low: int, width: int) -> npt.NDArray[np.int64]:
+def glyph_pixels(kind: FlashKind, pitch: int, low: int, width: int) -> npt.NDArray[np.int64]:
     """Return the glyph's flat pixel indices in a `pitch` x `pitch` tile whose cell starts at `low` and is `width`
     wide."""
     if pitch < GLYPHS_FROM:

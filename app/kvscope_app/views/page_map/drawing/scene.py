@@ -41,7 +41,7 @@ class Scene:
         self.flashing = True
         self.has_filled = True
         """Whether the ledger says how full blocks are. Takes effect with the next `show`."""
-        self.tells_addresses = True
+        self.has_addresses = True
         """Whether rows are memory addresses; otherwise row numbers at the left edge have no meaning."""
         self.is_fitted = True
         self.grid = Grid(1, 1)
@@ -70,7 +70,7 @@ class Scene:
         """Whether flashes remain that `fade` has to dim later."""
         return self._flashes.active
 
-    def show(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
+    def set_ledger(self, ledger: Ledger, block_size: int, step: int, sizes: tuple[int, ...] = ()) -> Span:
         """Switch to `ledger`. The camera is kept if the number of blocks and the sections stay the same.
 
         `sizes`: rows of each tier, () for one section without a heading.

@@ -12,8 +12,8 @@ from tests.simulated_engine.allocator_map import simulated_allocator_map
 
 from kvscope_app.ui.theme import THEMES
 from kvscope_app.views.memory.memory_view import MemoryView
-from kvscope_app.views.memory.segments.figures import fragmentation, left_out, segment_tip
-from kvscope_app.views.memory.segments.sheet import NOT_IN_RECORDING, NOT_REPORTED, why_not
+from kvscope_app.views.memory.segments.segment_figures import fragmentation, left_out, segment_tip
+from kvscope_app.views.memory.segments.segments_sheet import NOT_IN_RECORDING, NOT_REPORTED, why_not
 from kvscope_telemetry.messages.capabilities import Capabilities
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap
 from kvscope_telemetry.mirror.allocator_map import pack_map, unpack_map
@@ -62,12 +62,12 @@ def ask(make_view):
 
 def test_the_sheet_shows_what_the_engine_answers(ask):
     sheet, answer = ask()
-    assert not sheet.again.isEnabled()
+    assert not sheet.reload.isEnabled()
     allocator_map = simulated_allocator_map(0)
     answer(allocator_map)
     assert sheet.value("Segments") == str(allocator_map.num_segments)
     assert sheet.value("Held") == "8.02 GiB"
-    assert sheet.again.isEnabled()
+    assert sheet.reload.isEnabled()
     assert sheet.copy.isEnabled()
 
 
@@ -107,12 +107,12 @@ def test_the_text_has_a_line_a_block(ask):
 def test_a_refusal_is_shown_and_can_be_asked_again(ask):
     sheet, answer = ask()
     answer(simulated_allocator_map(0))
-    sheet.again.click()
+    sheet.reload.click()
     answer(Failed(reason="the engine runs on 'cpu'"))
     assert sheet.words.text() == "The engine runs on 'cpu'"
     assert sheet.words.isVisibleTo(sheet)
     assert not sheet.copy.isEnabled()
-    sheet.again.click()
+    sheet.reload.click()
     answer(simulated_allocator_map(0))
     assert not sheet.words.isVisibleTo(sheet)
 
@@ -121,7 +121,7 @@ def test_nothing_held_and_damage_are_said(ask):
     sheet, answer = ask()
     answer(pack_map([]))
     assert sheet.words.text() == "PyTorch holds no device memory"
-    sheet.again.click()
+    sheet.reload.click()
     answer(AllocatorMap(segment_pool=b"\1"))
     assert "columns of segments differ" in sheet.words.text()
 
@@ -130,9 +130,9 @@ def test_another_question_s_answer_is_not_ours(ask):
     sheet, answer = ask()
     answer(simulated_allocator_map(0), to_other=-1)
     answer(Failed(reason="x"), to_other=1)
-    assert not sheet.again.isEnabled()
+    assert not sheet.reload.isEnabled()
     answer(simulated_allocator_map(0))
-    assert sheet.again.isEnabled()
+    assert sheet.reload.isEnabled()
 
 
 @pytest.mark.parametrize("capabilities", [Capabilities(), Capabilities(engine="vllm", commands=False)])
@@ -162,6 +162,6 @@ def test_an_answer_that_does_not_come_is_said_and_may_come_late(ask):
     sheet, answer = ask()
     sheet._wait.timeout.emit()
     assert "Waiting for the engine" in sheet.words.text()
-    assert sheet.again.isEnabled()
+    assert sheet.reload.isEnabled()
     answer(simulated_allocator_map(0))
     assert sheet.value("Blocks") == "762"

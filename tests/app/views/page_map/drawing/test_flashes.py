@@ -31,7 +31,7 @@ def lit():
     scene.resize(640, 400)
     ledger = Ledger(200)
     ledger.state[:], ledger.filled[:] = BlockState.ACTIVE, 16
-    scene.show(ledger, 16, 1)
+    scene.set_ledger(ledger, 16, 1)
     return scene
 
 
@@ -100,10 +100,10 @@ def test_what_is_lit_at_once_is_bounded():
     pending = PendingMoves()
     for start in range(0, 100_000, 500):
         pending.add(Update(evicted=np.arange(start, start + 500, dtype=np.uint32)))
-    taken = pending.take()
+    taken = pending.pop()
     assert taken[FlashKind.EVICTED].tolist() == list(range(100_000 - MAX_MOVES_AT_ONCE, 100_000))
-    assert pending.take() == {}
-    assert pending.seen == {FlashKind.EVICTED}
+    assert pending.pop() == {}
+    assert pending.kinds_seen == {FlashKind.EVICTED}
 
 
 def test_levels_go_down_one_by_one_within_their_kind():

@@ -21,7 +21,7 @@ def make_scene(num_blocks, size=(640, 400), mode=STATE):
     scene.set_mode(mode)
     scene.resize(*size)
     ledger = Ledger(num_blocks)
-    scene.show(ledger, 16, 1)
+    scene.set_ledger(ledger, 16, 1)
     return scene, ledger
 
 

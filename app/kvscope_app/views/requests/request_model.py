@@ -209,14 +209,14 @@ COLUMNS: Final = (
     _column("Id", "request_ids", _id_text, "chat-00000000", "The client's id for it", is_number=False),
 )
 _SIDES: Final = tuple(RIGHT if column.is_number else LEFT for column in COLUMNS)
-_PLACES: Final = {column.title: place for place, column in enumerate(COLUMNS)}
-OUTPUT_COLUMN: Final = _PLACES["Output"]
-ADAPTER_COLUMN: Final = _PLACES["Adapter"]
+_COLUMN_INDEX: Final = {column.title: place for place, column in enumerate(COLUMNS)}
+OUTPUT_COLUMN: Final = _COLUMN_INDEX["Output"]
+ADAPTER_COLUMN: Final = _COLUMN_INDEX["Adapter"]
 """Column of LoRA adapters, hidden if no request has one."""
-CLIENT_COLUMN: Final = _PLACES["Client"]
+CLIENT_COLUMN: Final = _COLUMN_INDEX["Client"]
 """Column of clients, hidden if all requests are from one client or the engine does not report clients."""
-REASON_COLUMN: Final = _PLACES["Reason for the delay"]
-_STATE: Final = _PLACES["State"]
+REASON_COLUMN: Final = _COLUMN_INDEX["Reason for the delay"]
+_STATE: Final = _COLUMN_INDEX["State"]
 
 
 class RequestModel(TableModel):
@@ -282,13 +282,13 @@ class RequestModel(TableModel):
 
     def missed_goals(self, number: int) -> list[str]:
         """Return a text for each goal that a finished request of the engine start shown missed."""
-        columns, row = self._columns, self._place_of(number)
+        columns, row = self._columns, self._index_of(number)
         if columns is None or row is None or not self.goals or not judged(columns, self.goals).missed[row]:
             return []
         return missed_words({name: float(each[row]) for name, each in took_s(columns).items()}, self.goals)
 
     def key_of(self, number: int) -> int | None:
-        row = self._place_of(number)
+        row = self._index_of(number)
         return None if row is None or self._columns is None else int(self._columns.key[row])
 
     def sort(self, column: int, order: Qt.SortOrder = Qt.SortOrder.AscendingOrder) -> None:
@@ -351,8 +351,8 @@ class RequestModel(TableModel):
 
     def row_of(self, number: int) -> int | None:
         """Return the view row of a request of the engine start shown, or None if the filter hides it."""
-        place = self._place_of(number)
-        found = np.flatnonzero(self._rows == place) if place is not None else np.empty(0, np.intp)
+        index = self._index_of(number)
+        found = np.flatnonzero(self._rows == index) if index is not None else np.empty(0, np.intp)
         return int(found[0]) if found.size else None
 
     def row_with(self, key: int) -> int | None:
@@ -360,7 +360,7 @@ class RequestModel(TableModel):
         found = np.flatnonzero(self._columns.key[self._rows] == key) if self._columns is not None else self._rows[:0]
         return int(found[0]) if found.size else None
 
-    def _place_of(self, number: int) -> int | None:
+    def _index_of(self, number: int) -> int | None:
         if self._columns is None:
             return None
         found = np.flatnonzero((self._columns.number == number) & (self._columns.epoch == self.epoch))

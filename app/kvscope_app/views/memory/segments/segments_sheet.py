@@ -22,9 +22,9 @@ from kvscope_app.ui.number_text import seconds
 from kvscope_app.ui.sheet import Sheet
 from kvscope_app.ui.theme import Theme
 from kvscope_app.ui.widget_factories import empty_state, label, scroll_area
-from kvscope_app.views.memory.bar import Swatch
-from kvscope_app.views.memory.segments.bars import SegmentBars, state_color
-from kvscope_app.views.memory.segments.figures import STATE_TEXTS, as_tsv, figure_rows, left_out
+from kvscope_app.views.memory.segments.segment_bars import SegmentBars, state_color
+from kvscope_app.views.memory.segments.segment_figures import STATE_TEXTS, as_tsv, figure_rows, left_out
+from kvscope_app.views.memory.stacked_bar import Swatch
 from kvscope_telemetry.errors import KvscopeError, ProtocolError
 from kvscope_telemetry.messages.commands import AllocatorMap, Failed, GetAllocatorMap, Reply
 from kvscope_telemetry.mirror.allocator_map import State, TorchSegment, unpack_map
@@ -33,7 +33,7 @@ _FIRST_TAG: Final = 1 << 46
 """First request tag of this dialog, above the tags of other users of the same socket."""
 _WAIT_MS: Final = 10_000
 NOT_IN_RECORDING: Final = "Recordings do not contain PyTorch memory segments; a running engine provides them"
-NOT_TOLD: Final = "This engine does not provide PyTorch memory segments"
+NOT_REPORTED: Final = "This engine does not provide PyTorch memory segments"
 _NO_ANSWER: Final = "Waiting for the engine, which answers between two steps."
 _tags = itertools.count(_FIRST_TAG)
 
@@ -42,7 +42,7 @@ def why_not(session: Session) -> str:
     """Return why the map is not available, or "" if the engine can be asked."""
     if session.provides_allocator_map:
         return ""
-    return NOT_IN_RECORDING if session.timeline.is_file else NOT_TOLD
+    return NOT_IN_RECORDING if session.timeline.is_file else NOT_REPORTED
 
 
 class SegmentsSheet(Sheet):
@@ -124,8 +124,8 @@ class SegmentsSheet(Sheet):
             return
         self._segments = segments
         self._rest()
-        for place, (name, value, meaning) in enumerate(figure_rows(allocator_map)):
-            self._show_figure(place, name, value, meaning)
+        for index, (name, value, meaning) in enumerate(figure_rows(allocator_map)):
+            self._show_figure(index, name, value, meaning)
         took = (
             f"{allocator_map.device}, read in {seconds(allocator_map.took_ns / 1e9)}"
             if allocator_map.took_ns
@@ -152,13 +152,13 @@ class SegmentsSheet(Sheet):
     def _copy(self) -> None:
         QGuiApplication.clipboard().setText(as_tsv(self._segments))
 
-    def _show_figure(self, place: int, name: str, value: str, meaning: str) -> None:
+    def _show_figure(self, index: int, name: str, value: str, meaning: str) -> None:
         if name not in self._values:
             named, shown = label(name, "muted"), label()
             shown.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
             for row, widget in enumerate((named, shown)):
                 widget.setToolTip(meaning)
-                self._figures.addWidget(widget, row, place)
+                self._figures.addWidget(widget, row, index)
             self._values[name] = shown
         self._values[name].setText(value)
 

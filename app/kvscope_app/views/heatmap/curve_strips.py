@@ -77,10 +77,10 @@ class CurveStrip(TimeArea):
 
     def value_at(self, time_ns: int) -> float:
         """Return the value of the second that contains the moment, or NaN."""
-        place = int(np.searchsorted(self._times, time_ns, "right")) - 1
-        if place < 0 or time_ns - int(self._times[place]) >= SECOND_NS:
+        index = int(np.searchsorted(self._times, time_ns, "right")) - 1
+        if index < 0 or time_ns - int(self._times[index]) >= SECOND_NS:
             return float("nan")
-        return float(self._values[place])
+        return float(self._values[index])
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
@@ -91,7 +91,7 @@ class CurveStrip(TimeArea):
         painter.setPen(QPen(QColor(self.theme.series[self._series]), 1))
         painter.drawLines(lines)
         self.draw_cursor(painter)
-        self._draw_words(painter, top)
+        self._draw_labels(painter, top)
         painter.end()
 
     def _curve(self, text_height: int) -> _Curve:
@@ -135,7 +135,7 @@ class CurveStrip(TimeArea):
             before = x
         return lines
 
-    def _draw_words(self, painter: QPainter, top: float) -> None:
+    def _draw_labels(self, painter: QPainter, top: float) -> None:
         words = self.value_text
         self.setAccessibleDescription(words)
         painter.setFont(sans(0.9))

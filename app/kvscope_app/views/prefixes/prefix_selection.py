@@ -11,8 +11,8 @@ import numpy as np
 from PySide6.QtCore import QItemSelection, QItemSelectionModel, QObject, Signal
 
 from kvscope_app.session.session import Session
-from kvscope_app.views.prefixes.model import PrefixModel
 from kvscope_app.views.prefixes.prefix_columns import PrefixMoment
+from kvscope_app.views.prefixes.prefix_model import PrefixModel
 from kvscope_app.views.prefixes.prefix_table import PrefixTable
 from kvscope_telemetry.prefixes.request_blocks import blocks_of_request
 
@@ -27,12 +27,12 @@ class PrefixSelection(QObject):
         super().__init__(table)
         self._session, self._model, self._table = session, model, table
         self._chosen: list[int] = []
-        self._place: int | None = None
+        self._elsewhere_key: int | None = None
         """Key of the node with the block that is selected elsewhere."""
         self._is_ours = False
         """Whether the selection changes because of this object, or rows are about to change their nodes."""
-        model.reordering.connect(self._begin)
-        model.reordered.connect(self._end)
+        model.reordering.connect(self._on_reordering)
+        model.reordered.connect(self._on_reordered)
         table.selectionModel().selectionChanged.connect(self._on_rows)
         table.released.connect(lambda: session.selection.select_request(None))
         session.selection.changed.connect(self._on_session)
@@ -43,32 +43,32 @@ class PrefixSelection(QObject):
         moment = self._model.moment
         if moment is None:
             return None
-        key = self._chosen[-1] if self._chosen else self._place
+        key = self._chosen[-1] if self._chosen else self._elsewhere_key
         return None if key is None else moment.tree.node_with(key)
 
-    def follow(self) -> None:
+    def on_new_tree(self) -> None:
         """Update after a new tree, in which selected nodes may have other blocks and the selection made elsewhere
         another node."""
         if self._chosen and self._session.selection.highlighted_rows is not None:
             self._choose(self._chosen)
         else:
-            self._place = None
-            self.show()
+            self._elsewhere_key = None
+            self.update_table()
 
-    def show(self) -> None:
+    def update_table(self) -> None:
         moment = self._model.moment
         if moment is None:
             return
         if self._chosen:
-            self._mark(self._nodes(moment))
+            self._select_rows(self._nodes(moment))
             return
-        node = place_of_selection(moment, self._session)
-        place = None if node is None else int(moment.tree.key[node])
-        if place == self._place and (place is not None or not self._table.chosen_rows()):
+        node = node_of_selection(moment, self._session)
+        index = None if node is None else int(moment.tree.key[node])
+        if index == self._elsewhere_key and (index is not None or not self._table.chosen_rows()):
             return
-        self._place = place
+        self._elsewhere_key = index
         row = None if node is None else self._model.reveal(node)
-        self._mark([] if node is None else [node])
+        self._select_rows([] if node is None else [node])
         if row is not None:
             self._table.scrollTo(self._model.index(row, 0))
         self.changed.emit()
@@ -101,23 +101,23 @@ class PrefixSelection(QObject):
     def _on_session(self) -> None:
         if self._is_ours:
             return
-        self._chosen, self._place = [], None
+        self._chosen, self._elsewhere_key = [], None
         if self._table.isVisible():
-            self.show()
+            self.update_table()
         self.changed.emit()
 
-    def _begin(self) -> None:
+    def _on_reordering(self) -> None:
         self._is_ours = True
 
-    def _end(self) -> None:
+    def _on_reordered(self) -> None:
         moment = self._model.moment
         if moment is not None and self._chosen:
-            self._mark(self._nodes(moment))
-        elif (place := self.current) is not None:
-            self._mark([place])
+            self._select_rows(self._nodes(moment))
+        elif (current := self.current) is not None:
+            self._select_rows([current])
         self._is_ours = False
 
-    def _mark(self, nodes: list[int]) -> None:
+    def _select_rows(self, nodes: list[int]) -> None:
         rows = [row for node in nodes if (row := self._model.row_of(node)) is not None]
         if sorted(rows) == self._table.chosen_rows():
             return
@@ -133,7 +133,7 @@ class PrefixSelection(QObject):
         self._is_ours = was_ours
 
 
-def place_of_selection(moment: PrefixMoment, session: Session) -> int | None:
+def node_of_selection(moment: PrefixMoment, session: Session) -> int | None:
     """Return the node of the selected block, or the deepest node of the selected request's text, even after the request
     ended."""
     block, tree = session.selection.block, moment.tree

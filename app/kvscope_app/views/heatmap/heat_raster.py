@@ -21,7 +21,7 @@ HATCH_EVERY: Final = 8
 """Spacing of the hatching of gaps in time, which no key colour could represent."""
 
 
-class Raster:
+class HeatRaster:
     """Row-major `0xffRRGGBB` pixels of `store` for the times of `scale`."""
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class Raster:
         """Set the pixel of each key, and the background and line pixels of gaps."""
         self._colors, self._gap, self._is_stale = colors, (gap, hatch), True
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         self._is_stale = True
 
-    def show(self, store: KeyStore, scale: TimeScale, height: int, from_ns: int | None = None) -> int:
+    def draw(self, store: KeyStore, scale: TimeScale, height: int, from_ns: int | None = None) -> int:
         """Draw missing columns, and all from `from_ns` on. Returns the number of columns drawn."""
         size = (max(height, 1), max(scale.width, 1))
         if self.pixels.shape != size:
@@ -52,7 +52,7 @@ class Raster:
         before = self.num_drawn
         self._store, self._scale = store, scale
         if self._is_stale or not is_same or abs(moved) >= scale.width:
-            self._draw(0, scale.width)
+            self._draw_columns(0, scale.width)
         else:
             self._scroll(moved, from_ns)
         self._is_stale = False
@@ -66,13 +66,13 @@ class Raster:
             fresh = width - moved
         elif moved < 0:
             self.pixels[:, -moved:] = self.pixels[:, :moved]
-            self._draw(0, -moved)
+            self._draw_columns(0, -moved)
         if from_ns is not None:
             fresh = min(fresh, max(from_ns // self._scale.column_ns - self._scale.first, 0))
         if fresh < width:
-            self._draw(fresh, width)
+            self._draw_columns(fresh, width)
 
-    def _draw(self, first: int, last: int) -> None:
+    def _draw_columns(self, first: int, last: int) -> None:
         assert self._store is not None, "nothing to draw"
         keys = self._store.columns(self._scale, first, last)
         height = self.pixels.shape[0]

@@ -13,16 +13,16 @@ from kvscope_telemetry.mirror.mirror import Mirror
 from kvscope_telemetry.prefixes.cached_blocks import LedgerCopy
 from kvscope_telemetry.prefixes.tree import PrefixTree, build
 
-AT_ONCE_ROWS: Final = 2048
+MAX_SYNC_ROWS: Final = 2048
 """Maximum number of rows for which a tree is built synchronously, in about a millisecond."""
-_REST_SHARE: Final = 10
+_REST_FACTOR: Final = 10
 """A tree is not rebuilt for this many times the duration of its build."""
-_LEAST_REST_S: Final = 0.25
+_MIN_REST_S: Final = 0.25
 _AFTER_FAILURE_S: Final = 5.0
 """Seconds before a failed build is retried, for example after running out of memory."""
 
 
-class TreeKeeper:
+class PrefixTreeBuilder:
     """Builder of trees. Call `follow` with the mirror whenever it changes; `tree` is of one of these states."""
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class TreeKeeper:
         self.epoch: int | None = None
         self._copy = LedgerCopy()
         self._work: Background[PrefixTree | None] | None = None
-        self._working_on: tuple[object, ...] = ()
-        self._made_of: tuple[object, ...] = ()
+        self._building_for: tuple[object, ...] = ()
+        self._built_for: tuple[object, ...] = ()
         self._moment: tuple[int, int | None] = (0, None)
         self._began_s = 0.0
         self._rest_until_s = 0.0
@@ -45,22 +45,22 @@ class TreeKeeper:
     @property
     def is_loaded(self) -> bool:
         """Whether no tree is being built or waiting to be built."""
-        return self._work is None and self._made_of == self._working_on
+        return self._work is None and self._built_for == self._building_for
 
     @property
     def is_working(self) -> bool:
         return self._work is not None
 
-    def follow(self, mirror: Mirror) -> bool:
+    def update(self, mirror: Mirror) -> bool:
         """Start building a tree of `mirror` if necessary. Returns whether there is a new tree."""
-        has_news = self._take_made()
+        has_news = self._finish_build()
         wanted = (id(mirror), mirror.epoch, mirror.seq, self.group)
-        if self._work is not None or wanted == self._made_of:
+        if self._work is not None or wanted == self._built_for:
             return has_news
-        self._working_on = wanted
+        self._building_for = wanted
         if time.monotonic() < self._rest_until_s and (self.failure or not self._is_other(wanted)):
             return has_news
-        return self._begin(mirror) or has_news
+        return self._start_build(mirror) or has_news
 
     def close(self) -> None:
         """Cancel the thread and ignore its result."""
@@ -70,28 +70,28 @@ class TreeKeeper:
 
     def _is_other(self, wanted: tuple[object, ...]) -> bool:
         """Whether another mirror or group is wanted: the user navigated there and is waiting."""
-        return wanted[:2] != self._made_of[:2] or wanted[3:] != self._made_of[3:]
+        return wanted[:2] != self._built_for[:2] or wanted[3:] != self._built_for[3:]
 
-    def _begin(self, mirror: Mirror) -> bool:
+    def _start_build(self, mirror: Mirror) -> bool:
         num_rows = mirror.num_rows
-        if num_rows > AT_ONCE_ROWS and not self._copy.fits(mirror.ledger):
-            self._work = Background(lambda watch: self._make_room(num_rows), "kvscope-prefixes")
+        if num_rows > MAX_SYNC_ROWS and not self._copy.fits(mirror.ledger):
+            self._work = Background(lambda watch: self._reserve(num_rows), "kvscope-prefixes")
             return False
         self._copy.take(mirror.ledger)
         self._moment = (mirror.step, mirror.epoch)
         self._began_s = time.monotonic()
-        if num_rows <= AT_ONCE_ROWS:
-            self._keep(build(self._copy.blocks(self.group)))
+        if num_rows <= MAX_SYNC_ROWS:
+            self._set_tree(build(self._copy.blocks(self.group)))
             return True
         group = self.group
         self._work = Background(lambda watch: build(self._copy.blocks(group)), "kvscope-prefixes")
         return False
 
-    def _make_room(self, num_rows: int) -> PrefixTree | None:
+    def _reserve(self, num_rows: int) -> PrefixTree | None:
         self._copy.make_room(num_rows)
         return None
 
-    def _take_made(self) -> bool:
+    def _finish_build(self) -> bool:
         work = self._work
         if work is None or not work.is_finished:
             return False
@@ -101,11 +101,11 @@ class TreeKeeper:
             return False
         if work.result is None:  # the buffer for the copy has been allocated
             return False
-        self._keep(work.result)
+        self._set_tree(work.result)
         return True
 
-    def _keep(self, tree: PrefixTree) -> None:
-        self.tree, self._made_of = tree, self._working_on
+    def _set_tree(self, tree: PrefixTree) -> None:
+        self.tree, self._built_for = tree, self._building_for
         self.step, self.epoch = self._moment
         took_s = time.monotonic() - self._began_s
-        self._rest_until_s = time.monotonic() + max(_LEAST_REST_S, _REST_SHARE * took_s)
+        self._rest_until_s = time.monotonic() + max(_MIN_REST_S, _REST_FACTOR * took_s)

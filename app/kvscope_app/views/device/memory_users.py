@@ -75,12 +75,12 @@ def process_rows(devices: Devices) -> list[ProcessRow]:
 def _places(sized: list[tuple[int, int | None]]) -> dict[int, int]:
     """Return the segment index by process id, for processes with their own segment."""
     known = sorted(((size, pid) for pid, size in sized if size), key=lambda pair: -pair[0])
-    return {pid: place for place, (_, pid) in enumerate(known[:MAX_NAMED])}
+    return {pid: index for index, (_, pid) in enumerate(known[:MAX_NAMED])}
 
 
 def _named(sized: list[tuple[str, int]]) -> list[MemoryUser]:
     sized = sorted(sized, key=lambda pair: -pair[1])
-    pieces = [MemoryUser(text, size, place) for place, (text, size) in enumerate(sized[:MAX_NAMED])]
+    pieces = [MemoryUser(text, size, index) for index, (text, size) in enumerate(sized[:MAX_NAMED])]
     rest = sized[MAX_NAMED:]
     if rest:
         pieces.append(MemoryUser(f"{len(rest)} more processes", sum(size for _, size in rest)))

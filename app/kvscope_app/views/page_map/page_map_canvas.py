@@ -54,16 +54,16 @@ CELL_KEYS: Final = {
 """Cells to move (right, down) for each key."""
 
 
-class Canvas(QWidget):
+class PageMapCanvas(QWidget):
     """Widget that shows `scene`. Signals carry block ids; -1 means no block."""
 
     pointed = Signal(int)
     """Emitted when the mouse or the keyboard cursor moves to another block, or off all blocks (-1)."""
     chosen = Signal(int)
     """Emitted when a block is clicked, or Enter is pressed on it."""
-    menu_wanted = Signal(QPoint)
+    menu_requested = Signal(QPoint)
     """Emitted when the user requests the context menu of `current_block`; carries a global screen position."""
-    inspect_wanted = Signal()
+    inspect_requested = Signal()
     """Emitted on a double click on a block; the first click has already selected the block."""
     dismissed = Signal()
     """Emitted on Escape, or on a click outside all blocks."""
@@ -74,7 +74,7 @@ class Canvas(QWidget):
         self.theme: Theme = DARK
         self.pointed_block = -1
         self.selected_row = -1
-        self.clock: Callable[[], int] = time.monotonic_ns
+        self.now_ns: Callable[[], int] = time.monotonic_ns
         """Clock for fading flashes, in ns."""
         self.headings: tuple[Heading, ...] = ()
         self.cursor_block = -1
@@ -110,7 +110,7 @@ class Canvas(QWidget):
 
     def fade(self) -> None:
         """Advance fading flashes to the current time."""
-        self._faded_ns = self.clock()
+        self._faded_ns = self.now_ns()
         self.show_span(self.scene.fade(self._faded_ns))
 
     @property
@@ -133,7 +133,7 @@ class Canvas(QWidget):
         """Resize the scene's pixel buffer to the map's current size in device pixels."""
         ratio = self.devicePixelRatioF()
         gutter = gutter_width(self.scene.grid, self.width(), self.fontMetrics())
-        self.gutter = gutter if self.scene.tells_addresses else 0
+        self.gutter = gutter if self.scene.has_addresses else 0
         width, height = round(self.map_rect.width() * ratio), round(self.map_rect.height() * ratio)
         heading = round((self.fontMetrics().height() + _HEADING_PAD) * ratio)
         span = self.scene.resize(max(1, width), max(1, height), heading)
@@ -244,7 +244,7 @@ class Canvas(QWidget):
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
         if event.button() == Qt.MouseButton.LeftButton and self._block_at(event.position()) >= 0:
-            self.inspect_wanted.emit()
+            self.inspect_requested.emit()
 
     def mouseMoveEvent(self, event: QMouseEvent) -> None:
         if self._press is not None and self._is_drag(event.position()):
@@ -276,7 +276,7 @@ class Canvas(QWidget):
         self.update()
         at_cursor = event.reason() is QContextMenuEvent.Reason.Keyboard and self.cursor_block >= 0
         where = self.mapToGlobal(self.cell_rect(self.cursor_block).bottomRight()) if at_cursor else event.globalPos()
-        self.menu_wanted.emit(where)
+        self.menu_requested.emit(where)
 
     def leaveEvent(self, event: QEvent) -> None:
         self._point(-1)
@@ -341,7 +341,7 @@ class Canvas(QWidget):
 
     def _fade_alone(self) -> None:
         """Continue fading while no new frame arrives."""
-        if self.clock() - self._faded_ns >= FADE_MS * 900_000:
+        if self.now_ns() - self._faded_ns >= FADE_MS * 900_000:
             self.fade()
         if not self.scene.is_fading:
             self._fader.stop()

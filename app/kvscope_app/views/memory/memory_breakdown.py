@@ -12,7 +12,7 @@ import numpy as np
 
 from kvscope_app.ui.number_text import num_bytes
 from kvscope_app.views.memory.device_use import device_use
-from kvscope_app.views.memory.part import MemoryPart
+from kvscope_app.views.memory.memory_part import MemoryPart
 from kvscope_app.views.memory.workspace import workspace_parts
 from kvscope_app.views.tier_style import TIER_STYLES
 from kvscope_telemetry.ledger import BlockState, Tier

@@ -1,6 +1,6 @@
 """Widget of a heatmap picture: blits its pixels, labels its rows, and moves a cell cursor by keyboard.
 
-Owns the keyboard cursor. `Raster` draws the cells; the view supplies all text.
+Owns the keyboard cursor. `HeatRaster` draws the cells; the view supplies all text.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from kvscope_app.ui.announce import announce
 from kvscope_app.ui.focus import draw_focus
 from kvscope_app.ui.fonts import sans
 from kvscope_app.ui.theme import Theme, mix
+from kvscope_app.views.heatmap.heat_raster import HeatRaster
 from kvscope_app.views.heatmap.key_store import KeyStore
-from kvscope_app.views.heatmap.raster import Raster
 from kvscope_app.views.heatmap.time_area import ZOOM_STEP, TimeArea, gutter
-from kvscope_app.views.heatmap.time_frame import Stance, TimeFrame
-from kvscope_app.views.page_map.canvas import CELL_KEYS
+from kvscope_app.views.heatmap.time_frame import TimeFrame, TimeFrameMode
 from kvscope_app.views.page_map.drawing.ink import Pixels, pixel
+from kvscope_app.views.page_map.page_map_canvas import CELL_KEYS
 from kvscope_telemetry.summaries.summary import SECOND_NS
 
 _GAP_SHARE: Final = 0.30
@@ -57,7 +57,7 @@ class HeatCanvas(TimeArea):
 
     def __init__(self, frame: TimeFrame, name: str, *, height: int, grows: bool, parent: QWidget | None = None) -> None:
         super().__init__(frame, parent)
-        self.raster = Raster()
+        self.raster = HeatRaster()
         self.store: KeyStore | None = None
         self.labels: tuple[RowLabel, ...] = ()
         self.cell: Cell | None = None
@@ -91,10 +91,10 @@ class HeatCanvas(TimeArea):
     def redraw(self, from_ns: int | None = None) -> None:
         """Draw the columns that are missing, or changed from `from_ns` on."""
         if self.store is None or not self.isVisible():
-            self.raster.forget()
+            self.raster.invalidate()
             return
         ratio = self.devicePixelRatioF()
-        if self.raster.show(self.store, self.frame.scale, round(self.height() * ratio), from_ns):
+        if self.raster.draw(self.store, self.frame.scale, round(self.height() * ratio), from_ns):
             self.update()
         pixels = self.raster.pixels
         if self._image.isNull() or (self._image.height(), self._image.width()) != pixels.shape:
@@ -108,7 +108,7 @@ class HeatCanvas(TimeArea):
             self.frame.fit()
             return
         scale = self.frame.scale
-        at_newest = float(scale.width) if self.frame.stance is Stance.FOLLOW else scale.width / 2
+        at_newest = float(scale.width) if self.frame.mode is TimeFrameMode.FOLLOW else scale.width / 2
         self.frame.zoom(ZOOM_STEP**steps, at_newest if self.cell is None else scale.x_of(self.cell.time_ns))
 
     def announce(self, sentence: str) -> None:

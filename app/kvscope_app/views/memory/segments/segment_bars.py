@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QToolTip, QWidget
 
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme, mix
-from kvscope_app.views.memory.segments.figures import block_tip, segment_name, segment_tip
+from kvscope_app.views.memory.segments.segment_figures import block_tip, segment_name, segment_tip
 from kvscope_telemetry.mirror.allocator_map import State, TorchSegment
 
 _ROW: Final = 24
@@ -65,8 +65,8 @@ class SegmentBars(QWidget):
         one, box = self._segments[row], self._box(row)
         if not box.left() <= position.x() <= box.right() or not len(one.sizes):
             return segment_tip(one)
-        place = (position.x() - box.left() + 0.5) * one.num_bytes / box.width()
-        block = max(0, int(np.searchsorted(one.offsets, place, "right")) - 1)
+        offset = (position.x() - box.left() + 0.5) * one.num_bytes / box.width()
+        block = max(0, int(np.searchsorted(one.offsets, offset, "right")) - 1)
         return block_tip(one, block)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -137,9 +137,9 @@ def _largest_cached(segments: list[TorchSegment]) -> tuple[int, int]:
 def _runs(one: TorchSegment, width: int) -> list[tuple[int, int, int]]:
     """Return (start, end, state) of runs of equal pixels in a row; each pixel has the state of the block at its
     middle."""
-    places = (np.arange(width) + 0.5) * one.num_bytes / width
-    blocks = np.maximum(np.searchsorted(one.offsets, places, "right") - 1, 0)
-    is_there = (places >= one.offsets[blocks]) & (places < one.offsets[blocks] + one.sizes[blocks])
+    positions = (np.arange(width) + 0.5) * one.num_bytes / width
+    blocks = np.maximum(np.searchsorted(one.offsets, positions, "right") - 1, 0)
+    is_there = (positions >= one.offsets[blocks]) & (positions < one.offsets[blocks] + one.sizes[blocks])
     states = np.where(is_there, one.states[blocks].astype(int), -1)
     begins = np.concatenate(([0], np.flatnonzero(np.diff(states)) + 1))
     ends = np.concatenate((begins[1:], [width]))

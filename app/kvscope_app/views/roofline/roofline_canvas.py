@@ -13,7 +13,7 @@ from kvscope_app.ui.announce import announce
 from kvscope_app.ui.focus import draw_focus
 from kvscope_app.ui.theme import DARK, Theme
 from kvscope_app.ui.zoom import scaled
-from kvscope_app.views.roofline import ink
+from kvscope_app.views.roofline import roofline_painting
 from kvscope_app.views.roofline.log_scale import LogScale, bounds
 from kvscope_app.views.roofline.points import NO_POINTS, Points
 from kvscope_telemetry.messages.telemetry import DeviceInfo
@@ -93,9 +93,9 @@ class RooflineCanvas(QWidget):
         if self.box().width() > 20 and self.box().height() > 20:
             across, up = self.scales()
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-            ink.grid(painter, self.box(), across, up, self.theme)
-            ink.roofs(painter, self.box(), across, up, self.device, self.theme)
-            ink.points(painter, self.points, across, up, self.theme)
+            roofline_painting.grid(painter, self.box(), across, up, self.theme)
+            roofline_painting.roofs(painter, self.box(), across, up, self.device, self.theme)
+            roofline_painting.points(painter, self.points, across, up, self.theme)
             for place, color in ((self._hovered, "text"), (self.selected, "selection")):
                 if place is not None and 0 <= place < len(self.points):
                     self._ring(painter, place, across, up, color)
@@ -116,22 +116,22 @@ class RooflineCanvas(QWidget):
         self._hover(self.point_at(event.position()))
 
     def mouseReleaseEvent(self, event: QMouseEvent) -> None:
-        place = self.point_at(event.position())
-        if event.button() is Qt.MouseButton.LeftButton and place >= 0:
-            self.chosen.emit(place)
+        index = self.point_at(event.position())
+        if event.button() is Qt.MouseButton.LeftButton and index >= 0:
+            self.chosen.emit(index)
 
     def leaveEvent(self, event: QEvent) -> None:
         self._hover(-1)
         super().leaveEvent(event)
 
-    def _hover(self, place: int) -> None:
-        if place != self._hovered:
-            self._hovered = place
-            self.pointed.emit(place)
+    def _hover(self, index: int) -> None:
+        if index != self._hovered:
+            self._hovered = index
+            self.pointed.emit(index)
             self.update()
 
-    def _ring(self, painter: QPainter, place: int, across: LogScale, up: LogScale, color: str) -> None:
-        x, y = across.at(float(self.points.intensity[place])), up.at(float(self.points.flops_per_s[place]))
+    def _ring(self, painter: QPainter, index: int, across: LogScale, up: LogScale, color: str) -> None:
+        x, y = across.at(float(self.points.intensity[index])), up.at(float(self.points.flops_per_s[index]))
         painter.setBrush(Qt.BrushStyle.NoBrush)
         painter.setPen(QPen(self.theme.color(color), 2))
         painter.drawEllipse(QPoint(round(x), round(y)), scaled(6), scaled(6))

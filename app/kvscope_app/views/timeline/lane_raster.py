@@ -30,7 +30,7 @@ def seconds_in(time_ns: IntArray, edges: IntArray) -> tuple[IntArray, IntArray]:
     return first, np.maximum(last, first)
 
 
-def least_and_greatest(values: FloatArray, first: IntArray, last: IntArray) -> tuple[FloatArray, FloatArray]:
+def min_and_max(values: FloatArray, first: IntArray, last: IntArray) -> tuple[FloatArray, FloatArray]:
     """Return the minimum and maximum over the seconds of each column, shape (columns,) each; NaN for columns without
     data."""
     known = last > first
@@ -52,8 +52,8 @@ def sums(values: FloatArray, first: IntArray, last: IntArray) -> FloatArray:
 
 def moments(time_ns: IntArray, edges: IntArray) -> FloatArray:
     """Return the number of the ascending times that fall into each column."""
-    places = np.searchsorted(time_ns, edges, "left")
-    return np.diff(places).astype(np.float64)
+    indices = np.searchsorted(time_ns, edges, "left")
+    return np.diff(indices).astype(np.float64)
 
 
 def covered(begin_ns: IntArray, end_ns: IntArray, edges: IntArray) -> npt.NDArray[np.bool_]:

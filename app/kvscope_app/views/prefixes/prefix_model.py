@@ -14,9 +14,9 @@ from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 
 from kvscope_app.ui.plain_text import plain_tip
 from kvscope_app.ui.theme import DARK, Theme
-from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, TIP_BLOCKS, Labels
-from kvscope_app.views.prefixes.prefix_columns import COLUMNS, IDLE, PREFIX, WITH_BELOW, PrefixMoment, node_words
-from kvscope_app.views.prefixes.shown_nodes import Mask, ShownNodes, Which, matches, show
+from kvscope_app.views.prefixes.node_labels import LABEL_BLOCKS, TIP_BLOCKS, NodeLabels
+from kvscope_app.views.prefixes.prefix_columns import COLUMNS, IDLE, PREFIX, WITH_BELOW, PrefixMoment, node_text
+from kvscope_app.views.prefixes.shown_nodes import Mask, PrefixFilter, ShownNodes, matches, visible_nodes
 from kvscope_app.views.prefixes.step_times import StepTimes
 from kvscope_app.views.table import Index, TableHead, TableModel
 from kvscope_app.views.tier_style import TIER_STYLES
@@ -36,11 +36,11 @@ class PrefixModel(TableModel):
     """Emitted before rows change their nodes: selection changes by Qt until `reordered` are not the user's choice."""
     reordered = Signal()
 
-    def __init__(self, labels: Labels, parent: QObject | None = None) -> None:
+    def __init__(self, labels: NodeLabels, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.theme: Theme = DARK
         self.moment: PrefixMoment | None = None
-        self.which = Which.ALL
+        self.which = PrefixFilter.ALL
         self.found: Callable[[PrefixMoment], Mask] | None = None
         """Function that returns a mask of the nodes that a search matches; None: no search."""
         self._labels = labels
@@ -55,7 +55,7 @@ class PrefixModel(TableModel):
             found = None if self.found is None else self.found(moment)
             passing = matches(moment.tree, self.which, found)
             sort_by = COLUMNS[self._sort_column].sort_by(moment)
-            shown = show(moment.tree, self._opened, sort_by, self._descending, passing)
+            shown = visible_nodes(moment.tree, self._opened, sort_by, self._descending, passing)
         self.reordering.emit()
         self._replace(moment, shown)
         self.reordered.emit()
@@ -121,15 +121,15 @@ class PrefixModel(TableModel):
         above = ROOT if node is None or self.moment is None else int(self.moment.tree.parent[node])
         return None if above == ROOT else self.row_of(above)
 
-    def tell_texts(self) -> None:
+    def update_texts(self) -> None:
         """Update the rows because more texts are known."""
         if len(self._shown.nodes):
             self.dataChanged.emit(self.index(0, PREFIX), self.index(len(self._shown.nodes) - 1, PREFIX))
 
-    def tell_time(self, times: StepTimes, now_ns: int) -> None:
+    def update_time(self, times: StepTimes, now_ns: int) -> None:
         """Update idle times when nothing else changed."""
         if self.moment is not None:
-            self.moment.tell_time(times, now_ns)
+            self.moment.update_time(times, now_ns)
         if len(self._shown.nodes):
             self.dataChanged.emit(self.index(0, IDLE), self.index(len(self._shown.nodes) - 1, IDLE))
 
@@ -155,7 +155,7 @@ class PrefixModel(TableModel):
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return self.table_head.side(column)
         if role == Qt.ItemDataRole.ToolTipRole and column == PREFIX:
-            return plain_tip(self._labels.text(node, TIP_BLOCKS) or node_words(moment.tree, node, moment.cache))
+            return plain_tip(self._labels.text(node, TIP_BLOCKS) or node_text(moment.tree, node, moment.cache))
         if role == Qt.ItemDataRole.ForegroundRole and column == PREFIX and not self._labels.label(node):
             return self.theme.color("muted")
         if role == Qt.ItemDataRole.DecorationRole and column == PREFIX:
@@ -185,7 +185,7 @@ class PrefixModel(TableModel):
     def _hold(self, moment: PrefixMoment | None, shown: ShownNodes) -> None:
         """Replace nodes and labels together, so that a node index of one tree is never looked up in another."""
         if moment is not self.moment:
-            self._labels.forget(moment)
+            self._labels.clear(moment)
         self.moment, self._shown = moment, shown
 
 
